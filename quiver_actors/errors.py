@@ -1,0 +1,233 @@
+"""Every error that Quiver raises, by the decision that it asks of the caller.
+
+Each class has a stable `code` (it travels in control messages and in JSON) and says whether the same call may succeed when it
+is made again (`retriable`). A message names what happened, where, what was expected, and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class QuiverError(Exception):
+    """Root of all errors of this package; never raised itself."""
+
+    code: ClassVar[str] = "quiver"
+    retriable: ClassVar[bool] = False
+
+
+# --- the caller is at fault: change the call ---------------------------------------------------------------------------
+
+
+class UsageError(QuiverError):
+    """The call is wrong and will be wrong again."""
+
+    code = "usage"
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, has the wrong type, or contradicts another one."""
+
+    code = "config"
+
+
+class InvalidBundle(UsageError):
+    """The bundle is not what a topic can store: empty, no record batch, a clash of names."""
+
+    code = "invalid_bundle"
+
+
+class BundleTooLarge(UsageError):
+    """The encoded bundle is over the limit of one log entry (256 MiB)."""
+
+    code = "bundle_too_large"
+
+
+class UnknownSlot(UsageError):
+    """A slot name is not in the topic's slot table, or a slot id is outside 0..63."""
+
+    code = "unknown_slot"
+
+
+class UnknownTopic(UsageError):
+    """No topic of that name exists on this node."""
+
+    code = "unknown_topic"
+
+
+class InvalidId(UsageError):
+    """A topic or subscriber id is not 1..64 characters of `[A-Za-z0-9_-]`, or is reserved."""
+
+    code = "invalid_id"
+
+
+class UnknownSubscriber(UsageError):
+    """No subscriber of that id is registered for the topic on this core."""
+
+    code = "unknown_subscriber"
+
+
+class NotClaimed(UsageError):
+    """The bundle is not claimed by this connection: it was given back, resolved, or never delivered to it."""
+
+    code = "not_claimed"
+
+
+class ClosedError(UsageError):
+    """The client, subscription or file was closed by its own side before this call."""
+
+    code = "closed"
+
+
+# --- the world failed: wait, retry or call an operator ------------------------------------------------------------------
+
+
+class NotRunning(QuiverError):
+    """No supervisor serves that run directory: start one with `quiver up`."""
+
+    code = "not_running"
+    retriable = True
+
+
+class AlreadyRunning(QuiverError):
+    """Another process holds the lock of that directory."""
+
+    code = "already_running"
+
+
+class WorkerUnavailable(QuiverError):
+    """The worker's connection is gone and it did not come back in time."""
+
+    code = "worker_unavailable"
+    retriable = True
+
+
+class PushTimeout(QuiverError):
+    """The push was not acknowledged in time. It may still become durable: push again for at-least-once."""
+
+    code = "push_timeout"
+    retriable = True
+
+
+class DurabilityUnknown(QuiverError):
+    """The bundle was written but a sync failed or the worker died before saying so: it may or may not survive."""
+
+    code = "durability_unknown"
+    retriable = True
+
+
+class StorageFull(QuiverError):
+    """The file system has no room for the next log file. Nothing was written; ingest resumes by itself."""
+
+    code = "storage_full"
+    retriable = True
+
+
+class EngineFailed(QuiverError):
+    """A write or sync of this topic and core failed: it refuses work until its worker has been restarted."""
+
+    code = "engine_failed"
+    retriable = True
+
+
+class Draining(QuiverError):
+    """The worker is shutting down and takes no more bundles."""
+
+    code = "draining"
+    retriable = True
+
+
+class ProtocolError(QuiverError):
+    """The peer sent something that the protocol does not allow, or speaks another version."""
+
+    code = "protocol"
+
+
+class SharedMemoryError(QuiverError):
+    """Shared memory could not be created or is not what it should be."""
+
+    code = "shared_memory"
+
+
+class DiskError(QuiverError):
+    """A file system call failed. Carries the call, the path and the errno."""
+
+    code = "disk"
+
+    def __init__(self, operation: str, path: str, errno_: int, detail: str = "") -> None:
+        import os
+
+        super().__init__(
+            f"{operation} of {path} failed: {os.strerror(errno_)} (errno {errno_}){detail and '; ' + detail}"
+        )
+        self.operation = operation
+        self.path = path
+        self.errno = errno_
+
+
+# --- bytes on disk are not what they should be -----------------------------------------------------------------------------
+
+
+class FormatError(QuiverError):
+    """Stored bytes do not follow FORMATS."""
+
+    code = "format"
+
+
+class Truncated(FormatError):
+    """The file or region ends before its structure does."""
+
+    code = "truncated"
+
+
+class InvalidFormat(FormatError):
+    """Wrong magic, impossible field or broken reference."""
+
+    code = "invalid_format"
+
+
+class UnsupportedVersion(FormatError):
+    """The structure was written by a newer version."""
+
+    code = "unsupported_version"
+
+
+class ConfigMismatch(FormatError):
+    """The log was written under another slot table (segment_cfg_hash differs)."""
+
+    code = "config_mismatch"
+
+
+class ChecksumMismatch(FormatError):
+    """A CRC does not match its bytes."""
+
+    code = "checksum_mismatch"
+
+
+class ArrowError(FormatError):
+    """An Arrow IPC message cannot be decoded."""
+
+    code = "arrow"
+
+
+class StreamNotFound(FormatError):
+    """A manifest row names a stream or a chunk that the segment does not hold."""
+
+    code = "stream_not_found"
+
+
+class SlotNotInBundle(FormatError):
+    """The bundle has no batch in that slot."""
+
+    code = "slot_not_in_bundle"
+
+
+def error_classes() -> dict[str, type[QuiverError]]:
+    """All error classes by their `code`, for turning a refusal on the wire back into an exception."""
+    found: dict[str, type[QuiverError]] = {}
+    pending: list[type[QuiverError]] = [QuiverError]
+    while pending:
+        cls = pending.pop()
+        found[cls.code] = cls
+        pending.extend(cls.__subclasses__())
+    return found

@@ -1,0 +1,89 @@
+"""Names and order of the figures on the counters page: one enum a row kind, the value is the word's index.
+
+Workers write them, `quiver status` reads them; the page itself (shm.counters) knows only kinds, labels and words.
+New figures go at the end: the order is part of the page's version.
+"""
+
+from __future__ import annotations
+
+import enum
+
+FIGURES_VERSION = 1
+
+
+class RowKind(enum.IntEnum):
+    WORKER = 1
+    """One per worker region; label `core_<n>`."""
+    ENGINE = 2
+    """One per topic and core; label is the topic."""
+    SUBSCRIBER = 3
+    """One per subscriber, topic and core; label is `<topic>/<subscriber>`."""
+    ERROR = 4
+    """The last error of a worker; label is the message, UTF-8, cut to fit."""
+
+
+class WorkerFigure(enum.IntEnum):
+    STATE = 0
+    """A `WorkerState`."""
+    CPU_NS = 1
+    SESSIONS = 2
+    ARENA_BYTES = 3
+    ARENA_USED_BYTES = 4
+    LOOP_GAP_NS_MAX = 5
+    """Longest time between two turns of the loop in the last second."""
+    PUSHES_WAITING = 6
+    TURNS = 7
+
+
+class EngineFigure(enum.IntEnum):
+    STATE = 0
+    """An `engine.EngineState`."""
+    BUNDLES_IN = 1
+    ROWS_IN = 2
+    BYTES_IN = 3
+    """Entry bytes appended since the worker started."""
+    WAL_BYTES = 4
+    """Entry bytes in log files that are not sealed segments yet, the open segment included."""
+    OPEN_SEGMENT_BYTES = 5
+    OPEN_SEGMENT_BUNDLES = 6
+    SEGMENTS = 7
+    SEGMENT_BYTES = 8
+    SEGMENT_BUNDLES = 9
+    SYNCS = 10
+    SEALS = 11
+    SYNC_NS_LAST = 12
+    SEAL_NS_LAST = 13
+    SEQUENCE_WRITTEN = 14
+    SEQUENCE_DURABLE = 15
+    REFUSED = 16
+    DISK_BYTES = 17
+    SEGMENTS_DELETED = 18
+    QUARANTINED = 19
+
+
+class SubscriberFigure(enum.IntEnum):
+    LAG_BUNDLES = 0
+    """Sealed and open bundles not resolved yet."""
+    OLDEST_UNIX_NS = 1
+    """Ingestion time of the oldest unresolved bundle, 0 when there is none."""
+    CLAIMED = 2
+    ACKED = 3
+    REJECTED = 4
+    DEFERRED = 5
+    CONNECTIONS = 6
+    DELIVERED = 7
+
+
+class ErrorFigure(enum.IntEnum):
+    UNIX_NS = 0
+    COUNT = 1
+
+
+class WorkerState(enum.IntEnum):
+    STARTING = 1
+    RECOVERING = 2
+    READY = 3
+    DEGRADED = 4
+    DRAINING = 5
+    FAILED = 6
+    STOPPED = 7
