@@ -1,0 +1,27 @@
+"""Time as it is passed around: a clock is an argument, never a global.
+
+`monotonic_ns` orders events and measures ages; `unix_ns` is only ever stored or shown.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def monotonic_ns(self) -> int:
+        """Nanoseconds since some fixed moment; never goes back."""
+
+    def unix_ns(self) -> int:
+        """Nanoseconds since the epoch, UTC; may jump."""
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def unix_ns(self) -> int:
+        return time.time_ns()

@@ -1,0 +1,229 @@
+"""The real file system behind the disk seam. Opens nothing through a symbolic link below its root."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+
+from quiver_actors.disk.protocol import Buffer
+from quiver_actors.errors import DiskError
+
+_IOVECS_MAX = 1024
+_FILE_MODE = 0o640
+_DIRECTORY_MODE = 0o700
+
+
+def _disk_error(operation: str, path: str, error: OSError) -> DiskError:
+    return DiskError(operation, path, error.errno or 0)
+
+
+class PosixFile:
+    """One open descriptor. See `protocol.DiskFile`."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._descriptor = descriptor
+        self.path = path
+
+    def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        try:
+            for first in range(0, len(buffers), _IOVECS_MAX):
+                offset = self._write_group(buffers[first : first + _IOVECS_MAX], offset)
+        except OSError as error:
+            raise _disk_error("write", self.path, error) from error
+
+    def _write_group(self, buffers: Sequence[Buffer], offset: int) -> int:
+        wanted = sum(map(len, buffers))
+        written = os.pwritev(self._descriptor, buffers, offset)
+        if written < wanted:
+            self._write_rest(b"".join(buffers), written, offset)
+        return offset + wanted
+
+    def _write_rest(self, joined: bytes, written: int, offset: int) -> None:
+        """Finish a short write; the kernel says why it stopped at the next call."""
+        rest = memoryview(joined)
+        while written < len(joined):
+            count = os.pwrite(self._descriptor, rest[written:], offset + written)
+            if count == 0:
+                raise OSError(errno.EIO, "write made no progress")
+            written += count
+
+    def read(self, length: int, offset: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, length, offset)
+            while 0 < len(data) < length:
+                more = os.pread(self._descriptor, length - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+            return data
+        except OSError as error:
+            raise _disk_error("read", self.path, error) from error
+
+    def allocate(self, size_bytes: int) -> None:
+        try:
+            os.posix_fallocate(self._descriptor, 0, size_bytes)
+        except OSError as error:
+            raise _disk_error("fallocate", self.path, error) from error
+
+    def truncate(self, size_bytes: int) -> None:
+        try:
+            os.ftruncate(self._descriptor, size_bytes)
+        except OSError as error:
+            raise _disk_error("truncate", self.path, error) from error
+
+    def fdatasync(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise _disk_error("fdatasync", self.path, error) from error
+
+    def fsync(self) -> None:
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise _disk_error("fsync", self.path, error) from error
+
+    def make_read_only(self) -> None:
+        try:
+            os.fchmod(self._descriptor, 0o440)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise _disk_error("chmod", self.path, error) from error
+
+    def size(self) -> int:
+        try:
+            return os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise _disk_error("stat", self.path, error) from error
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class PosixLock:
+    """An flock on an open file: the kernel drops it when the process ends, however it ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class PosixDisk:
+    """Files below one root directory, which must exist. See `protocol.Disk`."""
+
+    def __init__(self, root: str) -> None:
+        try:
+            self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _disk_error("open", root, error) from error
+
+    def close(self) -> None:
+        descriptor, self._root = self._root, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def create(self, path: str) -> PosixFile:
+        return self._open("create", path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+
+    def open_write(self, path: str) -> PosixFile:
+        return self._open("open", path, os.O_RDWR)
+
+    def open_read(self, path: str) -> PosixFile:
+        return self._open("open", path, os.O_RDONLY)
+
+    def _open(self, operation: str, path: str, flags: int) -> PosixFile:
+        try:
+            descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE, dir_fd=self._root)
+        except OSError as error:
+            raise _disk_error(operation, path, error) from error
+        return PosixFile(descriptor, path)
+
+    def rename(self, source: str, target: str) -> None:
+        try:
+            os.rename(source, target, src_dir_fd=self._root, dst_dir_fd=self._root)
+        except OSError as error:
+            raise _disk_error("rename", f"{source} to {target}", error) from error
+
+    def unlink(self, path: str) -> None:
+        try:
+            os.unlink(path, dir_fd=self._root)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _disk_error("unlink", path, error) from error
+
+    def make_directory(self, path: str) -> None:
+        parent, _, _ = path.rpartition("/")
+        if self.exists(path):
+            return
+        if parent:
+            self.make_directory(parent)
+        try:
+            os.mkdir(path, _DIRECTORY_MODE, dir_fd=self._root)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise _disk_error("mkdir", path, error) from error
+        self.sync_directory(parent or ".")
+
+    def list_directory(self, path: str) -> list[str]:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._root)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _disk_error("list", path, error) from error
+        try:
+            return sorted(os.listdir(descriptor))
+        finally:
+            os.close(descriptor)
+
+    def sync_directory(self, path: str) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _disk_error("fsync", path, error) from error
+
+    def exists(self, path: str) -> bool:
+        try:
+            os.stat(path, dir_fd=self._root, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _disk_error("stat", path, error) from error
+        return True
+
+    def allocated_bytes(self, path: str) -> int:
+        try:
+            return os.stat(path, dir_fd=self._root, follow_symlinks=False).st_blocks * 512
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise _disk_error("stat", path, error) from error
+
+    def lock(self, path: str) -> PosixLock | None:
+        file = self._open("lock", path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError as error:
+            file.close()
+            raise _disk_error("flock", path, error) from error
+        return PosixLock(file.fileno())

@@ -1,0 +1,839 @@
+"""One engine: one topic on one core. Log, open segment, sealed segments, subscribers, and the numbers that never repeat.
+
+A state machine over a disk and a clock, with no sockets and no threads. Owner: its worker's loop thread. Blocking work leaves
+as jobs (`next_commit` for the sync thread, `next_background` for the seal thread) and comes back through `finish`.
+
+Guarantees
+- A bundle that `acknowledges` covers with SYNCED is in a synced log under a durable name.
+- A failed write, sync or rename is sticky: the engine is FAILED, its files are left alone, recovery decides at the next open.
+  Running out of space where it was looked for (allocation, the tail of a seal, progress) is not a failure: it is tried again.
+- A segment file is unlinked only after progress that needs none of it is durable for every subscriber.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quiver_actors import jobs
+from quiver_actors.clock import Clock
+from quiver_actors.config import TopicSettings
+from quiver_actors.core_file import SEGMENT_SEQ_BLOCK, SEQUENCE_BLOCK, CoreFile
+from quiver_actors.disk.protocol import DirectoryLock, Disk, write_atomically
+from quiver_actors.errors import (
+    AlreadyRunning,
+    Draining,
+    EngineFailed,
+    InvalidFormat,
+    ProtocolError,
+    QuiverError,
+    StorageFull,
+)
+from quiver_actors.events import Claimable, Durable, Event, Failed, GapFound, ProgressDurable, Resumed, Retired, Sealed
+from quiver_actors.jobs import Job
+from quiver_actors.model import SEGMENT_BUNDLES_MAX, Durability
+from quiver_actors.paths import EnginePaths
+from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
+from quiver_actors.recovery import Recovered, Recovery, segment_cfg_hash
+from quiver_actors.sealing import write_cursor
+from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.subscriber.progress import encode_progress, progress_file_name
+from quiver_actors.units import MIB, MILLISECOND_NS
+from quiver_actors.wal import layout
+from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, check_push
+from quiver_actors.wal.codec import Identity, encode_header
+from quiver_actors.wal.log import Log
+
+_TAIL_SLACK_BYTES = 1 * MIB
+"""Allocated beyond the target, so that the last push and the tail of the seal usually fit."""
+_RETRY_SPACE_NS = 250 * MILLISECOND_NS
+
+
+class EngineState(enum.IntEnum):
+    RECOVERING = 1
+    READY = 2
+    FULL = 3
+    """No room for the next log file; acks, progress, deletes and reads go on, ingest resumes by itself."""
+    DRAINING = 4
+    FAILED = 5
+    CLOSED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """One field per `metrics.figures.EngineFigure`, in its order."""
+
+    state: int
+    bundles_in: int
+    rows_in: int
+    bytes_in: int
+    wal_bytes: int
+    open_segment_bytes: int
+    open_segment_bundles: int
+    segments: int
+    segment_bytes: int
+    segment_bundles: int
+    syncs: int
+    seals: int
+    sync_ns_last: int
+    seal_ns_last: int
+    sequence_written: int
+    sequence_durable: int
+    refused: int
+    disk_bytes: int
+    segments_deleted: int
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberFigures:
+    """Fields of `metrics.figures.SubscriberFigure` that an engine knows; connections are the worker's."""
+
+    lag_bundles: int
+    oldest_unix_ns: int
+    claimed: int
+    acked: int
+    rejected: int
+    deferred: int
+    delivered: int
+
+
+class Engine:
+    """See the module."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        settings: TopicSettings,
+        core: int,
+        clock: Clock,
+        lock: DirectoryLock,
+        recovered: Recovered,
+    ) -> None:
+        """Use `open`."""
+        self.topic = settings.name
+        self.core = core
+        self.settings = settings
+        self.state = EngineState.READY
+        self.failure: str | None = None
+        self.incarnation = recovered.core.incarnation
+        self.recovery_notes = list(recovered.notes)
+        self._disk = disk
+        self._paths = paths
+        self._clock = clock
+        self._lock = lock
+        self._cfg_hash = segment_cfg_hash(settings)
+        # numbers
+        self._core_file = recovered.core
+        self._next_segment_seq = recovered.next_segment_seq
+        self._next_sequence = recovered.next_sequence
+        self._next_rotation = recovered.next_rotation
+        self._next_spare = 0
+        self._position = recovered.position
+        # logs, oldest first: retired or closed ones wait for their seal, the last one may be active
+        self._logs: deque[Log] = deque()
+        self._active: Log | None = None
+        self._spare: Log | None = None
+        self._wanted_capacity = 0
+        self._staged: list[Log] = []
+        # segments
+        self._segments: dict[int, SegmentInfo] = recovered.segments
+        self._unverified: deque[int] = deque(recovered.segments)
+        self._announceable: dict[int, int] = {}
+        self._registry = recovered.registry
+        self._lost: dict[int, frozenset[int]] = {}
+        self._removed: set[str] = set()
+        self._events: list[Event] = []
+        # sequences
+        self.sequence_written = self._next_sequence
+        self.sequence_durable = self._next_sequence
+        # progress
+        self._progress_ticket = 0
+        self.progress_durable = 0
+        self._progress_due_ns: int | None = None
+        # jobs and time
+        self._commit: jobs.CommitJob | None = None
+        self._background: Job | None = None
+        self._retry_ns: dict[type[Job], int] = {}
+        # figures
+        self._bundles_in = self._rows_in = self._bytes_in = 0
+        self._syncs = self._seals = self._refused = self._segments_deleted = 0
+        self._sync_ns_last = self._seal_ns_last = 0
+        self._quarantined = recovered.quarantined
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.topic}/core_{self.core} {self.state.name} next_sequence={self._next_sequence}>"
+
+    # --- opening and closing ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, disk: Disk, directory: str, settings: TopicSettings, core: int, clock: Clock) -> Engine:
+        """Lock and recover the directory. Blocking.
+
+        Raises:
+            AlreadyRunning: another process has it open.
+            UnsupportedVersion, ConfigMismatch: nothing was changed.
+            DiskError: recovery could not finish; it can be tried again.
+        """
+        paths = EnginePaths(directory)
+        disk.make_directory(directory)
+        lock = disk.lock(paths.lock)
+        if lock is None:
+            raise AlreadyRunning(f"{directory} is open in another process: two can never write one directory")
+        try:
+            recovered = Recovery(disk, paths, settings, core).run()
+        except BaseException:
+            lock.release()
+            raise
+        return cls(disk, paths, settings, core, clock, lock, recovered)
+
+    def close(self) -> None:
+        """Give the directory back. After a drain the shutdown is recorded as clean; otherwise recovery will have work."""
+        if self.state is EngineState.CLOSED:
+            return
+        clean = self.is_drained
+        for log in [*self._logs, *([self._spare] if self._spare else [])]:
+            log.file.close()
+        try:
+            if clean:
+                self._write_clean_shutdown()
+        finally:
+            self.state = EngineState.CLOSED
+            self._lock.release()
+
+    def _write_clean_shutdown(self) -> None:
+        """Leave exact numbers and an empty log that holds the position; derived files only, so no sync rule depends on it."""
+        if self._spare is not None:
+            self._disk.unlink(self._spare.path)
+        identity = Identity(self._next_segment_seq, self._next_sequence, self.incarnation)
+        header = encode_header(self._cfg_hash, self._position, identity)
+        write_atomically(self._disk, self._paths.active, header)
+        write_cursor(self._disk, self._paths, self._position)
+        core = CoreFile(self.incarnation, self.core, self._next_segment_seq, self._next_sequence, clean_shutdown=True)
+        jobs.write_core(self._disk, self._paths, core)
+
+    def drain(self) -> None:
+        """Take no more bundles; what is there is sealed and progress is flushed by the jobs that follow."""
+        if self.state in (EngineState.READY, EngineState.FULL):
+            self.state = EngineState.DRAINING
+            self._close_active()
+            self._progress_due_ns = self._clock.monotonic_ns() if self._progress_dirty else None
+
+    @property
+    def is_drained(self) -> bool:
+        """Everything is in sealed segments and all progress is durable."""
+        idle = not self._logs and not self._staged and self._commit is None and self._background is None
+        return self.state is EngineState.DRAINING and idle and not self._progress_dirty
+
+    def _fail(self, error: QuiverError) -> list[Event]:
+        if self.state is EngineState.FAILED:
+            return []
+        self.state = EngineState.FAILED
+        self.failure = str(error)
+        return [Failed(self.failure)]
+
+    # --- ingest -------------------------------------------------------------------------------------------------------------
+
+    def can_stage(self, span_bytes: int) -> bool:
+        """Whether `stage` of a push of that size can go on now; if not, ask again after any `finish` or `tick`."""
+        if self.state not in (EngineState.READY, EngineState.FULL):
+            return False
+        if self._next_sequence + PUSH_ENTRIES_MAX > self._core_file.next_sequence_reserved:
+            return False
+        if self._active is not None and self._fits(self._active, span_bytes):
+            return True
+        needed = layout.HEADER_BYTES + span_bytes + layout.END_MARK_BYTES
+        self._wanted_capacity = max(self._wanted_capacity, needed)
+        if len(self._logs) > self.settings.wal.max_rotated_files:
+            return False
+        if self._next_segment_seq >= self._core_file.next_segment_seq_reserved:
+            return False
+        return self._spare is not None and self._spare.capacity_bytes >= needed
+
+    def _fits(self, log: Log, span_bytes: int) -> bool:
+        """A push stays in one log: it fits if the log is below its target with it, or empty and large enough."""
+        if log.closed or log.end + span_bytes + layout.END_MARK_BYTES > log.capacity_bytes:
+            return False
+        if log.is_empty:
+            return True
+        full = log.entry_bytes + span_bytes > self.settings.segment.target_size_bytes
+        return not full and log.builder.bundle_count + PUSH_ENTRIES_MAX <= SEGMENT_BUNDLES_MAX
+
+    def refusal(self) -> QuiverError | None:
+        """Why no push can be taken, None if it only has to wait. StorageFull is for pushes that have waited long enough."""
+        if self.state is EngineState.FAILED:
+            return EngineFailed(
+                f"topic {self.topic!r} on core {self.core} has failed ({self.failure}); its worker is being restarted"
+            )
+        if self.state in (EngineState.DRAINING, EngineState.CLOSED):
+            return Draining(f"topic {self.topic!r} on core {self.core} is shutting down; push to another core or later")
+        if self.state is EngineState.FULL:
+            return StorageFull(
+                f"topic {self.topic!r} on core {self.core}: no room for a log file of {self._capacity_for_next()} bytes; "
+                "free space or acknowledge more, pushes go on by themselves"
+            )
+        return None
+
+    def stage(self, span: memoryview, push: Push, schemas: Mapping[int, StreamSchema]) -> list[AckRun]:
+        """Check a push, give its bundles their numbers, complete them in place and queue them for `write`.
+
+        Args:
+            span: private, writable copy of the arena bytes; untouched by others until `write`.
+            schemas: what the connection declared, by handle.
+
+        Raises:
+            ProtocolError: the push is broken; nothing was staged.
+            EngineFailed, Draining, StorageFull: see `refusal`.
+        """
+        if not self.can_stage(len(span)):
+            raise self.refusal() or ProtocolError("stage was called although can_stage is false")
+        active = self._active
+        start_new = active is None or not self._fits(active, len(span))
+        at = layout.HEADER_BYTES if start_new or active is None else active.end
+        entries = check_push(span, at, push, schemas)
+        log = self._activate_spare() if start_new or active is None else active
+        bundle_index, sequence = log.builder.bundle_count, log.sequence_end
+        log.stage(span, entries, self._clock.unix_ns(), self._clock.monotonic_ns())
+        self._next_sequence = log.sequence_end
+        self._position = log.position_end
+        if log not in self._staged:
+            self._staged.append(log)
+        self._bundles_in += len(entries)
+        self._rows_in += sum(entry.row_count for entry in entries)
+        self._bytes_in += len(span)
+        return [AckRun(push.tag, log.segment_seq, bundle_index, sequence, len(entries))]
+
+    def _activate_spare(self) -> Log:
+        self._close_active()
+        log, self._spare = self._spare, None
+        assert log is not None, "can_stage promised a spare log"
+        log.activate(
+            self._cfg_hash, self._position, Identity(self._next_segment_seq, self._next_sequence, self.incarnation)
+        )
+        self._next_segment_seq += 1
+        self._wanted_capacity = 0
+        self._logs.append(log)
+        self._active = log
+        return log
+
+    def _close_active(self) -> None:
+        if self._active is not None and not self._active.is_empty:
+            self._active.closed = True
+            self._active = None
+
+    def write(self) -> list[Event]:
+        """Write everything staged, one call per log (there is one, except in the turn of a rotation)."""
+        staged, self._staged = self._staged, []
+        try:
+            for log in staged:
+                log.write()
+        except QuiverError as error:
+            return self._fail(error)
+        self.sequence_written = self._next_sequence
+        self._close_if_full()
+        return []
+
+    def _close_if_full(self) -> None:
+        log, limits = self._active, self.settings.segment
+        if log is None or log.is_empty:
+            return
+        builder = log.builder
+        if (
+            log.entry_bytes >= limits.target_size_bytes
+            or builder.bundle_count >= limits.max_bundle_count
+            or builder.stream_count >= limits.max_stream_count
+        ):
+            self._close_active()
+
+    def note_refused(self) -> None:
+        """Count a push that the worker refused on this engine's behalf."""
+        self._refused += 1
+
+    @property
+    def acknowledges(self) -> tuple[int, Durability]:
+        """Pushes below that sequence may be acknowledged now, and what that means for them."""
+        if self._syncs_each_commit:
+            return self.sequence_durable, Durability.SYNCED
+        # Not before the log has its name: a file under a temporary name does not survive even a killed process.
+        unpublished = (log.identity.first_sequence for log in self._logs if not log.published)
+        reached = min(unpublished, default=self.sequence_written)
+        if self.settings.durability == "segment_only":
+            return reached, Durability.OPEN_SEGMENT
+        return reached, Durability.WRITTEN
+
+    @property
+    def _syncs_each_commit(self) -> bool:
+        return self.settings.durability == "wal" and self.settings.wal.flush_interval_ns == 0
+
+    def seal_now(self) -> int | None:
+        """Seal the open segment. Returns the newest segment that is on its way to be sealed, None if there is none."""
+        self._close_active()
+        closed = [log.segment_seq for log in self._logs if log.closed]
+        return closed[-1] if closed else None
+
+    # --- the sync thread's work -----------------------------------------------------------------------------------------------
+
+    def next_commit(self) -> Job | None:
+        """The next group commit, None if there is nothing to make durable or one is out."""
+        if self._commit is not None or self.state is EngineState.FAILED or self.state is EngineState.CLOSED:
+            return None
+        steps = []
+        for log in self._logs:
+            if log.has_staged:
+                break
+            step = self._commit_step(log)
+            if step is not None:
+                steps.append(step)
+        if not steps:
+            return None
+        self._commit = jobs.CommitJob(self._disk, self._paths, steps)
+        return self._commit
+
+    def _commit_step(self, log: Log) -> jobs.CommitStep | None:
+        if log.retired or log.written_end == 0:
+            return None
+        retire_as = None
+        if log.closed:
+            retire_as = self._paths.rotated(self._rotation_number(log))
+        publish = not log.published
+        dirty = log.written_end > log.synced_end
+        sync = dirty and (publish or log.closed or self._sync_is_due(log))
+        if not (sync or publish or retire_as):
+            return None
+        return jobs.CommitStep(log, log.written_end, log.sequence_end, sync, publish, retire_as)
+
+    def _rotation_number(self, log: Log) -> int:
+        self._next_rotation = max(self._next_rotation, log.segment_seq + 1) + 1
+        return self._next_rotation - 1
+
+    def _sync_is_due(self, log: Log) -> bool:
+        if self._syncs_each_commit or self.state is EngineState.DRAINING:
+            return True
+        if self.settings.durability == "segment_only":
+            return False
+        return self._clock.monotonic_ns() - log.dirty_since_ns >= self.settings.wal.flush_interval_ns
+
+    def _finish_commit(self, job: jobs.CommitJob) -> list[Event]:
+        self._commit = None
+        if job.error is not None:
+            return self._fail(job.error)
+        self._syncs += 1
+        self._sync_ns_last = job.took_ns
+        for step in job.steps:
+            log = step.log
+            if step.sync:
+                log.synced_end, log.synced_sequence = step.sync_end, step.sequence_end
+                log.dirty_since_ns = self._clock.monotonic_ns()
+            log.published = True
+            log.retired = log.retired or step.retire_as is not None
+        return self._advance_sequences()
+
+    def _advance_sequences(self) -> list[Event]:
+        """What is durable ends at the first log that is behind."""
+        behind = (log.synced_sequence for log in self._logs if log.synced_sequence < log.sequence_end)
+        durable = min(behind, default=self._next_sequence)
+        if durable <= self.sequence_durable:
+            return []
+        self.sequence_durable = durable
+        return [Durable(durable)]
+
+    # --- the seal thread's work -------------------------------------------------------------------------------------------------
+
+    def next_background(self) -> Job | None:
+        """The next piece of background work, None if there is none or one is out."""
+        if self._background is not None or self.state in (EngineState.FAILED, EngineState.CLOSED):
+            return None
+        self._background = (
+            self._reserve_job()
+            or self._allocate_job()
+            or self._progress_job()
+            or self._seal_job()
+            or self._delete_job()
+            or self._verify_job()
+        )
+        return self._background
+
+    def _may_try(self, kind: type[Job]) -> bool:
+        return self._clock.monotonic_ns() >= self._retry_ns.get(kind, 0)
+
+    def _reserve_job(self) -> Job | None:
+        core = self._core_file
+        low = (
+            self._next_sequence + SEQUENCE_BLOCK // 2 > core.next_sequence_reserved
+            or self._next_segment_seq + SEGMENT_SEQ_BLOCK // 2 > core.next_segment_seq_reserved
+        )
+        if not low or self.state is EngineState.DRAINING or not self._may_try(jobs.ReserveJob):
+            return None
+        raised = CoreFile(
+            self.incarnation,
+            self.core,
+            self._next_segment_seq + SEGMENT_SEQ_BLOCK,
+            self._next_sequence + SEQUENCE_BLOCK,
+            clean_shutdown=False,
+        )
+        return jobs.ReserveJob(self._disk, self._paths, raised)
+
+    def _capacity_for_next(self) -> int:
+        usual = layout.HEADER_BYTES + self.settings.segment.target_size_bytes + _TAIL_SLACK_BYTES
+        return max(usual, self._wanted_capacity)
+
+    def _allocate_job(self) -> Job | None:
+        """A spare is made when one is asked for, and kept ready while the engine takes bundles."""
+        if self.state is EngineState.DRAINING or not self._may_try(jobs.AllocateJob):
+            return None
+        spare, capacity = self._spare, self._capacity_for_next()
+        if spare is not None:
+            if spare.capacity_bytes >= self._wanted_capacity:
+                return None
+            self._spare = None  # the job has it until it comes back
+            return jobs.AllocateJob(self._disk, spare.path, capacity, grow=spare)
+        if self._active is None and not self._wanted_capacity:
+            return None
+        self._next_spare += 1
+        return jobs.AllocateJob(self._disk, self._paths.spare(self._next_spare), capacity)
+
+    def _progress_job(self) -> Job | None:
+        due = self._progress_due_ns
+        if due is None or self._clock.monotonic_ns() < due or not self._may_try(jobs.ProgressJob):
+            return None
+        writes = [jobs.ProgressWrite(self._progress_path(name), None, name, 0) for name in sorted(self._removed)]
+        for subscriber, version, progress in self._registry.dirty(self._oldest_unannounced()):
+            content = encode_progress(progress)
+            writes.append(jobs.ProgressWrite(self._progress_path(subscriber), content, subscriber, version))
+        self._progress_due_ns = None
+        return jobs.ProgressJob(self._disk, self._paths, writes, self._progress_ticket)
+
+    def _progress_path(self, subscriber: str) -> str:
+        return self._paths.in_root(progress_file_name(subscriber))
+
+    def _oldest_unannounced(self) -> int:
+        """The lowest segment number that subscribers have not been told of yet."""
+        waiting = [*self._unverified, *(log.segment_seq for log in self._logs)]
+        return min(waiting, default=self._next_segment_seq)
+
+    def _seal_job(self) -> Job | None:
+        if not self._logs or not self._logs[0].retired or not self._may_try(jobs.SealJob):
+            return None
+        return jobs.SealJob(self._disk, self._paths, self._logs[0], self.incarnation)
+
+    def _verify_job(self) -> Job | None:
+        """Segments found at open are checked oldest first; those sealed since wait in line behind them."""
+        if not self._unverified or self.state is EngineState.DRAINING or not self._may_try(jobs.VerifyJob):
+            return None
+        return jobs.VerifyJob(self._disk, self._paths, self._unverified[0])
+
+    def _delete_job(self) -> Job | None:
+        if self.state is EngineState.DRAINING or not self._may_try(jobs.DeleteJob):
+            return None
+        deletable = self._registry.deletable(self._segments)
+        return jobs.DeleteJob(self._disk, self._paths, deletable) if deletable else None
+
+    # --- jobs come back ---------------------------------------------------------------------------------------------------------
+
+    def finish(self, job: Job) -> list[Event]:
+        """Take a finished job back and say what became true by it."""
+        if isinstance(job, jobs.CommitJob):
+            return self._finish_commit(job)
+        self._background = None
+        if job.error is not None:
+            return self._background_error(job)
+        if isinstance(job, jobs.ReserveJob):
+            self._core_file = job.core
+            return [Resumed()]
+        if isinstance(job, jobs.AllocateJob):
+            return self._finish_allocate(job)
+        if isinstance(job, jobs.ProgressJob):
+            return self._finish_progress(job)
+        if isinstance(job, jobs.SealJob):
+            return self._finish_seal(job)
+        if isinstance(job, jobs.VerifyJob):
+            return self._finish_verify(job)
+        assert isinstance(job, jobs.DeleteJob)
+        return self._finish_delete(job)
+
+    def _background_error(self, job: Job) -> list[Event]:
+        assert job.error is not None
+        if not job.no_space:
+            return self._fail(job.error)
+        self._retry_ns[type(job)] = self._clock.monotonic_ns() + _RETRY_SPACE_NS
+        if isinstance(job, jobs.ProgressJob):
+            self._progress_due_ns = self._clock.monotonic_ns()
+        if isinstance(job, jobs.AllocateJob):
+            self._spare = job.spare
+            if self.state is EngineState.READY:
+                self.state = EngineState.FULL
+        return []
+
+    def _finish_allocate(self, job: jobs.AllocateJob) -> list[Event]:
+        self._spare = job.spare
+        if self.state is EngineState.FULL:
+            self.state = EngineState.READY
+        return [Resumed()]
+
+    def _finish_progress(self, job: jobs.ProgressJob) -> list[Event]:
+        for write in job.writes:
+            if write.content is None:
+                self._removed.discard(write.subscriber)
+            else:
+                self._registry.mark_flushed(write.subscriber, write.version)
+        self.progress_durable = job.ticket
+        if self._progress_dirty and self._progress_due_ns is None:
+            self._schedule_progress()
+        return [ProgressDurable(job.ticket)]
+
+    def _finish_seal(self, job: jobs.SealJob) -> list[Event]:
+        assert job.info is not None
+        log = self._logs.popleft()
+        assert log is job.log
+        self._seals += 1
+        self._seal_ns_last = job.took_ns
+        info = job.info
+        self._segments[info.segment_seq] = info
+        self._announceable[info.segment_seq] = info.bundle_count
+        self._unverified.append(info.segment_seq)
+        return [Resumed(), *self._announce()]
+
+    def _announce(self) -> list[Event]:
+        """Make verified segments claimable, strictly in order."""
+        events: list[Event] = []
+        while self._unverified and self._unverified[0] in self._announceable:
+            segment_seq = self._unverified.popleft()
+            bundle_count = self._announceable.pop(segment_seq)
+            self._registry.add_segment(segment_seq, bundle_count)
+            events.append(Sealed(segment_seq, bundle_count))
+        return [*events, *self._retired_events()]
+
+    def _finish_verify(self, job: jobs.VerifyJob) -> list[Event]:
+        segment_seq = job.segment_seq
+        if job.damage is not None:
+            self._quarantined += 1
+            self._unverified.popleft()
+            del self._segments[segment_seq]
+            return [*self._forget(segment_seq, "damaged"), *self._announce()]
+        if job.lost:
+            self._lost[segment_seq] = frozenset(job.lost)
+        self._announceable[segment_seq] = self._segments[segment_seq].bundle_count
+        return self._announce()
+
+    def _forget(self, segment_seq: int, reason: str) -> list[Event]:
+        events: list[Event] = []
+        for subscriber, runs in self._registry.forget_segment(segment_seq):
+            events += [GapFound(subscriber, segment_seq, first, count, reason) for first, count in runs]
+            self._schedule_progress()
+        return events
+
+    def _finish_delete(self, job: jobs.DeleteJob) -> list[Event]:
+        for segment_seq in job.segment_seqs:
+            del self._segments[segment_seq]
+            self._lost.pop(segment_seq, None)
+            self._registry.forget_segment(segment_seq)
+            if segment_seq in self._unverified:
+                self._unverified.remove(segment_seq)
+                self._announceable.pop(segment_seq, None)
+        self._segments_deleted += len(job.segment_seqs)
+        return [Resumed()]
+
+    # --- time ---------------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> list[Event]:
+        """Do what time alone asks for: seal an old open segment, end delays of deferred bundles."""
+        now_ns = self._clock.monotonic_ns()
+        active = self._active
+        if active is not None and not active.is_empty:
+            age_ns = now_ns - active.first_append_ns
+            if age_ns >= self.settings.segment.max_open_duration_ns and not active.has_staged:
+                self._close_active()
+        events, self._events = self._events, []
+        return [*events, *(Claimable(subscriber) for subscriber in self._registry.due(now_ns))]
+
+    def next_deadline_ns(self) -> int | None:
+        """When `tick`, `next_commit` and `next_background` should be called even if nothing else happens."""
+        deadlines = [due for due in (self._progress_due_ns, self._registry.next_due_ns()) if due is not None]
+        active = self._active
+        if self._events:
+            deadlines.append(self._clock.monotonic_ns())
+        if active is not None and not active.is_empty:
+            deadlines.append(active.first_append_ns + self.settings.segment.max_open_duration_ns)
+            if active.written_end > active.synced_end and self.settings.wal.flush_interval_ns:
+                deadlines.append(active.dirty_since_ns + self.settings.wal.flush_interval_ns)
+        now_ns = self._clock.monotonic_ns()
+        deadlines += [at for at in self._retry_ns.values() if at > now_ns]
+        return min(deadlines, default=None)
+
+    # --- subscribers --------------------------------------------------------------------------------------------------------
+
+    def register(self, subscriber: str, start: str) -> int:
+        """Make a subscriber known, or resume it. Durable once `progress_durable` reaches the returned ticket.
+
+        Raises:
+            InvalidId, UsageError: bad id or start.
+        """
+        if subscriber in self._registry:
+            return self.progress_ticket()
+        active = self._active
+        behind = (active.segment_seq, active.builder.bundle_count) if active else (self._next_segment_seq, 0)
+        self._registry.register(subscriber, start, behind)
+        self._progress_changed()
+        return self.flush_progress()
+
+    def unregister(self, subscriber: str) -> int:
+        """Forget a subscriber and what it is owed. Durable once `progress_durable` reaches the returned ticket.
+
+        Raises:
+            UnknownSubscriber: it is not known.
+        """
+        self._registry.unregister(subscriber)
+        self._removed.add(subscriber)
+        self._progress_changed()
+        return self.flush_progress()
+
+    def progress_ticket(self) -> int:
+        """The ticket that covers every change of progress so far."""
+        return self._progress_ticket
+
+    @property
+    def _progress_dirty(self) -> bool:
+        return bool(self._removed) or any(state.is_dirty for state in self._registry)
+
+    def _progress_changed(self) -> None:
+        self._progress_ticket += 1
+        self._schedule_progress()
+
+    def _schedule_progress(self) -> None:
+        if self._progress_due_ns is None:
+            now_ns = self._clock.monotonic_ns()
+            wait_ns = 0 if self.state is EngineState.DRAINING else self.settings.progress_flush_interval_ns
+            self._progress_due_ns = now_ns + wait_ns
+
+    def flush_progress(self) -> int:
+        """Flush with the next background job instead of after the interval. Returns the ticket to wait for."""
+        if self._progress_dirty:
+            self._progress_due_ns = self._clock.monotonic_ns()
+        return self._progress_ticket
+
+    def claim(self, subscriber: str, owner: object, bundles: int) -> list[tuple[int, list[int]]]:
+        """Give at most that many sealed bundles to `owner`, oldest first, as (segment_seq, bundle indexes)."""
+        granted = self._registry.get(subscriber).claim(owner, bundles)
+        if not self._lost:
+            return granted
+        return [(seq, kept) for seq, indexes in granted if (kept := self._skip_lost(subscriber, owner, seq, indexes))]
+
+    def _skip_lost(self, subscriber: str, owner: object, segment_seq: int, indexes: list[int]) -> list[int]:
+        """Take damaged bundles out of a claim; `tick` announces them as a gap."""
+        lost = self._lost.get(segment_seq)
+        gone = [index for index in indexes if index in lost] if lost else []
+        if not gone:
+            return indexes
+        self.resolve(subscriber, owner, segment_seq, "reject", gone, 0)
+        self._events += [GapFound(subscriber, segment_seq, index, 1, "damaged") for index in gone]
+        return [index for index in indexes if index not in gone]
+
+    def resolve(
+        self,
+        subscriber: str,
+        owner: object,
+        segment_seq: int,
+        outcome: str,
+        indexes: Sequence[int],
+        delay_ns: int,
+    ) -> list[int]:
+        """Finish claims: `ack`, `reject` or `defer`. Returns the indexes that `owner` does not hold.
+
+        Raises:
+            UsageError: unknown outcome or subscriber; nothing was changed.
+        """
+        state = self._registry.get(subscriber)
+        version = state.version
+        refused = state.resolve(owner, segment_seq, outcome, indexes, delay_ns, self._clock.monotonic_ns())
+        if state.version != version:
+            self._progress_changed()
+            self._events += self._retired_events()
+        return refused
+
+    def _retired_events(self) -> list[Event]:
+        return [Retired(subscriber, segment_seq) for subscriber, segment_seq in self._registry.completed_since()]
+
+    def release(self, owner: object) -> list[Event]:
+        """A connection is gone: its claims are pending again at once."""
+        return [Claimable(subscriber) for subscriber in self._registry.release(owner)]
+
+    # --- reading ------------------------------------------------------------------------------------------------------------
+
+    def segments(self) -> list[SegmentInfo]:
+        """All sealed segments, oldest first."""
+        return [self._segments[segment_seq] for segment_seq in sorted(self._segments)]
+
+    def open_segment(self, segment_seq: int) -> tuple[int, int]:
+        """A read-only descriptor of a sealed segment, which the caller closes, and the file's size.
+
+        Raises:
+            InvalidFormat: no such segment here (any more).
+        """
+        info = self._segments.get(segment_seq)
+        if info is None:
+            raise InvalidFormat(f"topic {self.topic!r} on core {self.core} has no sealed segment {segment_seq}")
+        file = self._disk.open_read(self._paths.segment(segment_seq))
+        try:
+            return os.dup(file.fileno()), info.size_bytes
+        finally:
+            file.close()
+
+    # --- figures ------------------------------------------------------------------------------------------------------------
+
+    def figures(self) -> EngineFigures:
+        """A snapshot for the counters page."""
+        active = self._active
+        segment_bytes = sum(info.size_bytes for info in self._segments.values())
+        logs = [*self._logs, *([self._spare] if self._spare else [])]
+        return EngineFigures(
+            state=self.state,
+            bundles_in=self._bundles_in,
+            rows_in=self._rows_in,
+            bytes_in=self._bytes_in,
+            wal_bytes=sum(log.entry_bytes for log in self._logs),
+            open_segment_bytes=active.entry_bytes if active else 0,
+            open_segment_bundles=active.builder.bundle_count if active else 0,
+            segments=len(self._segments),
+            segment_bytes=segment_bytes,
+            segment_bundles=sum(info.bundle_count for info in self._segments.values()),
+            syncs=self._syncs,
+            seals=self._seals,
+            sync_ns_last=self._sync_ns_last,
+            seal_ns_last=self._seal_ns_last,
+            sequence_written=self.sequence_written,
+            sequence_durable=self.sequence_durable,
+            refused=self._refused,
+            disk_bytes=segment_bytes + sum(log.capacity_bytes for log in logs),
+            segments_deleted=self._segments_deleted,
+            quarantined=self._quarantined,
+        )
+
+    def subscriber_figures(self) -> dict[str, SubscriberFigures]:
+        """A snapshot per subscriber."""
+        found = {}
+        for state in self._registry:
+            unsealed = sum(
+                state.unresolved_in_unsealed(log.segment_seq, log.builder.bundle_count) for log in self._logs
+            )
+            lag = state.unresolved_count + unsealed
+            found[state.subscriber] = SubscriberFigures(
+                lag_bundles=lag,
+                oldest_unix_ns=self._oldest_unix_ns(state.oldest_unresolved()) if lag else 0,
+                claimed=state.claimed_count,
+                acked=state.acked,
+                rejected=state.rejected,
+                deferred=state.deferred,
+                delivered=state.delivered,
+            )
+        return found
+
+    def _oldest_unix_ns(self, oldest: tuple[int, int] | None) -> int:
+        """Ingestion time of the segment in which the oldest unresolved bundle is: exact to one segment."""
+        info = self._segments.get(oldest[0]) if oldest else None
+        if info is not None:
+            return info.first_ingestion_ts_nanos
+        return next((log.builder.first_ingestion_ts_nanos for log in self._logs if not log.is_empty), 0)

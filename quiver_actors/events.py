@@ -1,0 +1,70 @@
+"""What an engine tells its worker: facts, each already true on disk where it says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Root of all events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durable(Event):
+    """Every bundle below `sequence` is covered by a sync."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed(Event):
+    """The segment is an immutable file and its bundles can be claimed."""
+
+    segment_seq: int
+    bundle_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retired(Event):
+    """The subscriber has resolved every bundle of the segment."""
+
+    subscriber: str
+    segment_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressDurable(Event):
+    """Progress up to `ticket` is on disk."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class GapFound(Event):
+    """Bundles that the subscriber will never get."""
+
+    subscriber: str
+    segment_seq: int
+    bundle_index: int
+    bundle_count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Event):
+    """The engine refuses work until its worker is restarted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    """Pushes that had to wait can be tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimable(Event):
+    """Bundles came back (deferred ones became due, claims were given back): sessions with credit can claim."""
+
+    subscriber: str

@@ -1,0 +1,62 @@
+"""Where things are in one engine's directory. FORMATS section 1. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quiver_actors.core_file import CORE_NAME
+from quiver_actors.wal.layout import ACTIVE_NAME, CURSOR_NAME, rotated_name
+
+SEGMENT_SUFFIX = ".qseg"
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePaths:
+    root: str
+
+    @property
+    def lock(self) -> str:
+        return f"{self.root}/quiver.lock"
+
+    @property
+    def core(self) -> str:
+        return f"{self.root}/{CORE_NAME}"
+
+    @property
+    def wal(self) -> str:
+        return f"{self.root}/wal"
+
+    @property
+    def segments(self) -> str:
+        return f"{self.root}/segments"
+
+    @property
+    def quarantine(self) -> str:
+        return f"{self.root}/quarantine"
+
+    @property
+    def active(self) -> str:
+        return f"{self.wal}/{ACTIVE_NAME}"
+
+    @property
+    def cursor(self) -> str:
+        return f"{self.wal}/{CURSOR_NAME}"
+
+    def rotated(self, number: int) -> str:
+        return f"{self.wal}/{rotated_name(number)}"
+
+    def spare(self, number: int) -> str:
+        return f"{self.wal}/{ACTIVE_NAME}.spare-{number}{TEMPORARY_SUFFIX}"
+
+    def segment(self, segment_seq: int) -> str:
+        return f"{self.segments}/{segment_seq:016}{SEGMENT_SUFFIX}"
+
+    def in_root(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+
+def segment_seq_of(name: str) -> int | None:
+    """The number in a segment's file name, None for any other name."""
+    stem = name.removesuffix(SEGMENT_SUFFIX)
+    return int(stem) if stem != name and stem.isascii() and stem.isdigit() else None

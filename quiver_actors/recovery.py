@@ -1,0 +1,548 @@
+"""Opening one engine's directory: everything that a crash can leave is brought to rest before the engine takes work.
+
+Afterwards the directory holds sealed segments, progress files, `quiver.core` and an optional empty log; every acknowledged
+bundle is in a segment. `wal.recovery` decides about each log file, this module reads, seals, adopts and moves aside.
+Every step can be cut off and done again: nothing is removed before what replaces it is durable, and nothing that cannot be
+parsed is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import xxhash
+
+from quiver_actors.checksum import crc32
+from quiver_actors.config import TopicSettings
+from quiver_actors.core_file import (
+    CORE_BYTES,
+    SEGMENT_SEQ_BLOCK,
+    SEQUENCE_BLOCK,
+    CoreFile,
+    decode_core,
+)
+from quiver_actors.disk.protocol import Disk, DiskFile, read_whole
+from quiver_actors.errors import ConfigMismatch, FormatError, UnsupportedVersion
+from quiver_actors.jobs import move_to_quarantine, write_core
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths, segment_seq_of
+from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.sealing import seal_log, write_cursor
+from quiver_actors.segment.builder import SegmentBuilder
+from quiver_actors.segment.codec import SegmentFooter
+from quiver_actors.segment.reader import read_footer
+from quiver_actors.subscriber.progress import decode_progress, subscriber_of
+from quiver_actors.subscriber.registry import SubscriberRegistry
+from quiver_actors.wal import layout
+from quiver_actors.wal.codec import Identity, decode_cursor
+from quiver_actors.wal.log import Log
+from quiver_actors.wal.reader import CHUNK_BYTES, LogReader, Span
+from quiver_actors.wal.recovery import Decision, FoundLog, examine_log, read_entry
+
+_log = logging.getLogger(__name__)
+
+_PROGRESS_BYTES_MAX = 64 << 20
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What an engine starts from."""
+
+    core: CoreFile
+    """As it stands on disk now: numbers reserved, not clean."""
+    next_segment_seq: int
+    next_sequence: int
+    position: int
+    """End of everything logged so far: the next log starts here."""
+    next_rotation: int
+    segments: dict[int, SegmentInfo]
+    registry: SubscriberRegistry
+    quarantined: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def segment_cfg_hash(settings: TopicSettings) -> bytes:
+    """The layout contract of a topic as 16 bytes. FORMATS section 2."""
+    if not settings.slots:
+        return layout.DEFAULT_CFG_HASH
+    contract = {"checksum": "crc32", "slots": sorted((slot_id, name) for name, slot_id in settings.slots.items())}
+    return xxhash.xxh3_128_digest(msgspec.msgpack.encode(contract, order="deterministic"))
+
+
+class Recovery:
+    """One opening of one directory. `run` does all of it."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        settings: TopicSettings,
+        core_id: int,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._core_id = core_id
+        self._cfg_hash = segment_cfg_hash(settings)
+        self._target_bytes = settings.segment.target_size_bytes
+        self._random_bytes = random_bytes
+        self._registry = SubscriberRegistry()
+        self._segments: dict[int, SegmentInfo] = {}
+        self._sequence_ranges: list[tuple[int, int]] = []
+        """Closed ranges of sequences that segments and logs of ours hold."""
+        self._position = 0
+        self._covered_position = 0
+        self._quarantined = 0
+        self._notes: list[str] = []
+        self._next_rotation = 1
+        self._next_sequence = 0
+        self._next_segment_seq = 0
+        self._incarnation = b""
+
+    def run(self) -> Recovered:
+        """Recover the directory.
+
+        Raises:
+            UnsupportedVersion, ConfigMismatch: nothing was changed.
+            DiskError: the same directory can be opened again.
+        """
+        for directory in (self._paths.root, self._paths.wal, self._paths.segments):
+            self._disk.make_directory(directory)
+        core = self._read_core()
+        found = self._examine_logs()
+        self._check_config(found)
+        self._reap_temporaries()
+        self._load_segments()
+        self._load_progress()
+        core = self._reserve(core, found)
+        self._settle_logs(found)
+        self._forget_missing_segments()
+        return Recovered(
+            core,
+            self._next_segment_seq,
+            self._next_sequence,
+            self._position,
+            self._next_rotation,
+            dict(sorted(self._segments.items())),
+            self._registry,
+            self._quarantined,
+            self._notes,
+        )
+
+    # --- reading what is there, before anything is changed -------------------------------------------------------------------
+
+    def _read_core(self) -> CoreFile | None:
+        if not self._disk.exists(self._paths.core):
+            return None
+        try:
+            return decode_core(read_whole(self._disk, self._paths.core, CORE_BYTES))
+        except UnsupportedVersion:
+            raise
+        except FormatError as error:
+            self._quarantine(self._paths.core, str(error))
+            return None
+
+    def _examine_logs(self) -> list[FoundLog]:
+        """All log files, by position; our own of equal position by number."""
+        names = [n for n in self._disk.list_directory(self._paths.wal) if self._is_log(n)]
+        found = [self._examine(name) for name in names]
+        return sorted(found, key=lambda log: (log.position_start, layout.rotation_number(log.name) or 1 << 62))
+
+    @staticmethod
+    def _is_log(name: str) -> bool:
+        return name == layout.ACTIVE_NAME or layout.rotation_number(name) is not None
+
+    def _examine(self, name: str) -> FoundLog:
+        file = self._disk.open_read(f"{self._paths.wal}/{name}")
+        try:
+            size = file.size()
+            return examine_log(name, LogReader(file.read, size), size, _has_valid_trailer(file, size))
+        finally:
+            file.close()
+
+    def _check_config(self, found: list[FoundLog]) -> None:
+        for log in found:
+            if log.header and log.scan.entries and log.header.cfg_hash != self._cfg_hash:
+                raise ConfigMismatch(
+                    f"{self._paths.wal}/{log.name} was written under another slot table: its segment_cfg_hash is "
+                    f"{log.header.cfg_hash.hex()}, the settings give {self._cfg_hash.hex()}. Start once with the former "
+                    "table and stop cleanly (that seals the log), or put the new table on a new topic"
+                )
+
+    def _load_segments(self) -> None:
+        for name in self._disk.list_directory(self._paths.segments):
+            segment_seq = segment_seq_of(name)
+            if segment_seq is None:
+                continue
+            self._next_segment_seq = max(self._next_segment_seq, segment_seq + 1)
+            file = self._disk.open_read(f"{self._paths.segments}/{name}")
+            try:
+                footer = read_footer(file.read, file.size())
+                self._know_segment(segment_seq, footer, file.size())
+            except UnsupportedVersion:
+                raise
+            except FormatError as error:
+                self._quarantine(f"{self._paths.segments}/{name}", str(error))
+            finally:
+                file.close()
+
+    def _know_segment(self, segment_seq: int, footer: SegmentFooter, size_bytes: int) -> None:
+        extension = footer.extension
+        if extension is None:
+            self._segments[segment_seq] = SegmentInfo(segment_seq, footer.bundle_count, 0, size_bytes, 0, 0)
+            return
+        self._segments[segment_seq] = SegmentInfo(
+            segment_seq,
+            footer.bundle_count,
+            extension.row_count,
+            size_bytes,
+            extension.first_ingestion_ts_nanos,
+            extension.last_ingestion_ts_nanos,
+        )
+        self._sequence_ranges.append((extension.first_sequence, extension.last_sequence))
+        self._next_sequence = max(self._next_sequence, extension.last_sequence + 1)
+        self._position = max(self._position, extension.wal_position_end)
+        self._covered_position = max(self._covered_position, extension.wal_position_end)
+
+    def _load_progress(self) -> None:
+        for name in self._disk.list_directory(self._paths.root):
+            subscriber = subscriber_of(name)
+            if subscriber is None:
+                continue
+            path = self._paths.in_root(name)
+            try:
+                self._registry.load(subscriber, decode_progress(read_whole(self._disk, path, _PROGRESS_BYTES_MAX)))
+            except UnsupportedVersion:
+                raise
+            except FormatError as error:
+                # The subscriber is kept, from the beginning: at least once, never silently less.
+                self._quarantine(path, str(error))
+                self._registry.register(subscriber, "earliest", (0, 0))
+        self._next_segment_seq = max(self._next_segment_seq, self._registry.highest_segment_seq_seen() + 1)
+
+    # --- bringing it to rest -------------------------------------------------------------------------------------------------
+
+    def _reap_temporaries(self) -> None:
+        for directory in (self._paths.root, self._paths.wal, self._paths.segments):
+            for name in self._disk.list_directory(directory):
+                if name.endswith(TEMPORARY_SUFFIX):
+                    self._disk.unlink(f"{directory}/{name}")
+
+    def _reserve(self, core: CoreFile | None, found: list[FoundLog]) -> CoreFile:
+        """Fix the numbers to go on with, durably, before the first of them is used."""
+        if core is not None:
+            self._next_segment_seq = max(self._next_segment_seq, core.next_segment_seq_reserved)
+            self._next_sequence = max(self._next_sequence, core.next_sequence_reserved)
+        for log in found:
+            self._note_numbers(log)
+        if self._disk.exists(self._paths.cursor):
+            self._read_cursor()
+        incarnation = core.incarnation if core else self._random_bytes(16)
+        self._incarnation = incarnation
+        reserved = CoreFile(
+            incarnation,
+            self._core_id,
+            self._next_segment_seq + SEGMENT_SEQ_BLOCK,
+            self._next_sequence + SEQUENCE_BLOCK,
+            clean_shutdown=False,
+        )
+        write_core(self._disk, self._paths, reserved)
+        return reserved
+
+    def _note_numbers(self, log: FoundLog) -> None:
+        self._next_rotation = max(self._next_rotation, (layout.rotation_number(log.name) or 0) + 1)
+        self._position = max(self._position, log.position_end)
+        identity = log.header.identity if log.header else None
+        if identity is not None:
+            self._next_segment_seq = max(self._next_segment_seq, identity.segment_seq + 1)
+            self._next_sequence = max(self._next_sequence, identity.first_sequence)
+        if log.scan.entries:
+            self._next_sequence = max(self._next_sequence, log.last_sequence + 1)
+
+    def _read_cursor(self) -> None:
+        try:
+            position = decode_cursor(read_whole(self._disk, self._paths.cursor, 4096))
+        except FormatError as error:
+            self._quarantine(self._paths.cursor, str(error))
+            return
+        self._covered_position = max(self._covered_position, position)
+        self._position = max(self._position, position)
+
+    def _settle_logs(self, found: list[FoundLog]) -> None:
+        ours = [log for log in found if log.header_state.value == "ours"]
+        for log in [*ours, *(log for log in found if log not in ours)]:
+            path = f"{self._paths.wal}/{log.name}"
+            if log.decision is Decision.FINISH:
+                self._finish_seal(log, path)
+            elif log.decision is Decision.SEAL:
+                self._seal(log, path)
+            elif log.decision is Decision.QUARANTINE:
+                self._quarantine(path, "unreadable log header and no valid entry")
+            elif log.decision is Decision.DROP and log.name != layout.ACTIVE_NAME:
+                self._disk.unlink(path)
+        self._adopt([log for log in found if log.decision is Decision.ADOPT])
+        self._disk.sync_directory(self._paths.wal)
+
+    def _finish_seal(self, log: FoundLog, path: str) -> None:
+        """The file is a whole segment that only lacks its name."""
+        assert log.header is not None
+        assert log.header.identity is not None
+        segment_seq = log.header.identity.segment_seq
+        file = self._disk.open_write(path)
+        try:
+            size = file.size()
+            footer = read_footer(file.read, size)
+            file.fsync()
+            file.make_read_only()
+        finally:
+            file.close()
+        self._disk.rename(path, self._paths.segment(segment_seq))
+        self._disk.sync_directory(self._paths.segments)
+        self._disk.sync_directory(self._paths.wal)
+        self._know_segment(segment_seq, footer, size)
+        self._notes.append(f"finished the seal of segment {segment_seq}")
+
+    def _seal(self, found: FoundLog, path: str) -> None:
+        """Seal a log of ours under the number that its bundles were given."""
+        assert found.header is not None
+        assert found.header.identity is not None
+        identity = found.header.identity
+        if identity.segment_seq in self._segments:
+            # Both names survived a crash in the middle of the rename; the sealed one is whole.
+            self._disk.unlink(path)
+            return
+        file = self._disk.open_write(path)
+        log = Log(file, path, found.size_bytes)
+        log.position_start, log.identity = found.position_start, identity
+        try:
+            self._rebuild(log, found)
+            if found.name == layout.ACTIVE_NAME:
+                log.path = self._retire_active(path)
+            file.fsync()
+            self._register_sealed(log, seal_log(self._disk, self._paths, log, identity.incarnation))
+        finally:
+            file.close()
+
+    def _retire_active(self, path: str) -> str:
+        """Give the active file its rotated name first, so that no crash leaves a half-sealed quiver.wal."""
+        target = self._paths.rotated(self._next_rotation)
+        self._next_rotation += 1
+        self._disk.rename(path, target)
+        self._disk.sync_directory(self._paths.wal)
+        return target
+
+    def _rebuild(self, log: Log, found: FoundLog) -> None:
+        """Fill the log's builder from the file: bundle i of the segment has sequence first_sequence + i."""
+        reader = LogReader(log.file.read, found.scan.end)
+        log.builder = SegmentBuilder(log.identity.segment_seq, log.file.read)
+        for span in found.scan.damaged:
+            self._keep_damaged_span(log.file, found.name, span)
+        for span in found.scan.entries:
+            entry = read_entry(reader, span)
+            if entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
+                continue
+            expected = log.identity.first_sequence + log.builder.bundle_count
+            if entry.error or not expected <= entry.sequence < expected + SEGMENT_BUNDLES_MAX:
+                self._keep_damaged_span(log.file, found.name, span)
+                continue
+            self._append_lost(log, expected, entry.sequence)
+            log.builder.append(entry.sequence, entry.ingestion_ts_nanos, -1, span.end - span.start, entry.placements)
+        self._append_lost(log, log.identity.first_sequence + log.builder.bundle_count, found.last_sequence + 1)
+        log.written_end = log.end = found.scan.end
+        log.crc = _crc_of_file(log.file, log.end)
+
+    def _append_lost(self, log: Log, first_sequence: int, end_sequence: int) -> None:
+        """Number the bundles that cannot be read any more, so that those behind keep their ids; they have no slots."""
+        for sequence in range(first_sequence, end_sequence):
+            index = log.builder.append(sequence, 0, 0, 0, ())
+            self._notes.append(f"bundle {log.segment_seq}/{index} is damaged")
+
+    def _register_sealed(self, log: Log, info: SegmentInfo) -> None:
+        self._segments[info.segment_seq] = info
+        self._sequence_ranges.append((log.builder.first_sequence, log.builder.last_sequence))
+        self._notes.append(f"sealed segment {info.segment_seq} with {info.bundle_count} bundles")
+
+    # --- logs of other writers -----------------------------------------------------------------------------------------------
+
+    def _adopt(self, found: list[FoundLog]) -> None:
+        """Lay the entries that no segment covers into logs of ours, seal those, then remove the files they came from."""
+        adopter = _Adopter(self._disk, self._paths, self._new_log, self._target_bytes)
+        for log in found:
+            file = self._disk.open_read(f"{self._paths.wal}/{log.name}")
+            try:
+                reader = LogReader(file.read, file.size())
+                for span in log.scan.damaged:
+                    self._keep_damaged_span(file, log.name, span)
+                for span in log.scan.entries:
+                    if not self._is_covered(log, span):
+                        self._adopt_entry(adopter, reader, file, log, span)
+            finally:
+                file.close()
+        for ours in adopter.finish():
+            self._register_sealed(ours, seal_log(self._disk, self._paths, ours, self._incarnation))
+            self._position = ours.position_end
+        if found:
+            write_cursor(self._disk, self._paths, self._position)
+        for log in found:
+            if log.header is None:
+                self._quarantine(
+                    f"{self._paths.wal}/{log.name}", "unreadable log header; its valid entries were adopted"
+                )
+            else:
+                self._disk.unlink(f"{self._paths.wal}/{log.name}")
+
+    def _is_covered(self, log: FoundLog, span: Span) -> bool:
+        if log.header is None:
+            return False
+        return log.header.position_start + span.end - log.header.header_bytes <= self._covered_position
+
+    def _adopt_entry(self, adopter: _Adopter, reader: LogReader, file: DiskFile, log: FoundLog, span: Span) -> None:
+        entry = read_entry(reader, span)
+        if entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
+            return
+        if any(first <= entry.sequence <= last for first, last in self._sequence_ranges):
+            return
+        if entry.error:
+            self._keep_damaged_span(file, log.name, span)
+            return
+        adopter.add(reader.body(span), entry.sequence)
+
+    def _new_log(self, capacity_bytes: int, first_sequence: int, position_start: int | None) -> Log:
+        path = self._paths.spare(self._next_rotation)
+        file = self._disk.create(path)
+        file.allocate(capacity_bytes)
+        log = Log(file, path, capacity_bytes)
+        start = self._position if position_start is None else position_start
+        log.activate(self._cfg_hash, start, Identity(self._next_segment_seq, first_sequence, self._incarnation))
+        self._next_segment_seq += 1
+        self._next_rotation += 1
+        return log
+
+    # --- what is left over ---------------------------------------------------------------------------------------------------
+
+    def _forget_missing_segments(self) -> None:
+        """Progress may name segments whose files are gone; nobody can get the rest of those."""
+        for segment_seq in self._registry.awaited_segments():
+            if segment_seq < self._next_segment_seq and segment_seq not in self._segments:
+                for subscriber, runs in self._registry.forget_segment(segment_seq):
+                    lost = sum(count for _, count in runs)
+                    self._notes.append(f"segment {segment_seq} is missing: {subscriber} loses {lost} bundles")
+
+    def _quarantine(self, path: str, why: str) -> None:
+        target = move_to_quarantine(self._disk, self._paths, path)
+        self._quarantined += 1
+        self._notes.append(f"{path} moved to {target}: {why}")
+        _log.warning("event=quiver.quarantine path=%s target=%s reason=%r", path, target, why)
+
+    def _keep_damaged_span(self, file: DiskFile, name: str, span: Span) -> None:
+        """Copy damaged bytes aside; the file that holds them goes on to become a segment."""
+        self._disk.make_directory(self._paths.quarantine)
+        path = f"{self._paths.quarantine}/{name}.{span.start}-{span.end}.span"
+        copy = self._disk.create(path)
+        try:
+            for offset in range(span.start, span.end, CHUNK_BYTES):
+                piece = file.read(min(CHUNK_BYTES, span.end - offset), offset)
+                copy.write([piece], offset - span.start)
+            copy.fsync()
+        finally:
+            copy.close()
+        self._disk.sync_directory(self._paths.quarantine)
+        self._quarantined += 1
+        self._notes.append(f"{name}: bytes {span.start}..{span.end} are damaged, kept as {path}")
+        _log.warning("event=quiver.wal.damage file=%s start=%d end=%d", name, span.start, span.end)
+
+
+class _Adopter:
+    """Lays adopted entries into new logs, aligned as our format wants them."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        new_log: Callable[[int, int, int | None], Log],
+        target_bytes: int,
+    ) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._new_log = new_log
+        self._target_bytes = target_bytes
+        self._logs: list[Log] = []
+        self._open: Log | None = None
+
+    def add(self, body: bytes, sequence: int) -> None:
+        entry = realign_entry(body)
+        log = self._log_for(len(entry), sequence)
+        offset = log.end
+        log.file.write([entry], offset)
+        log.crc = crc32(entry, log.crc)
+        log.end = log.written_end = offset + len(entry)
+        reader = LogReader(log.file.read, log.end)
+        laid = read_entry(reader, Span(offset, log.end))
+        log.builder.append(sequence, laid.ingestion_ts_nanos, -1, len(entry), laid.placements)
+        log.sequence_end = sequence + 1
+        if not laid.placements:
+            self._open = None  # an entry without slots breaks the alignment of what would follow it
+
+    def _log_for(self, entry_bytes: int, sequence: int) -> Log:
+        log = self._open
+        if (
+            log is not None
+            and log.end + entry_bytes <= log.capacity_bytes
+            and log.builder.bundle_count < SEGMENT_BUNDLES_MAX
+            and sequence == log.sequence_end
+        ):
+            return log
+        capacity = layout.HEADER_BYTES + max(self._target_bytes, entry_bytes)
+        position = self._logs[-1].position_end if self._logs else None
+        log = self._new_log(capacity, sequence, position)
+        log.write()
+        self._logs.append(log)
+        self._open = log
+        return log
+
+    def finish(self) -> list[Log]:
+        """Sync all new logs and give them rotated names, so that each is a log of ours if a crash comes now."""
+        for log in self._logs:
+            log.file.fsync()
+            target = self._paths.rotated(log.segment_seq + 1)
+            self._disk.rename(log.path, target)
+            log.path = target
+        if self._logs:
+            self._disk.sync_directory(self._paths.wal)
+        return self._logs
+
+
+def realign_entry(body: bytes) -> bytes:
+    """A whole entry with the same slots, sequence and time, padded so that each payload starts on 64 bytes. Pure."""
+    from quiver_actors.wal.codec import decode_entry_header, decode_slots
+
+    header = decode_entry_header(body)
+    blocks = sorted(decode_slots(body, header.slot_bitmap), key=lambda block: block.slot_id)
+    laid = bytearray(body[: layout.ENTRY_HEADER.size])
+    for number, block in enumerate(blocks):
+        payload = body[block.payload_offset : block.payload_offset + block.payload_bytes]
+        wanted = 53 if number == len(blocks) - 1 else 22
+        padding = (wanted - len(payload)) % layout.ALIGNMENT
+        laid += layout.SLOT_HEAD.pack(block.slot_id, block.fingerprint, block.row_count, len(payload) + padding)
+        laid += payload + bytes(padding)
+    return len(laid).to_bytes(4, "little") + bytes(laid) + crc32(laid).to_bytes(4, "little")
+
+
+def _has_valid_trailer(file: DiskFile, size_bytes: int) -> bool:
+    """Whether the file ends as a whole segment does, its CRC included."""
+    try:
+        footer = read_footer(file.read, size_bytes)
+    except FormatError:
+        return False
+    return _crc_of_file(file, size_bytes - 4) == footer.crc32
+
+
+def _crc_of_file(file: DiskFile, end: int) -> int:
+    value = 0
+    for offset in range(0, end, CHUNK_BYTES):
+        value = crc32(file.read(min(CHUNK_BYTES, end - offset), offset), value)
+    return value

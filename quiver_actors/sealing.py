@@ -1,0 +1,59 @@
+"""Turning a complete log file into an immutable segment, in place. Blocking; runs on the seal thread, or at open.
+
+Every step can be repeated: a crash or an error anywhere leaves either the whole log file under its log name, or the whole
+segment under its segment name. Nothing that a reader needs is written before the tail, and the tail ends in a CRC of the
+whole file, so a half-written one is recognised and written again.
+"""
+
+from __future__ import annotations
+
+from quiver_actors.disk.protocol import Disk, write_atomically
+from quiver_actors.paths import EnginePaths
+from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.segment.tail import encode_tail
+from quiver_actors.wal.codec import encode_cursor
+from quiver_actors.wal.log import Log
+
+
+def seal_log(disk: Disk, paths: EnginePaths, log: Log, incarnation: bytes) -> SegmentInfo:
+    """Append the tail, sync, rename into `segments/`, sync both directories, move the cursor.
+
+    The log must be retired: complete, synced, under its rotated name (`log.path`). Its file is closed afterwards.
+
+    Raises:
+        DiskError: the log is still whole under `log.path`; the same call may be made again only if nothing but space was
+            missing (ENOSPC before the sync).
+    """
+    builder = log.builder
+    tail = encode_tail(
+        builder,
+        entries_end=log.written_end,
+        crc32_of_entries=log.crc,
+        wal_position_start=log.position_start,
+        wal_position_end=log.position_end,
+        incarnation=incarnation,
+    )
+    size_bytes = log.written_end + sum(map(len, tail))
+    log.file.write(tail, log.written_end)
+    log.file.truncate(size_bytes)
+    log.file.fsync()
+    log.file.make_read_only()
+    disk.rename(log.path, paths.segment(log.segment_seq))
+    disk.sync_directory(paths.segments)
+    disk.sync_directory(paths.wal)
+    log.file.close()
+    write_cursor(disk, paths, log.position_end)
+    return SegmentInfo(
+        log.segment_seq,
+        builder.bundle_count,
+        builder.row_count,
+        size_bytes,
+        builder.first_ingestion_ts_nanos,
+        builder.last_ingestion_ts_nanos,
+    )
+
+
+def write_cursor(disk: Disk, paths: EnginePaths, position: int) -> None:
+    """Say durably that everything before `position` is in segments. Derived: recovery never needs it for our own logs."""
+    write_atomically(disk, paths.cursor, encode_cursor(position))
+    disk.sync_directory(paths.wal)

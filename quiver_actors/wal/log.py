@@ -1,0 +1,123 @@
+"""One log file of ours on its way from spare to segment, and the entries that are being laid into it.
+
+Owner: the engine's loop thread. A job thread may sync the file at the same time, and has it alone once it is retired.
+
+    spare      preallocated under a `.tmp` name, holds nothing
+    active     takes entries; its name is still `.tmp` until its first sync is done, so nothing in it is acknowledged before
+    published  named quiver.wal
+    retired    named quiver.wal.<N>, complete and synced; becomes a segment
+"""
+
+from __future__ import annotations
+
+from quiver_actors.checksum import crc32, crc32_combine
+from quiver_actors.disk.protocol import DiskFile
+from quiver_actors.segment.builder import SegmentBuilder
+from quiver_actors.wal import layout
+from quiver_actors.wal.admission import CheckedEntry
+from quiver_actors.wal.codec import Identity, encode_header
+
+_COMBINE_FROM_BYTES = 16 << 10
+"""Below this, computing an entry's CRC again is cheaper than combining two."""
+
+
+class Log:
+    """See the module. Sizes and offsets are bytes of this file; `end` counts what is staged too."""
+
+    def __init__(self, file: DiskFile, path: str, capacity_bytes: int) -> None:
+        self.file = file
+        self.path = path
+        self.capacity_bytes = capacity_bytes
+        self.published = False
+        self.retired = False
+        self.closed = False
+        """No more entries: it is rotated with its next commit."""
+        self.position_start = 0
+        self.identity = Identity(0, 0, bytes(16))
+        self.end = 0
+        self.written_end = 0
+        self.synced_end = 0
+        self.crc = 0
+        """CRC-32 of bytes 0..end."""
+        self.sequence_end = 0
+        self.synced_sequence = 0
+        self.first_append_ns = 0
+        self.dirty_since_ns = 0
+        self._staged: list[memoryview | bytes] = []
+        self.builder = SegmentBuilder(0, self.read)
+
+    def activate(self, cfg_hash: bytes, position_start: int, identity: Identity) -> None:
+        """Turn the spare into the file that becomes segment `identity.segment_seq`."""
+        self.position_start = position_start
+        self.identity = identity
+        self.sequence_end = self.synced_sequence = identity.first_sequence
+        self.builder = SegmentBuilder(identity.segment_seq, self.read)
+        header = encode_header(cfg_hash, position_start, identity)
+        self._staged.append(header)
+        self.crc = crc32(header)
+        self.end = len(header)
+
+    @property
+    def segment_seq(self) -> int:
+        return self.identity.segment_seq
+
+    @property
+    def entry_bytes(self) -> int:
+        return max(0, self.end - layout.HEADER_BYTES)
+
+    @property
+    def position_end(self) -> int:
+        return self.position_start + self.entry_bytes
+
+    @property
+    def is_empty(self) -> bool:
+        return self.builder.bundle_count == 0
+
+    def stage(self, span: memoryview, entries: list[CheckedEntry], now_unix_ns: int, now_ns: int) -> None:
+        """Complete the entries in `span` (sequence, time, CRC) and queue them for `write`."""
+        sequence, builder = self.sequence_end, self.builder
+        clean = self.written_end == self.synced_end and not self._staged_entries
+        self._staged.append(span)  # first, so that the builder can read back dictionaries of this very push
+        pack_head, pack_crc = layout.ENTRY_HEAD.pack_into, layout.ENTRY_CRC.pack_into
+        for offset, entry_bytes, crc_of_slots, bitmap, item_count, ingestion_ts, _, placements in entries:
+            ingestion_ts = ingestion_ts or now_unix_ns
+            body_bytes = entry_bytes - layout.ENTRY_OVERHEAD_BYTES
+            pack_head(span, offset, body_bytes, layout.ENTRY_TYPE_BUNDLE, ingestion_ts, sequence, bitmap)
+            body, end = offset + layout.ENTRY_LENGTH_BYTES, offset + entry_bytes - layout.ENTRY_CRC.size
+            if entry_bytes < _COMBINE_FROM_BYTES:
+                crc = crc32(span[body:end])
+            else:
+                head = crc32(span[body : offset + layout.ENTRY_HEAD.size])
+                crc = crc32_combine(head, crc_of_slots, entry_bytes - layout.ENTRY_HEAD.size - layout.ENTRY_CRC.size)
+            pack_crc(span, end, crc)
+            builder.append(sequence, ingestion_ts, item_count, entry_bytes, placements)
+            sequence += 1
+        if clean:
+            self.dirty_since_ns = now_ns
+        self.first_append_ns = self.first_append_ns or now_ns
+        self.sequence_end = sequence
+        self.crc = crc32(span, self.crc)
+        self.end += len(span)
+
+    @property
+    def _staged_entries(self) -> bool:
+        return self.end > max(self.written_end, layout.HEADER_BYTES)
+
+    @property
+    def has_staged(self) -> bool:
+        return bool(self._staged)
+
+    def write(self) -> None:
+        """Write what is staged with one call. After an error the engine has failed and this log is left alone."""
+        staged, self._staged = self._staged, []
+        self.file.write(staged, self.written_end)
+        self.written_end = self.end
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Bytes that were staged or written before; the segment builder compares dictionaries with them."""
+        at = self.written_end
+        for piece in self._staged:
+            if at <= offset and offset + length <= at + len(piece):
+                return bytes(piece[offset - at : offset - at + length])
+            at += len(piece)
+        return self.file.read(length, offset)

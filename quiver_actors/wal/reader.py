@@ -1,0 +1,147 @@
+"""Reading a log file back: every entry whose CRC holds, and every span that is damaged. Read only, no decisions.
+
+Memory: one chunk, plus one entry while its body is handed out. Works over any `read(length, offset)`, so a simulated disk,
+a real file and a byte string are read by the same code.
+
+An entry is valid when its length is plausible and its CRC matches. Behind an invalid entry the scanner looks for the next
+valid one, first where the length field points, then on every offset where an entry could start (64 apart in our files).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quiver_actors.checksum import crc32
+from quiver_actors.wal import layout
+from quiver_actors.wal.codec import plausible_entry_length
+
+CHUNK_BYTES = 1 << 20
+_SEQUENCE_TOP_OFFSET = 19
+"""Bytes 19 and 20 of an entry are the top of its sequence: zero until 2**48 bundles. Keeps random bytes from looking
+like entries, each of which would cost a CRC over its claimed length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Half-open byte range of a file."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class LogScan:
+    """What a log file holds. `entries` are spans of whole entries (length field to CRC), ascending."""
+
+    entries: list[Span] = field(default_factory=list)
+    damaged: list[Span] = field(default_factory=list)
+    end: int = 0
+    """Where the written part ends: behind the last valid entry."""
+    end_marked: bool = False
+    """A zero length field (or the end of the file) stands at `end`; otherwise bytes of a torn entry do."""
+
+
+class LogReader:
+    """A chunk-wise view of one log file.
+
+    Args:
+        read: `read(length, offset)` as of `DiskFile.read`.
+        size_bytes: how far to look; bytes behind it do not exist.
+        chunk_bytes: how much is read at once; any value gives the same result.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._read = read
+        self._size = size_bytes
+        self._chunk_bytes = chunk_bytes
+        self._base = 0
+        self._chunk = b""
+
+    def bytes_at(self, offset: int, length: int) -> memoryview:
+        """`length` bytes at `offset`, fewer at the end of the file. Valid until the next call."""
+        start = offset - self._base
+        if start < 0 or start + length > len(self._chunk):
+            self._chunk = self._read(max(length, min(self._chunk_bytes, self._size - offset)), offset)
+            self._base, start = offset, 0
+        return memoryview(self._chunk)[start : start + length]
+
+    def body(self, entry: Span) -> bytes:
+        """The body of a valid entry."""
+        start = entry.start + layout.ENTRY_LENGTH_BYTES
+        return bytes(self.bytes_at(start, entry.end - layout.ENTRY_CRC.size - start))
+
+    def scan(self, start: int, *, stride: int) -> LogScan:
+        """Find all entries from `start` on. `stride`: distance of possible entry starts (64 in our files, else 1)."""
+        found = LogScan(end=start)
+        offset = start
+        while True:
+            entry = self._valid_entry_at(offset)
+            if entry is None:
+                entry = self._next_valid_entry(offset, stride)
+                if entry is None:
+                    break
+                found.damaged.append(Span(offset, entry.start))
+            found.entries.append(entry)
+            offset = entry.end
+        found.end = offset
+        found.end_marked = not any(self.bytes_at(offset, min(layout.END_MARK_BYTES, self._size - offset)))
+        return found
+
+    def _length_at(self, offset: int) -> int | None:
+        """The length field at `offset` if an entry of that length could stand there."""
+        available = self._size - offset - layout.ENTRY_LENGTH_BYTES
+        if available <= 0:
+            return None
+        length = int.from_bytes(self.bytes_at(offset, layout.ENTRY_LENGTH_BYTES), "little")
+        return length if plausible_entry_length(length, available) else None
+
+    def _valid_entry_at(self, offset: int) -> Span | None:
+        length = self._length_at(offset)
+        if length is None:
+            return None
+        value, at, left = 0, offset + layout.ENTRY_LENGTH_BYTES, length
+        while left:
+            piece = self.bytes_at(at, min(left, self._chunk_bytes))
+            if not piece:
+                return None
+            value = crc32(piece, value)
+            at += len(piece)
+            left -= len(piece)
+        stored = int.from_bytes(self.bytes_at(at, layout.ENTRY_CRC.size), "little")
+        return Span(offset, at + layout.ENTRY_CRC.size) if stored == value else None
+
+    def _next_valid_entry(self, offset: int, stride: int) -> Span | None:
+        length = self._length_at(offset)
+        if length is not None:
+            behind = self._valid_entry_at(offset + length + layout.ENTRY_OVERHEAD_BYTES)
+            if behind is not None:
+                return behind
+        at = offset + stride
+        while at + layout.ENTRY_HEAD.size <= self._size:
+            window = bytes(self.bytes_at(at, min(CHUNK_BYTES, self._size - at)))
+            for candidate in _candidates(window, stride):
+                entry = self._valid_entry_at(at + candidate)
+                if entry is not None:
+                    return entry
+            step = len(window) - layout.ENTRY_HEAD.size + 1
+            at += max(stride, step - step % stride)
+        return None
+
+
+def _candidates(window: bytes, stride: int) -> list[int]:
+    """Offsets in `window`, multiples of `stride`, where the fixed bytes of an entry head look right."""
+    data = np.frombuffer(window, np.uint8)
+    count = len(data) - layout.ENTRY_HEAD.size + 1
+    if count <= 0:
+        return []
+
+    def column(at: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        return data[at : at + count : stride]
+
+    some_length = (column(0) | column(1) | column(2) | column(3)) != 0
+    right = some_length & (column(3) <= layout.ENTRY_BYTES_MAX >> 24) & (column(4) == layout.ENTRY_TYPE_BUNDLE)
+    right &= (column(_SEQUENCE_TOP_OFFSET) == 0) & (column(_SEQUENCE_TOP_OFFSET + 1) == 0)
+    return [int(at) * stride for at in np.flatnonzero(right)]

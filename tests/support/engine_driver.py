@@ -1,0 +1,169 @@
+"""Drives one engine in a test: lays bundles out as a client does, and runs its jobs in order, in this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from quiver_actors.client.encoder import PushRows, plan, write
+from quiver_actors.client.schemas import StreamTable
+from quiver_actors.config import SegmentSettings, TopicSettings, WalSettings
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.engine import Engine
+from quiver_actors.events import Event
+from quiver_actors.protocol.messages import AckRun, Push
+from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.segment.reader import SegmentReader
+
+
+class ManualClock:
+    """Time that moves only when a test says so."""
+
+    def __init__(self, start_ns: int = 1_700_000_000_000_000_000) -> None:
+        self.now_ns = start_ns
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def unix_ns(self) -> int:
+        return self.now_ns
+
+    def advance(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns
+
+
+def topic_settings(**changes: Any) -> TopicSettings:
+    """Settings with `segment_*` and `wal_*` arguments put into their sections."""
+    segment = {name.removeprefix("segment_"): value for name, value in changes.items() if name.startswith("segment_")}
+    wal = {name.removeprefix("wal_"): value for name, value in changes.items() if name.startswith("wal_")}
+    rest = {name: value for name, value in changes.items() if not name.startswith(("segment_", "wal_"))}
+    return TopicSettings(segment=SegmentSettings(**segment), wal=WalSettings(**wal), **rest)
+
+
+def numbered_batch(number: int, rows: int = 5) -> pa.RecordBatch:
+    """A small batch that says which bundle it belongs to."""
+    return pa.record_batch(
+        {
+            "number": pa.array([number] * rows, pa.int64()),
+            "text": pa.array([f"{number}-{row}-text" for row in range(rows)]),
+        }
+    )
+
+
+class EngineDriver:
+    """An engine, its clock, and a producer's side."""
+
+    def __init__(self, disk: Disk, settings: TopicSettings | None = None, directory: str = "default/core_0") -> None:
+        self.disk = disk
+        self.settings = settings or topic_settings()
+        self.directory = directory
+        self.clock = ManualClock()
+        self.events: list[Event] = []
+        self._streams = StreamTable(self.settings.name)
+        self._tag = 0
+        self.engine = self.reopen()
+
+    def reopen(self) -> Engine:
+        """Open the directory (again): what was open before is simply forgotten, as after a kill."""
+        self.engine = Engine.open(self.disk, self.directory, self.settings, 0, self.clock)
+        return self.engine
+
+    def layout(
+        self, bundles: Sequence[Mapping[int, pa.RecordBatch]]
+    ) -> tuple[memoryview, Push, dict[int, StreamSchema]]:
+        """Lay bundles out as one Push, as the client does."""
+        plans = [plan(sorted(bundle.items()), self._streams) for bundle in bundles]
+        memory = memoryview(bytearray(sum(p.entry_bytes for p in plans)))
+        rows, offset, schemas = PushRows(), 0, {}
+        for planned in plans:
+            write(planned, memory, offset)
+            rows.add(planned)
+            offset += planned.entry_bytes
+            for slot in planned.slots:
+                stream = slot.stream
+                schemas[stream.handle] = StreamSchema(stream.slot_id, stream.fingerprint, stream.message)
+        self._tag += 1
+        push = Push(
+            self._tag,
+            self.settings.name,
+            0,
+            len(memory),
+            len(memory),
+            b"".join(rows.entries),
+            b"".join(rows.slots),
+            b"".join(rows.dictionaries),
+        )
+        return memory, push, schemas
+
+    def push(self, *bundles: Mapping[int, pa.RecordBatch]) -> list[AckRun]:
+        """Stage and write bundles; not yet synced."""
+        memory, push, schemas = self.layout(bundles)
+        if not self.engine.can_stage(len(memory)):
+            self.run_background()
+        runs = self.engine.stage(memory, push, schemas)
+        self.events += self.engine.write()
+        return runs
+
+    def push_numbered(self, first: int, count: int = 1) -> list[AckRun]:
+        return self.push(*({0: numbered_batch(number)} for number in range(first, first + count)))
+
+    def commit(self) -> None:
+        """Run one group commit if there is one."""
+        job = self.engine.next_commit()
+        if job is not None:
+            job.run()
+            self.events += self.engine.finish(job)
+
+    def run_background(self) -> None:
+        """Run background jobs until there are none."""
+        while (job := self.engine.next_background()) is not None:
+            job.run()
+            self.events += self.engine.finish(job)
+
+    def settle(self) -> None:
+        """Commit and run everything that is due now."""
+        while True:
+            self.events += self.engine.tick()
+            commit = self.engine.next_commit()
+            if commit is not None:
+                commit.run()
+                self.events += self.engine.finish(commit)
+            background = self.engine.next_background()
+            if background is not None:
+                background.run()
+                self.events += self.engine.finish(background)
+            if commit is None and background is None:
+                return
+
+    def seal(self) -> None:
+        self.engine.seal_now()
+        self.settle()
+
+    def flush_progress(self) -> None:
+        self.engine.flush_progress()
+        self.settle()
+
+    def drain_and_close(self) -> None:
+        self.engine.drain()
+        self.settle()
+        assert self.engine.is_drained
+        self.engine.close()
+
+    def read(self, segment_seq: int) -> SegmentReader:
+        """A sealed segment, through the disk seam."""
+        path = f"{self.directory}/segments/{segment_seq:016}.qseg"
+        file = self.disk.open_read(path)
+        try:
+            return SegmentReader(file.read(file.size(), 0), segment_seq=segment_seq)
+        finally:
+            file.close()
+
+    def claim_numbers(self, subscriber: str, bundles: int = 1_000_000, owner: object = "owner") -> list[int]:
+        """Claim and return the numbers of `numbered_batch`es delivered."""
+        found = []
+        for segment_seq, indexes in self.engine.claim(subscriber, owner, bundles):
+            reader = self.read(segment_seq)
+            found += [reader.bundle(index)[0].column(0)[0].as_py() for index in indexes]
+        return found
