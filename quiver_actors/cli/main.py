@@ -1,0 +1,79 @@
+"""Entry point of the `quiver` command.
+
+Data goes to stdout, messages to stderr. Whatever the world does wrong is one line `quiver: <message>` and an exit code with a
+meaning, never a traceback; a traceback is a bug of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from quiver_actors.cli import status, up, version
+from quiver_actors.errors import (
+    AlreadyRunning,
+    DiskError,
+    FormatError,
+    NotRunning,
+    QuiverError,
+    StorageFull,
+    UsageError,
+)
+from quiver_actors.shm.errors import ShmError
+from quiver_actors.supervisor.errors import SupervisorError
+from quiver_actors.supervisor.exitcodes import ExitCode
+
+_EXIT_CODES: tuple[tuple[type[QuiverError], ExitCode], ...] = (
+    (UsageError, ExitCode.USAGE),
+    (AlreadyRunning, ExitCode.ALREADY_RUNNING),
+    (NotRunning, ExitCode.ALREADY_RUNNING),
+    (FormatError, ExitCode.DATA_DIR_UNUSABLE),
+    (DiskError, ExitCode.DATA_DIR_UNUSABLE),
+    (StorageFull, ExitCode.DATA_DIR_UNUSABLE),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code."""
+    parsed = build_parser().parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except (QuiverError, ShmError, SupervisorError) as error:
+        return _fail(str(error), exit_code_of(error))
+    except KeyboardInterrupt:
+        return int(ExitCode.FORCED)
+    except BrokenPipeError:
+        # The reader of our output has left (`quiver status | head`): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.CLEAN)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", ExitCode.UNEXPECTED)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(prog="quiver", description="A durable Arrow buffer for every Spark worker node.")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (up, status, version):
+        command.add_parser(subparsers)
+    return parser
+
+
+def exit_code_of(error: Exception) -> ExitCode:
+    """What the shell is told about an error."""
+    for kind, code in _EXIT_CODES:
+        if isinstance(error, kind):
+            return code
+    return ExitCode.UNEXPECTED
+
+
+def _fail(message: str, code: ExitCode) -> int:
+    print(f"quiver: {message}", file=sys.stderr)
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

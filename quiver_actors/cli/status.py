@@ -1,0 +1,195 @@
+"""`quiver status`: how a node is, from shared memory alone. Never talks to the supervisor or to a worker."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from quiver_actors.errors import NotRunning
+from quiver_actors.units import parse_duration_ns
+
+if TYPE_CHECKING:
+    from quiver_actors.cli.status_view import StatusView
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+WATCH_SECONDS = 2.0
+_WAIT_INTERVAL_SECONDS = 0.05
+_CLEAR_SCREEN = "\x1b[H\x1b[2J"
+
+_DESCRIPTION = """\
+Show workers, topics, subscribers, shared memory and last errors, the worst first. Reads the counters page alone, so it answers
+also while workers are stopped or hang and after the supervisor has died; AGE says how old the figures of a process are.
+"""
+
+_EPILOG = """\
+ready:   the supervisor is alive, recovery is over, and at least one worker serves
+healthy: the supervisor is alive and every worker and topic is ready
+
+exit codes:
+  0    shown; or the check holds; or what was waited for has come
+  1    unexpected error
+  2    wrong arguments or configuration
+  3    not running: no supervisor is alive in the run directory (what is left of its figures is shown all the same)
+  4    --check: it does not hold
+  5    --wait: it did not come in time
+"""
+
+
+class StatusExit(enum.IntEnum):
+    """Exit codes of this command alone; they agree with `supervisor.exitcodes` up to 3."""
+
+    OK = 0
+    NOT_RUNNING = 3
+    CHECK_FAILED = 4
+    TIMED_OUT = 5
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "status",
+        help="show how a node is",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--run-dir", metavar="DIR", help="the node's run directory (default: as `quiver up`)")
+    parser.add_argument("--config", metavar="FILE", help="take the run directory from this file")
+    parser.add_argument("--json", action="store_true", help="one JSON object; with --watch one a line")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--watch", metavar="SECONDS", nargs="?", type=_positive, const=WATCH_SECONDS, help="show again and again (2 s)"
+    )
+    mode.add_argument(
+        "--check", choices=("ready", "healthy"), help="print nothing but what is wrong; see the exit codes"
+    )
+    mode.add_argument("--wait", choices=("ready", "healthy"), help="wait until it is")
+    parser.add_argument("--timeout", metavar="DURATION", default="30s", help="how long --wait waits (30s)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises NotRunning where there is nothing to show, ConfigError for a bad file or duration."""
+    run_dir = os.path.abspath(arguments.run_dir or _configured_run_dir(arguments.config))
+    if arguments.check:
+        return _check(run_dir, arguments.check, arguments.json)
+    if arguments.wait:
+        return _wait(run_dir, arguments.wait, parse_duration_ns(arguments.timeout), arguments.json)
+    if arguments.watch is not None:
+        return _watch(run_dir, arguments.watch, arguments.json)
+    return _show_once(run_dir, arguments.json)
+
+
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return seconds
+
+
+def _configured_run_dir(config_path: str | None) -> str:
+    from quiver_actors.config import default_run_dir, load_config
+
+    return load_config(config_path).resolved_run_dir() if config_path else default_run_dir()
+
+
+def _take(run_dir: str) -> StatusView:
+    from quiver_actors.cli.status_view import take_status
+
+    return take_status(run_dir)
+
+
+def _show_once(run_dir: str, as_json: bool) -> int:
+    status = _take(run_dir)
+    _show(status, as_json)
+    return StatusExit.OK if status.node.running else StatusExit.NOT_RUNNING
+
+
+def _check(run_dir: str, wanted: str, as_json: bool) -> int:
+    status = _take(run_dir)
+    if as_json:
+        _show(status, as_json)
+    if not status.node.running:
+        raise NotRunning(f"the supervisor of {run_dir} (pid {status.node.pid}) is dead")
+    if _holds(status, wanted):
+        return StatusExit.OK
+    print(f"quiver: not {wanted}: {'; '.join(status.node.problems) or status.node.state}", file=sys.stderr)
+    return StatusExit.CHECK_FAILED
+
+
+def _wait(run_dir: str, wanted: str, timeout_ns: int, as_json: bool) -> int:
+    deadline_ns = time.monotonic_ns() + timeout_ns
+    while True:
+        try:
+            status = _take(run_dir)
+            if _holds(status, wanted):
+                break
+            reason = "; ".join(status.node.problems) or status.node.state
+        except NotRunning as error:
+            reason = str(error)
+        if time.monotonic_ns() >= deadline_ns:
+            print(f"quiver: not {wanted} in time: {reason}", file=sys.stderr)
+            return StatusExit.TIMED_OUT
+        time.sleep(_WAIT_INTERVAL_SECONDS)
+    if as_json:
+        _show(status, as_json)
+    return StatusExit.OK
+
+
+def _watch(run_dir: str, interval_seconds: float, as_json: bool) -> int:
+    previous: StatusView | None = None
+    try:
+        while True:
+            previous = _watch_once(run_dir, as_json, previous)
+            time.sleep(interval_seconds)
+    except KeyboardInterrupt:
+        return StatusExit.OK
+
+
+def _watch_once(run_dir: str, as_json: bool, previous: StatusView | None) -> StatusView | None:
+    try:
+        status = _take(run_dir)
+    except NotRunning as error:
+        # It may be started, or started again, while somebody watches.
+        print(f"quiver: {error}", file=sys.stderr)
+        return None
+    if previous is not None:
+        _use_since(status, previous)
+    if sys.stdout.isatty() and not as_json:
+        print(_CLEAR_SCREEN, end="")
+    _show(status, as_json)
+    if not as_json and not sys.stdout.isatty():
+        print(flush=True)
+    return status
+
+
+def _use_since(status: StatusView, previous: StatusView) -> None:
+    """Replace the lifelong average of the workers' processor time by what was used since the last look."""
+    former = {(worker.core, worker.pid): worker for worker in previous.workers}
+    for worker in status.workers:
+        then = former.get((worker.core, worker.pid))
+        if then is None or None in (worker.figures_age_ns, then.figures_age_ns):
+            continue
+        now_ns = status.taken_unix_ns - (worker.figures_age_ns or 0)
+        elapsed_ns = now_ns - (previous.taken_unix_ns - (then.figures_age_ns or 0))
+        worker.cpu_percent = round(100 * (worker.cpu_ns - then.cpu_ns) / elapsed_ns, 1) if elapsed_ns > 0 else None
+
+
+def _holds(status: StatusView, wanted: str) -> bool:
+    return status.node.ready if wanted == "ready" else status.node.healthy
+
+
+def _show(status: StatusView, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode(status).decode(), flush=True)
+    else:
+        from quiver_actors.cli.status_table import render
+
+        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        print(render(status, colour=colour), flush=True)

@@ -1,0 +1,195 @@
+"""The status document as text for people: a headline, then tables, worst first. Pure: a view in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from quiver_actors.cli.status_view import EngineView, NodeView, StatusView, SubscriberView, WorkerView, severity
+from quiver_actors.units import format_duration, format_size
+
+_RED, _YELLOW, _GREEN, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
+UNKNOWN = "-"
+_MESSAGE_CHARACTERS = 76
+
+
+class Column(NamedTuple):
+    heading: str
+    is_number: bool = False
+    is_state: bool = False
+
+
+def render(status: StatusView, *, colour: bool) -> str:
+    """The whole text, without a final newline."""
+    sections = [
+        _headline(status.node, colour),
+        _workers(status.workers, colour),
+        _engines(status.engines, colour),
+        _subscribers(status.subscribers),
+        _memory(status),
+        _errors(status),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _headline(node: NodeView, colour: bool) -> str:
+    facts = [f"quiver node {_painted(node.state, node.state.upper(), colour)}", f"pid {node.pid}"]
+    if node.running:
+        facts.append(f"up {_duration(node.uptime_ns)}")
+    facts += [f"data {node.data_dir}", f"run {node.run_dir}"]
+    lines = ["  ".join(facts)]
+    if not node.running:
+        age = _duration(node.figures_age_ns)
+        lines.append(f"NOT RUNNING: its supervisor is dead; what follows is what it said last, {age} ago")
+    elif node.state in ("silent", "stopped"):
+        lines.append(f"the supervisor is {node.state}: its own figures are {_duration(node.figures_age_ns)} old")
+    return "\n".join(lines)
+
+
+def _workers(workers: Sequence[WorkerView], colour: bool) -> str:
+    columns = [
+        Column("WORKER"),
+        Column("STATE", is_state=True),
+        *[Column(name, is_number=True) for name in ("PID", "CPU", "CPU%", "RESTARTS", "UP", "AGE", "CLIENTS")],
+        Column("LAST EXIT"),
+    ]
+    rows = [
+        [
+            f"core_{worker.core}",
+            worker.state,
+            _or_unknown(worker.pid),
+            _or_unknown(worker.cpu),
+            UNKNOWN if worker.cpu_percent is None else f"{worker.cpu_percent:.0f}%",
+            str(worker.restarts),
+            _duration(worker.uptime_ns),
+            _duration(worker.figures_age_ns),
+            str(worker.sessions),
+            _or_unknown(worker.last_exit),
+        ]
+        for worker in workers
+    ]
+    return _table(columns, rows, colour)
+
+
+def _engines(engines: Sequence[EngineView], colour: bool) -> str:
+    numbers = ("CORE", "BUNDLES", "ROWS", "IN", "WAL", "OPEN", "SEGMENTS", "DISK", "AGE")
+    columns = [Column("TOPIC"), Column("STATE", is_state=True), *[Column(name, is_number=True) for name in numbers]]
+    rows = [
+        [
+            engine.topic,
+            engine.state,
+            str(engine.core),
+            f"{engine.bundles_in:,}",
+            f"{engine.rows_in:,}",
+            format_size(engine.bytes_in),
+            format_size(engine.wal_bytes),
+            format_size(engine.open_segment_bytes),
+            f"{engine.segments:,}",
+            format_size(engine.disk_bytes),
+            _duration(engine.figures_age_ns),
+        ]
+        for engine in engines
+    ]
+    return _table(columns, rows, colour) if rows else ""
+
+
+def _subscribers(subscribers: Sequence[SubscriberView]) -> str:
+    """One line a subscriber: its cores are summed, the oldest bundle and the oldest figures count."""
+    grouped: dict[tuple[str, str], list[SubscriberView]] = {}
+    for each in subscribers:
+        grouped.setdefault((each.topic, each.subscriber), []).append(each)
+    if not grouped:
+        return ""
+    numbers = ("LAG", "OLDEST", "CLAIMED", "ACKED", "REJECTED", "READERS", "AGE")
+    columns = [Column("SUBSCRIBER"), Column("TOPIC"), *[Column(name, is_number=True) for name in numbers]]
+    rows = sorted(
+        ((_total(cores, _lag), topic, subscriber, cores) for (topic, subscriber), cores in grouped.items()),
+        key=lambda row: (-row[0], row[1], row[2]),
+    )
+    return _table(columns, [_subscriber_row(*row) for row in rows], colour=False)
+
+
+def _subscriber_row(lag_bundles: int, topic: str, subscriber: str, cores: list[SubscriberView]) -> list[str]:
+    return [
+        subscriber,
+        topic,
+        f"{lag_bundles:,}",
+        _duration(_largest(each.oldest_age_ns for each in cores)),
+        f"{_total(cores, lambda each: each.claimed):,}",
+        f"{_total(cores, lambda each: each.acked):,}",
+        f"{_total(cores, lambda each: each.rejected):,}",
+        str(max(each.connections for each in cores)),
+        _duration(_largest(each.figures_age_ns for each in cores)),
+    ]
+
+
+def _memory(status: StatusView) -> str:
+    memory = status.shared_memory
+    return (
+        f"shared memory {format_size(memory.total_bytes)}: arenas {format_size(memory.arena_bytes)}, "
+        f"{format_size(memory.arena_used_bytes)} of it in use, counters {format_size(memory.counters_bytes)}"
+    )
+
+
+def _errors(status: StatusView) -> str:
+    if not status.errors:
+        return ""
+    columns = [Column("ERROR OF"), Column("AGE", is_number=True), Column("COUNT", is_number=True), Column("MESSAGE")]
+    rows = [
+        [f"core_{error.core}", _duration(error.age_ns), str(error.count), _shortened(error.message)]
+        for error in status.errors
+    ]
+    return _table(columns, rows, colour=False)
+
+
+# --- text ----------------------------------------------------------------------------------------------------------------
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], colour: bool) -> str:
+    widths = [
+        max(len(column.heading), *(len(row[index]) for row in rows)) if rows else len(column.heading)
+        for index, column in enumerate(columns)
+    ]
+    lines = [_line(columns, widths, [column.heading for column in columns], colour=False)]
+    lines += [_line(columns, widths, row, colour) for row in rows]
+    return "\n".join(lines)
+
+
+def _line(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str], colour: bool) -> str:
+    placed = []
+    for column, width, cell in zip(columns, widths, cells, strict=True):
+        text = cell.rjust(width) if column.is_number else cell.ljust(width)
+        placed.append(_painted(cell, text, colour) if column.is_state else text)
+    return "  ".join(placed).rstrip()
+
+
+def _painted(state: str, text: str, colour: bool) -> str:
+    if not colour:
+        return text
+    paint = _GREEN if state == "ready" else _RED if severity(state) <= severity("stopped") else _YELLOW
+    return f"{paint}{text}{_PLAIN}"
+
+
+def _shortened(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= _MESSAGE_CHARACTERS else f"{line[: _MESSAGE_CHARACTERS - 3]}..."
+
+
+def _duration(duration_ns: int | None) -> str:
+    return UNKNOWN if duration_ns is None else format_duration(duration_ns)
+
+
+def _or_unknown(value: object) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _total(cores: Iterable[SubscriberView], figure: Callable[[SubscriberView], int]) -> int:
+    return sum(map(figure, cores))
+
+
+def _lag(subscriber: SubscriberView) -> int:
+    return subscriber.lag_bundles

@@ -1,0 +1,465 @@
+"""How a node is, gathered without asking anybody: from `node.json`, the supervisor's lock, the counters page and /proc.
+
+Everything here works while workers are stopped, hang or are dead, and while the supervisor is. Figures carry their age: a process
+that does not run does not update them. The structs are the `--json` document; fields are only ever added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from quiver_actors.errors import NotRunning
+from quiver_actors.metrics.figures import (
+    EngineFigure,
+    ErrorFigure,
+    RowKind,
+    SubscriberFigure,
+    WorkerFigure,
+    WorkerState,
+)
+from quiver_actors.shm.counters import CountersPage, RegionSnapshot, RowSnapshot
+from quiver_actors.shm.errors import ShmError
+from quiver_actors.shm.liveness import holder_alive
+from quiver_actors.supervisor.exitcodes import describe_wait_status
+from quiver_actors.supervisor.figures import CHILD_ROW, SUPERVISOR_REGION, ChildFigure, NodeState, region_of
+from quiver_actors.supervisor.process import STOPPED_STATES, process_state
+from quiver_actors.supervisor.state import ChildState
+
+SCHEMA_VERSION = 1
+NODE_RECORD = "node.json"
+SUPERVISOR_LOCK = "supervisor.lock"
+
+FRESH_NS = 3_000_000_000
+"""Older figures of a process that is said to run mean that it does not get to publish them: it is called silent."""
+
+ENGINE_STATES = {1: "recovering", 2: "ready", 3: "full", 4: "draining", 5: "failed", 6: "closed"}
+"""Names of `engine.EngineState`, which cannot be imported here: engines load pyarrow."""
+
+WORST_FIRST = (
+    "dead",
+    "failed",
+    "hung",
+    "silent",
+    "stopped",
+    "restarting",
+    "full",
+    "degraded",
+    "closed",
+    "ended",
+    "draining",
+    "killing",
+    "starting",
+    "recovering",
+    "unknown",
+    "ready",
+)
+"""All states that a node, a worker or an engine is shown in."""
+
+_WORKER_STATES = {state.value: state.name.lower() for state in WorkerState} | {WorkerState.STOPPED.value: "ended"}
+_NODE_STATES = {state.value: state.name.lower() for state in NodeState} | {NodeState.STOPPED.value: "ended"}
+_SUPERVISED_STATES = {
+    ChildState.BACKOFF.value: "restarting",
+    ChildState.HUNG.value: "hung",
+    ChildState.FAILED.value: "failed",
+    ChildState.STOPPED.value: "ended",
+}
+"""Where the supervisor's word goes before the worker's own; in the other states the worker's is the more exact one."""
+
+
+class NodeView(msgspec.Struct, kw_only=True):
+    state: str
+    running: bool
+    """Its supervisor is alive."""
+    ready: bool
+    """Running, was ready once all workers were, and at least one serves."""
+    healthy: bool
+    """Running and `problems` is empty."""
+    problems: list[str]
+    pid: int
+    data_dir: str
+    run_dir: str
+    topics: list[str]
+    started_unix_ns: int
+    uptime_ns: int | None
+    figures_age_ns: int | None
+
+
+class WorkerView(msgspec.Struct, kw_only=True):
+    core: int
+    state: str
+    process_state: str | None
+    """The kernel's letter; None where there is no such process."""
+    pid: int | None
+    cpu: int | None
+    """The core that it is pinned to."""
+    cpu_ns: int = 0
+    cpu_percent: float | None = None
+    """Of one core, over its whole life; with --watch since the last look."""
+    restarts: int = 0
+    last_exit: str | None = None
+    started_unix_ns: int | None = None
+    uptime_ns: int | None = None
+    figures_age_ns: int | None = None
+    """Age of its heartbeat, and so of all figures that it publishes."""
+    sessions: int = 0
+    pushes_waiting: int = 0
+    arena_bytes: int = 0
+    arena_used_bytes: int = 0
+    loop_gap_ns_max: int = 0
+
+
+class EngineView(msgspec.Struct, kw_only=True):
+    topic: str
+    core: int
+    state: str
+    figures_age_ns: int | None
+    bundles_in: int
+    rows_in: int
+    bytes_in: int
+    wal_bytes: int
+    open_segment_bytes: int
+    open_segment_bundles: int
+    segments: int
+    segment_bytes: int
+    segment_bundles: int
+    disk_bytes: int
+    syncs: int
+    seals: int
+    sync_ns_last: int
+    seal_ns_last: int
+    sequence_written: int
+    sequence_durable: int
+    refused: int
+    segments_deleted: int
+    quarantined: int
+
+
+class SubscriberView(msgspec.Struct, kw_only=True):
+    topic: str
+    subscriber: str
+    core: int
+    figures_age_ns: int | None
+    lag_bundles: int
+    oldest_unix_ns: int
+    oldest_age_ns: int | None
+    """None where nothing is waiting."""
+    claimed: int
+    acked: int
+    rejected: int
+    deferred: int
+    delivered: int
+    connections: int
+
+
+class ErrorView(msgspec.Struct, kw_only=True):
+    core: int
+    message: str
+    count: int
+    unix_ns: int
+    age_ns: int
+
+
+class SharedMemoryView(msgspec.Struct, kw_only=True):
+    arena_bytes: int
+    arena_used_bytes: int
+    counters_bytes: int
+    total_bytes: int
+
+
+class StatusView(msgspec.Struct, kw_only=True):
+    """The whole document; lists are sorted worst first."""
+
+    schema_version: int = SCHEMA_VERSION
+    taken_unix_ns: int
+    node: NodeView
+    workers: list[WorkerView]
+    engines: list[EngineView]
+    subscribers: list[SubscriberView]
+    errors: list[ErrorView]
+    shared_memory: SharedMemoryView
+
+
+def take_status(run_dir: str) -> StatusView:
+    """Look at the node that `run_dir` belongs to.
+
+    Raises:
+        NotRunning: no node has been started there, or nothing is left of it.
+    """
+    record = _read_record(run_dir)
+    running = _supervisor_lives(run_dir)
+    page = _attach(run_dir, record, running)
+    try:
+        regions = page.read()
+        return _View(run_dir, record, regions, running, page.size_bytes).whole()
+    finally:
+        page.close()
+
+
+def worst(states: Iterable[str]) -> str:
+    """The worst of some states; `ready` of none."""
+    return min(states, key=severity, default="ready")
+
+
+def severity(state: str) -> int:
+    """Place in `WORST_FIRST`: lower is worse."""
+    return WORST_FIRST.index(state)
+
+
+# --- where it comes from -------------------------------------------------------------------------------------------------
+
+
+def _read_record(run_dir: str) -> dict[str, Any]:
+    path = os.path.join(run_dir, NODE_RECORD)
+    try:
+        with open(path, "rb") as file:
+            record = json.load(file)
+    except OSError as error:
+        raise NotRunning(
+            f"no node is running in {run_dir}: {path}: {error.strerror}; start one with `quiver up --run-dir {run_dir}`, or "
+            "name another run directory with --run-dir"
+        ) from error
+    except ValueError as error:
+        raise NotRunning(f"{path} is not what `quiver up` writes: {error}") from error
+    if not isinstance(record, dict) or record.get("version") != 1:
+        raise NotRunning(
+            f"{path} is not a node record of version 1: the node and this program are of different versions"
+        )
+    return record
+
+
+def _supervisor_lives(run_dir: str) -> bool:
+    with contextlib.suppress(ShmError):
+        return holder_alive(os.path.join(run_dir, SUPERVISOR_LOCK))
+    return False
+
+
+def _attach(run_dir: str, record: dict[str, Any], running: bool) -> CountersPage:
+    try:
+        return CountersPage.attach(record["counters"])
+    except (ShmError, KeyError) as error:
+        what = "is starting or stopping" if running else "is dead and left no figures"
+        raise NotRunning(f"the supervisor of {run_dir} (pid {record.get('pid')}) {what}: {error}") from error
+
+
+class _View:
+    """One look: what was read, at one time, and the document made of it."""
+
+    def __init__(
+        self, run_dir: str, record: dict[str, Any], regions: list[RegionSnapshot], running: bool, page_bytes: int
+    ) -> None:
+        self._run_dir = run_dir
+        self._record = record
+        self._regions = regions
+        self._running = running
+        self._page_bytes = page_bytes
+        self._unix_ns = time.time_ns()
+        self._monotonic_ns = time.monotonic_ns()
+
+    def whole(self) -> StatusView:
+        workers = sorted(self._workers(), key=lambda worker: (severity(worker.state), worker.core))
+        engines = sorted(self._engines(workers), key=lambda engine: (severity(engine.state), engine.topic, engine.core))
+        return StatusView(
+            taken_unix_ns=self._unix_ns,
+            node=self._node(workers, engines),
+            workers=workers,
+            engines=engines,
+            subscribers=sorted(
+                self._subscribers(), key=lambda each: (-each.lag_bundles, each.topic, each.subscriber, each.core)
+            ),
+            errors=sorted(self._errors(), key=lambda error: error.age_ns),
+            shared_memory=self._shared_memory(workers),
+        )
+
+    # --- the node --------------------------------------------------------------------------------------------------------
+
+    def _node(self, workers: list[WorkerView], engines: list[EngineView]) -> NodeView:
+        region = self._regions[SUPERVISOR_REGION]
+        state = self._node_state(region)
+        problems = self._problems(state, workers, engines)
+        serving = any(worker.state in ("ready", "degraded") for worker in workers)
+        was_ready = region.state in (NodeState.READY, NodeState.DEGRADED)
+        return NodeView(
+            state=state,
+            running=self._running,
+            ready=self._running and was_ready and serving,
+            healthy=self._running and not problems,
+            problems=problems,
+            pid=region.pid,
+            data_dir=str(self._record.get("data_dir", "")),
+            run_dir=self._run_dir,
+            topics=[str(topic) for topic in self._record.get("topics", [])],
+            started_unix_ns=region.started_unix_ns,
+            uptime_ns=self._since(region.started_unix_ns) if self._running else None,
+            figures_age_ns=self._age(region),
+        )
+
+    def _node_state(self, region: RegionSnapshot) -> str:
+        if not self._running:
+            return "dead"
+        if process_state(region.pid) in STOPPED_STATES:
+            return "stopped"
+        return "silent" if self._is_old(region) else _NODE_STATES.get(region.state, "unknown")
+
+    def _problems(self, state: str, workers: list[WorkerView], engines: list[EngineView]) -> list[str]:
+        found = [] if state in ("ready", "degraded") else [f"the supervisor is {state}"]
+        found += [f"worker core_{worker.core} is {worker.state}" for worker in workers if worker.state != "ready"]
+        return found + [
+            f"topic {engine.topic} on core_{engine.core} is {engine.state}"
+            for engine in engines
+            if engine.state != "ready"
+        ]
+
+    # --- workers ---------------------------------------------------------------------------------------------------------
+
+    def _workers(self) -> list[WorkerView]:
+        rows = {row.label: row for row in _rows(self._regions[SUPERVISOR_REGION], CHILD_ROW)}
+        return [self._worker(core, rows.get(f"core_{core}")) for core in range(len(self._regions) - 1)]
+
+    def _worker(self, core: int, row: RowSnapshot | None) -> WorkerView:
+        region = self._regions[region_of(core)]
+        values = row.values if row else (0,) * len(ChildFigure)
+        pid = values[ChildFigure.PID]
+        kernel_state = process_state(pid) if pid and self._running else None
+        worker = WorkerView(
+            core=core,
+            state=self._worker_state(values, region, kernel_state),
+            process_state=kernel_state,
+            pid=pid or None,
+            cpu=values[ChildFigure.CPU] - 1 if values[ChildFigure.CPU] else None,
+            restarts=values[ChildFigure.RESTARTS],
+            last_exit=_last_exit(values[ChildFigure.LAST_EXIT]),
+            figures_age_ns=self._age(region),
+        )
+        if pid and region.pid == pid:
+            worker.started_unix_ns = region.started_unix_ns
+            worker.uptime_ns = self._since(region.started_unix_ns) if self._running else None
+        self._add_own_figures(worker, region)
+        return worker
+
+    def _worker_state(self, supervised: tuple[int, ...], region: RegionSnapshot, kernel_state: str | None) -> str:
+        if not self._running:
+            return "dead"
+        told = _SUPERVISED_STATES.get(supervised[ChildFigure.STATE])
+        if told is not None:
+            return told
+        if kernel_state in STOPPED_STATES:
+            return "stopped"
+        if region.pid != supervised[ChildFigure.PID]:
+            return "starting"
+        if region.state in (WorkerState.READY, WorkerState.DEGRADED) and self._is_old(region):
+            return "silent"
+        return _WORKER_STATES.get(region.state, "unknown")
+
+    def _add_own_figures(self, worker: WorkerView, region: RegionSnapshot) -> None:
+        for row in _rows(region, RowKind.WORKER):
+            worker.cpu_ns = row.values[WorkerFigure.CPU_NS]
+            worker.sessions = row.values[WorkerFigure.SESSIONS]
+            worker.pushes_waiting = row.values[WorkerFigure.PUSHES_WAITING]
+            worker.arena_bytes = row.values[WorkerFigure.ARENA_BYTES]
+            worker.arena_used_bytes = row.values[WorkerFigure.ARENA_USED_BYTES]
+            worker.loop_gap_ns_max = row.values[WorkerFigure.LOOP_GAP_NS_MAX]
+        published_ns = (worker.uptime_ns or 0) - (worker.figures_age_ns or 0)
+        if published_ns > 0:
+            worker.cpu_percent = round(100 * worker.cpu_ns / published_ns, 1)
+
+    # --- what the workers keep -------------------------------------------------------------------------------------------
+
+    def _engines(self, workers: list[WorkerView]) -> list[EngineView]:
+        state_of = {worker.core: worker.state for worker in workers}
+        return [
+            self._engine(core, region, row, state_of[core])
+            for core, region in self._cores()
+            for row in _rows(region, RowKind.ENGINE)
+        ]
+
+    def _engine(self, core: int, region: RegionSnapshot, row: RowSnapshot, worker_state: str) -> EngineView:
+        own = ENGINE_STATES.get(row.values[EngineFigure.STATE], "unknown")
+        # What a worker said of its engine before it died or stopped no longer holds.
+        gone = worker_state in ("dead", "failed", "hung", "silent", "stopped", "restarting")
+        return EngineView(
+            topic=row.label,
+            core=core,
+            state=worst([own, worker_state]) if gone else own,
+            figures_age_ns=self._age(region),
+            **_figures(row, EngineFigure, EngineView),
+        )
+
+    def _subscribers(self) -> list[SubscriberView]:
+        return [
+            self._subscriber(core, region, row)
+            for core, region in self._cores()
+            for row in _rows(region, RowKind.SUBSCRIBER)
+        ]
+
+    def _subscriber(self, core: int, region: RegionSnapshot, row: RowSnapshot) -> SubscriberView:
+        topic, _, subscriber = row.label.partition("/")
+        oldest_unix_ns = row.values[SubscriberFigure.OLDEST_UNIX_NS]
+        return SubscriberView(
+            topic=topic,
+            subscriber=subscriber,
+            core=core,
+            figures_age_ns=self._age(region),
+            oldest_age_ns=self._since(oldest_unix_ns),
+            **_figures(row, SubscriberFigure, SubscriberView),
+        )
+
+    def _errors(self) -> list[ErrorView]:
+        return [
+            ErrorView(
+                core=core,
+                message=row.label,
+                count=row.values[ErrorFigure.COUNT],
+                unix_ns=row.values[ErrorFigure.UNIX_NS],
+                age_ns=self._since(row.values[ErrorFigure.UNIX_NS]) or 0,
+            )
+            for core, region in self._cores()
+            for row in _rows(region, RowKind.ERROR)
+        ]
+
+    def _shared_memory(self, workers: list[WorkerView]) -> SharedMemoryView:
+        # A dead node's arenas went with its workers, whatever the page still says.
+        arena_bytes = sum(worker.arena_bytes for worker in workers) if self._running else 0
+        return SharedMemoryView(
+            arena_bytes=arena_bytes,
+            arena_used_bytes=sum(worker.arena_used_bytes for worker in workers) if self._running else 0,
+            counters_bytes=self._page_bytes,
+            total_bytes=arena_bytes + self._page_bytes,
+        )
+
+    # --- times -----------------------------------------------------------------------------------------------------------
+
+    def _cores(self) -> list[tuple[int, RegionSnapshot]]:
+        return list(enumerate(self._regions[region_of(0) :]))
+
+    def _age(self, region: RegionSnapshot) -> int | None:
+        return max(0, self._monotonic_ns - region.heartbeat_ns) if region.heartbeat_ns else None
+
+    def _is_old(self, region: RegionSnapshot) -> bool:
+        return (self._age(region) or 0) > FRESH_NS
+
+    def _since(self, unix_ns: int) -> int | None:
+        return max(0, self._unix_ns - unix_ns) if unix_ns else None
+
+
+_Figure = TypeVar("_Figure", EngineFigure, SubscriberFigure)
+
+
+def _figures(row: RowSnapshot, figures: type[_Figure], view: type[msgspec.Struct]) -> dict[str, Any]:
+    """Those values of a row that `view` has a field for, by the figures' names."""
+    named = {figure.name.lower(): row.values[figure] for figure in figures if figure.name != "STATE"}
+    return {name: value for name, value in named.items() if name in view.__struct_fields__}
+
+
+def _last_exit(figure: int) -> str | None:
+    return describe_wait_status(figure - 1) if figure else None
+
+
+def _rows(region: RegionSnapshot, kind: int) -> list[RowSnapshot]:
+    return [row for row in region.rows if row.kind == kind]

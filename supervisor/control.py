@@ -1,0 +1,229 @@
+"""The control socket: how another process of the same user asks the supervisor to say how it is, to drain or to stop.
+
+Layout: a frame is a little-endian u32 length and one msgpack map whose key `op` names the message.
+Trust: only the socket's own user and root are answered; frames are small and bounded; a peer that does not read is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+from collections.abc import Callable
+
+import msgspec
+
+from .errors import ControlError
+
+SOCKET_NAME = "supervisor.sock"
+FRAME_BYTES_MAX = 1 << 20
+SESSIONS_MAX = 32
+_LENGTH = struct.Struct("<I")
+_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_READ_BYTES = 64 << 10
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=str.lower):
+    """Root of all control messages."""
+
+
+class Ping(Message, frozen=True, kw_only=True):
+    """Answered by Pong."""
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """Answered by NodeStatus."""
+
+
+class Drain(Message, frozen=True, kw_only=True):
+    """As SIGTERM: drain, then stop. Asked twice: stop at once. Answered by Accepted."""
+
+
+class Stop(Message, frozen=True, kw_only=True):
+    """Kill the workers now; the log is replayed at the next start. Answered by Accepted."""
+
+
+class Pong(Message, frozen=True, kw_only=True):
+    pid: int
+
+
+class Accepted(Message, frozen=True, kw_only=True):
+    """The request is being carried out."""
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    reason: str
+
+
+class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    index: int
+    state: str
+    pid: int
+    restarts: int
+    cpu: int | None
+    last_exit: str | None
+
+
+class NodeStatus(Message, frozen=True, kw_only=True):
+    pid: int
+    state: str
+    children: list[ChildStatus]
+
+
+Request = Ping | Status | Drain | Stop
+Reply = Pong | Accepted | Refused | NodeStatus
+
+_requests = msgspec.msgpack.Decoder(Request)
+_replies = msgspec.msgpack.Decoder(Reply)
+
+
+def encode_frame(message: Message) -> bytes:
+    """One message, ready to be sent."""
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameSplitter:
+    """Bytes in, whole message bodies out. No I/O."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, arrived: bytes) -> list[bytes]:
+        """Raises ControlError when a frame is longer than the protocol allows."""
+        self._pending += arrived
+        bodies = []
+        while len(self._pending) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._pending)
+            if length > FRAME_BYTES_MAX:
+                raise ControlError(f"control frame of {length} bytes, at most {FRAME_BYTES_MAX} are allowed")
+            end = _LENGTH.size + length
+            if len(self._pending) < end:
+                break
+            bodies.append(bytes(self._pending[_LENGTH.size : end]))
+            del self._pending[:end]
+        return bodies
+
+
+def answer(body: bytes, handle: Callable[[Request], Reply]) -> Reply:
+    """Decode a request and have it handled; what cannot be decoded is refused."""
+    try:
+        request = _requests.decode(body)
+    except msgspec.DecodeError as error:
+        return Refused(reason=f"not a control request: {error}")
+    return handle(request)
+
+
+class ControlServer:
+    """Listens on `path` and answers requests, driven by the supervisor's selector. Owner: the supervisor's loop.
+
+    Args:
+        path: in a directory of this user alone; whatever was there has been swept.
+        handle: turns a request into its reply; must not block.
+
+    Raises:
+        OSError: the socket cannot be bound.
+    """
+
+    def __init__(self, path: str, selector: selectors.BaseSelector, handle: Callable[[Request], Reply]) -> None:
+        self._selector = selector
+        self._handle = handle
+        self._sessions: dict[socket.socket, FrameSplitter] = {}
+        self._path = path
+        self._listener = _listen(path)
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            session, _ = self._listener.accept()
+        except OSError:
+            # The peer went away again, or descriptors have run out: it may ask once more.
+            return
+        if not _is_trusted(session):
+            session.close()
+            return
+        if len(self._sessions) >= SESSIONS_MAX:
+            self._end(next(iter(self._sessions)))  # the oldest: whoever asks now is better served than whoever lingers
+        session.setblocking(False)
+        self._sessions[session] = FrameSplitter()
+        self._selector.register(session, selectors.EVENT_READ, lambda: self._serve(session))
+
+    def _serve(self, session: socket.socket) -> None:
+        if session not in self._sessions:
+            return  # ended in the same turn
+        try:
+            arrived = session.recv(_READ_BYTES)
+            replies = [answer(body, self._handle) for body in self._sessions[session].feed(arrived)]
+            for reply in replies:
+                # Replies are smaller than a socket's buffer: one that does not fit has a peer that does not read.
+                session.sendall(encode_frame(reply))
+        except (OSError, ControlError):
+            arrived = b""
+        if not arrived:
+            self._end(session)
+
+    def _end(self, session: socket.socket) -> None:
+        self._selector.unregister(session)
+        del self._sessions[session]
+        session.close()
+
+    def close(self) -> None:
+        """Stop listening and remove the socket. Idempotent."""
+        for session in list(self._sessions):
+            self._end(session)
+        if self._listener.fileno() >= 0:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def close_in_child(self) -> None:
+        """Close the descriptors only."""
+        self._listener.close()
+        for session in self._sessions:
+            session.close()
+
+
+def _listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(path)
+        listener.listen(SESSIONS_MAX)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(mask)
+    return listener
+
+
+def _is_trusted(session: socket.socket) -> bool:
+    _, uid, _ = _PEER.unpack(session.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return uid in (0, os.geteuid())
+
+
+def request(path: str, message: Request, timeout_seconds: float = 5.0) -> Reply:
+    """Send one request to the supervisor that listens at `path` and wait for the reply.
+
+    Raises:
+        ControlError: nobody listens, no reply in time, or the peer speaks something else.
+    """
+    splitter = FrameSplitter()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+            connection.settimeout(timeout_seconds)
+            connection.connect(path)
+            connection.sendall(encode_frame(message))
+            while arrived := connection.recv(_READ_BYTES):
+                for body in splitter.feed(arrived):
+                    reply: Reply = _replies.decode(body)
+                    return reply
+    except OSError as error:
+        raise ControlError(f"no answer from {path}: {error.strerror or error}; is the supervisor running?") from error
+    except msgspec.DecodeError as error:
+        raise ControlError(f"{path} answered what is no control reply: {error}") from error
+    raise ControlError(f"{path} closed the connection without an answer")

@@ -1,0 +1,293 @@
+"""The supervisor's loop: waits for signals, ended children, requests and deadlines, and carries out what `decide` says.
+
+Owner: one thread, the main one, of a process that has no other. Holds no policy: every decision is in `decide`.
+
+A turn: wait, read what is there, look at the children when it is time, let `decide` act, publish the supervisor's own figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from ..shm.counters import CountersPage
+from . import control
+from .control import ControlServer
+from .decide import (
+    AnnounceReady,
+    AnnounceStopping,
+    Child,
+    Event,
+    Exited,
+    Finish,
+    Fork,
+    Forked,
+    ForkFailed,
+    Observed,
+    Report,
+    Signal,
+    StopRequested,
+    Supervision,
+)
+from .exitcodes import ExitCode, describe_wait_status
+from .figures import CHILD_ROW, SUPERVISOR_REGION, ChildFigure, region_of
+from .log import log_event
+from .notify import Notifier
+from .process import is_stopped
+from .signals import SignalPipe
+from .spawn import fork_child
+from .spec import READY_STATES, STARTING_STATE, ChildContext, ChildSpec, Patience
+
+_WAKEUP_BYTES = 4096
+
+
+class Supervisor:
+    """Runs `specs` until it is told to stop.
+
+    Args:
+        specs: children, with distinct indexes; child `index` writes region `index + 1` of `page`.
+        page: created by the caller, who also unlinks it.
+        control_path: where the control socket is made.
+        on_ready: called once, when every child is ready or failed.
+        release_in_child: closes, in a child, what the caller holds open and children must not.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        page: CountersPage,
+        patience: Patience,
+        *,
+        control_path: str,
+        notifier: Notifier,
+        on_ready: Callable[[], None],
+        release_in_child: Callable[[], None],
+    ) -> None:
+        self._page = page
+        self._notifier = notifier
+        self._on_ready = on_ready
+        self._release_callers_in_child = release_in_child
+        self._supervision = Supervision(specs, patience, time.monotonic_ns())
+        self._look_due_ns = 0
+        self._watchdog_due_ns = 0
+        self._exit_code: ExitCode | None = None
+        self._pidfds: dict[int, int] = {}
+        self._own = page.writer(SUPERVISOR_REGION)
+        self._own.begin(os.getpid(), time.time_ns())
+        self._rows = {spec.index: self._own.row(CHILD_ROW, spec.name) for spec in specs}
+        self._regions = {spec.index: page.writer(region_of(spec.index)) for spec in specs}
+        self._started_unix_ns = dict.fromkeys(self._rows, 0)
+        self._selector = selectors.DefaultSelector()
+        self._signals = SignalPipe()
+        self._wakeup_reader, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._take_signals)
+        self._selector.register(self._wakeup_reader, selectors.EVENT_READ, self._take_wakeups)
+        self._control = ControlServer(control_path, self._selector, self._take_request)
+
+    def run(self) -> ExitCode:
+        """Supervise until every child has ended, or failed for good."""
+        try:
+            while self._exit_code is None:
+                self._turn()
+            return self._exit_code
+        finally:
+            self._kill_what_is_left()
+            self._close()
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._wait_seconds()):
+            key.data()
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._look_due_ns:
+            self._look(now_ns)
+        self._act(self._supervision.tick(time.monotonic_ns()))
+        self._publish()
+
+    def _wait_seconds(self) -> float:
+        due = [self._look_due_ns, self._supervision.next_deadline_ns()]
+        if self._notifier.watchdog_interval_ns:
+            due.append(self._watchdog_due_ns)
+        nearest = min(when for when in due if when is not None)
+        return max(0, nearest - time.monotonic_ns()) / 1e9
+
+    # --- what happens ----------------------------------------------------------------------------------------------------
+
+    def _take_signals(self) -> None:
+        for number in self._signals.drain():
+            name = signal.Signals(number).name
+            if number == signal.SIGHUP:
+                log_event("node.reload", {"signal": name, "result": "nothing to reload yet"})
+            else:
+                self._feed(StopRequested(name))
+
+    def _take_wakeups(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup_reader, _WAKEUP_BYTES)
+        self._look_due_ns = 0
+
+    def _take_request(self, request: control.Request) -> control.Reply:
+        match request:
+            case control.Ping():
+                return control.Pong(pid=os.getpid())
+            case control.Status():
+                return self._status()
+            case control.Drain():
+                self._feed(StopRequested("control drain"))
+            case control.Stop():
+                self._feed(StopRequested("control stop", at_once=True))
+        return control.Accepted()
+
+    def _look(self, now_ns: int) -> None:
+        supervision = self._supervision
+        self._look_due_ns = now_ns + supervision.patience.observe_interval_ns
+        supervision.begin_look(now_ns)
+        self._reap()
+        for child in supervision.children:
+            if child.has_process:
+                self._observe(child)
+
+    def _observe(self, child: Child) -> None:
+        seen = self._page.read_region(region_of(child.spec.index))
+        stopped = is_stopped(child.pid)
+        if seen.pid == child.pid:  # else it has not begun its region yet: what is there is its predecessor's
+            self._feed(Observed(child.spec.index, seen.state in READY_STATES, seen.heartbeat_ns, stopped))
+
+    def _reap(self) -> None:
+        """Collect every ended child; also strangers, whom process 1 of a container inherits."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                self._reaped(pid, wait_status)
+
+    def _reaped(self, pid: int, wait_status: int) -> None:
+        for child in self._supervision.children:
+            if child.pid == pid:
+                pidfd = self._pidfds.pop(child.spec.index)
+                self._selector.unregister(pidfd)
+                os.close(pidfd)
+                self._feed(Exited(child.spec.index, wait_status))
+                return
+
+    # --- what is done about it -------------------------------------------------------------------------------------------
+
+    def _feed(self, event: Event) -> None:
+        self._act(self._supervision.handle(event, time.monotonic_ns()))
+
+    def _act(self, actions: Sequence[object]) -> None:
+        for action in actions:
+            match action:
+                case Fork(index):
+                    self._fork(self._supervision.child(index))
+                case Signal(index, number):
+                    self._signal(index, number)
+                case Report(event, fields, level):
+                    log_event(event, fields, level)
+                case AnnounceReady():
+                    self._announce_ready()
+                case AnnounceStopping():
+                    self._notifier.stopping()
+                case Finish(exit_code):
+                    self._exit_code = exit_code
+
+    def _fork(self, child: Child) -> None:
+        spec = child.spec
+        try:
+            pid = fork_child(spec.name, spec.cpu, self._release_in_child, lambda: self._live(child))
+        except OSError as error:
+            self._feed(ForkFailed(spec.index, str(error.strerror)))
+            return
+        self._started_unix_ns[spec.index] = time.time_ns()
+        pidfd = self._pidfds[spec.index] = os.pidfd_open(pid)
+        self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
+        self._feed(Forked(spec.index, pid))
+
+    def _live(self, child: Child) -> int:
+        """In the child: begin its region, then live its life."""
+        region = self._regions[child.spec.index]
+        region.begin(os.getpid(), time.time_ns())
+        region.set_state(STARTING_STATE)
+        region.heartbeat(time.monotonic_ns())
+        context = ChildContext(
+            index=child.spec.index, incarnation=child.restarts, region=region, wakeup_fd=self._wakeup_writer
+        )
+        return child.spec.run(context)
+
+    def _release_in_child(self) -> None:
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        self._selector.close()
+        self._control.close_in_child()
+        self._signals.close_in_child()
+        os.close(self._wakeup_reader)
+        self._release_callers_in_child()
+
+    def _signal(self, index: int, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and will be reaped in a moment
+            signal.pidfd_send_signal(self._pidfds[index], number)
+
+    def _announce_ready(self) -> None:
+        failed = [child.spec.name for child in self._supervision.children if child.state.name == "FAILED"]
+        level = logging.WARNING if failed else logging.INFO
+        log_event("node.ready", {"state": self._supervision.state.name, "failed": ",".join(failed) or None}, level)
+        self._notifier.ready(self._supervision.state.name.lower())
+        self._on_ready()
+
+    # --- what others see -------------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        now_ns = time.monotonic_ns()
+        for child in self._supervision.children:
+            self._publish_child(child)
+        self._own.set_state(int(self._supervision.state))
+        self._own.heartbeat(now_ns)
+        if self._notifier.watchdog_interval_ns and now_ns >= self._watchdog_due_ns:
+            self._watchdog_due_ns = now_ns + self._notifier.watchdog_interval_ns
+            self._notifier.watchdog()
+
+    def _publish_child(self, child: Child) -> None:
+        row = self._rows[child.spec.index]
+        row.set(ChildFigure.PID, child.pid)
+        row.set(ChildFigure.STATE, child.state)
+        row.set(ChildFigure.RESTARTS, child.restarts)
+        row.set(ChildFigure.STARTED_UNIX_NS, self._started_unix_ns[child.spec.index] if child.has_process else 0)
+        row.set(ChildFigure.LAST_EXIT, 0 if child.last_wait_status is None else child.last_wait_status + 1)
+        row.set(ChildFigure.CPU, 0 if child.spec.cpu is None else child.spec.cpu + 1)
+
+    def _status(self) -> control.NodeStatus:
+        children = [
+            control.ChildStatus(
+                name=child.spec.name,
+                index=child.spec.index,
+                state=child.state.name.lower(),
+                pid=child.pid,
+                restarts=child.restarts,
+                cpu=child.spec.cpu,
+                last_exit=None if child.last_wait_status is None else describe_wait_status(child.last_wait_status),
+            )
+            for child in self._supervision.children
+        ]
+        return control.NodeStatus(pid=os.getpid(), state=self._supervision.state.name.lower(), children=children)
+
+    def _kill_what_is_left(self) -> None:
+        """Nothing, unless an error of ours ended the loop: then no child may go on unwatched while the node is taken down."""
+        for index, pidfd in self._pidfds.items():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.waitpid(self._supervision.child(index).pid, 0)
+
+    def _close(self) -> None:
+        self._control.close()
+        self._signals.close()
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        self._pidfds.clear()
+        os.close(self._wakeup_reader)
+        os.close(self._wakeup_writer)
+        self._selector.close()

@@ -1,0 +1,65 @@
+"""What is to be supervised, and with how much patience. Frozen; the owner builds these once, before the loop starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from ..shm.counters import RegionWriter
+
+MILLISECOND_NS = 1_000_000
+SECOND_NS = 1_000_000_000
+
+READY_STATES = frozenset([3, 4])
+"""State words of a child's region that mean "it serves": ready and degraded (`quiver_actors.metrics.figures.WorkerState`)."""
+STARTING_STATE = 1
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How soon a dead child is started again, and when that is given up."""
+
+    backoff_first_ns: int = 100 * MILLISECOND_NS
+    backoff_max_ns: int = 10 * SECOND_NS
+    backoff_reset_ns: int = 60 * SECOND_NS
+    """A child that lived this long starts from the first backoff again."""
+    intensity_count: int = 10
+    """More deaths than this within the window and the child is failed."""
+    intensity_window_ns: int = 60 * SECOND_NS
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the supervisor waits for what, before it does something about it."""
+
+    restart: RestartPolicy = RestartPolicy()
+    heartbeat_timeout_ns: int = 10 * SECOND_NS
+    """A ready child whose heartbeat is older hangs: SIGABRT (it prints its stacks), then SIGKILL."""
+    abort_grace_ns: int = 2 * SECOND_NS
+    """From SIGABRT to SIGKILL."""
+    drain_timeout_ns: int = 60 * SECOND_NS
+    """From SIGTERM to SIGKILL."""
+    observe_interval_ns: int = 500 * MILLISECOND_NS
+    """How often heartbeats are looked at."""
+
+
+class ChildContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is given, in its own process."""
+
+    index: int
+    incarnation: int
+    """0 for its first process, rises with every restart."""
+    region: RegionWriter
+    """The child's own region of the counters page, begun; it must set a ready state and keep the heartbeat up."""
+    wakeup_fd: int
+    """Non-blocking pipe: one byte after a change of state makes the supervisor look at once. EAGAIN may be ignored."""
+
+
+class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One child: supervised for as long as the supervisor runs."""
+
+    name: str
+    index: int
+    cpu: int | None
+    """Core to pin it to; None: wherever the supervisor may run."""
+    run: Callable[[ChildContext], int]
+    """The child's life; what it returns is the exit code. Called after the fork, in a process with one thread."""

@@ -1,0 +1,458 @@
+"""The supervisor with real processes: forks, kills, stops, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quiver_actors.shm.counters import CountersPage
+from quiver_actors.supervisor import control
+from quiver_actors.supervisor.spec import MILLISECOND_NS, Patience
+from tests.integration.node_process import (
+    QUICK,
+    Directories,
+    NodeProcess,
+    command_line,
+    named_memory,
+    run_quiver,
+    wait_until_dead,
+)
+
+
+@pytest.fixture
+def directories() -> Iterator[Directories]:
+    made = Directories()
+    yield made
+    made.remove()
+
+
+def left_in(directories: Directories) -> list[str]:
+    """What a node leaves in its run directory; its lock file stays, unlocked."""
+    return sorted(path.name for path in directories.run.iterdir() if path.name != "supervisor.lock")
+
+
+def patience(**changes: int) -> Patience:
+    return msgspec.structs.replace(QUICK, **changes)
+
+
+def failing_after(deaths: int) -> Patience:
+    return msgspec.structs.replace(QUICK, restart=msgspec.structs.replace(QUICK.restart, intensity_count=deaths))
+
+
+# --- start and stop ------------------------------------------------------------------------------------------------------
+
+
+def test_workers_are_pinned_round_robin_to_the_affinity_mask(directories: Directories) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    cores = len(allowed) + 1
+    with NodeProcess.small(directories, cores=cores).wait_ready() as node:
+        pinned = [os.sched_getaffinity(pid) for pid in node.worker_pids()]
+        assert pinned == [{allowed[core % len(allowed)]} for core in range(cores)]
+        assert os.sched_getaffinity(node.pid) == set(allowed)
+        assert node.stop() == 0
+
+
+def test_cores_zero_means_one_worker_per_allowed_core(directories: Directories) -> None:
+    with NodeProcess.small(directories, cores=0).wait_ready() as node:
+        assert len(node.worker_pids()) == len(os.sched_getaffinity(0))
+        assert len(directories.record()["cores"]) == len(os.sched_getaffinity(0))
+
+
+def test_node_record_says_where_everything_is(directories: Directories) -> None:
+    with NodeProcess.small(directories).wait_ready() as node:
+        record = directories.record()
+        assert record["version"] == 1
+        assert record["pid"] == node.pid
+        assert record["data_dir"] == str(directories.data)
+        assert record["cores"] == [{"core": 0, "socket": "core_0.sock"}, {"core": 1, "socket": "core_1.sock"}]
+        assert record["topics"] == ["default", "clicks"]
+        assert named_memory(record["counters"]).exists()
+        assert (directories.run / "node.json").stat().st_mode & 0o777 == 0o600
+        assert directories.run.stat().st_mode & 0o777 == 0o700
+        assert directories.data.stat().st_mode & 0o777 == 0o700
+        assert (directories.run / "supervisor.sock").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_first_signal_drains_and_leaves_nothing(directories: Directories, number: signal.Signals) -> None:
+    with NodeProcess.small(directories).wait_ready() as node:
+        counters = directories.record()["counters"]
+        node.signal(number)
+        exit_code, printed = node.end()
+        assert exit_code == 0
+        assert printed.startswith("quiver ready: ")
+        assert len(printed.splitlines()) == 1
+        assert node.logged().count('status="exit 0 (drained)"') == 2
+        assert left_in(directories) == []
+        assert not named_memory(counters).exists()
+
+
+def test_interrupt_of_the_whole_terminal_group_still_drains(directories: Directories) -> None:
+    """Ctrl-C reaches the workers too: they must leave it to the supervisor."""
+    with NodeProcess.small(directories).wait_ready() as node:
+        os.killpg(node.pid, signal.SIGINT)
+        assert node.end()[0] == 0
+        assert node.logged().count('status="exit 0 (drained)"') == 2
+
+
+def test_second_interrupt_stops_at_once(directories: Directories) -> None:
+    with NodeProcess.small(directories, "never_drain").wait_ready() as node:
+        pids = node.worker_pids()
+        node.signal(signal.SIGINT)
+        node.wait_for("node.drain")
+        node.signal(signal.SIGINT)
+        assert node.end()[0] == 130
+        wait_until_dead(pids)
+        assert left_in(directories) == []
+
+
+def test_drain_that_does_not_end_is_killed(directories: Directories) -> None:
+    limited = patience(drain_timeout_ns=200 * MILLISECOND_NS)
+    with NodeProcess.small(directories, "never_drain", patience=limited).wait_ready() as node:
+        assert node.stop() == 1
+        assert "quiver.node.drain_timeout waiting_for=core_0,core_1" in node.logged()
+
+
+def test_crash_while_draining_is_not_a_clean_end(directories: Directories) -> None:
+    with NodeProcess.small(directories, "crash_while_draining").wait_ready() as node:
+        assert node.stop() == 1
+
+
+def test_hangup_changes_nothing_yet(directories: Directories) -> None:
+    with NodeProcess.small(directories).wait_ready() as node:
+        node.signal(signal.SIGHUP)
+        assert "nothing to reload yet" in node.wait_for("node.reload")
+        assert [child.state for child in node.status().children] == ["ready", "ready"]
+        assert node.stop() == 0
+
+
+def test_stopped_worker_is_continued_so_that_it_can_drain(directories: Directories) -> None:
+    with NodeProcess.small(directories).wait_ready() as node:
+        os.kill(node.worker_pids()[0], signal.SIGSTOP)
+        node.wait_for("worker.suspended", "worker=core_0")
+        assert node.stop() == 0
+
+
+# --- readiness -----------------------------------------------------------------------------------------------------------
+
+
+def test_readiness_waits_for_the_last_worker(directories: Directories) -> None:
+    directories.data.mkdir()
+    os.mkfifo(directories.data / "go")
+    with NodeProcess.small(directories, "last_core_waits") as node:
+        node.wait_for("worker.ready", "worker=core_0")
+        assert not node.comes_within("node.ready", 0.3)
+        assert node.status().state == "starting"
+        (directories.data / "go").write_bytes(b".")
+        node.wait_for("node.ready", "state=READY")
+        assert node.stop() == 0
+
+
+def test_readiness_is_told_to_the_service_manager(directories: Directories) -> None:
+    address = directories.base / "notify"
+    environment = {"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "100000"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(30)
+        manager.bind(str(address))
+        with NodeProcess.small(directories, environment=environment) as node:
+            told = [manager.recv(4096)]
+            while not told[-1].startswith(b"READY=1"):
+                told.append(manager.recv(4096))
+            assert set(told[:-1]) <= {b"WATCHDOG=1"}
+            assert manager.recv(4096) == b"WATCHDOG=1"
+            node.signal(signal.SIGTERM)
+            while (message := manager.recv(4096)) != b"STOPPING=1":
+                assert message == b"WATCHDOG=1"
+            assert node.end()[0] == 0
+
+
+# --- restarts ------------------------------------------------------------------------------------------------------------
+
+
+def test_killed_worker_comes_back_with_a_new_generation(directories: Directories) -> None:
+    with NodeProcess.small(directories).wait_ready() as node:
+        first, second = node.worker_pids()
+        os.kill(first, signal.SIGKILL)
+        node.wait_for("worker.exit", "worker=core_0", "status=SIGKILL")
+        node.wait_for("worker.backoff", "worker=core_0", "delay_ms=20")
+        node.wait_for("worker.ready", "worker=core_0")
+        again, same = node.status().children
+        assert same.pid == second
+        assert again.pid not in (first, 0)
+        assert (again.restarts, again.last_exit, again.state) == (1, "SIGKILL", "ready")
+        page = CountersPage.attach(directories.record()["counters"])
+        assert [region.generation for region in page.read()] == [1, 2, 1]
+        page.close()
+        assert node.stop() == 0
+
+
+def test_backoff_doubles_while_a_worker_keeps_dying(directories: Directories) -> None:
+    with NodeProcess.small(directories, "first_core_crashes", patience=failing_after(20)) as node:
+        for delay_ms in (20, 40, 80, 100, 100):
+            node.wait_for("worker.backoff", "worker=core_0", f"delay_ms={delay_ms}")
+
+
+def test_worker_that_keeps_dying_is_failed_while_the_others_go_on(directories: Directories) -> None:
+    with NodeProcess.small(directories, "first_core_crashes", patience=failing_after(3)) as node:
+        node.wait_for("worker.failed", "worker=core_0", "deaths=4")
+        node.wait_for("node.ready", "state=DEGRADED", "failed=core_0")
+        assert [child.state for child in node.status().children] == ["failed", "ready"]
+        assert not node.comes_within("worker.start", 0.3)
+        assert node.stop() == 0
+
+
+@pytest.mark.parametrize(("worker", "said"), [("crash", "cannot live"), ("cannot_open", "exit 4 (cannot_open)")])
+def test_all_workers_failed_ends_the_node(directories: Directories, worker: str, said: str) -> None:
+    with NodeProcess.small(directories, worker, patience=failing_after(1)) as node:
+        exit_code, printed = node.end()
+        assert exit_code == 5
+        assert printed == ""
+        assert said in node.logged()
+        assert left_in(directories) == []
+
+
+def test_hung_worker_is_aborted_shows_its_stack_and_comes_back(directories: Directories) -> None:
+    limited = patience(heartbeat_timeout_ns=1000 * MILLISECOND_NS)
+    with NodeProcess.small(directories, "hang_once", patience=limited).wait_ready() as node:
+        node.wait_for("worker.hung", "worker=core_0")
+        node.wait_for("worker.exit", "worker=core_0", "status=SIGABRT")
+        assert "in hang" in node.logged()
+        node.wait_for("worker.ready", "worker=core_0")
+        assert node.stop() == 0
+
+
+def test_hung_worker_that_does_not_abort_is_killed(directories: Directories) -> None:
+    limited = patience(heartbeat_timeout_ns=1000 * MILLISECOND_NS)
+    with NodeProcess.small(directories, "hang_deaf_to_abort", cores=1, patience=limited).wait_ready() as node:
+        node.wait_for("worker.hung")
+        node.wait_for("worker.kill")
+        node.wait_for("worker.exit", "status=SIGKILL")
+        node.wait_for("worker.ready")
+        assert node.stop() == 0
+
+
+def test_stopped_worker_is_reported_but_not_killed(directories: Directories) -> None:
+    limited = patience(heartbeat_timeout_ns=300 * MILLISECOND_NS)
+    with NodeProcess.small(directories, cores=1, patience=limited).wait_ready() as node:
+        pids = node.worker_pids()
+        os.kill(pids[0], signal.SIGSTOP)
+        node.wait_for("worker.suspended")
+        assert not node.comes_within("worker.hung", 1.0)
+        os.kill(pids[0], signal.SIGCONT)
+        node.wait_for("worker.resumed")
+        assert node.worker_pids() == pids
+        assert node.stop() == 0
+
+
+# --- a killed supervisor -------------------------------------------------------------------------------------------------
+
+
+def test_workers_die_with_a_killed_supervisor(directories: Directories) -> None:
+    with NodeProcess.small(directories).wait_ready() as node:
+        pids = node.worker_pids()
+        os.kill(pids[0], signal.SIGSTOP)
+        node.signal(signal.SIGKILL)
+        wait_until_dead(pids)
+
+
+def test_leftovers_of_a_killed_supervisor_are_swept_by_the_next(directories: Directories) -> None:
+    with NodeProcess.small(directories).wait_ready() as node:
+        old = directories.record()["counters"]
+        node.signal(signal.SIGKILL)
+        node.end()
+    assert left_in(directories) == ["core_0.sock", "core_1.sock", "node.json", "supervisor.sock"]
+    assert named_memory(old).exists()
+    with NodeProcess.small(directories, cores=1).wait_ready() as node:
+        assert not named_memory(old).exists()
+        assert directories.record()["counters"] != old
+        assert left_in(directories) == ["core_0.sock", "node.json", "supervisor.sock"]
+        assert node.stop() == 0
+    assert left_in(directories) == []
+
+
+def test_next_supervisor_waits_for_the_workers_of_a_killed_one(directories: Directories) -> None:
+    """The data directory is free only when its last worker is gone, so the next node can start at the very moment of the kill."""
+    with NodeProcess.small(directories, cores=8).wait_ready() as first:
+        first.signal(signal.SIGKILL)
+        with NodeProcess.small(directories).wait_ready() as second:
+            assert second.stop() == 0
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------------
+
+
+def test_second_supervisor_on_one_data_directory_is_refused(directories: Directories) -> None:
+    with NodeProcess.small(directories).wait_ready() as node:
+        other_run = directories.base / "other"
+        with NodeProcess.small(directories, run_dir=other_run) as second:
+            assert second.end()[0] == 3
+            assert f"process {node.pid} holds {directories.data}/quiver.node.lock" in second.logged()
+        assert [child.state for child in node.status().children] == ["ready", "ready"]
+        assert node.stop() == 0
+
+
+def test_second_supervisor_on_one_run_directory_is_refused(directories: Directories) -> None:
+    other = Directories()
+    with NodeProcess.small(directories).wait_ready() as node:
+        with NodeProcess.small(other, run_dir=directories.run) as second:
+            assert second.end()[0] == 3
+            assert f"process {node.pid} holds {directories.run}/supervisor.lock" in second.logged()
+        assert directories.record()["pid"] == node.pid
+        assert [child.state for child in node.status().children] == ["ready", "ready"]
+        assert node.stop() == 0
+    other.remove()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("quiver-data 2\n", "has version 2; this program reads and writes version 1"),
+        ("notes\n", "not a data directory"),
+    ],
+)
+def test_data_directory_of_another_version_is_refused(directories: Directories, content: str, said: str) -> None:
+    directories.data.mkdir()
+    (directories.data / "quiver.version").write_text(content)
+    done = run_quiver("up", "--data-dir", str(directories.data), "--run-dir", str(directories.run))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert said in done.stderr
+    assert (directories.data / "quiver.version").read_text() == content
+    assert left_in(directories) == []
+
+
+def test_data_directory_is_marked_once(directories: Directories) -> None:
+    for _ in range(2):
+        with NodeProcess.small(directories).wait_ready() as node:
+            assert (directories.data / "quiver.version").read_text() == "quiver-data 1\n"
+            assert node.stop() == 0
+
+
+def test_data_directory_that_is_a_file_is_refused(directories: Directories) -> None:
+    directories.data.write_text("")
+    done = run_quiver("up", "--data-dir", str(directories.data), "--run-dir", str(directories.run))
+    assert done.returncode == 4
+    assert f"{directories.data} failed: File exists" in done.stderr
+
+
+def test_full_disk_at_start_is_refused(directories: Directories) -> None:
+    """A mount of its own, in a name space of its own: needs the right to mount."""
+    data = directories.data
+    data.mkdir()
+    fill = f"mount -t tmpfs -o size=64k tmpfs {data} && ! dd if=/dev/zero of={data}/filler bs=4k 2>/dev/null"
+    quiver = " ".join(
+        command_line("quiver_actors.cli.main", "up", "--data-dir", str(data), "--run-dir", str(directories.run))
+    )
+    allowed = subprocess.run(["unshare", "-m", "sh", "-c", fill], capture_output=True, check=False, timeout=30)
+    if allowed.returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{fill}; exec {quiver}"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 4
+    assert "No space left on device" in done.stderr
+    assert left_in(directories) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read: No such file"),
+        ("cores = [", "is not TOML"),
+        ("croes = 2", "did you mean 'cores'?"),
+        ("cores = -1", "is negative"),
+    ],
+)
+def test_unusable_config_is_refused(directories: Directories, content: str | None, said: str) -> None:
+    config = directories.base / "quiver.toml"
+    if content is not None:
+        config.write_text(content)
+    done = run_quiver("up", "--config", str(config), "--data-dir", str(directories.data))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.startswith("quiver: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not directories.data.exists()
+
+
+def test_run_directory_that_others_can_write_is_refused(directories: Directories) -> None:
+    directories.run.mkdir()
+    directories.run.chmod(0o770)
+    done = run_quiver("up", "--data-dir", str(directories.data), "--run-dir", str(directories.run))
+    assert done.returncode == 2
+    assert f"chmod 700 {directories.run}" in done.stderr
+
+
+def test_run_directory_of_another_user_is_refused(directories: Directories) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a directory away needs root")
+    directories.run.mkdir()
+    os.chown(directories.run, 12345, -1)
+    done = run_quiver("up", "--data-dir", str(directories.data), "--run-dir", str(directories.run))
+    assert done.returncode == 2
+    assert "belongs to user 12345" in done.stderr
+
+
+def test_run_directory_that_is_a_link_is_refused(directories: Directories) -> None:
+    target = directories.base / "target"
+    target.mkdir(mode=0o700)
+    directories.run.symlink_to(target)
+    done = run_quiver("up", "--data-dir", str(directories.data), "--run-dir", str(directories.run))
+    assert done.returncode == 2
+    assert "not a link" in done.stderr
+    directories.run.unlink()
+
+
+def test_run_directory_too_long_for_a_socket_is_refused(directories: Directories) -> None:
+    run = directories.base / ("r" * 100)
+    done = run_quiver("up", "--data-dir", str(directories.data), "--run-dir", str(run))
+    assert done.returncode == 2
+    assert "too long for sockets" in done.stderr
+    assert not run.exists()
+
+
+def test_supervisor_that_may_not_fork_says_why_and_leaves_nothing(directories: Directories) -> None:
+    arguments = (str(directories.data), str(directories.run), "1", "serve", msgspec.json.encode(QUICK).decode())
+    program = f"import sys, numpy\nfrom tests.integration.small_node import main\nsys.exit(main(*{arguments!r}))"
+    with NodeProcess([sys.executable, "-c", program], directories.run) as node:
+        assert node.end()[0] == 1
+        assert "quiver: the supervisor" in node.logged()
+        assert "Traceback" not in node.logged()
+    assert left_in(directories) == []
+
+
+# --- control socket ------------------------------------------------------------------------------------------------------
+
+
+def test_control_ping_drain_and_stop(directories: Directories) -> None:
+    path = str(directories.run / control.SOCKET_NAME)
+    with NodeProcess.small(directories).wait_ready() as node:
+        assert control.request(path, control.Ping()) == control.Pong(pid=node.pid)
+        assert control.request(path, control.Drain()) == control.Accepted()
+        assert node.end()[0] == 0
+    with NodeProcess.small(directories, "never_drain").wait_ready() as node:
+        assert control.request(path, control.Stop()) == control.Accepted()
+        assert node.end()[0] == 130
+
+
+def test_control_survives_peers_that_talk_nonsense(directories: Directories) -> None:
+    path = str(directories.run / control.SOCKET_NAME)
+    with NodeProcess.small(directories).wait_ready() as node:
+        for nonsense in (b"", b"\xff\xff\xff\xff", b"\x00\x01\x00\x00half"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.connect(path)
+                peer.sendall(nonsense)
+        assert control.request(path, control.Ping()) == control.Pong(pid=node.pid)
+        assert node.stop() == 0

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from quiver_actors import __version__
+from quiver_actors.cli.main import exit_code_of, main
+from quiver_actors.errors import (
+    AlreadyRunning,
+    ConfigError,
+    DiskError,
+    NotRunning,
+    QuiverError,
+    UnsupportedVersion,
+    WorkerUnavailable,
+)
+from quiver_actors.shm.errors import NoRoom
+from quiver_actors.supervisor.errors import UnsafeFork
+
+LIGHT = ["node", "config", "cli.main", "cli.up", "cli.status", "cli.status_view", "cli.status_table", "supervisor.loop"]
+
+
+def test_importing_the_node_and_the_command_line_loads_no_data_libraries() -> None:
+    names = [f"quiver_actors.{name}" for name in LIGHT]
+    program = (
+        f"import importlib, os, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+        "heavy = {'pyarrow', 'numpy', 'psutil', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\nassert len(os.listdir('/proc/self/task')) == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (AlreadyRunning("x"), 3),
+        (NotRunning("x"), 3),
+        (UnsupportedVersion("x"), 4),
+        (DiskError("open", "/x", 28), 4),
+        (WorkerUnavailable("x"), 1),
+        (NoRoom("x"), 1),
+        (UnsafeFork("x"), 1),
+    ],
+)
+def test_exit_code_of_says_what_the_shell_should_do(error: QuiverError, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_version_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"quiver {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["up", "--cores", "many"], ["version", "now"]])
+def test_wrong_arguments_end_with_the_usage_code(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: quiver" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["up", "status"])
+def test_help_documents_the_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert "exit codes:\n  0 " in capsys.readouterr().out
