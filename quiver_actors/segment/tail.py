@@ -1,0 +1,189 @@
+"""The bytes that turn a log file into a segment, and whole contiguous segments. Pure.
+
+A segment sealed in place is the former log file and, behind its entries: the end mark, one Arrow footer a stream, stream directory,
+batch manifest, footer, trailer (FORMATS section 3). Nothing of the entries is read: blocks point back at them, and the CRC of the
+whole file continues the CRC of the entries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from quiver_actors.checksum import crc32
+from quiver_actors.segment.arrow_ipc import BLOCK, END_OF_STREAM, FILE_START, encode_footer
+from quiver_actors.segment.builder import SegmentBuilder, SlotPlacement, Stream, place_payload
+from quiver_actors.segment.codec import (
+    FooterExtension,
+    SegmentFooter,
+    StreamInfo,
+    encode_directory,
+    encode_footer_and_trailer,
+    encode_manifest,
+)
+from quiver_actors.segment.dictionaries import Read
+from quiver_actors.segment.layout import (
+    CRC,
+    END_MARK,
+    FINGERPRINT_BYTES,
+    IN_PLACE_STREAM_OFFSET,
+    INCARNATION_BYTES,
+    STREAM_ALIGNMENT,
+)
+
+
+class DecodedBundle(NamedTuple):
+    """A bundle as record batches, for writing a contiguous segment."""
+
+    slots: Mapping[int, pa.RecordBatch]
+    sequence: int
+    ingestion_ts_nanos: int
+    item_count: int = -1
+    byte_count: int = 0
+
+
+def encode_tail(
+    builder: SegmentBuilder,
+    *,
+    entries_end: int,
+    crc32_of_entries: int,
+    wal_position_start: int,
+    wal_position_end: int,
+    incarnation: bytes,
+) -> list[bytes]:
+    """Everything that follows the entries of a file sealed in place.
+
+    Args:
+        builder: the segment's bundles, all of them written to the file.
+        entries_end: file offset behind the last entry; the result belongs exactly there.
+        crc32_of_entries: CRC-32 of the file's bytes `[0, entries_end)`, header included.
+        wal_position_start: log position of the first entry.
+        wal_position_end: log position behind the last entry.
+        incarnation: 16 bytes that name the engine's directory.
+
+    Returns:
+        Parts to be written one behind the other.
+    """
+    footers, streams = _encode_stream_footers(builder.streams, entries_end + len(END_MARK))
+    body = END_MARK + footers
+    extension = _extension(builder, wal_position_start, wal_position_end, incarnation)
+    end = _encode_end(builder, streams, entries_end + len(body), extension)
+    crc = crc32(end, crc32(body, crc32_of_entries))
+    return [body, end + CRC.pack(crc)]
+
+
+def _encode_stream_footers(streams: list[Stream], start: int) -> tuple[bytes, list[StreamInfo]]:
+    """The Arrow footers of all streams, to be placed at file offset `start`."""
+    encoded = bytearray()
+    infos: list[StreamInfo] = []
+    for stream in streams:
+        encoded += bytes(-(start + len(encoded)) % STREAM_ALIGNMENT)
+        encoded += encode_footer(stream.schema.message, stream.dictionary_blocks, stream.batch_blocks)
+        length = start + len(encoded) - IN_PLACE_STREAM_OFFSET
+        infos.append(_describe(stream, IN_PLACE_STREAM_OFFSET, length))
+    return bytes(encoded), infos
+
+
+def _describe(stream: Stream, byte_offset: int, byte_length: int) -> StreamInfo:
+    """The directory's row of a stream that lies at `[byte_offset, byte_offset + byte_length)`."""
+    slot_id, fingerprint, _ = stream.schema
+    counts = (stream.row_count, stream.chunk_count)
+    return StreamInfo(stream.stream_id, slot_id, fingerprint, byte_offset, byte_length, *counts)
+
+
+def _extension(
+    builder: SegmentBuilder, wal_position_start: int, wal_position_end: int, incarnation: bytes
+) -> FooterExtension:
+    if len(incarnation) != INCARNATION_BYTES:
+        raise ValueError(f"incarnation has {len(incarnation)} bytes: expected {INCARNATION_BYTES}")
+    return FooterExtension(
+        wal_position_start,
+        wal_position_end,
+        builder.first_sequence,
+        builder.last_sequence,
+        builder.first_ingestion_ts_nanos,
+        builder.last_ingestion_ts_nanos,
+        builder.row_count,
+        incarnation,
+    )
+
+
+def _encode_end(builder: SegmentBuilder, streams: list[StreamInfo], offset: int, extension: FooterExtension) -> bytes:
+    """Directory, manifest, footer and trailer without its CRC, to be placed at file offset `offset`."""
+    directory = encode_directory(streams)
+    manifest = encode_manifest(builder.manifest_columns())
+    footer = SegmentFooter(
+        stream_count=len(streams),
+        bundle_count=builder.bundle_count,
+        directory_offset=offset,
+        directory_length=len(directory),
+        manifest_offset=offset + len(directory),
+        manifest_length=len(manifest),
+        extension=extension,
+        crc32=0,
+    )
+    return b"".join((directory, manifest, encode_footer_and_trailer(footer)))
+
+
+# --- contiguous segments ---------------------------------------------------------------------------------------------------------
+
+
+def encode_contiguous(
+    bundles: Sequence[DecodedBundle],
+    *,
+    segment_seq: int = 0,
+    wal_position_start: int = 0,
+    wal_position_end: int = 0,
+    incarnation: bytes = bytes(INCARNATION_BYTES),
+) -> bytes:
+    """A whole segment file whose streams are contiguous Arrow files, as after a compaction.
+
+    Schemas get our own fingerprint. Everything is held in memory: about three times the size of the result.
+    """
+    spool = bytearray(IN_PLACE_STREAM_OFFSET)
+
+    def read(offset: int, length: int) -> bytes:
+        return bytes(spool[offset : offset + length])
+
+    builder = SegmentBuilder(segment_seq, read)
+    for bundle in bundles:
+        slots = [_spool_batch(spool, slot_id, bundle.slots[slot_id]) for slot_id in sorted(bundle.slots)]
+        builder.append(bundle.sequence, bundle.ingestion_ts_nanos, bundle.item_count, bundle.byte_count, slots)
+    extension = _extension(builder, wal_position_start, wal_position_end, incarnation)
+    encoded = bytearray()
+    infos: list[StreamInfo] = []
+    for stream in builder.streams:
+        encoded += bytes(-len(encoded) % STREAM_ALIGNMENT)
+        spliced = _splice(stream, read)
+        infos.append(_describe(stream, len(encoded), len(spliced)))
+        encoded += spliced
+    encoded += _encode_end(builder, infos, len(encoded), extension)
+    return bytes(encoded) + CRC.pack(crc32(encoded))
+
+
+def _spool_batch(spool: bytearray, slot_id: int, batch: pa.RecordBatch) -> SlotPlacement:
+    """Encode a batch as a payload at the end of the spool."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    payload: bytes = sink.getvalue().to_pybytes()
+    offset = len(spool)
+    spool += payload + bytes(-len(payload) % 8)
+    fingerprint = hashlib.blake2b(batch.schema.serialize(), digest_size=FINGERPRINT_BYTES).digest()
+    return place_payload(payload, 0, len(payload), file_offset=offset, slot_id=slot_id, fingerprint=fingerprint)
+
+
+def _splice(stream: Stream, read: Read) -> bytes:
+    """One stream as a contiguous Arrow file, its messages copied as they are."""
+    encoded = bytearray(FILE_START + stream.schema.message)
+    moved: list[bytearray] = []
+    for blocks in (stream.dictionary_blocks, stream.batch_blocks):
+        placed = bytearray()
+        for offset, metadata_bytes, _, body_bytes in BLOCK.iter_unpack(blocks):
+            placed += BLOCK.pack(len(encoded), metadata_bytes, 0, body_bytes)
+            encoded += read(IN_PLACE_STREAM_OFFSET + offset, metadata_bytes + body_bytes)
+        moved.append(placed)
+    return bytes(encoded) + END_OF_STREAM + encode_footer(stream.schema.message, *moved)
