@@ -62,7 +62,7 @@ def check_id(kind: str, value: str) -> str:
     Raises:
         InvalidId: wrong characters or length, or a device name that other systems reserve.
     """
-    if not isinstance(value, str) or not _ID.match(value):
+    if not isinstance(value, str) or not _ID.fullmatch(value):
         raise InvalidId(f"{kind} id {value!r} is not allowed: expected 1 to 64 characters of A-Z a-z 0-9 _ -")
     if value.lower() in _RESERVED_IDS:
         raise InvalidId(f"{kind} id {value!r} is a reserved device name: choose another one")

@@ -1,0 +1,78 @@
+"""The life of one bundle as one subscriber sees it: states, events and the literal table between them.
+
+    pending --claim--> claimed --ack----> acked      (resolved)
+                               --reject-> rejected   (resolved)
+                               --defer--> deferred --due--> pending
+                               --release> pending
+    anything unresolved --drop--> rejected
+
+The value of a state is the byte that stands for it in `bundle_states.BundleStates`; everything from `ACKED` up is resolved, for
+ever. Only "resolved" is durable: claims and deferrals are memory of the worker, and a restart makes them pending.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import ClassVar
+
+from quiver_actors.errors import QuiverError
+
+
+class IllegalTransition(QuiverError):
+    """A bundle was asked to do what its state does not allow: a bug of ours, never of a caller."""
+
+    code: ClassVar[str] = "illegal_transition"
+
+
+class BundleState(enum.IntEnum):
+    PENDING = 0
+    """Zero, so that fresh memory is pending."""
+    CLAIMED = 1
+    DEFERRED = 2
+    """Given back with a delay that has not passed."""
+    ACKED = 3
+    REJECTED = 4
+    """Never again: rejected by a consumer, or dropped with its segment."""
+
+
+class BundleEvent(enum.Enum):
+    CLAIM = "claim"
+    ACK = "ack"
+    REJECT = "reject"
+    DEFER = "defer"
+    RELEASE = "release"
+    DUE = "due"
+    DROP = "drop"
+
+
+_S, _E = BundleState, BundleEvent
+
+TRANSITIONS: Mapping[tuple[BundleState, BundleEvent], BundleState] = {
+    (_S.PENDING, _E.CLAIM): _S.CLAIMED,
+    (_S.CLAIMED, _E.ACK): _S.ACKED,
+    (_S.CLAIMED, _E.REJECT): _S.REJECTED,
+    (_S.CLAIMED, _E.DEFER): _S.DEFERRED,
+    (_S.CLAIMED, _E.RELEASE): _S.PENDING,
+    (_S.DEFERRED, _E.DUE): _S.PENDING,
+    (_S.PENDING, _E.DROP): _S.REJECTED,
+    (_S.CLAIMED, _E.DROP): _S.REJECTED,
+    (_S.DEFERRED, _E.DROP): _S.REJECTED,
+}
+
+
+def advance(state: BundleState, event: BundleEvent) -> BundleState:
+    """The state after `event`.
+
+    Raises:
+        IllegalTransition: the table has no such pair.
+    """
+    target = TRANSITIONS.get((state, event))
+    if target is None:
+        raise IllegalTransition(f"a bundle that is {state.name.lower()} cannot {event.value}")
+    return target
+
+
+def is_resolved(state: BundleState) -> bool:
+    """Whether the bundle is done with: what the progress bitmap records."""
+    return state >= BundleState.ACKED
