@@ -66,7 +66,9 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, not how fast")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--rounds", type=int, default=0, help="rounds (default 5, with --quick 1)")
-    parser.add_argument("--dir", default=None, help="directory for data, on a real disk (default: the temporary directory)")
+    parser.add_argument(
+        "--dir", default=None, help="directory for data, on a real disk (default: the temporary directory)"
+    )
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 5)
     return options
@@ -118,7 +120,8 @@ def machine_line(directory: str) -> str:
         os.unlink(path)
     took.sort()
     cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores, load {os.getloadavg()[0]:.1f}, fdatasync p50 {percentile(took, 0.5):.0f} us, p99 {percentile(took, 0.99):.0f} us"
+    p50, p99 = percentile(took, 0.5), percentile(took, 0.99)
+    return f"{cores} cores, load {os.getloadavg()[0]:.1f}, fdatasync p50 {p50:.0f} us, p99 {p99:.0f} us"
 
 
 @contextlib.contextmanager

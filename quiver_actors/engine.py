@@ -164,6 +164,8 @@ class Engine:
         self._syncs = self._seals = self._refused = self._segments_deleted = 0
         self._sync_ns_last = self._seal_ns_last = 0
         self._quarantined = recovered.quarantined
+        for segment_seq in recovered.unreadable:
+            self._lose_whole(segment_seq)
 
     def __repr__(self) -> str:
         return f"<Engine {self.topic}/core_{self.core} {self.state.name} next_sequence={self._next_sequence}>"
@@ -612,12 +614,22 @@ class Engine:
         if job.damage is not None:
             self._quarantined += 1
             self._unverified.popleft()
-            del self._segments[segment_seq]
+            # Known first, so that the gap can name how many bundles are lost.
+            self._registry.add_segment(segment_seq, self._segments.pop(segment_seq).bundle_count)
             return [*self._forget(segment_seq, "damaged"), *self._announce()]
         if job.lost:
             self._lost[segment_seq] = frozenset(job.lost)
         self._announceable[segment_seq] = self._segments[segment_seq].bundle_count
         return self._announce()
+
+    def _lose_whole(self, segment_seq: int) -> None:
+        """A segment that cannot be read at all. Where nobody knows how many bundles it had, the gap names 0 of them."""
+        for state in self._registry:
+            if not state.is_complete(segment_seq):
+                runs = state.forget_segment(segment_seq) or [(0, 0)]
+                self._events += [GapFound(state.subscriber, segment_seq, *run, "damaged") for run in runs]
+        if self._progress_dirty:
+            self._schedule_progress()
 
     def _forget(self, segment_seq: int, reason: str) -> list[Event]:
         events: list[Event] = []
@@ -630,7 +642,7 @@ class Engine:
         for segment_seq in job.segment_seqs:
             del self._segments[segment_seq]
             self._lost.pop(segment_seq, None)
-            self._registry.forget_segment(segment_seq)
+            self._registry.forget_segment(segment_seq, file_is_gone=True)
             if segment_seq in self._unverified:
                 self._unverified.remove(segment_seq)
                 self._announceable.pop(segment_seq, None)

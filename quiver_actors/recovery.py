@@ -61,6 +61,8 @@ class Recovered:
     next_rotation: int
     segments: dict[int, SegmentInfo]
     registry: SubscriberRegistry
+    unreadable: list[int] = field(default_factory=list)
+    """Segments of which nothing can be read: moved aside now, or gone although progress waits for them."""
     quarantined: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -96,6 +98,7 @@ class Recovery:
         """Closed ranges of sequences that segments and logs of ours hold."""
         self._position = 0
         self._covered_position = 0
+        self._damaged: list[int] = []
         self._quarantined = 0
         self._notes: list[str] = []
         self._next_rotation = 1
@@ -120,7 +123,6 @@ class Recovery:
         self._load_progress()
         core = self._reserve(core, found)
         self._settle_logs(found)
-        self._forget_missing_segments()
         return Recovered(
             core,
             self._next_segment_seq,
@@ -129,6 +131,7 @@ class Recovery:
             self._next_rotation,
             dict(sorted(self._segments.items())),
             self._registry,
+            sorted({*self._damaged, *self._missing_segments()}),
             self._quarantined,
             self._notes,
         )
@@ -187,6 +190,7 @@ class Recovery:
                 raise
             except FormatError as error:
                 self._quarantine(f"{self._paths.segments}/{name}", str(error))
+                self._damaged.append(segment_seq)
             finally:
                 file.close()
 
@@ -258,7 +262,9 @@ class Recovery:
         self._position = max(self._position, log.position_end)
         identity = log.header.identity if log.header else None
         if identity is not None:
-            self._next_segment_seq = max(self._next_segment_seq, identity.segment_seq + 1)
+            # An empty one gave its number to no bundle; after a clean stop it is exactly the next.
+            used = 1 if log.scan.entries else 0
+            self._next_segment_seq = max(self._next_segment_seq, identity.segment_seq + used)
             self._next_sequence = max(self._next_sequence, identity.first_sequence)
         if log.scan.entries:
             self._next_sequence = max(self._next_sequence, log.last_sequence + 1)
@@ -424,13 +430,10 @@ class Recovery:
 
     # --- what is left over ---------------------------------------------------------------------------------------------------
 
-    def _forget_missing_segments(self) -> None:
-        """Progress may name segments whose files are gone; nobody can get the rest of those."""
-        for segment_seq in self._registry.awaited_segments():
-            if segment_seq < self._next_segment_seq and segment_seq not in self._segments:
-                for subscriber, runs in self._registry.forget_segment(segment_seq):
-                    lost = sum(count for _, count in runs)
-                    self._notes.append(f"segment {segment_seq} is missing: {subscriber} loses {lost} bundles")
+    def _missing_segments(self) -> list[int]:
+        """Segments that progress names and whose files are gone; nobody can get the rest of those."""
+        awaited = self._registry.awaited_segments()
+        return [seq for seq in awaited if seq < self._next_segment_seq and seq not in self._segments]
 
     def _quarantine(self, path: str, why: str) -> None:
         target = move_to_quarantine(self._disk, self._paths, path)
