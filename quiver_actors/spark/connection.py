@@ -1,0 +1,66 @@
+"""The client of the node that a Python worker process runs on, kept between tasks.
+
+Spark reuses its Python workers, so a module-level client survives from task to task with its connections and arenas. The key holds
+the process id: a forked child never uses the sockets of its parent. Workers run one task at a time: no locking.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from quiver_actors.client import Client, connect
+from quiver_actors.config import default_run_dir
+from quiver_actors.errors import ClosedError, NotRunning, WorkerUnavailable
+from quiver_actors.units import SECOND_NS
+
+T = TypeVar("T")
+
+_RETRY_SECONDS = 0.2
+_clients: dict[tuple[int, str], Client] = {}
+
+
+def node_client(run_dir: str | None = None, timeout_ns: int = 60 * SECOND_NS) -> Client:
+    """The client of this process for the node at `run_dir` (None: `$QUIVER_RUN_DIR`, else the user's default). Do not close it.
+
+    Raises:
+        NotRunning: no node answered there within `timeout_ns`.
+    """
+    key = (os.getpid(), run_dir or default_run_dir())
+    client = _clients.get(key)
+    if client is None:
+        client = _clients[key] = _connect(key[1], timeout_ns)
+    return client
+
+
+def with_node(run_dir: str | None, timeout_ns: int, action: Callable[[Client], T]) -> T:
+    """Return `action(client)`; if the kept connection turns out to be dead, connect anew and do it once more.
+
+    An action that pushes may so push twice: at least once, as every push that is repeated.
+    """
+    client = node_client(run_dir, timeout_ns)
+    try:
+        return action(client)
+    except (ClosedError, NotRunning, WorkerUnavailable):
+        forget_client(run_dir)
+        return action(node_client(run_dir, timeout_ns))
+
+
+def forget_client(run_dir: str | None = None) -> None:
+    """Close the kept client, if there is one."""
+    client = _clients.pop((os.getpid(), run_dir or default_run_dir()), None)
+    if client is not None:
+        client.close()
+
+
+def _connect(run_dir: str, timeout_ns: int) -> Client:
+    deadline_ns = time.monotonic_ns() + timeout_ns
+    while True:
+        try:
+            return connect(run_dir, timeout=timeout_ns / SECOND_NS)
+        except NotRunning:
+            if time.monotonic_ns() >= deadline_ns:
+                raise
+            time.sleep(_RETRY_SECONDS)

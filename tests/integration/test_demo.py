@@ -1,0 +1,32 @@
+"""The demo on the first weeks of 2013: a worker is killed, nothing is lost, every row is as in the source."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.node_process import ROOT
+
+CLOSING_LINE = re.compile(r"^pushed=(\d+) delivered=(\d+) lost=(\d+) duplicates=(\d+) rows_equal=(true|false)$")
+
+
+@pytest.mark.spark
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+def test_the_demo_loses_nothing() -> None:
+    command = [sys.executable, "-m", "quiver_actors.demo", "--days", "60"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    closing = CLOSING_LINE.match(done.stdout.splitlines()[-1])
+    assert closing is not None, done.stdout
+    pushed, delivered, lost, duplicates = map(int, closing.groups()[:4])
+    assert pushed == 478
+    assert delivered >= pushed
+    assert lost == 0
+    assert duplicates >= delivered - pushed
+    assert closing.group(5) == "true"
+    assert "SIGKILL to worker 0" in done.stdout
+    assert 'format("quiver"): 3322 rows, equal=true' in done.stdout

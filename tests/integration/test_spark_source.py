@@ -1,0 +1,279 @@
+"""`format("quiver")` against a real node and a real local Spark session."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from quiver_actors.client import connect
+from quiver_actors.spark import ensure_java, session_conf, use
+from tests.integration.node_process import Directories, NodeProcess, command_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# PySpark leaves sockets to the garbage collector.
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+TOPICS = ("types", "slots", "arrow", "drift", "projection", "threads", "zones", "restart", "partitions", "sql", "empty")
+CONFIG = (
+    "[segment]\ntarget_size = '64KiB'\n[topics.travel.slots]\nflights = 0\nweather = 1\n"
+    + "[topics.slots.slots]\na = 3\nb = 5\n"
+    + "".join(f"[topics.{topic}]\n" for topic in TOPICS if topic != "slots")
+)
+
+
+class Node:
+    """`quiver up` with two workers on directories that outlive it."""
+
+    def __init__(self) -> None:
+        self._directories = Directories()
+        self._config = self._directories.base / "quiver.toml"
+        self._config.write_text(CONFIG)
+        self.run_dir = self._directories.run
+        self.start()
+
+    def start(self) -> None:
+        options = {
+            "--config": self._config,
+            "--data-dir": self._directories.data,
+            "--run-dir": self.run_dir,
+            "--cores": 2,
+        }
+        arguments = [str(part) for option in options.items() for part in option]
+        command = command_line("quiver_actors.cli.main", "up", *arguments)
+        self._process = NodeProcess(command, self.run_dir).wait_ready()
+
+    def stop(self) -> None:
+        assert self._process.stop() == 0, self._process.logged()
+
+    def remove(self) -> None:
+        self.stop()
+        self._directories.remove()
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    node = Node()
+    yield node
+    node.remove()
+
+
+@pytest.fixture(scope="module")
+def spark(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    ensure_java()
+    directory = tmp_path_factory.mktemp("spark")
+    os.environ |= {"QUIVER_RUN_DIR": str(node.run_dir), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config(map=session_conf())
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.sql.session.timeZone", "America/New_York")
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.local.dir", str(directory / "local"))
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+    del os.environ["QUIVER_RUN_DIR"]
+
+
+def save(frame: DataFrame, topic: str, **options: str) -> None:
+    frame.write.format("quiver").options(topic=topic, **options).mode("append").save()
+
+
+def load(spark: SparkSession, topic: str, **options: str) -> DataFrame:
+    return spark.read.format("quiver").options(topic=topic, **options).load()
+
+
+def rows(frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows in an order that does not depend on partitions."""
+    found: list[dict[str, Any]] = frame.toArrow().to_pylist()
+    return sorted(found, key=repr)
+
+
+def test_every_type_of_spark_comes_back_as_it_was_written(spark: SparkSession) -> None:
+    frame = spark.sql(
+        """
+        SELECT CAST(id % 100 AS TINYINT) b, CAST(id AS SMALLINT) s, CAST(id AS INT) i, id l, CAST(id AS FLOAT) f, id / 3 d,
+            CAST(id AS DECIMAL(20, 3)) dec, IF(id % 7 = 0, NULL, CAST(id AS STRING)) str, CAST(CAST(id AS STRING) AS BINARY) bin,
+            id % 2 = 0 flag, DATE_ADD(DATE'2013-01-01', CAST(id AS INT)) day, TIMESTAMP_SECONDS(id * 3600) ts,
+            CAST(TIMESTAMP_SECONDS(id) AS TIMESTAMP_NTZ) ntz, MAKE_DT_INTERVAL(0, 0, 0, id) dt,
+            IF(id % 5 = 0, NULL, ARRAY(id, NULL, id + 1)) arr, MAP(CAST(id AS STRING), id) m,
+            IF(id % 3 = 0, NULL, NAMED_STRUCT('x', NULLIF(id, 1), 'y', NULLIF(ARRAY(CAST(id AS STRING), NULL), NULL))) st, NULL AS nothing
+        FROM RANGE(25000)
+        """
+    )
+    save(frame, "types")
+    stored = load(spark, "types")
+    assert stored.schema.simpleString() == frame.schema.simpleString()
+    assert all(field.nullable for field in stored.schema)
+    assert stored.toArrow().sort_by("l").equals(frame.toArrow().cast(stored.toArrow().schema).sort_by("l"))
+
+
+def test_struct_columns_travel_as_slots(spark: SparkSession, node: Node) -> None:
+    frame = spark.sql(
+        """
+        SELECT IF(id % 3 = 0, NULL, NAMED_STRUCT('x', NULLIF(id, 2))) a,
+            IF(id % 3 = 1, NULL, NAMED_STRUCT('y', NULLIF(CAST(id AS STRING), '3'), 'z', NULLIF(id % 2, 0))) b
+        FROM RANGE(1000)
+        """
+    )
+    save(frame, "slots", slots="a,b")
+    assert rows(load(spark, "slots", slots="a,b")) == rows(frame)
+    b = [row["b"] for row in rows(frame) if row["b"] is not None]
+    assert rows(load(spark, "slots", slots="5")) == sorted(b, key=repr)
+
+
+def test_one_slot_of_bundles_with_slots_of_different_length(spark: SparkSession, node: Node) -> None:
+    flights, weather = pa.table({"flight": [1, 2, 3]}), pa.table({"temp": [39.0]})
+    with connect(node.run_dir) as client:
+        client.push({"flights": flights, "weather": weather}, topic="travel")
+        client.push({"flights": flights}, topic="travel")
+    assert rows(load(spark, "travel", slots="flights")) == sorted(flights.to_pylist() * 2, key=repr)
+    assert rows(load(spark, "travel", slots="1")) == weather.to_pylist()
+    with pytest.raises(Exception, match="flights, weather: choose with option 'slots'"):
+        load(spark, "travel")
+    with pytest.raises(Exception, match="flights 3, weather 1"):
+        load(spark, "travel", slots="flights,weather").collect()
+
+
+def test_what_others_push_is_read_in_sparks_types(spark: SparkSession, node: Node) -> None:
+    batch = pa.record_batch(
+        {
+            "u64": pa.array([2**64 - 1, None], pa.uint64()),
+            "word": pa.array(["x", None]).dictionary_encode(),
+            "run": pc.run_end_encode(pa.array(["r", "r"])),
+            "view": pa.array([["v"], None], pa.list_view(pa.string_view())),
+            "fixed": pa.array([[1, 2], None], pa.list_(pa.uint16(), 2)),
+            "when": pa.array([1_999, None], pa.timestamp("ns", "Europe/Berlin")),
+        }
+    )
+    with connect(node.run_dir) as client:
+        client.push(batch, topic="arrow")
+        client.push(batch.slice(0, 1), topic="arrow")
+    first = {
+        "u64": decimal.Decimal(2**64 - 1),
+        "word": "x",
+        "run": "r",
+        "view": ["v"],
+        "fixed": [1, 2],
+        "when": datetime.datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=datetime.UTC),
+    }
+    second = dict.fromkeys(first) | {"run": "r"}
+    assert rows(load(spark, "arrow")) == sorted([first, first, second], key=repr)
+
+
+def test_columns_that_come_and_go_make_one_schema(spark: SparkSession) -> None:
+    save(spark.sql("SELECT 1 AS a, 'x' AS b"), "drift")
+    save(spark.sql("SELECT CAST(2 AS BIGINT) AS a, 2.5D AS c"), "drift")
+    stored = load(spark, "drift")
+    assert stored.schema.simpleString() in {"struct<a:bigint,b:string,c:double>", "struct<a:bigint,c:double,b:string>"}
+    assert rows(stored.select("a", "b", "c")) == [{"a": 1, "b": "x", "c": None}, {"a": 2, "b": None, "c": 2.5}]
+
+
+def test_a_schema_of_the_users_projects_and_widens(spark: SparkSession) -> None:
+    save(spark.sql("SELECT CAST(id AS INT) a, id * 1000000000000 b FROM RANGE(3)"), "projection")
+    reader = spark.read.format("quiver").option("topic", "projection")
+    assert rows(reader.schema("a BIGINT, other STRING").load()) == [{"a": n, "other": None} for n in range(3)]
+    with pytest.raises(Exception, match=r"'b'.*cannot be read"):
+        reader.schema("b INT").load().collect()
+
+
+def test_the_same_table_is_stored_under_one_schema(spark: SparkSession, node: Node) -> None:
+    query = "SELECT id, TIMESTAMP_SECONDS(id) ts{} FROM RANGE(10)"
+    save(spark.sql(query.format("")), "zones")
+    other = spark.newSession()
+    other.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    save(other.sql("SELECT IF(id < 100, id, NULL) id, TIMESTAMP_SECONDS(id) ts FROM RANGE(10)"), "zones")
+    with connect(node.run_dir) as client:
+        client.flush("zones")
+        segments = [
+            client.read_segment(core, "zones", info.segment_seq)
+            for core, infos in client.segments("zones").items()
+            for info in infos
+        ]
+    fingerprints = {stream.schema_fingerprint for segment in segments for stream in segment.streams}
+    assert len(fingerprints) == 1
+
+
+def test_a_read_is_cut_into_partitions_by_bytes(spark: SparkSession) -> None:
+    frame = spark.sql("SELECT id, CAST(id AS STRING) s FROM RANGE(100000)")
+    save(frame, "partitions")
+    whole, cut = load(spark, "partitions"), load(spark, "partitions", maxPartitionBytes="256KiB")
+    assert whole.rdd.getNumPartitions() < cut.rdd.getNumPartitions()
+    assert cut.toArrow().sort_by("id").equals(frame.toArrow().cast(cut.toArrow().schema).sort_by("id"))
+
+
+def test_a_write_from_another_thread(spark: SparkSession) -> None:
+    def write(number: int) -> None:
+        use(spark)
+        save(spark.range(number * 100, number * 100 + 100), "threads")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(4)))
+    assert rows(load(spark, "threads")) == sorted(({"id": n} for n in range(400)), key=repr)
+
+
+def test_sql_and_a_new_session_know_the_format(spark: SparkSession) -> None:
+    session = spark.newSession()
+    session.sql("CREATE TABLE readings (id BIGINT) USING quiver OPTIONS (topic 'sql')")
+    session.sql("INSERT INTO readings VALUES (7), (8)")
+    assert rows(session.sql("SELECT id FROM readings")) == [{"id": 7}, {"id": 8}]
+    session.sql("DROP TABLE readings")
+
+
+def test_a_topic_without_bundles(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match=r"holds no bundles yet.*\.schema"):
+        load(spark, "empty")
+    assert spark.read.format("quiver").option("topic", "empty").schema("a INT").load().collect() == []
+    save(spark.range(0), "empty")
+    assert spark.read.format("quiver").option("topic", "empty").schema("id BIGINT").load().collect() == []
+
+
+def refused_writes(spark: SparkSession) -> dict[str, tuple[Callable[[], None], str]]:
+    frame = spark.range(3)
+    return {
+        "unknown option": (lambda: save(frame, "types", topik="x"), "option 'topik' is unknown.*did you mean 'topic'"),
+        "unknown topic": (lambda: save(frame, "nowhere"), "topic 'nowhere' does not exist"),
+        "unknown slot": (lambda: save(frame, "travel", slots="trains"), "trains"),
+        "no struct": (lambda: save(frame, "slots", slots="a,b"), "each a struct"),
+        "overwrite": (
+            lambda: frame.write.format("quiver").option("topic", "types").mode("overwrite").save(),
+            "only be appended to",
+        ),
+        "no node": (lambda: save(frame, "types", runDir="/nowhere/at/all", pushTimeout="1s"), "/nowhere/at/all"),
+    }
+
+
+@pytest.mark.parametrize(
+    "case", ["unknown option", "unknown topic", "unknown slot", "no struct", "overwrite", "no node"]
+)
+def test_a_write_that_cannot_work_says_why(spark: SparkSession, case: str) -> None:
+    write, message = refused_writes(spark)[case]
+    with pytest.raises(Exception, match=message):
+        write()
+
+
+def test_a_session_outlives_a_restart_of_its_node(spark: SparkSession, node: Node) -> None:
+    save(spark.range(0, 10), "restart")
+    node.stop()
+    node.start()
+    save(spark.range(10, 20), "restart")
+    assert rows(load(spark, "restart")) == sorted(({"id": n} for n in range(20)), key=repr)
