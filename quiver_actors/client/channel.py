@@ -1,0 +1,280 @@
+"""The way to one worker: connects, greets, matches answers to requests, and connects again after a loss.
+
+    CLOSED --connected--> GREETING --Welcome--> OPEN --lost--> CLOSED (retry after a growing delay)
+
+Used under the lock of its exchange. Nothing here waits: callers ask `connect_if_due`, look at `is_open`, and wait on the exchange until
+`retry_at_ns` at the latest.
+
+Guarantees: a request whose connection was lost is marked unsent, never dropped; a tag is never used twice; `generation` rises with each
+loss, so that what belonged to an earlier connection can be told.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import select
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from quiver_actors.client.connection import Connection
+from quiver_actors.client.exchange import FOREVER_NS, Exchange
+from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.slots import TopicSlots
+from quiver_actors.errors import (
+    NotRunning,
+    ProtocolError,
+    QuiverError,
+    UnknownTopic,
+    WorkerUnavailable,
+    error_classes,
+)
+from quiver_actors.protocol.framing import encode_frame
+from quiver_actors.protocol.messages import (
+    PROTOCOL_VERSION,
+    ArenaAttached,
+    Done,
+    Hello,
+    Message,
+    Refused,
+    SegmentList,
+    SegmentOpened,
+    TopicInfo,
+    Welcome,
+    WorkerMessage,
+)
+from quiver_actors.units import MILLISECOND_NS, SECOND_NS
+
+RETRY_NS_FIRST = 10 * MILLISECOND_NS
+RETRY_NS_MAX = 200 * MILLISECOND_NS
+LASTING_NS = SECOND_NS
+"""A connection that held for so long makes the next retry a quick one again."""
+GREETING_NS_MAX = 5 * SECOND_NS
+"""A worker that took the connection but says nothing for so long (stopped, hung) is tried again."""
+
+_REFUSALS = error_classes()
+
+
+def refusal_error(refused: Refused) -> QuiverError:
+    """The exception that a refusal stands for."""
+    kind = _REFUSALS.get(refused.code)
+    if kind is None:
+        return ProtocolError(f"the worker refused with the unknown code {refused.code!r}: {refused.message}")
+    # Not kind(message): a class may build its message from parts that do not travel.
+    return kind.__new__(kind, refused.message)
+
+
+class Call:
+    """One request and its answer. Sent again on the next connection as long as it is not done."""
+
+    __slots__ = ("answer", "descriptor", "error", "make", "tag")
+
+    def __init__(self, make: Callable[[int], Message]) -> None:
+        """`make`: builds the request for a tag."""
+        self.make = make
+        self.tag = 0
+        """0 while it is not under way."""
+        self.answer: WorkerMessage | None = None
+        self.descriptor: int | None = None
+        """What the answer carried; the caller owns it."""
+        self.error: QuiverError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.answer is not None or self.error is not None
+
+
+class ChannelState(enum.Enum):
+    CLOSED = enum.auto()
+    GREETING = enum.auto()
+    OPEN = enum.auto()
+
+
+class Channel:
+    """The connection to the worker of one core. Subclasses add what they push or receive through the three hooks at the end."""
+
+    def __init__(self, exchange: Exchange, directory: NodeDirectory, core: int, client_name: str) -> None:
+        self.core = core
+        self.generation = 0
+        self.retry_at_ns = 0
+        """When `connect_if_due` does something again."""
+        self.failure: QuiverError | None = None
+        """Why the channel is not open; None while it is or was never tried."""
+        self.topics: Mapping[str, TopicSlots] = {}
+        self.topic_infos: Mapping[str, TopicInfo] = {}
+        self._exchange = exchange
+        self._directory = directory
+        self._client_name = client_name
+        self._connection: Connection | None = None
+        self._state = ChannelState.CLOSED
+        self._retry_ns = RETRY_NS_FIRST
+        self._opened_at_ns = FOREVER_NS
+        self._tag = 0
+        self._calls: dict[int, Call] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._state is ChannelState.OPEN
+
+    @property
+    def state(self) -> ChannelState:
+        return self._state
+
+    def connect_if_due(self, now_ns: int) -> None:
+        """Connect, or give up a greeting that takes too long, if it is time to."""
+        if self._state is ChannelState.OPEN or now_ns < self.retry_at_ns:
+            return
+        if self._state is ChannelState.GREETING:
+            self._lose(WorkerUnavailable(f"worker {self.core} took the connection but does not answer"), now_ns)
+            return
+        try:
+            connection = Connection.open(self._directory.socket_of(self.core))
+        except OSError as error:
+            self._fail(WorkerUnavailable(f"worker {self.core} cannot be reached: {error.strerror}"), now_ns)
+        except (NotRunning, WorkerUnavailable) as error:
+            self._fail(error, now_ns)
+        else:
+            self._greet(connection, now_ns)
+
+    def check_usable(self) -> None:
+        """Raise what makes further attempts useless: a refusal or another protocol, not an absent worker."""
+        if self.failure is not None and not self.failure.retriable:
+            raise self.failure
+
+    def slots_of(self, topic: str) -> TopicSlots:
+        """The topic's slots; the channel must be open.
+
+        Raises:
+            UnknownTopic: the node has no such topic.
+        """
+        found = self.topics.get(topic)
+        if found is None:
+            raise UnknownTopic(f"topic {topic!r} does not exist on this node: its topics are {sorted(self.topics)}")
+        return found
+
+    def next_tag(self) -> int:
+        self._tag += 1
+        return self._tag
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Send messages in order; the channel must be open."""
+        assert self._connection is not None, "send on a channel that is not connected"
+        self._connection.send(b"".join(map(encode_frame, messages)))
+        if self._connection.wants_to_write:
+            self._exchange.watch_writable(self._connection.fileno(), wanted=True)
+
+    def call(self, call: Call) -> None:
+        """Send a request whose answer will be in `call`; the channel must be open."""
+        call.tag = self.next_tag()
+        self._calls[call.tag] = call
+        self.send([call.make(call.tag)])
+
+    def forget(self, call: Call) -> None:
+        """Nobody waits for the answer any more."""
+        self._calls.pop(call.tag, None)
+
+    def handle_events(self, events: int) -> None:
+        """See `Watched`."""
+        connection = self._connection
+        if connection is None:
+            return
+        if events & select.EPOLLOUT:
+            connection.flush()
+            if not connection.wants_to_write:
+                self._exchange.watch_writable(connection.fileno(), wanted=False)
+        if events & ~select.EPOLLOUT:
+            for message, descriptor in connection.receive():
+                self._handle(message, descriptor)
+        if connection.lost is not None:
+            self._lose(connection.lost, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Close the connection; the worker gives claims back and forgets unanswered requests. Idempotent."""
+        if self._connection is not None:
+            self._lose(WorkerUnavailable("the connection was closed by its own side"), FOREVER_NS)
+
+    def abandon(self) -> None:
+        """See `Watched`. The next use connects anew, as a client of its own."""
+        self._lose(WorkerUnavailable("the process was forked"), 0)
+        self.retry_at_ns = 0
+        self.failure = None
+
+    def _greet(self, connection: Connection, now_ns: int) -> None:
+        self._connection = connection
+        self._state = ChannelState.GREETING
+        self.retry_at_ns = now_ns + GREETING_NS_MAX
+        self.failure = None
+        self._exchange.watch(connection.fileno(), self)
+        self.send([Hello(PROTOCOL_VERSION, os.getpid(), self._client_name)])
+
+    def _handle(self, message: WorkerMessage, descriptor: int | None) -> None:
+        if isinstance(message, Welcome):
+            self._welcome(message)
+        elif (
+            isinstance(message, Done | Refused | SegmentList | SegmentOpened | ArenaAttached)
+            and message.tag in self._calls
+        ):
+            call = self._calls.pop(message.tag)
+            call.answer, call.descriptor = message, descriptor
+            if isinstance(message, Refused):
+                call.error = refusal_error(message)
+        elif isinstance(message, Refused) and message.tag == 0:
+            # It answers no request in particular: what this connection is for cannot go on.
+            self._fail_connection(refusal_error(message))
+        elif not self._received(message, descriptor) and descriptor is not None:
+            os.close(descriptor)
+
+    def _welcome(self, welcome: Welcome) -> None:
+        if welcome.version != PROTOCOL_VERSION:
+            self._fail_connection(
+                ProtocolError(
+                    f"worker {self.core} speaks protocol version {welcome.version}, this client {PROTOCOL_VERSION}: "
+                    "install the same version of quiver-actors on both sides"
+                )
+            )
+            return
+        self.topic_infos = {info.name: info for info in welcome.topics}
+        self.topics = {name: TopicSlots(info) for name, info in self.topic_infos.items()}
+        self._state = ChannelState.OPEN
+        self._opened_at_ns = time.monotonic_ns()
+        self.retry_at_ns = FOREVER_NS
+        self._opened()
+
+    def _fail_connection(self, error: QuiverError) -> None:
+        """End the connection for a reason of our own, once all messages that have arrived are handled."""
+        assert self._connection is not None, "a message came without a connection"
+        self._connection.fail(error)
+
+    def _lose(self, error: QuiverError, now_ns: int) -> None:
+        connection = self._connection
+        assert connection is not None, "a connection is lost once"
+        self._exchange.unwatch(connection.fileno())
+        connection.close()
+        self._connection = None
+        if now_ns - self._opened_at_ns >= LASTING_NS:
+            self._retry_ns = RETRY_NS_FIRST
+        self._opened_at_ns = FOREVER_NS
+        self.generation += 1
+        for call in self._calls.values():
+            call.tag = 0
+        self._calls.clear()
+        self._fail(error, now_ns)
+        self._lost()
+
+    def _fail(self, error: QuiverError, now_ns: int) -> None:
+        self._state = ChannelState.CLOSED
+        self.failure = error
+        self.retry_at_ns = now_ns + self._retry_ns
+        self._retry_ns = min(2 * self._retry_ns, RETRY_NS_MAX)
+
+    # --- what subclasses add ---------------------------------------------------------------------------------------------
+
+    def _opened(self) -> None:
+        """The worker has welcomed this client."""
+
+    def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
+        """Take a message that answers no call, and its descriptor; False: neither is of interest."""
+        return False
+
+    def _lost(self) -> None:
+        """The connection is gone, and all that was under way on it."""

@@ -1,0 +1,127 @@
+"""The channels of a client or subscription: one per worker, made when first needed, and requests to several of them at once.
+
+Used under the lock of the exchange, except where it says so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+from quiver_actors.client.channel import Call, Channel
+from quiver_actors.client.exchange import Exchange, deadline_after
+from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.errors import QuiverError, WorkerUnavailable
+
+C = TypeVar("C", bound=Channel)
+
+
+class ChannelSet(Generic[C]):
+    """Channels by core."""
+
+    def __init__(self, exchange: Exchange, directory: NodeDirectory, make: Callable[[int], C]) -> None:
+        self.exchange = exchange
+        self.directory = directory
+        self._make = make
+        self._channels: dict[int, C] = {}
+
+    def channel(self, core: int) -> C:
+        """The channel to a core's worker, connected or not."""
+        found = self._channels.get(core)
+        if found is None:
+            found = self._channels[core] = self._make(core)
+        return found
+
+    def opened(self) -> list[C]:
+        """All channels that were ever asked for."""
+        return list(self._channels.values())
+
+    def drop(self, core: int) -> None:
+        """Close and forget one channel."""
+        channel = self._channels.pop(core, None)
+        if channel is not None:
+            channel.close()
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    def wait_open(self, core: int, timeout_seconds: float | None) -> C:
+        """The channel to a core's worker, once it is open. Takes the lock.
+
+        Raises:
+            WorkerUnavailable: it did not open in time.
+        """
+        deadline_ns = deadline_after(timeout_seconds)
+        channel = self.channel(core)
+        with self.exchange:
+            while True:
+                now_ns = time.monotonic_ns()
+                channel.connect_if_due(now_ns)
+                if channel.is_open:
+                    return channel
+                channel.check_usable()
+                if now_ns >= deadline_ns:
+                    raise unavailable_error(channel, timeout_seconds)
+                self.exchange.wait(min(deadline_ns, channel.retry_at_ns))
+
+    def complete(self, calls: Mapping[int, Call], timeout_seconds: float | None) -> None:
+        """Send each call to the core that it is filed under, again after each loss, until all are done. Takes the lock.
+
+        A refusal is left in its call.
+
+        Raises:
+            WorkerUnavailable: a worker did not answer in time.
+        """
+        deadline_ns = deadline_after(timeout_seconds)
+        pending = dict(calls)
+        try:
+            with self.exchange:
+                while self._advance(pending):
+                    now_ns = time.monotonic_ns()
+                    late = next(iter(pending))
+                    if now_ns >= deadline_ns:
+                        raise unavailable_error(self.channel(late), timeout_seconds)
+                    retry_at_ns = min(self.channel(core).retry_at_ns for core in pending)
+                    self.exchange.wait(min(deadline_ns, retry_at_ns))
+        finally:
+            for core, call in pending.items():
+                self.channel(core).forget(call)
+
+    def _advance(self, pending: dict[int, Call]) -> bool:
+        """Send what is not under way, take out what is done, and say whether anything is left."""
+        now_ns = time.monotonic_ns()
+        for core, call in list(pending.items()):
+            channel = self.channel(core)
+            channel.connect_if_due(now_ns)
+            if call.is_done:
+                del pending[core]
+            elif channel.is_open and not call.tag:
+                channel.call(call)
+            else:
+                channel.check_usable()
+        return bool(pending)
+
+
+def unavailable_error(channel: Channel, timeout_seconds: float | None) -> WorkerUnavailable:
+    """What to say when a worker was waited for in vain."""
+    if channel.is_open:
+        reason = "it is connected, but is stopped or busy"
+    else:
+        reason = str(channel.failure or "it took the connection, but does not answer")
+    return WorkerUnavailable(
+        f"worker {channel.core} did not answer within {timeout_seconds} s: {reason}; look at `quiver status`"
+    )
+
+
+def raise_refusals(calls: Iterable[Call]) -> None:
+    """Raise the first refusal; descriptors that other answers carried are closed then."""
+    refused: QuiverError | None = next((call.error for call in calls if call.error is not None), None)
+    if refused is None:
+        return
+    for call in calls:
+        if call.descriptor is not None:
+            os.close(call.descriptor)
+    raise refused

@@ -1,0 +1,272 @@
+"""The client of one node: pushing, subscribing, and looking at what is stored.
+
+Owner of the connections for pushes and requests; each subscription has its own. Safe to share between threads. A forked child may go on
+using it: it connects anew, and the parent does not notice.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+from quiver_actors.client.channel import Call
+from quiver_actors.client.channels import ChannelSet, raise_refusals
+from quiver_actors.client.delivery import GapNotice
+from quiver_actors.client.exchange import Exchange
+from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.producer import Producer
+from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.segments import map_segment
+from quiver_actors.client.slots import Bundle
+from quiver_actors.client.subscription import Subscription
+from quiver_actors.errors import ClosedError, UnknownSubscriber
+from quiver_actors.model import DEFAULT_TOPIC, Receipt, check_id
+from quiver_actors.protocol.messages import (
+    Flush,
+    ListSegments,
+    Message,
+    OpenSegment,
+    SegmentInfo,
+    SegmentList,
+    SegmentOpened,
+    TopicInfo,
+    Unregister,
+)
+from quiver_actors.segment.reader import SegmentReader
+
+PUSH_TIMEOUT_SECONDS = 30.0
+
+
+def connect(run_dir: str | os.PathLike[str] | None = None, *, timeout: float = 10.0) -> Client:
+    """Open a client of the node whose run directory this is.
+
+    Workers are connected to when they are first needed, and again whenever a connection is lost.
+
+    Args:
+        run_dir: None: `$QUIVER_RUN_DIR`, else the user's default (`quiver_actors.config.default_run_dir`).
+        timeout: seconds that calls other than `push` wait for a worker.
+
+    Raises:
+        NotRunning: no node was started there.
+    """
+    return Client(NodeDirectory(None if run_dir is None else os.fspath(run_dir)), timeout=timeout)
+
+
+class Client:
+    """See `connect`. A context manager; `close` is idempotent."""
+
+    def __init__(self, directory: NodeDirectory, *, timeout: float) -> None:
+        self._directory = directory
+        self._timeout_seconds = timeout
+        self._name = os.path.basename(sys.argv[0] or "python") if sys.argv else "python"
+        self._exchange = Exchange()
+        self._channels = ChannelSet(self._exchange, directory, self._make_channel)
+        self._producer = Producer(self._channels)
+        self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+
+    @property
+    def run_dir(self) -> str:
+        return self._directory.run_dir
+
+    # --- pushing -------------------------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        bundle: Bundle,
+        *,
+        topic: str = DEFAULT_TOPIC,
+        key: str | bytes | None = None,
+        item_count: int | None = None,
+        timeout: float = PUSH_TIMEOUT_SECONDS,
+    ) -> Receipt:
+        """Store one bundle; it is as durable as the receipt says when this returns.
+
+        If the worker is lost meanwhile, the bundle is pushed again when it is back: at least once.
+
+        Args:
+            bundle: slot name or id to `RecordBatch` or `Table`; or one of those alone, for slot 0 or the only slot of the topic.
+            key: bundles of one key go to one worker, in order; None: all of this client do.
+            item_count: how many items the producer counts in it, kept for subscribers.
+            timeout: seconds.
+
+        Raises:
+            UnknownTopic, UnknownSlot, InvalidBundle: the call is wrong.
+            BundleTooLarge: more than 256 MiB encoded.
+            PushTimeout: not acknowledged in time; it may still become durable.
+            WorkerUnavailable: the worker was away all the time.
+            StorageFull, DurabilityUnknown, EngineFailed, Draining: what the worker could not do.
+        """
+        receipts = self._producer.push_all(
+            (bundle,), topic=topic, key=key, item_counts=(item_count,), timeout_seconds=timeout
+        )
+        return receipts[0]
+
+    def push_many(
+        self,
+        bundles: Iterable[Bundle],
+        *,
+        topic: str = DEFAULT_TOPIC,
+        key: str | bytes | None = None,
+        item_counts: Iterable[int | None] | None = None,
+        timeout: float = PUSH_TIMEOUT_SECONDS,
+    ) -> list[Receipt]:
+        """Store bundles in order, many at a time, and return their receipts in the same order.
+
+        The iterable is read as fast as the worker takes bundles, so it may be a generator of any length. Several
+        messages are under way at once, each with up to 64 bundles or 1 MiB.
+
+        Args:
+            item_counts: one for each bundle.
+            timeout: the longest time in seconds without an acknowledgement.
+
+        Raises:
+            As `push`. A bundle that cannot be pushed raises once those before it are stored; after any other error some
+            of the bundles may have been stored.
+        """
+        return self._producer.push_all(bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout)
+
+    # --- subscribing ---------------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        subscriber: str,
+        *,
+        topic: str = DEFAULT_TOPIC,
+        start: str = "latest",
+        prefetch: int = 64,
+        idle_timeout: float | None = None,
+        on_gap: Callable[[GapNotice], None] | None = None,
+    ) -> Subscription:
+        """Attach to a durable subscriber on all workers, creating it if it is new.
+
+        Args:
+            start: for a new subscriber, what it gets: `latest`, bundles pushed from now on; `earliest`, all that are stored.
+            prefetch: bundles that each worker may send ahead of `get`.
+            idle_timeout: iteration ends when nothing came for so many seconds; None: never.
+            on_gap: called, from `get`, with each notice of bundles that will never come; they are logged in any case.
+
+        Raises:
+            InvalidId, UnknownTopic, UsageError: the call is wrong.
+            WorkerUnavailable: a worker was away; the subscriber needs all of them.
+        """
+        self._exchange.check_open()
+        subscription = Subscription(
+            NodeDirectory(self.run_dir),
+            self._name,
+            subscriber,
+            topic=topic,
+            start=start,
+            prefetch=prefetch,
+            idle_timeout=idle_timeout,
+            on_gap=on_gap,
+        )
+        try:
+            subscription.register(self._timeout_seconds)
+        except BaseException:
+            subscription.abort()
+            raise
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> None:
+        """Delete a subscriber with its progress, on all workers. What only it had not resolved may be deleted then.
+
+        Raises:
+            UnknownSubscriber: no worker knows it.
+            UnknownTopic, WorkerUnavailable: as everywhere.
+        """
+        check_id("subscriber", subscriber)
+        calls = self._ask_all(lambda tag: Unregister(tag, topic, subscriber))
+        unknown = [call for call in calls.values() if isinstance(call.error, UnknownSubscriber)]
+        if len(unknown) < len(calls):
+            # A worker that had lost it, or was added later, is no reason to complain.
+            raise_refusals(call for call in calls.values() if call not in unknown)
+        else:
+            raise_refusals(unknown)
+
+    # --- what is stored ------------------------------------------------------------------------------------------------------
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """The node's topics by name, with their slots and durability.
+
+        Raises:
+            WorkerUnavailable: no worker answered in time.
+        """
+        channel = self._channels.wait_open(self._directory.cores[0], self._timeout_seconds)
+        return dict(channel.topic_infos)
+
+    def flush(self, topic: str = DEFAULT_TOPIC) -> None:
+        """Seal what is open on all workers: all that was acknowledged before can be delivered and read when this returns.
+
+        Raises:
+            UnknownTopic: no such topic.
+            WorkerUnavailable: a worker did not answer in time.
+            EngineFailed, Draining, StorageFull: what a worker could not do.
+        """
+        raise_refusals(self._ask_all(lambda tag: Flush(tag, topic)).values())
+
+    def segments(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
+        """The sealed segments of a topic, oldest first, by the core that has them. Raises as `flush`."""
+        calls = self._ask_all(lambda tag: ListSegments(tag, topic))
+        raise_refusals(calls.values())
+        return {core: _segments_in(call) for core, call in calls.items()}
+
+    def read_segment(self, core: int, topic: str, segment_seq: int) -> SegmentReader:
+        """Map one sealed segment and read it without claiming anything. It stays readable when it is deleted meanwhile.
+
+        Raises:
+            QuiverError: the segment is not there (any more).
+            FormatError: it cannot be read.
+            UnknownTopic, WorkerUnavailable: as everywhere.
+        """
+        call = Call(lambda tag: OpenSegment(tag, topic, segment_seq))
+        self._ask({core: call})
+        raise_refusals([call])
+        assert isinstance(call.answer, SegmentOpened), "only this answers OpenSegment"
+        assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
+        return SegmentReader(map_segment(call.descriptor, call.answer.size_bytes, segment_seq), segment_seq=segment_seq)
+
+    # --- life ----------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close all connections and subscriptions. Idempotent."""
+        for subscription in list(self._subscriptions):
+            subscription.close()
+        try:
+            with self._exchange:
+                self._channels.close()
+        except ClosedError:
+            return
+        self._exchange.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client run_dir={self.run_dir} {'closed' if self._exchange.is_closed else 'open'}>"
+
+    # --- private -------------------------------------------------------------------------------------------------------------
+
+    def _make_channel(self, core: int) -> PushChannel:
+        return PushChannel(self._exchange, self._directory, core, self._name)
+
+    def _ask_all(self, make: Callable[[int], Message]) -> dict[int, Call]:
+        calls = {core: Call(make) for core in self._directory.cores}
+        self._ask(calls)
+        return calls
+
+    def _ask(self, calls: dict[int, Call]) -> None:
+        self._channels.complete(calls, self._timeout_seconds)
+
+
+def _segments_in(call: Call) -> list[SegmentInfo]:
+    assert isinstance(call.answer, SegmentList), "only this answers ListSegments"
+    return call.answer.segments

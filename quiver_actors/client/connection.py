@@ -1,0 +1,168 @@
+"""One connected socket to a worker: frames out, messages and descriptors in. Never blocks.
+
+Owner: one `Channel`, under its exchange's lock. What does not fit the kernel's buffer is kept and sent when the socket is writable:
+a worker that waits for us to read its answers can therefore never block our writes, nor we its reads.
+
+Guarantees: messages come out whole and in order, each with its own descriptor; messages that arrived before the peer closed
+are given out before the loss is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections import deque
+
+from quiver_actors.errors import ProtocolError, QuiverError, WorkerUnavailable
+from quiver_actors.protocol.framing import FrameReader, decode_worker_message
+from quiver_actors.protocol.messages import DESCRIPTORS_CARRIED, WorkerMessage
+
+_DESCRIPTORS_MAX = 253
+"""The kernel's limit for one message (SCM_MAX_FD)."""
+_DESCRIPTOR = struct.Struct("i")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_DESCRIPTORS_MAX * _DESCRIPTOR.size)
+
+Received = tuple[WorkerMessage, int | None]
+"""A message, and the descriptor that it carries: the receiver owns it."""
+
+
+class Connection:
+    """A connected, non-blocking socket with its buffers. Not thread-safe."""
+
+    __slots__ = ("_descriptors", "_lost", "_out", "_reader", "_socket")
+
+    def __init__(self, connected: socket.socket) -> None:
+        """Take over a connected socket."""
+        connected.setblocking(False)
+        self._socket = connected
+        self._reader = FrameReader()
+        self._descriptors: deque[int] = deque()
+        self._out = bytearray()
+        self._lost: QuiverError | None = None
+
+    @classmethod
+    def open(cls, path: str) -> Connection:
+        """Connect to the socket at `path`.
+
+        Raises:
+            OSError: nobody listens there, or not now.
+        """
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            connected.setblocking(False)
+            connected.connect(path)
+        except OSError:
+            connected.close()
+            raise
+        return cls(connected)
+
+    @property
+    def lost(self) -> QuiverError | None:
+        """Why nothing more will come or go, None while the connection stands.
+
+        `WorkerUnavailable` when the peer went away, `ProtocolError` when it said something impossible.
+        """
+        return self._lost
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether frames wait for the socket to become writable."""
+        return bool(self._out) and self._lost is None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, frames: bytes) -> None:
+        """Send whole frames, now or as soon as the socket takes them. A loss is reported by `lost`."""
+        if self._lost is not None:
+            return
+        if self._out:
+            self._out += frames
+            return
+        sent = self._write(frames)
+        if sent < len(frames):
+            self._out += memoryview(frames)[sent:]
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it."""
+        while self._out and self._lost is None:
+            sent = self._write(self._out)
+            if not sent:
+                return
+            del self._out[:sent]
+
+    def receive(self) -> list[Received]:
+        """Every complete message that has arrived; nothing when the socket was not readable."""
+        received: list[Received] = []
+        try:
+            is_more = self._read_once()
+            while True:
+                for frame in self._reader.frames():
+                    message = decode_worker_message(frame)
+                    received.append((message, self._descriptor_of(message)))
+                if not is_more:
+                    return received
+                is_more = self._read_once()
+        except ProtocolError as error:
+            self._lost = error
+            return received
+
+    def fail(self, error: QuiverError) -> None:
+        """Nothing more is to come or go, for that reason; what was received counts. Still to be closed."""
+        if self._lost is None or isinstance(self._lost, WorkerUnavailable):
+            # That the peer has closed meanwhile says less.
+            self._lost = error
+
+    def close(self) -> None:
+        """Close the socket (without a shutdown: a forked process may share it) and descriptors that nobody took. Idempotent."""
+        if self._lost is None:
+            self._lost = WorkerUnavailable("the connection was closed")
+        self._socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+        self._out.clear()
+
+    def _write(self, data: bytes | bytearray) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError | ConnectionResetError):
+                self._lost = WorkerUnavailable(f"sending to the worker failed: {error.strerror}")
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+            # Either way the socket is readable now, and reading tells: what the worker said before it went still counts.
+            return len(data)
+
+    def _read_once(self) -> bool:
+        """Read once, and say whether more may be there. A short read is the end for now: the socket stays readable if it was not."""
+        if self._lost is not None:
+            return False
+        target = self._reader.writable()
+        try:
+            size, ancillary, flags, _ = self._socket.recvmsg_into([target], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._lost = WorkerUnavailable(f"receiving from the worker failed: {error.strerror}")
+            return False
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._descriptors.extend(fd for (fd,) in _DESCRIPTOR.iter_unpack(data[: len(data) & -_DESCRIPTOR.size]))
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError("a descriptor that a worker sent was lost: are too many files open in this process?")
+        if size == 0:
+            self._lost = WorkerUnavailable("the worker closed the connection")
+            return False
+        self._reader.advance(size)
+        return size == len(target)
+
+    def _descriptor_of(self, message: WorkerMessage) -> int | None:
+        if type(message) not in DESCRIPTORS_CARRIED:
+            return None
+        if not self._descriptors:
+            raise ProtocolError(f"{type(message).__name__} came without its descriptor")
+        return self._descriptors.popleft()

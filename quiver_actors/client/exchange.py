@@ -1,0 +1,176 @@
+"""One lock, and one place to wait, for all threads that use a set of channels.
+
+Whoever waits first reads for everybody: that thread leaves the lock, polls all sockets, takes the lock back, hands what arrived to the
+channels and wakes the others. So any number of threads push over one connection and their bundles ride on the same sync of
+the worker, without a thread of our own (which a fork would lose).
+
+Invariants:
+- State of the exchange and of its channels is only touched under the lock; only the poll itself runs outside of it.
+- At most one thread polls; sockets that are added or dropped meanwhile take effect at once.
+- In a forked child nothing of the parent is used: locks and descriptors are replaced before the child's first line runs.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import weakref
+from typing import Protocol
+
+from quiver_actors.errors import ClosedError
+from quiver_actors.units import SECOND_NS
+
+FOREVER_NS = 1 << 63
+"""A deadline that never comes."""
+
+
+def deadline_after(timeout_seconds: float | None) -> int:
+    """The monotonic time in ns that lies `timeout_seconds` ahead; None = never."""
+    if timeout_seconds is None:
+        return FOREVER_NS
+    return time.monotonic_ns() + round(timeout_seconds * SECOND_NS)
+
+
+class Watched(Protocol):
+    """What an exchange watches: the owner of one socket. Called with the lock held."""
+
+    def handle_events(self, events: int) -> None:
+        """The socket is readable or writable (`select.EPOLLIN`, `EPOLLOUT`, ...)."""
+
+    def abandon(self) -> None:
+        """This is a forked child: drop the parent's socket without a word to the peer."""
+
+
+class Exchange:
+    """The lock of a client or subscription (`with exchange:` holds it), and the readiness of its sockets."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, Watched] = {}
+        self._is_closed = False
+        self._renew()
+        _exchanges.add(self)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def __enter__(self) -> None:
+        """Take the lock.
+
+        Raises:
+            ClosedError: `close` has been called.
+        """
+        self._condition.acquire()
+        if self._is_closed:
+            self._condition.release()
+            self.check_open()
+
+    def __exit__(self, *_: object) -> None:
+        self._condition.release()
+
+    def check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("it was closed: open a new one")
+
+    def watch(self, fd: int, watched: Watched) -> None:
+        self._watched[fd] = watched
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def watch_writable(self, fd: int, *, wanted: bool) -> None:
+        self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Before the descriptor is closed."""
+        if self._watched.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def wait(self, deadline_ns: int) -> None:
+        """Wait, with the lock held, until something was handled or the deadline has come; may return early.
+
+        Raises:
+            ClosedError: another thread closed the exchange meanwhile.
+        """
+        if self._is_polling:
+            self._condition.wait(_seconds_until(deadline_ns))
+        else:
+            self._poll_for_all(_seconds_until(deadline_ns))
+        self.check_open()
+
+    def notify(self) -> None:
+        """Let all waiting threads look again, with the lock held: something changed that no socket will tell them."""
+        self._condition.notify_all()
+        if self._is_polling:
+            os.eventfd_write(self._wakeup, 1)
+
+    def close(self) -> None:
+        """Make every waiting and every later call raise. The owner closes its channels first. Idempotent."""
+        with self._condition:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self.notify()
+            if not self._is_polling:
+                self._release()
+
+    def _poll_for_all(self, timeout_seconds: float | None) -> None:
+        condition = self._condition
+        self._is_polling = True
+        try:
+            condition.release()
+            try:
+                ready = self._epoll.poll(timeout_seconds)
+            finally:
+                condition.acquire()
+            for fd, events in ready:
+                watched = self._watched.get(fd)
+                if watched is not None:
+                    watched.handle_events(events)
+                elif fd == self._wakeup:
+                    os.eventfd_read(fd)
+        finally:
+            self._is_polling = False
+            condition.notify_all()
+            if self._is_closed:
+                self._release()
+
+    def _renew(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._is_polling = False
+        self._epoll = select.epoll(select.EPOLL_CLOEXEC)
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._close_wakeup = weakref.finalize(self, os.close, self._wakeup)
+        self._epoll.register(self._wakeup, select.EPOLLIN)
+
+    def _release(self) -> None:
+        self._epoll.close()
+        self._close_wakeup()
+
+    def _renew_in_child(self) -> None:
+        if self._is_closed:
+            return
+        watched = list(self._watched.values())
+        self._watched.clear()
+        # Closed, not unregistered from: the parent polls the same kernel object.
+        self._release()
+        self._renew()
+        for each in watched:
+            each.abandon()
+
+
+def _seconds_until(deadline_ns: int) -> float | None:
+    if deadline_ns >= FOREVER_NS:
+        return None
+    return max(0, deadline_ns - time.monotonic_ns()) / SECOND_NS
+
+
+_exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
+
+
+def _renew_all_in_child() -> None:
+    for exchange in list(_exchanges):
+        exchange._renew_in_child()
+
+
+os.register_at_fork(after_in_child=_renew_all_in_child)

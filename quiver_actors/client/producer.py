@@ -1,0 +1,289 @@
+"""Pushing: from bundles to receipts, over connections that may be lost on the way.
+
+Guarantees:
+- A receipt is only made from the worker's acknowledgement of that bundle.
+- What was under way when a connection was lost is pushed again, in order, in front of what follows: at least once, never lost unannounced.
+- Bundles of one call stay in order, and so do those of one thread of a client as long as its core stays the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import xxhash
+
+from quiver_actors.client.channels import ChannelSet, unavailable_error
+from quiver_actors.client.encoder import BundlePlan, plan
+from quiver_actors.client.exchange import deadline_after
+from quiver_actors.client.push_channel import PushChannel, PushGroup
+from quiver_actors.client.schemas import StreamTable
+from quiver_actors.client.slots import Bundle
+from quiver_actors.errors import (
+    ClosedError,
+    Draining,
+    EngineFailed,
+    InvalidBundle,
+    PushTimeout,
+    QuiverError,
+    UsageError,
+    WorkerUnavailable,
+)
+from quiver_actors.model import BundleId, Durability, Receipt
+from quiver_actors.units import MIB, MILLISECOND_NS, SECOND_NS, format_size
+
+GROUP_BUNDLES_MAX = 64
+GROUP_BYTES_MAX = MIB
+
+_RETRY_REFUSED_NS = 50 * MILLISECOND_NS
+_RETRIED = (Draining, EngineFailed)
+"""Refusals after which nothing was stored and the worker will be replaced: worth another try within the timeout."""
+
+_clients = itertools.count()
+
+
+class Producer:
+    """What all pushes of one client share. Its methods may be called by several threads at once."""
+
+    def __init__(self, channels: ChannelSet[PushChannel]) -> None:
+        self._channels = channels
+        self._turn = next(_clients)
+        self._streams: dict[str, StreamTable] = {}
+
+    def push_all(
+        self,
+        bundles: Iterable[Bundle],
+        *,
+        topic: str,
+        key: str | bytes | None,
+        item_counts: Iterable[int | None] | None,
+        timeout_seconds: float,
+    ) -> list[Receipt]:
+        """Push bundles in order to one core and wait for all receipts.
+
+        The timeout is the longest time without an acknowledgement.
+        """
+        run = _PushRun(self, self._channels, topic, key, timeout_seconds)
+        try:
+            for plans in self._grouped(run, bundles, item_counts):
+                run.submit(plans)
+            run.finish()
+        except WorkerUnavailable:
+            if key is None:
+                self._turn += 1
+            raise
+        finally:
+            run.withdraw()
+        return run.receipts
+
+    def core_for(self, key: str | bytes | None) -> int:
+        """The core that a key belongs to; without a key, the one that this client has settled on."""
+        cores = self._channels.directory.cores
+        if key is None:
+            # By process id, so that forked workers, which have neighbouring ids and inherit the rest, spread over the cores.
+            return cores[(os.getpid() + self._turn) % len(cores)]
+        key_bytes = key.encode() if isinstance(key, str) else key
+        return cores[xxhash.xxh3_64_intdigest(key_bytes) % len(cores)]
+
+    def _grouped(
+        self, run: _PushRun, bundles: Iterable[Bundle], item_counts: Iterable[int | None] | None
+    ) -> Iterator[list[BundlePlan]]:
+        """Plan bundles, outside the lock, and give out as many as go into one message.
+
+        A bundle that cannot be pushed ends the run, but not before those in front of it are acknowledged.
+        """
+        slots = run.open_channel().slots_of(run.topic)
+        streams = self._streams.setdefault(run.topic, StreamTable(run.topic))
+        group: list[BundlePlan] = []
+        group_bytes = 0
+        try:
+            for bundle, item_count in _with_counts(bundles, item_counts):
+                planned = plan(slots.batches_of(bundle), streams, item_count)
+                if group and (len(group) == GROUP_BUNDLES_MAX or group_bytes + planned.entry_bytes > GROUP_BYTES_MAX):
+                    yield group
+                    group, group_bytes = [], 0
+                group.append(planned)
+                group_bytes += planned.entry_bytes
+        except UsageError as error:
+            if group:
+                yield group
+            run.finish()
+            if run.receipts:
+                error.add_note(
+                    f"bundle {len(run.receipts)} of this push_many: the {len(run.receipts)} before it are stored"
+                )
+            raise
+        if group:
+            yield group
+
+
+class _PushRun:
+    """One call of push or push_many: its groups, oldest first, and the receipts so far. Owned by one thread.
+
+    Groups wait, are under way, and end as receipts. Only the oldest one under way is looked at: the worker answers in order, and a
+    lost connection takes all of them at once.
+    """
+
+    def __init__(
+        self, producer: Producer, channels: ChannelSet[PushChannel], topic: str, key: str | bytes | None, timeout: float
+    ) -> None:
+        self.topic = topic
+        self.receipts: list[Receipt] = []
+        self._producer = producer
+        self._channels = channels
+        self._exchange = channels.exchange
+        self._key = key
+        self._timeout_seconds = timeout
+        self._remaining_seconds = timeout
+        """Of the time to the next acknowledgement, while nothing is under way."""
+        self._deadline_ns = deadline_after(timeout)
+        self._waiting: deque[PushGroup] = deque()
+        self._under_way: deque[PushGroup] = deque()
+        self._channel = channels.channel(producer.core_for(key))
+        self._numbers = itertools.count()
+        self._retry_at_ns = 0
+        self._refusal: QuiverError | None = None
+
+    def open_channel(self) -> PushChannel:
+        """The channel, once it is open."""
+        with self._exchange:
+            while not self._connect():
+                self._wait()
+            self._remaining_seconds = max(0, self._deadline_ns - time.monotonic_ns()) / SECOND_NS
+            return self._channel
+
+    def submit(self, plans: list[BundlePlan]) -> None:
+        """Send bundles behind the others; wait while there is no room for them."""
+        group = PushGroup(next(self._numbers), plans)
+        with self._exchange:
+            if not self._under_way and not self._waiting:
+                self._deadline_ns = deadline_after(self._remaining_seconds)
+            self._waiting.append(group)
+            while not self._advance():
+                self._wait()
+
+    def finish(self) -> None:
+        """Wait until everything is acknowledged."""
+        with self._exchange:
+            while not self._advance() or self._under_way:
+                self._wait()
+
+    def withdraw(self) -> None:
+        """Give up whatever is not acknowledged."""
+        if self._waiting:
+            with contextlib.suppress(ClosedError), self._exchange:
+                for group in self._waiting:
+                    self._channel.withdraw(group)
+
+    def _connect(self) -> bool:
+        """Whether the channel is open; if not, see to it."""
+        if self._channel.is_open:
+            return True
+        # The node may have come back with other workers.
+        self._channel = self._channels.channel(self._producer.core_for(self._key))
+        self._channel.connect_if_due(time.monotonic_ns())
+        self._channel.check_usable()
+        return self._channel.is_open
+
+    def _advance(self) -> bool:
+        """Take in what was answered, send what can be sent, and say whether everything is sent."""
+        self._collect()
+        waiting = self._waiting
+        if not waiting:
+            return True
+        if not self._connect() or time.monotonic_ns() < self._retry_at_ns:
+            return False
+        # In order: behind one that has to wait, nothing is tried.
+        while waiting and self._channel.try_send(waiting[0], self.topic):
+            self._under_way.append(waiting.popleft())
+        return not waiting
+
+    def _collect(self) -> None:
+        under_way = self._under_way
+        while under_way:
+            group = under_way[0]
+            if not (group.is_acked or group.is_lost or group.error is not None):
+                return
+            under_way.popleft()
+            self._take_receipts(group)
+            if group.error is not None and not isinstance(group.error, _RETRIED):
+                raise group.error
+            if group.error is not None:
+                self._refusal = group.error
+                self._retry_at_ns = time.monotonic_ns() + _RETRY_REFUSED_NS
+            if not group.is_acked:
+                self._send_again(group)
+
+    def _send_again(self, group: PushGroup) -> None:
+        """Let what a group has not been acknowledged for wait in its old place."""
+        rest = PushGroup(group.number, group.plans[group.acked_count :])
+        self._waiting = deque(sorted([*self._waiting, rest], key=_number_of))
+
+    def _take_receipts(self, group: PushGroup) -> None:
+        core, topic = self._channel.core, self.topic
+        for run, durability in group.acks:
+            reached = Durability(durability)
+            for index in range(run.count):
+                bundle_id = BundleId(topic, core, run.segment_seq, run.bundle_index + index)
+                self.receipts.append(Receipt(bundle_id, run.sequence + index, reached))
+        if group.acks:
+            self._refusal = None
+            self._remaining_seconds = self._timeout_seconds
+            self._deadline_ns = deadline_after(self._timeout_seconds)
+
+    def _wait(self) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._deadline_ns:
+            raise self._timeout_error()
+        wake_at_ns = self._channel.retry_at_ns
+        if self._retry_at_ns > now_ns:
+            wake_at_ns = min(wake_at_ns, self._retry_at_ns)
+        self._exchange.wait(min(self._deadline_ns, wake_at_ns))
+
+    def _timeout_error(self) -> QuiverError:
+        if self._refusal is not None:
+            return self._refusal
+        channel = self._channel
+        if not channel.is_open:
+            return unavailable_error(channel, self._timeout_seconds)
+        where = f"topic {self.topic!r}, worker {channel.core}"
+        if not self._under_way:
+            size = format_size(self._waiting[0].size_bytes) if self._waiting else "nothing"
+            return PushTimeout(
+                f"no room for {size} in the shared memory of {where} within {self._timeout_seconds} s: the worker is stopped, "
+                "waits for the disk, or other pushes of this client come first; nothing of it was sent"
+            )
+        bundles = sum(len(group.plans) - group.acked_count for group in self._under_way)
+        return PushTimeout(
+            f"{bundles} bundles for {where} were not acknowledged within {self._timeout_seconds} s: they may still become "
+            "durable; push them again if they must not be missing, and look at `quiver status`"
+        )
+
+
+def _number_of(group: PushGroup) -> int:
+    return group.number
+
+
+def _with_counts(
+    bundles: Iterable[Bundle], item_counts: Iterable[int | None] | None
+) -> Iterator[tuple[Bundle, int | None]]:
+    if item_counts is None:
+        yield from ((bundle, None) for bundle in bundles)
+        return
+    counts = iter(item_counts)
+    for bundle in bundles:
+        count = next(counts, _MISSING)
+        if isinstance(count, _Missing):
+            raise InvalidBundle("there are more bundles than item counts: give one for each bundle, None where unknown")
+        yield bundle, count
+
+
+class _Missing:
+    pass
+
+
+_MISSING = _Missing()

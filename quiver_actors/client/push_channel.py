@@ -1,0 +1,249 @@
+"""The producer's side of one worker connection: arena, declared schemas, and the pushes that are under way.
+
+Used under the lock of its exchange, shared by all threads of a client. Nothing here waits.
+
+Guarantees: a group of bundles is one Push message; its answers, its refusal or the loss of the connection reach the group; the arena is
+only replaced when nothing is under way in it.
+
+Sizes: the arena is as large as the node configured it. A bundle that is larger gets an arena of its own size, and the next group that
+fits brings the configured size back; while one group waits for its arena, all others wait behind it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from quiver_actors.client.channel import Channel, refusal_error
+from quiver_actors.client.encoder import BundlePlan, PushRows, write
+from quiver_actors.client.exchange import Exchange
+from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.schemas import EncodedStream
+from quiver_actors.errors import ProtocolError, QuiverError, SharedMemoryError, WorkerUnavailable
+from quiver_actors.model import SLOTS_MAX
+from quiver_actors.protocol.messages import (
+    Acked,
+    AckRun,
+    ArenaAttached,
+    AttachArena,
+    DeclareSchema,
+    Message,
+    Push,
+    Refused,
+    WorkerMessage,
+)
+from quiver_actors.shm.arena import ArenaProducer
+from quiver_actors.shm.errors import ShmError
+
+CONFIGURED_ARENA_BYTES = 0
+"""Asks for an arena of the size that the node is configured to give."""
+DECLARED_MAX = 4096
+"""Schemas that a worker remembers for a connection: with more of them it is time for a new one."""
+
+
+class PushGroup:
+    """Bundles that travel in one Push message, and what became of them."""
+
+    __slots__ = ("acked_count", "acks", "error", "is_lost", "number", "plans", "size_bytes")
+
+    def __init__(self, number: int, plans: list[BundlePlan]) -> None:
+        self.number = number
+        """Of its call; bundles stay in the order of their groups."""
+        self.plans = plans
+        self.size_bytes = sum([planned.entry_bytes for planned in plans])
+        self.acks: list[tuple[AckRun, int]] = []
+        """Runs with their durability: of the first `acked_count` bundles, in order."""
+        self.acked_count = 0
+        self.error: QuiverError | None = None
+        """Why the bundles without an acknowledgement were refused."""
+        self.is_lost = False
+        """The connection ended first: the bundles without an acknowledgement may or may not have been stored."""
+
+    @property
+    def is_acked(self) -> bool:
+        return self.acked_count == len(self.plans)
+
+
+class PushChannel(Channel):
+    """A channel that bundles are pushed over."""
+
+    def __init__(self, exchange: Exchange, directory: NodeDirectory, core: int, client_name: str) -> None:
+        super().__init__(exchange, directory, core, client_name)
+        self._groups: dict[int, PushGroup] = {}
+        self._declared: set[int] = set()
+        self._arena: ArenaProducer | None = None
+        self._configured_bytes = 0
+        """Size of the first arena that the worker gave on this connection."""
+        self._attach_tag = 0
+        """Of the request for an arena that is under way; 0 = none."""
+        self._attach_bytes = 0
+        self._reserved_for: PushGroup | None = None
+        """The group that goes next, because the arena is being replaced for it."""
+
+    def try_send(self, group: PushGroup, topic: str) -> bool:
+        """Lay a group's bundles into the arena and send them; the channel must be open.
+
+        Returns:
+            False: not now, because the arena is full or being replaced. Try again when the exchange has handled something.
+
+        Raises:
+            InvalidBundle, ArrowError: a bundle could not be encoded in place; nothing was sent.
+            QuiverError: the worker refused an arena for it.
+        """
+        if group.error is not None:
+            raise group.error
+        if self._reserved_for not in (None, group):
+            return False
+        if len(self._declared) > DECLARED_MAX - SLOTS_MAX * len(group.plans) and self._is_overdrawn_by(group):
+            self._renew_for(group)
+            return False
+        arena = self._arena_for(group)
+        offset = arena.reserve(group.size_bytes) if arena is not None else None
+        if arena is None or offset is None:
+            return False
+        try:
+            rows = _lay_out(group.plans, arena.ring, offset)
+        except BaseException:
+            arena.cancel()
+            raise
+        self._send_group(group, topic, rows, offset, arena.commit(group.size_bytes))
+        return True
+
+    def withdraw(self, group: PushGroup) -> None:
+        """The group's owner gives up on it. If it was sent it may still be stored; its answer will be ignored."""
+        if self._reserved_for is group:
+            self._reserved_for = None
+            self._exchange.notify()
+
+    def _send_group(self, group: PushGroup, topic: str, rows: PushRows, offset: int, end_position: int) -> None:
+        tag = self.next_tag()
+        self._groups[tag] = group
+        messages = self._declarations(group.plans)
+        entries, slots, dictionaries = (b"".join(packed) for packed in (rows.entries, rows.slots, rows.dictionaries))
+        messages.append(Push(tag, topic, offset, group.size_bytes, end_position, entries, slots, dictionaries))
+        self.send(messages)
+        if self._reserved_for is group:
+            self._reserved_for = None
+            self._exchange.notify()
+
+    def _declarations(self, plans: list[BundlePlan]) -> list[Message]:
+        """The schemas that this connection has not been told of yet."""
+        found: list[Message] = []
+        for planned in plans:
+            for slot in planned.slots:
+                stream = slot.stream
+                if stream.handle not in self._declared:
+                    self._declared.add(stream.handle)
+                    found.append(_declaration(stream))
+        return found
+
+    def _is_overdrawn_by(self, group: PushGroup) -> bool:
+        new = {slot.stream.handle for planned in group.plans for slot in planned.slots} - self._declared
+        return len(self._declared) + len(new) > DECLARED_MAX
+
+    def _renew_for(self, group: PushGroup) -> None:
+        """Connect anew, so that the worker forgets the schemas; once nothing is under way."""
+        self._reserved_for = group
+        if not self._groups:
+            self._lose(WorkerUnavailable(f"more than {DECLARED_MAX} schemas were pushed over one connection"), 0)
+            self.retry_at_ns = 0
+
+    def _arena_for(self, group: PushGroup) -> ArenaProducer | None:
+        """The arena if the group is to go through it; else see that it is replaced."""
+        arena = self._arena
+        configured_bytes = self._configured_bytes
+        is_large = 0 < configured_bytes < group.size_bytes
+        if (
+            arena is not None
+            and group.size_bytes <= arena.size_bytes
+            and (arena.size_bytes > configured_bytes) == is_large
+        ):
+            return arena
+        self._reserved_for = group
+        if not self._groups and not self._attach_tag:
+            self._drop_arena()
+            self._attach_tag = self.next_tag()
+            self._attach_bytes = group.size_bytes if is_large else CONFIGURED_ARENA_BYTES
+            self.send([AttachArena(self._attach_tag, self._attach_bytes)])
+        return None
+
+    # --- what the worker says --------------------------------------------------------------------------------------------
+
+    def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
+        if isinstance(message, Acked):
+            for run in message.runs:
+                self._acknowledge(run, message.durability)
+        elif isinstance(message, ArenaAttached):
+            self._attach(message, descriptor)
+        elif isinstance(message, Refused):
+            self._refuse(message)
+        else:
+            return False
+        return True
+
+    def _acknowledge(self, run: AckRun, durability: int) -> None:
+        group = self._groups.get(run.tag)
+        if group is None or group.acked_count + run.count > len(group.plans):
+            self._fail_protocol(f"it acknowledged {run.count} bundles of push {run.tag}, which is not what was pushed")
+            return
+        group.acks.append((run, durability))
+        group.acked_count += run.count
+        if group.is_acked:
+            del self._groups[run.tag]
+
+    def _refuse(self, refused: Refused) -> None:
+        error = refusal_error(refused)
+        group = self._groups.pop(refused.tag, None)
+        if refused.tag == self._attach_tag:
+            self._attach_tag = 0
+            group, self._reserved_for = self._reserved_for, None
+        if group is not None:
+            group.error = error
+
+    def _attach(self, message: ArenaAttached, descriptor: int | None) -> None:
+        assert descriptor is not None, "the connection checks that this message carries a descriptor"
+        if message.tag != self._attach_tag or message.size_bytes < self._attach_bytes:
+            os.close(descriptor)
+            self._fail_protocol(f"it gave an arena of {message.size_bytes} bytes, asked for {self._attach_bytes}")
+            return
+        self._attach_tag = 0
+        try:
+            self._arena = ArenaProducer.attach(descriptor, message.size_bytes)
+        except ShmError as error:
+            if self._reserved_for is not None:
+                self._reserved_for.error = SharedMemoryError(f"the arena of worker {self.core} cannot be used: {error}")
+                self._reserved_for = None
+            return
+        finally:
+            os.close(descriptor)
+        self._configured_bytes = self._configured_bytes or message.size_bytes
+
+    def _fail_protocol(self, what: str) -> None:
+        self._fail_connection(ProtocolError(f"worker {self.core} broke the protocol: {what}"))
+
+    def _lost(self) -> None:
+        for group in self._groups.values():
+            group.is_lost = True
+        self._groups.clear()
+        self._declared.clear()
+        self._attach_tag = 0
+        self._reserved_for = None
+        self._configured_bytes = 0
+        self._drop_arena()
+
+    def _drop_arena(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+
+def _lay_out(plans: list[BundlePlan], ring: memoryview, offset: int) -> PushRows:
+    rows = PushRows()
+    for planned in plans:
+        write(planned, ring, offset)
+        rows.add(planned)
+        offset += planned.entry_bytes
+    return rows
+
+
+def _declaration(stream: EncodedStream) -> DeclareSchema:
+    return DeclareSchema(stream.handle, stream.topic, stream.slot_id, stream.fingerprint, stream.message)

@@ -1,0 +1,100 @@
+"""What a caller pushes, turned into record batches by slot id.
+
+A bundle is a mapping of slot name or id to a `RecordBatch` or `Table`, or one of those alone. Nothing is copied, except where a
+table of several chunks has to become one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from quiver_actors.errors import InvalidBundle, UnknownSlot
+from quiver_actors.model import SlotTable
+from quiver_actors.protocol.messages import TopicInfo
+
+Batch: TypeAlias = "pa.RecordBatch | pa.Table"
+Bundle: TypeAlias = "Batch | Mapping[str | int, Batch]"
+
+_WHAT_IS_EXPECTED = "expected a pyarrow.RecordBatch, a pyarrow.Table, or a mapping of slot name or id to one of them"
+
+
+class TopicSlots:
+    """The slots of one topic as a producer or a subscriber sees them. Immutable."""
+
+    __slots__ = ("_lone_slot", "table", "topic")
+
+    def __init__(self, info: TopicInfo) -> None:
+        self.topic = info.name
+        self.table = SlotTable(info.slots)
+        declared = sorted(self.table.declared.values())
+        only = declared[0] if len(declared) == 1 else 0
+        self._lone_slot = only if not declared or only in declared else None
+
+    @property
+    def lone_slot(self) -> int:
+        """Where a bundle goes that is one batch without a slot: slot 0, or the only slot that the topic declares.
+
+        Raises:
+            UnknownSlot: the topic declares several slots and none of them has id 0.
+        """
+        if self._lone_slot is None:
+            raise UnknownSlot(
+                f"topic {self.topic!r} declares the slots {self.table.declared}: push a mapping that names the batch's slot"
+            )
+        return self._lone_slot
+
+    def batches_of(self, bundle: Bundle) -> list[tuple[int, pa.RecordBatch]]:
+        """The bundle's batches with their slot ids, in ascending order of id.
+
+        Raises:
+            InvalidBundle: no slot, something that is no batch, or two keys for one slot.
+            UnknownSlot: a name or id that the topic does not know.
+        """
+        if isinstance(bundle, pa.RecordBatch):
+            return [(self.lone_slot, bundle)]
+        if isinstance(bundle, pa.Table):
+            return [(self.lone_slot, _one_batch(bundle))]
+        if not isinstance(bundle, Mapping):
+            raise InvalidBundle(f"cannot push a {type(bundle).__name__}: {_WHAT_IS_EXPECTED}")
+        return self._batches_of_mapping(bundle)
+
+    def _batches_of_mapping(self, bundle: Mapping[str | int, Batch]) -> list[tuple[int, pa.RecordBatch]]:
+        found: dict[int, pa.RecordBatch] = {}
+        for slot, content in bundle.items():
+            slot_id = self.table.resolve(slot)
+            if slot_id in found:
+                raise InvalidBundle(f"the bundle names slot {slot_id} twice (once as {slot!r}): keep one of the keys")
+            if isinstance(content, pa.Table):
+                content = _one_batch(content)
+            elif not isinstance(content, pa.RecordBatch):
+                raise InvalidBundle(f"slot {slot!r} holds a {type(content).__name__}: {_WHAT_IS_EXPECTED}")
+            found[slot_id] = content
+        if not found:
+            raise InvalidBundle("the bundle is empty: a bundle needs at least one slot")
+        return sorted(found.items(), key=_slot_id_of)
+
+
+def _slot_id_of(item: tuple[int, pa.RecordBatch]) -> int:
+    return item[0]
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.to_batches()
+    if len(batches) > 1:
+        batches = _combined(table)
+    if not batches:
+        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in table.schema], schema=table.schema)
+    return batches[0]
+
+
+def _combined(table: pa.Table) -> list[pa.RecordBatch]:
+    try:
+        batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
+    except pa.ArrowException as error:
+        raise InvalidBundle(f"the table's chunks cannot be combined into one batch: {error}") from error
+    if len(batches) > 1:
+        raise InvalidBundle(f"the table does not fit one batch, it stays in {len(batches)} chunks: push it in parts")
+    return batches

@@ -1,0 +1,174 @@
+"""A disk that fails on demand, in front of any other: the n-th call of a kind, once or from then on, or the process at that call.
+
+A sync that fails on a `SimDisk` behind it leaves what Linux leaves: the cache shows the bytes, the disk never gets them.
+It also counts calls by where they come from, so that a sweep can prove that it reached every one of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from quiver_actors.disk.interposed import MUTATING_KINDS, SYNC_KINDS, Call, InterposedDisk, Result
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.disk.simulated import SimFile
+from quiver_actors.errors import DiskError
+
+ANY = "any"
+"""As a kind: every call."""
+MUTATING = "mutating"
+"""As a kind: every call that changes the disk."""
+
+
+class SimulatedCrash(BaseException):
+    """The process ends here: nothing may catch it, and the disk is to be looked at with `SimDisk.crash`."""
+
+
+class CallSite(NamedTuple):
+    """A call on the disk seam as it stands in the source."""
+
+    kind: str
+    module: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.function}:{self.kind}"
+
+
+@dataclass(slots=True)
+class Fault:
+    """What goes wrong, and when. `seen` counts the calls of its kind since it was set."""
+
+    kind: str
+    nth: int
+    errno: int
+    always: bool
+    written_share: float
+    path_part: str
+    seen: int = 0
+    hits: int = 0
+
+    def strikes(self, call: Call) -> bool:
+        """Count the call; whether it is to fail."""
+        if not _is_of_kind(call, self.kind) or self.path_part not in f"{call.path} {call.target}":
+            return False
+        self.seen += 1
+        if self.seen == self.nth or (self.always and self.seen > self.nth):
+            self.hits += 1
+            return True
+        return False
+
+
+def _is_of_kind(call: Call, kind: str) -> bool:
+    return kind in (ANY, call.kind) or (kind == MUTATING and call.kind in MUTATING_KINDS)
+
+
+class FaultyDisk(InterposedDisk):
+    """See the module.
+
+    Attributes:
+        calls: how often each site called; a site is a function of the package outside this directory's wrappers.
+        failed_sites: those at which a call failed by a fault set here.
+        mutating_count: calls so far that change the disk.
+        lies: every sync returns without syncing, as some drives do.
+    """
+
+    def __init__(self, inner: Disk) -> None:
+        super().__init__(inner)
+        self.calls: Counter[CallSite] = Counter()
+        self.failed_sites: Counter[CallSite] = Counter()
+        self.mutating_count = 0
+        self.lies = False
+        self._faults: list[Fault] = []
+        self._crash_at = 0
+
+    def fail(
+        self,
+        kind: str,
+        nth: int,
+        errno: int,
+        *,
+        always: bool = False,
+        written_share: float = 0.0,
+        path_part: str = "",
+    ) -> Fault:
+        """Let a call fail instead of being done.
+
+        Args:
+            kind: name of a method of the disk or its files, ANY or MUTATING.
+            nth: counted from 1, from now on.
+            always: all calls of the kind after it fail too.
+            written_share: of a write, how much of it is done before it fails: a short write.
+            path_part: only calls whose path (or a rename's target) has this in it are counted.
+        """
+        fault = Fault(kind, nth, errno, always, written_share, path_part)
+        self._faults.append(fault)
+        return fault
+
+    def heal(self) -> None:
+        """Forget all faults."""
+        self._faults.clear()
+        self.lies = False
+
+    def crash_at(self, mutating_count: int) -> None:
+        """Raise `SimulatedCrash` instead of doing the call that would make `mutating_count` this number; 0 = never."""
+        self._crash_at = mutating_count
+
+    def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
+        site = call_site(call.kind)
+        self.calls[site] += 1
+        if call.kind in MUTATING_KINDS:
+            self.mutating_count += 1
+            if self.mutating_count == self._crash_at:
+                raise SimulatedCrash(f"{call} in {site}")
+        for fault in [fault for fault in self._faults if fault.strikes(call)]:
+            self.failed_sites[site] += 1
+            _do_damage(call, fault)
+            raise DiskError(_OPERATIONS.get(call.kind, call.kind), call.path, fault.errno, "simulated")
+        if self.lies and call.kind in SYNC_KINDS:
+            return None  # type: ignore[return-value]
+        return proceed()
+
+
+_OPERATIONS = {
+    "allocate": "fallocate",
+    "allocated_bytes": "stat",
+    "exists": "stat",
+    "list_directory": "list",
+    "lock": "flock",
+    "make_directory": "mkdir",
+    "make_read_only": "chmod",
+    "open_read": "open",
+    "open_write": "open",
+    "size": "stat",
+    "sync_directory": "fsync",
+}
+"""What `PosixDisk` calls the operation in its errors, where that is not the name of the method."""
+
+
+def _do_damage(call: Call, fault: Fault) -> None:
+    """What is left behind by a call that fails."""
+    file = call.file.inner if call.file is not None else None
+    if call.kind == "write" and file is not None:
+        joined = b"".join(call.buffers)
+        count = round(len(joined) * fault.written_share)
+        if count:
+            file.write([joined[:count]], call.offset)
+    if call.kind in SYNC_KINDS and isinstance(file, SimFile):
+        file.fail_sync()
+
+
+_WRAPPERS = frozenset(
+    f"quiver_actors.disk.{name}" for name in ("interposed", "faulty", "monitor", "simulated", "posix", "crashes")
+)
+
+
+def call_site(kind: str) -> CallSite:
+    """Where the innermost call on the seam that is under way comes from."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _WRAPPERS:
+        frame = frame.f_back
+    return CallSite(kind, str(frame.f_globals.get("__name__")), frame.f_code.co_qualname)

@@ -1,0 +1,180 @@
+"""A disk that checks the order of what is done to it: durable before it is relied upon, never again after a failure.
+
+In front of any other disk, always on in tests. A broken rule raises AssertionError with the calls that led to it; no caller may
+catch that.
+
+Rules
+- A file gets a name that recovery reads (anything but `*.tmp`) only when all that was written to it before is synced. The active log
+  may have been appended to since its sync: what it then holds is acknowledged later.
+- No file takes a name that another one still needs: one whose new name is not durable yet.
+- A file whose write or sync has failed is not written or synced again. Running out of space in a write is no failure of the file.
+- A segment is unlinked only when `may_unlink` says that nobody needs it.
+- What is acknowledged is synced, in a file whose name is durable.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+from quiver_actors.disk.interposed import MUTATING_KINDS, Call, InterposedDisk, InterposedFile, Result
+from quiver_actors.disk.protocol import Disk, DiskFile
+from quiver_actors.errors import DiskError
+
+_HISTORY_CALLS = 400
+_NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_ACTIVE_LOG = "/quiver.wal"
+_SEGMENT = ".qseg"
+_TEMPORARY = ".tmp"
+
+
+class _Tracked:
+    """What is known of one file. `written` counts its writes, `synced` how many of them a sync has covered."""
+
+    def __init__(self, name: str) -> None:
+        self.name: str | None = name
+        self.durable_name: str | None = None
+        self.written = 0
+        self.synced = 0
+        self.failure = ""
+
+    @property
+    def is_synced(self) -> bool:
+        return self.synced == self.written
+
+
+class OrderMonitor(InterposedDisk):
+    """See the module.
+
+    Args:
+        may_unlink: asked with the path of each segment before it goes.
+        sequences_in: the sequences that a write brings to disk; `acknowledged` knows only of those.
+    """
+
+    def __init__(
+        self,
+        inner: Disk,
+        may_unlink: Callable[[str], bool] = lambda path: True,
+        sequences_in: Callable[[Call], Iterable[int]] = lambda write: (),
+    ) -> None:
+        super().__init__(inner)
+        self.may_unlink = may_unlink
+        self.sequences_in = sequences_in
+        self.history: deque[str] = deque(maxlen=_HISTORY_CALLS)
+        self._by_name: dict[str, _Tracked] = {}
+        self._files: dict[InterposedFile, _Tracked] = {}
+        self._entries: dict[int, tuple[_Tracked, int]] = {}
+
+    # --- what callers tell ------------------------------------------------------------------------------------------------
+
+    def acknowledged(self, sequence: int) -> None:
+        """The bundle of that sequence was acknowledged as synced."""
+        if sequence not in self._entries:
+            self._broken(f"sequence {sequence} is acknowledged and was never written to a log")
+        tracked, write_number = self._entries[sequence]
+        if write_number > tracked.synced:
+            self._broken(f"sequence {sequence} is acknowledged and not synced in {tracked.name}")
+        if tracked.durable_name is None or _is_temporary(tracked.durable_name):
+            self._broken(f"sequence {sequence} is acknowledged in a file whose durable name is {tracked.durable_name}")
+
+    # --- calls ------------------------------------------------------------------------------------------------------------
+
+    def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
+        if call.kind not in MUTATING_KINDS:
+            return proceed()
+        self.history.append(str(call))
+        self._check(call)
+        tracked = self._files.get(call.file) if call.file else None
+        covered = tracked.written if tracked else 0
+        if tracked is not None and call.kind == "write":
+            tracked.written += 1
+            for sequence in self.sequences_in(call):
+                self._entries[sequence] = (tracked, tracked.written)
+        try:
+            result = proceed()
+        except DiskError as error:
+            self.history.append(f"  failed: {error}")
+            if tracked is not None:
+                self._note_failure(tracked, call, error)
+            raise
+        if tracked is not None and call.kind in ("fsync", "fdatasync"):
+            tracked.synced = max(tracked.synced, covered)
+        self._note_names(call)
+        return result
+
+    def _opened(self, call: Call, proceed: Callable[[], DiskFile]) -> InterposedFile:
+        known = self._by_name.get(call.path)
+        if known is not None and known.failure and call.kind != "open_read":
+            self._broken(f"{call} although it failed before: {known.failure}")
+        file = super()._opened(call, proceed)
+        if known is None or call.kind == "create":
+            self._track(call.path, is_durable=call.kind != "create")
+        self._files[file] = self._by_name[call.path]
+        return file
+
+    def _track(self, path: str, *, is_durable: bool) -> None:
+        tracked = self._by_name[path] = _Tracked(path)
+        if is_durable:
+            tracked.durable_name = path
+
+    def _broken(self, rule: str) -> NoReturn:
+        raise AssertionError("\n  ".join([f"{rule}; the calls before:", *self.history]))
+
+    # --- rules ------------------------------------------------------------------------------------------------------------
+
+    def _check(self, call: Call) -> None:
+        if call.kind in ("write", "allocate", "truncate", "fdatasync", "fsync") and call.file is not None:
+            tracked = self._files[call.file]
+            if tracked.failure:
+                self._broken(f"{call} although it failed before: {tracked.failure}")
+        elif call.kind == "rename":
+            self._check_rename(call)
+        elif call.kind == "unlink" and call.path.endswith(_SEGMENT) and not self.may_unlink(call.path):
+            self._broken(f"{call} although it may be needed")
+
+    def _check_rename(self, call: Call) -> None:
+        tracked = self._by_name.get(call.path)
+        if tracked is not None and not _is_temporary(call.target):
+            is_active = call.target.endswith(_ACTIVE_LOG)
+            if not (tracked.is_synced or (is_active and tracked.synced)):
+                self._broken(f"{call} although its bytes are not synced")
+            if tracked.failure:
+                self._broken(f"{call} although it failed before: {tracked.failure}")
+        for other in self._by_name.values():
+            if other.durable_name == call.target and other.name != call.target:
+                self._broken(f"{call} takes the only durable name of what is now {other.name}")
+
+    # --- what has happened --------------------------------------------------------------------------------------------------
+
+    def _note_failure(self, tracked: _Tracked, call: Call, error: DiskError) -> None:
+        is_failure = call.kind in ("fsync", "fdatasync") or (
+            call.kind == "write" and error.errno not in _NO_SPACE_ERRNOS
+        )
+        if is_failure:
+            tracked.failure = str(error)
+
+    def _note_names(self, call: Call) -> None:
+        if call.kind == "sync_directory":
+            for tracked in self._by_name.values():
+                if tracked.name is not None and (tracked.name.rpartition("/")[0] or ".") == call.path:
+                    tracked.durable_name = tracked.name
+        elif call.kind == "unlink":
+            self._lose_name(call.path)
+        elif call.kind == "rename":
+            self._lose_name(call.target)
+            if call.path not in self._by_name:
+                self._track(call.path, is_durable=True)
+            tracked = self._by_name.pop(call.path)
+            tracked.name = call.target
+            self._by_name[call.target] = tracked
+
+    def _lose_name(self, path: str) -> None:
+        gone = self._by_name.pop(path, None)
+        if gone is not None:
+            gone.name = None
+
+
+def _is_temporary(path: str) -> bool:
+    return path.endswith(_TEMPORARY)

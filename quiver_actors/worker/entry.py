@@ -1,0 +1,169 @@
+"""The life of a worker process, from the fork to its exit code.
+
+Imported after the fork only: this is where pyarrow and numpy come in. The exit code is a `supervisor.exitcodes.ChildExit`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+
+from quiver_actors.clock import Clock, SystemClock
+from quiver_actors.config import TopicSettings
+from quiver_actors.disk.posix import PosixDisk
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.engine import Engine
+from quiver_actors.errors import QuiverError
+from quiver_actors.metrics.figures import WorkerState
+from quiver_actors.node import WorkerContext
+from quiver_actors.protocol.messages import PROTOCOL_VERSION, TopicInfo, Welcome
+from quiver_actors.supervisor.exitcodes import ChildExit
+from quiver_actors.worker.figures import FigurePublisher, tell_supervisor
+from quiver_actors.worker.host import EngineHost
+from quiver_actors.worker.journal import Journal
+from quiver_actors.worker.listener import Listener
+from quiver_actors.worker.loop import WorkerLoop
+from quiver_actors.worker.requests import Requests
+from quiver_actors.worker.threads import JobThread
+
+_SWITCH_INTERVAL_SECONDS = 0.0005
+"""How long the loop may keep the interpreter lock from a sync that has returned: that is latency of every acknowledgement."""
+_GC_THRESHOLDS = (50_000, 20, 50)
+"""Steady state makes no reference cycles; what is alive after the start is frozen."""
+_DESCRIPTORS_WANTED = 16_384
+
+
+def main(context: WorkerContext) -> int:
+    """Open the engines of this core, serve until told to stop, close them. Called in the worker's main thread."""
+    journal = Journal(context.core)
+    figures = FigurePublisher(context.region, context.core, SystemClock(), journal)
+    figures.set_state(WorkerState.STARTING)
+    _prepare_process()
+    # Until there is something to drain, stopping is leaving: recovery can be cut short anywhere.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ChildExit.DRAINED))
+    worker = Worker(context, PosixDisk(context.data_dir), SystemClock(), figures, journal)
+    try:
+        worker.open()
+    except (QuiverError, OSError) as error:
+        journal.error("worker.cannot_open", str(error))
+        worker.close()
+        figures.set_state(WorkerState.FAILED)
+        return ChildExit.CANNOT_OPEN
+    signal.signal(signal.SIGTERM, lambda *_: worker.loop.request_drain())
+    _settle_garbage()
+    return worker.serve()
+
+
+class Worker:
+    """The parts of one worker and the order in which they come and go. Owner: the process's main thread."""
+
+    def __init__(
+        self, context: WorkerContext, disk: Disk, clock: Clock, figures: FigurePublisher, journal: Journal
+    ) -> None:
+        self._context = context
+        self._disk = disk
+        self._clock = clock
+        self._figures = figures
+        self._journal = journal
+        self._engines: dict[str, Engine] = {}
+        self.loop: WorkerLoop
+        """From `open` on."""
+
+    def open(self) -> None:
+        """Recover every topic's engine, then listen. Blocking.
+
+        Raises:
+            QuiverError: an engine cannot be opened; the others are open, `close` closes them.
+            OSError: the socket cannot be made.
+        """
+        self._set_state(WorkerState.RECOVERING)
+        for topic, settings in self._context.settings.all_topics().items():
+            self._engines[topic] = self._open_engine(topic, settings)
+        wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        sync, seal = JobThread("quiver-sync", wake_fd), JobThread("quiver-seal", wake_fd)
+        hosts = {topic: self._host(engine, sync, seal) for topic, engine in self._engines.items()}
+        self.loop = WorkerLoop(
+            listener=Listener(self._context.run_dir, f"core_{self._context.core}.sock"),
+            hosts=hosts,
+            requests=Requests(
+                hosts,
+                welcome=_welcome(self._context.core, self._context.settings.all_topics()),
+                arena_bytes=self._context.settings.arena_bytes,
+                background=seal.submit,
+            ),
+            threads=[sync, seal],
+            wake_fd=wake_fd,
+            figures=self._figures,
+            journal=self._journal,
+        )
+
+    def serve(self) -> ChildExit:
+        """Be ready, run the loop to its end, close everything."""
+        self._set_state(WorkerState.READY)
+        exit_code = ChildExit.CRASHED
+        try:
+            exit_code = self.loop.run()
+        finally:
+            self._journal.event("worker.end", exit_code=int(exit_code), meaning=exit_code.name.lower())
+            if self.loop.threads_stopped:
+                self.close()
+            self._set_state(WorkerState.FAILED if exit_code is not ChildExit.DRAINED else WorkerState.STOPPED)
+        return exit_code
+
+    def close(self) -> None:
+        """Give every directory back."""
+        for topic, engine in self._engines.items():
+            try:
+                engine.close()
+            except QuiverError as error:
+                # Nothing is lost by that: the next open recovers.
+                self._journal.error("engine.close_failed", str(error), topic=topic)
+
+    def _set_state(self, state: WorkerState) -> None:
+        self._figures.set_state(state)
+        self._journal.event("worker.state", level=logging.DEBUG, state=state.name.lower())
+        tell_supervisor(self._context.wakeup_fd)
+
+    def _open_engine(self, topic: str, settings: TopicSettings) -> Engine:
+        directory = f"{topic}/core_{self._context.core}"
+        engine = Engine.open(self._disk, directory, settings, self._context.core, self._clock)
+        self._figures.heartbeat()
+        return engine
+
+    def _host(self, engine: Engine, sync: JobThread, seal: JobThread) -> EngineHost:
+        return EngineHost(
+            engine,
+            commit=sync.submit,
+            background=seal.submit,
+            journal=self._journal,
+        )
+
+
+def _welcome(core: int, topics: Mapping[str, TopicSettings]) -> Welcome:
+    infos = [
+        TopicInfo(name, settings.slots, settings.durability, settings.wal.flush_interval_ns)
+        for name, settings in topics.items()
+    ]
+    return Welcome(PROTOCOL_VERSION, core, os.urandom(16).hex(), os.getpid(), infos)
+
+
+def _prepare_process() -> None:
+    # A terminal's INT goes to every process of the group: what to do about it is the supervisor's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _DESCRIPTORS_WANTED:
+        # Two descriptors a connection and hundreds of segments are more than the usual soft limit.
+        wanted = _DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_WANTED)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _settle_garbage() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)

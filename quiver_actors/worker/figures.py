@@ -1,0 +1,165 @@
+"""A worker's figures on the counters page: heartbeat, itself, its engines, their subscribers, its last error.
+
+Owner: the loop thread, every `PUBLISH_INTERVAL_NS`. Only words that changed are written.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from quiver_actors.clock import Clock
+from quiver_actors.metrics.figures import (
+    EngineFigure,
+    ErrorFigure,
+    RowKind,
+    SubscriberFigure,
+    WorkerFigure,
+    WorkerState,
+)
+from quiver_actors.shm.counters import RegionWriter, RowWriter
+from quiver_actors.shm.errors import ShmError
+from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.worker.host import EngineHost
+from quiver_actors.worker.journal import Journal
+
+PUBLISH_INTERVAL_NS = 100 * MILLISECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFigures:
+    """What only the loop knows."""
+
+    sessions: int
+    arena_bytes: int
+    arena_used_bytes: int
+    loop_gap_ns_max: int
+    turns: int
+
+
+class _Row:
+    """One row and what was last written to it."""
+
+    def __init__(self, row: RowWriter) -> None:
+        self.writer = row
+        self._written: dict[int, int] = {}
+
+    def publish(self, values: Iterable[tuple[int, int]]) -> None:
+        for index, value in values:
+            if self._written.get(index) != value:
+                self.writer.set(index, value)
+                self._written[index] = value
+
+
+def _reader(figures: type[enum.IntEnum], *, without: frozenset[enum.IntEnum] = frozenset()) -> Any:
+    """A function that reads the fields named like `figures` from a struct, as pairs of index and value."""
+    wanted = [figure for figure in figures if figure not in without]
+    fields = attrgetter(*(figure.name.lower() for figure in wanted))
+    indexes = [int(figure) for figure in wanted]
+    return lambda struct: zip(indexes, map(int, fields(struct)), strict=True)
+
+
+_engine_values = _reader(EngineFigure)
+_subscriber_values = _reader(SubscriberFigure, without=frozenset([SubscriberFigure.CONNECTIONS]))
+
+
+class FigurePublisher:
+    """See the module."""
+
+    def __init__(self, region: RegionWriter, core: int, clock: Clock, journal: Journal) -> None:
+        self._region = region
+        self._clock = clock
+        self._journal = journal
+        self.state = WorkerState.STARTING
+        """What is shown; changed by `set_state` only."""
+        self._worker = _Row(region.row(RowKind.WORKER, f"core_{core}"))
+        self._engines: dict[str, _Row] = {}
+        self._subscribers: dict[tuple[str, str], _Row] = {}
+        self._error: _Row | None = None
+        self._error_count = 0
+        self._table_is_full = False
+
+    def set_state(self, state: WorkerState) -> None:
+        """Shown at once, with the last error, not at the next publication: the supervisor waits for it."""
+        self._publish_error()
+        self.state = state
+        self._region.set_state(int(state))
+        self._worker.publish([(WorkerFigure.STATE, int(state))])
+        self.heartbeat()
+
+    def heartbeat(self) -> None:
+        self._region.heartbeat(self._clock.monotonic_ns())
+
+    def publish(self, loop: LoopFigures, hosts: Mapping[str, EngineHost]) -> None:
+        self.heartbeat()
+        self._publish_worker(loop, hosts)
+        try:
+            for topic, host in hosts.items():
+                self._publish_engine(topic, host)
+                self._publish_subscribers(topic, host)
+            self._publish_error()
+        except ShmError as error:
+            self._report_full_table(error)
+
+    def _publish_worker(self, loop: LoopFigures, hosts: Mapping[str, EngineHost]) -> None:
+        self._worker.publish(
+            [
+                (WorkerFigure.STATE, int(self.state)),
+                (WorkerFigure.CPU_NS, time.process_time_ns()),
+                (WorkerFigure.SESSIONS, loop.sessions),
+                (WorkerFigure.ARENA_BYTES, loop.arena_bytes),
+                (WorkerFigure.ARENA_USED_BYTES, loop.arena_used_bytes),
+                (WorkerFigure.LOOP_GAP_NS_MAX, loop.loop_gap_ns_max),
+                (WorkerFigure.PUSHES_WAITING, sum(host.ingest.waiting_count for host in hosts.values())),
+                (WorkerFigure.TURNS, loop.turns),
+            ]
+        )
+
+    def _publish_engine(self, topic: str, host: EngineHost) -> None:
+        row = self._engines.get(topic)
+        if row is None:
+            row = self._engines[topic] = _Row(self._region.row(RowKind.ENGINE, topic))
+        row.publish(_engine_values(host.engine.figures()))
+
+    def _publish_subscribers(self, topic: str, host: EngineHost) -> None:
+        present = host.engine.subscriber_figures()
+        for subscriber, figures in present.items():
+            key = (topic, subscriber)
+            row = self._subscribers.get(key)
+            if row is None:
+                label = f"{topic}/{subscriber}"
+                row = self._subscribers[key] = _Row(self._region.row(RowKind.SUBSCRIBER, label))
+            row.publish(_subscriber_values(figures))
+            row.publish([(SubscriberFigure.CONNECTIONS, host.deliveries.connections(subscriber))])
+        for key in [key for key in self._subscribers if key[0] == topic and key[1] not in present]:
+            self._region.drop(self._subscribers.pop(key).writer)
+
+    def _publish_error(self) -> None:
+        journal = self._journal
+        if journal.error_count == self._error_count:
+            return
+        if self._error is None:
+            self._error = _Row(self._region.row(RowKind.ERROR, journal.last_error))
+        else:
+            self._region.relabel(self._error.writer, journal.last_error)
+        self._error.publish([(ErrorFigure.UNIX_NS, self._clock.unix_ns()), (ErrorFigure.COUNT, journal.error_count)])
+        self._error_count = journal.error_count
+
+    def _report_full_table(self, error: ShmError) -> None:
+        """More subscribers than rows: the work goes on, some figures are missing; said once."""
+        if not self._table_is_full:
+            self._table_is_full = True
+            self._journal.error("figures.full", f"some figures are not shown: {error}")
+
+
+def tell_supervisor(wakeup_fd: int) -> None:
+    """Wake the supervisor's loop after a change of state; it looks by itself too, a little later."""
+    try:
+        os.write(wakeup_fd, b"\0")
+    except (BlockingIOError, BrokenPipeError):
+        return

@@ -1,0 +1,142 @@
+"""One engine inside a worker: its push side, its subscribers' side, and its blocking work on the way to the threads.
+
+Owner: the loop thread. An actor: requests, finished jobs and the clock go in; answers appear in the sessions, jobs at the threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiver_actors import events
+from quiver_actors.engine import Engine, EngineState
+from quiver_actors.errors import EngineFailed, QuiverError
+from quiver_actors.jobs import Job
+from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.worker.deliveries import Deliveries
+from quiver_actors.worker.ingest import Ingest
+from quiver_actors.worker.journal import Journal
+from quiver_actors.worker.session import Session
+from quiver_actors.worker.threads import Submit
+
+_TICK_INTERVAL_NS_MIN = MILLISECOND_NS
+"""An engine that asks for a tick in the past, because its work is still out, is asked again this much later."""
+
+
+class EngineHost:
+    """See the module. Requests go to `ingest` and `deliveries`; whoever makes one calls `touch()`."""
+
+    def __init__(self, engine: Engine, *, commit: Submit, background: Submit, journal: Journal) -> None:
+        self.engine = engine
+        self.ingest = Ingest(engine, self._start_jobs)
+        self.deliveries = Deliveries(engine, journal)
+        self.deadline_ns: int | None = None
+        """When `turn` must be called again, whatever happens."""
+        self._commit = commit
+        self._background = background
+        self._journal = journal
+        self.is_touched = True
+        """There is work for `turn` now."""
+        self._is_failed = False
+
+    @property
+    def is_failed(self) -> bool:
+        return self._is_failed
+
+    @property
+    def is_settled(self) -> bool:
+        """True when every push has been answered."""
+        return self._is_failed or self.ingest.is_settled
+
+    @property
+    def is_drained(self) -> bool:
+        """True after `drain()`, once everything is sealed and all progress is on disk."""
+        return self._is_failed or (self.engine.is_drained and self.ingest.is_settled)
+
+    def touch(self) -> None:
+        """Something was asked of the engine: the next `turn` must look at it."""
+        self.is_touched = True
+
+    def turn(self, now_ns: int) -> None:
+        """Do what this turn's requests, finished jobs and the clock call for. Cheap when there is nothing."""
+        if self.deadline_ns is not None and now_ns >= self.deadline_ns:
+            self._tick()
+        elif not self.is_touched and not self.deliveries.is_due:
+            return
+        self.is_touched = False
+        self.ingest.write()
+        while self.ingest.retry(now_ns):
+            self.ingest.write()
+        self._start_jobs()
+        self._answer()
+        self._set_deadline(now_ns)
+
+    def drain(self) -> None:
+        """Take no more pushes, seal, make all progress durable; `is_drained` tells when."""
+        self.touch()
+        if not self._is_failed:
+            self.ingest.write()
+            self.deliveries.is_open = False
+            self.engine.drain()
+
+    def stop_taking(self, reason: QuiverError) -> None:
+        """Take no more pushes and deliver no more; what was taken is still acknowledged."""
+        self.touch()
+        self.ingest.close(reason)
+        self.deliveries.is_open = False
+
+    def _start_jobs(self) -> None:
+        if (commit := self.engine.next_commit()) is not None:
+            self._submit(self._commit, commit)
+        while (background := self.engine.next_background()) is not None:
+            self._submit(self._background, background)
+
+    def _submit(self, submit: Submit, job: Job) -> None:
+        submit(job, lambda: self._finish(job))
+
+    def _finish(self, job: Job) -> None:
+        self._apply(self.engine.finish(job))
+        self._start_jobs()
+        self.ingest.acknowledge()
+        self.touch()
+
+    def _tick(self) -> None:
+        self._apply(self.engine.tick())
+
+    def _answer(self) -> None:
+        self.ingest.acknowledge()
+        self.deliveries.settle()
+        self.deliveries.deliver()
+        if self.engine.state is EngineState.FAILED and not self._is_failed:
+            self._fail()
+
+    def _fail(self) -> None:
+        self._is_failed = True
+        reason = self.engine.failure or "the engine failed"
+        self._journal.error("engine.failed", reason, topic=self.engine.topic)
+        self.ingest.fail(reason)
+        self.deliveries.fail(EngineFailed(f"topic {self.engine.topic!r}, core {self.engine.core}: {reason}"))
+
+    def _apply(self, happened: Sequence[events.Event]) -> None:
+        for event in happened:
+            match event:
+                case events.Sealed():
+                    self.ingest.sealed(event.segment_seq)
+                    self.deliveries.is_due = True
+                case events.Claimable():
+                    self.deliveries.is_due = True
+                case events.Retired():
+                    self.deliveries.retired(event)
+                case events.GapFound():
+                    self.deliveries.gap(event)
+                case _:
+                    # Durable, ProgressDurable, Failed and Resumed are seen in the engine's own state, every turn.
+                    continue
+
+    def _set_deadline(self, now_ns: int) -> None:
+        wanted = [at for at in (self.engine.next_deadline_ns(), self.ingest.deadline_ns) if at is not None]
+        self.deadline_ns = max(min(wanted), now_ns + _TICK_INTERVAL_NS_MIN) if wanted else None
+
+    def detach(self, session: Session) -> None:
+        """The connection has ended."""
+        self.deliveries.detach(session)
+        self.touch()

@@ -1,0 +1,234 @@
+"""The push side of one engine: spans in, acknowledgements out.
+
+Owner: the loop thread. Invariants:
+- a span is copied into private memory before anything in it is looked at, and its ring credit returns right after the copy;
+- pushes are staged in the order in which they arrived; one that the engine cannot take yet makes all later ones wait behind it;
+- every push is answered once: acknowledged, or refused with a reason.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quiver_actors.engine import Engine
+from quiver_actors.errors import DurabilityUnknown, EngineFailed, ProtocolError, QuiverError, StorageFull
+from quiver_actors.protocol.messages import Acked, AckRun, Done, Flush, Push
+from quiver_actors.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.worker.session import HeldSpan, Session
+from quiver_actors.worker.turn_buffer import TurnBuffer
+
+FULL_DISK_PATIENCE_NS = 30 * SECOND_NS
+"""How long a push waits for room on the disk before it is refused."""
+RETRY_AFTER_NS = 200 * MILLISECOND_NS
+"""When a client that was refused for now should come again."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    session: Session
+    request: Push | Flush
+    held: HeldSpan | None
+    since_ns: int
+
+
+class Ingest:
+    """See the module."""
+
+    def __init__(self, engine: Engine, written: Callable[[], None]) -> None:
+        """
+        Args:
+            written: called after a write in the middle of a turn, so that its sync can start.
+        """
+        self._engine = engine
+        self._written = written
+        self._buffer = TurnBuffer()
+        self._waiting: deque[_Waiting] = deque()
+        self._unacknowledged: deque[tuple[int, Session, list[AckRun]]] = deque()
+        """(sequence one past its last, who pushed, where it went), rising."""
+        self._flushes: list[tuple[int, Session, int]] = []
+        """(segment_seq that must be sealed, who asked, tag)."""
+        self._segment_staged = -1
+        """Highest segment that a push went into."""
+        self._segment_sealed = -1
+        self._closed_by: QuiverError | None = None
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_settled(self) -> bool:
+        """True when every push so far has been answered."""
+        return not self._waiting and not self._unacknowledged
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """When the push that waits longest has waited too long for a full disk."""
+        return self._waiting[0].since_ns + FULL_DISK_PATIENCE_NS if self._waiting else None
+
+    # --- requests ------------------------------------------------------------------------------------------------------
+
+    def push(self, session: Session, push: Push, now_ns: int) -> None:
+        """
+        Raises:
+            ProtocolError: the span is not in the session's arena.
+        """
+        source = session.span(push)
+        if self._waiting or not self._has_room(push.length):
+            self._waiting.append(_Waiting(session, push, session.hold(push), now_ns))
+        else:
+            span = self._buffer.copy(source)
+            session.release(push)
+            self._stage(session, push, span)
+
+    def flush(self, session: Session, flush: Flush, now_ns: int) -> None:
+        """Answer once everything pushed before is in a sealed segment."""
+        if self._waiting:
+            self._waiting.append(_Waiting(session, flush, None, now_ns))
+        else:
+            self._seal(session, flush.tag)
+
+    # --- turns ---------------------------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Write what this turn staged, with one call. A failure shows in the engine's state."""
+        self._engine.write()
+        self._buffer.clear()
+
+    def retry(self, now_ns: int) -> bool:
+        """Take or refuse what waits, as far as the engine lets; True if something was staged."""
+        was_staged = False
+        while self._waiting and self._admits(self._waiting[0]):
+            waiting = self._waiting.popleft()
+            if isinstance(waiting.request, Push):
+                was_staged |= self._take_held(waiting, waiting.request)
+            elif not waiting.session.is_closed:
+                self._seal(waiting.session, waiting.request.tag)
+        if self._waiting:
+            self._refuse_overdue(now_ns)
+        return was_staged
+
+    def acknowledge(self) -> None:
+        """Answer every push that has reached what its topic promises: one message a session."""
+        pending = self._unacknowledged
+        if not pending:
+            return
+        sequence, durability = self._engine.acknowledges
+        reached: dict[Session, list[AckRun]] = {}
+        while pending and pending[0][0] <= sequence:
+            _, session, runs = pending.popleft()
+            if session in reached:
+                reached[session] += runs
+            else:
+                reached[session] = runs
+        for session, runs in reached.items():
+            session.send(Acked(int(durability), runs))
+
+    def sealed(self, segment_seq: int) -> None:
+        self._segment_sealed = max(self._segment_sealed, segment_seq)
+        due = [flush for flush in self._flushes if flush[0] <= self._segment_sealed]
+        if due:
+            self._flushes = [flush for flush in self._flushes if flush[0] > self._segment_sealed]
+            for _, session, tag in due:
+                session.send(Done(tag))
+
+    def trim(self) -> None:
+        self._buffer.trim()
+
+    # --- ends ----------------------------------------------------------------------------------------------------------
+
+    def close(self, reason: QuiverError) -> None:
+        """Take no more pushes; those that wait and those that come are refused with the reason."""
+        self._closed_by = self._closed_by or reason
+
+    def fail(self, reason: str) -> None:
+        """The engine has failed: tell everybody who waits for it. What was durable before has been acknowledged."""
+        topic = self._engine.topic
+        self.close(
+            EngineFailed(f"topic {topic!r}, core {self._engine.core}: {reason}; push again, the worker restarts")
+        )
+        unknown = DurabilityUnknown(
+            f"topic {topic!r}, core {self._engine.core}: {reason}; the bundle may or may not survive, push it again"
+        )
+        while self._unacknowledged:
+            _, session, runs = self._unacknowledged.popleft()
+            self._refuse(session, runs[0].tag, unknown)
+        assert self._closed_by is not None
+        for _, session, tag in self._flushes:
+            session.refuse(tag, self._closed_by, RETRY_AFTER_NS)
+        self._flushes.clear()
+        self._refuse_waiting(self._closed_by, since_ns=None)
+
+    # --- private -------------------------------------------------------------------------------------------------------
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Whether a span of that size can be copied and staged now."""
+        if self._closed_by is not None:
+            return False
+        if not self._buffer.fits(size_bytes):
+            # Before the engine is asked: what it can stage may change with a write.
+            self.write()
+            self._written()
+        return self._engine.can_stage(size_bytes)
+
+    def _stage(self, session: Session, push: Push, span: memoryview) -> None:
+        try:
+            runs = self._engine.stage(span, push, session.schemas_of(push.topic))
+        except QuiverError as error:
+            self._refuse(session, push.tag, error)
+            return
+        last = runs[-1]
+        self._segment_staged = last.segment_seq
+        self._unacknowledged.append((last.sequence + last.count, session, runs))
+
+    def _admits(self, waiting: _Waiting) -> bool:
+        if waiting.session.is_closed or isinstance(waiting.request, Flush):
+            return True
+        return self._has_room(waiting.request.length)
+
+    def _take_held(self, waiting: _Waiting, push: Push) -> bool:
+        session, held = waiting.session, waiting.held
+        if session.is_closed or held is None:
+            return False
+        try:
+            span = self._buffer.copy(session.span(push))
+            session.release_held(held)
+        except ProtocolError as error:
+            self._refuse(session, push.tag, error)
+            return False
+        self._stage(session, push, span)
+        return True
+
+    def _refuse_overdue(self, now_ns: int) -> None:
+        refusal = self._closed_by or self._engine.refusal()
+        if isinstance(refusal, StorageFull):
+            self._refuse_waiting(refusal, since_ns=now_ns - FULL_DISK_PATIENCE_NS)
+        elif refusal is not None:
+            self._refuse_waiting(refusal, since_ns=None)
+
+    def _refuse_waiting(self, error: QuiverError, *, since_ns: int | None) -> None:
+        """Refuse what waits, if it waits since `since_ns` or longer (None: all of it)."""
+        while self._waiting and (since_ns is None or self._waiting[0].since_ns <= since_ns):
+            waiting = self._waiting.popleft()
+            if waiting.held is not None and not waiting.session.is_closed:
+                waiting.session.release_held(waiting.held)
+            self._refuse(waiting.session, waiting.request.tag, error)
+
+    def _refuse(self, session: Session, tag: int, error: QuiverError) -> None:
+        self._engine.note_refused()
+        session.refuse(tag, error, RETRY_AFTER_NS if error.retriable else 0)
+
+    def _seal(self, session: Session, tag: int) -> None:
+        self.write()
+        try:
+            sealing = self._engine.seal_now()
+        except QuiverError as error:
+            session.refuse(tag, error)
+            return
+        target = self._segment_staged if sealing is None else max(sealing, self._segment_staged)
+        if target <= self._segment_sealed:
+            session.send(Done(tag))
+        else:
+            self._flushes.append((target, session, tag))

@@ -1,0 +1,78 @@
+"""A thread that runs blocking I/O for the loop, one job after another.
+
+Jobs go in through a queue and come back, in order, through a list that only the loop thread empties; an eventfd wakes the loop.
+A job touches no state of the loop while it runs: what it found out is applied by its `finished` callback, in the loop thread.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Job(Protocol):
+    """Blocking work. An expected failure is kept in the job, for whoever finishes it."""
+
+    def run(self) -> None: ...
+
+
+Finished = Callable[[], None]
+Submit = Callable[[Job, Finished], None]
+"""Hand a job over; `finished` is called by the loop thread after the job has run."""
+
+
+class JobThread:
+    """One such thread. All methods belong to the loop thread."""
+
+    def __init__(self, name: str, wake_fd: int) -> None:
+        """
+        Args:
+            wake_fd: eventfd of the loop, raised after each job.
+        """
+        self._wake_fd = wake_fd
+        self._queue: queue.SimpleQueue[tuple[Job, Finished] | None] = queue.SimpleQueue()
+        self._done: deque[Finished] = deque()
+        self._crash: BaseException | None = None
+        # A daemon: a disk that never answers must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, finished: Finished) -> None:
+        self._queue.put((job, finished))
+
+    def finish_jobs(self) -> bool:
+        """Call back for every job that has run since the last call; True if there was one.
+
+        Raises:
+            BaseException: what a job let escape, which is a bug: the worker must not go on.
+        """
+        done = self._done
+        found = bool(done)
+        while done:
+            done.popleft()()
+        if self._crash is not None:
+            raise self._crash
+        return found
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """End the thread after the jobs that were submitted; False if it did not end in time."""
+        self._queue.put(None)
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            job, finished = work
+            try:
+                job.run()
+            except BaseException as error:  # noqa: BLE001 - raised again, in the loop thread
+                self._crash = error
+                return
+            else:
+                self._done.append(finished)
+            finally:
+                os.eventfd_write(self._wake_fd, 1)

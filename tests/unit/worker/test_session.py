@@ -1,0 +1,148 @@
+"""A session's rules, with a real arena and socket."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from quiver_actors.errors import Draining, ProtocolError
+from quiver_actors.protocol import messages as m
+from quiver_actors.protocol.framing import FrameReader, decode_worker_message
+from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.shm.arena import ArenaOwner, ArenaProducer
+from quiver_actors.worker import session as session_module
+from quiver_actors.worker.connection import Connection
+from quiver_actors.worker.peer import Peer
+from quiver_actors.worker.session import HELD_PUSHES_MAX, Session, SessionState
+
+
+@dataclass
+class Ends:
+    session: Session
+    producer: ArenaProducer
+    far: socket.socket
+    unsent: set[Session]
+
+    def push(self, size_bytes: int = 1000) -> m.Push:
+        offset = self.producer.reserve(size_bytes)
+        assert offset is not None
+        return m.Push(1, "t", offset, size_bytes, self.producer.commit(size_bytes), b"", b"", b"")
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    near, far = socket.socketpair()
+    unsent: set[Session] = set()
+    session = Session(Connection(near, frame_bytes_max=4096), Peer(1, 2, 3), 0, unsent)
+    arena = ArenaOwner.create(1 << 16)
+    producer = ArenaProducer.attach(arena.fd, arena.size_bytes)
+    session.greet(m.Hello(m.PROTOCOL_VERSION, 1, "test"))
+    session.expect_arena()
+    session.attach(arena)
+    yield Ends(session, producer, far, unsent)
+    session.close()
+    producer.close()
+    far.close()
+
+
+def test_hello_of_another_version_names_both_and_what_to_do(ends: Ends) -> None:
+    ends.session.state = SessionState.GREETING
+    with pytest.raises(ProtocolError, match="speaks protocol version 99, this worker 1: install the same release"):
+        ends.session.greet(m.Hello(99, 1, "old"))
+
+
+def test_second_hello_is_refused(ends: Ends) -> None:
+    with pytest.raises(ProtocolError, match="second Hello"):
+        ends.session.greet(m.Hello(m.PROTOCOL_VERSION, 1, "again"))
+
+
+def test_longer_frames_are_taken_after_hello_only(ends: Ends) -> None:
+    assert ends.session.connection.reader.frame_bytes_max == m.FRAME_BYTES_MAX
+
+
+def test_credit_returns_at_once_when_nothing_waits(ends: Ends) -> None:
+    push = ends.push()
+    assert ends.session.span(push).nbytes == push.length
+    ends.session.release(push)
+    assert ends.producer.in_flight_bytes() == 0
+
+
+def test_credit_behind_a_waiting_push_returns_with_it(ends: Ends) -> None:
+    first, second, third = ends.push(), ends.push(), ends.push()
+    held_first = ends.session.hold(first)
+    held_second = ends.session.hold(second)
+    ends.session.release(third)
+    before = ends.producer.in_flight_bytes()
+    ends.session.release_held(held_second)
+    assert ends.producer.in_flight_bytes() == before
+    ends.session.release_held(held_first)
+    assert ends.producer.in_flight_bytes() == 0
+
+
+def test_span_outside_the_arena_is_a_protocol_error(ends: Ends) -> None:
+    with pytest.raises(ProtocolError, match="not inside the arena"):
+        ends.session.span(m.Push(7, "t", (1 << 16) - 10, 11, 0, b"", b"", b""))
+
+
+def test_release_of_a_position_out_of_reach_is_a_protocol_error(ends: Ends) -> None:
+    with pytest.raises(ProtocolError, match="cannot follow"):
+        ends.session.release(m.Push(7, "t", 0, 0, 1 << 40, b"", b"", b""))
+
+
+def test_push_before_the_arena_is_a_protocol_error(ends: Ends) -> None:
+    ends.session.expect_arena()
+    with pytest.raises(ProtocolError, match="before ArenaAttached"):
+        ends.session.span(ends.push())
+
+
+def test_arena_is_not_replaced_while_pushes_wait(ends: Ends) -> None:
+    held = ends.session.hold(ends.push())
+    with pytest.raises(ProtocolError, match="while pushes"):
+        ends.session.expect_arena()
+    ends.session.release_held(held)
+    ends.session.expect_arena()
+    with pytest.raises(ProtocolError, match="another AttachArena"):
+        ends.session.expect_arena()
+
+
+def test_session_pauses_with_too_many_waiting_pushes(ends: Ends) -> None:
+    held = [ends.session.hold(m.Push(1, "t", 0, 0, 0, b"", b"", b"")) for _ in range(HELD_PUSHES_MAX)]
+    assert ends.session.must_pause
+    ends.session.release_held(held[0])
+    assert not ends.session.must_pause
+
+
+def test_schema_handles_are_single_use_and_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = StreamSchema(0, bytes(32), b"schema")
+    ends.session.declare("t", 1, schema)
+    assert ends.session.schemas_of("t") == {1: schema}
+    assert ends.session.schemas_of("other") == {}
+    with pytest.raises(ProtocolError, match="was declared before"):
+        ends.session.declare("t", 1, schema)
+    monkeypatch.setattr(session_module, "SCHEMAS_MAX", 1)
+    with pytest.raises(ProtocolError, match="more than 1 schemas"):
+        ends.session.declare("t", 2, schema)
+
+
+def test_answers_are_noted_for_the_next_flush(ends: Ends) -> None:
+    ends.session.refuse(5, Draining("later"), 7)
+    assert ends.unsent == {ends.session}
+    assert ends.session.connection.flush()
+    reader = FrameReader()
+    reader.feed(ends.far.recv(4096))
+    assert [decode_worker_message(frame) for frame in reader.frames()] == [m.Refused(5, "draining", "later", 7)]
+
+
+def test_closed_session_takes_answers_and_drops_them(ends: Ends) -> None:
+    held = ends.session.hold(ends.push())
+    ends.session.send(m.Done(1))
+    ends.session.close()
+    ends.session.close()
+    ends.session.send(m.Done(2))
+    ends.session.release_held(held)
+    assert ends.session.is_closed
+    assert ends.unsent == set()
+    assert ends.session.arena is None
