@@ -41,14 +41,15 @@ from quiver_actors.recovery import Recovered, Recovery, segment_cfg_hash
 from quiver_actors.sealing import write_cursor
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.subscriber.progress import encode_progress, progress_file_name
-from quiver_actors.units import MIB, MILLISECOND_NS
+from quiver_actors.units import KIB, MIB, MILLISECOND_NS
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, check_push
 from quiver_actors.wal.codec import Identity, encode_header
 from quiver_actors.wal.log import Log
 
 _TAIL_SLACK_BYTES = 1 * MIB
-"""Allocated beyond the target, so that the last push and the tail of the seal usually fit."""
+"""Allocated beyond the target, so that the last push and the tail of the seal usually fit; a small target needs less."""
+_TAIL_SLACK_BYTES_MIN = 64 * KIB
 _RETRY_SPACE_NS = 250 * MILLISECOND_NS
 
 
@@ -480,7 +481,8 @@ class Engine:
         return jobs.ReserveJob(self._disk, self._paths, raised)
 
     def _capacity_for_next(self) -> int:
-        usual = layout.HEADER_BYTES + self.settings.segment.target_size_bytes + _TAIL_SLACK_BYTES
+        target = self.settings.segment.target_size_bytes
+        usual = layout.HEADER_BYTES + target + min(_TAIL_SLACK_BYTES, max(_TAIL_SLACK_BYTES_MIN, target))
         return max(usual, self._wanted_capacity)
 
     def _allocate_job(self) -> Job | None:

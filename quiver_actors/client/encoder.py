@@ -14,14 +14,18 @@ to 22 mod 64 or, behind the last one, the CRC to 53 mod 64. So an entry is a mul
 other keeps the alignment.
 
 Two steps: `plan` measures a bundle exactly and encodes what is small, needing neither arena nor connection; `write` puts a planned
-entry at its place. Small batches are serialized on the heap and copied once; from about 128 KiB on that costs more
-than letting Arrow write into the arena itself, so then it does.
+entry at its place, once. What was encoded on the heap is given up then: holding on to it until the acknowledgement would make every
+later bundle pay for fresh memory (measured with 64 KiB bundles: 80 us of CPU each instead of 23).
+
+Small batches are serialized on the heap and copied once; from about 128 KiB on that costs more than letting Arrow write into the arena
+itself, so then it does.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -47,57 +51,57 @@ JOINED_BYTES_MAX = 16 << 10
 
 _ROWS_MAX = (1 << 32) - 1
 _ITEMS_MAX = (1 << 63) - 1
-_MIDDLE_MOD, _LAST_MOD = 22, 53
 _SLOT_HEAD_BYTES = SLOT_HEAD.size
-_PAYLOAD_OFFSET_FIRST = ENTRY_HEAD_BYTES + SLOT_HEAD.size
+_EOS_BYTES = len(END_OF_STREAM)
 _ENTRY_HEAD = bytes(ENTRY_HEAD_BYTES)
-# End of stream, padding, and the CRC's place behind the last slot: one constant for each length of padding.
-_MIDDLE_TAILS = tuple(END_OF_STREAM + bytes(n) for n in range(64))
-_LAST_TAILS = tuple(END_OF_STREAM + bytes(n + CRC_BYTES) for n in range(64))
 _metadata_length = struct.Struct("<4xI").unpack_from
 
+Ending: TypeAlias = tuple[int, tuple[bytes, ...]]
+# Where a payload ends mod 64, and what follows its content for each length of padding.
+_MIDDLE: Ending = (22, tuple(END_OF_STREAM + bytes(padding) for padding in range(64)))
+_LAST: Ending = (53, tuple(END_OF_STREAM + bytes(padding + CRC_BYTES) for padding in range(64)))
 
-class SlotPlan(msgspec.Struct, gc=False):
-    """One slot of a planned bundle: its size, and its encoded messages if they are small."""
+Spans: TypeAlias = tuple[int, int, int, int]
+"""The last four fields of `SLOT_ROW`."""
+_NOT_YET: Spans = (0, 0, 0, 0)
+
+
+class InPlace(msgspec.Struct, gc=False):
+    """A slot's stream that Arrow writes itself. Its rows are made then."""
 
     stream: EncodedStream
     batch: pa.RecordBatch
-    row_count: int
     content_bytes: int
-    """Everything between the schema message and the end of stream."""
-    content: pa.Buffer | memoryview | None
-    """The same, encoded; None when Arrow writes it in place, and once it was written."""
-    batch_offset: int = 0
-    """Of the record-batch message, from the payload's start. It and the next three are known once `content` has been encoded."""
-    metadata_bytes: int = 0
-    body_bytes: int = 0
-    dictionary_rows: tuple[bytes, ...] = ()
-    payload_bytes: int = 0
-    tail: bytes = b""
-    """What follows `content`: end of stream, padding, and the place of the CRC behind the last slot."""
+    slot_index: int = 0
+    fields: tuple[int, ...] = ()
+    """The first four fields of `SLOT_ROW`."""
 
-    def head(self) -> bytes:
-        """The 42 bytes in front of the payload."""
-        stream = self.stream
-        return SLOT_HEAD.pack(stream.slot_id, stream.fingerprint, self.row_count, self.payload_bytes)
+
+Part: TypeAlias = "bytes | memoryview | pa.Buffer | InPlace"
 
 
 class BundlePlan(msgspec.Struct, gc=False):
     """One bundle, measured: everything that does not depend on a place in memory or on a connection. Keeps the batches alive."""
 
-    slots: list[SlotPlan]
-    bitmap: int
-    row_count: int
-    item_count: int
-    entry_bytes: int
-    entry: bytes | None = None
-    """The whole entry, if it is small and was not written yet."""
+    batches: Sequence[tuple[int, pa.RecordBatch]]
+    item_count: int | None
+    streams: list[EncodedStream]
+    """Of each slot."""
+    slot_rows: list[bytes]
+    """Packed, of each slot; complete once written."""
+    dictionary_rows: list[bytes]
+    """Packed, of each slot; complete once written."""
+    parts: list[Part]
+    """What the entry is made of, back to back; empty once written."""
+    entry_bytes: int = 0
+    bitmap: int = 0
+    row_count: int = 0
     crc: int = 0
-    """Over everything between the entry header and the CRC; valid once `entry` is there or `write` has run."""
+    """Over everything between the entry header and the CRC; valid once written."""
 
 
 def plan(
-    batches: Sequence[tuple[int, pa.RecordBatch]], streams: StreamTable, item_count: int | None = None
+    batches: Sequence[tuple[int, pa.RecordBatch]], table: StreamTable, item_count: int | None = None
 ) -> BundlePlan:
     """Measure a bundle and encode its small slots.
 
@@ -108,18 +112,21 @@ def plan(
         InvalidBundle: Arrow cannot encode a batch, too many rows, or an impossible item count.
         BundleTooLarge: the entry would be over the limit; nothing of that size has been copied.
     """
-    slots = []
-    bitmap = row_count = 0
-    entry_bytes = ENTRY_HEAD_BYTES + CRC_BYTES
-    last = len(batches) - 1
-    for position, (slot_id, batch) in enumerate(batches):
-        slot = _plan_slot(streams.stream(slot_id, batch.schema), batch)
-        entry_bytes += _SLOT_HEAD_BYTES + _close(slot, is_last=position == last)
+    if item_count is not None and not 0 <= item_count <= _ITEMS_MAX:
+        raise InvalidBundle(f"item_count {item_count} is not possible: expected 0..{_ITEMS_MAX}, or None for unknown")
+    planned = BundlePlan(batches, item_count, [], [], [], [_ENTRY_HEAD])
+    at, bitmap, row_count = ENTRY_HEAD_BYTES, 0, 0
+    last = batches[-1][0]
+    for slot_id, batch in batches:
+        stream = table.stream(slot_id, batch.schema)
+        rows = batch.num_rows
+        at = _plan_slot(planned, stream, batch, rows, at, _LAST if slot_id == last else _MIDDLE)
         bitmap |= 1 << slot_id
-        row_count += slot.row_count
-        slots.append(slot)
-    planned = BundlePlan(slots, bitmap, row_count, _checked_item_count(item_count), entry_bytes)
-    if entry_bytes > JOINED_BYTES_MAX or row_count > _ROWS_MAX:
+        row_count += rows
+    planned.entry_bytes = at
+    planned.bitmap = bitmap
+    planned.row_count = row_count
+    if at > JOINED_BYTES_MAX or row_count > _ROWS_MAX:
         _check_limits(planned)
     else:
         _join(planned)
@@ -127,21 +134,26 @@ def plan(
 
 
 def write(planned: BundlePlan, ring: memoryview, offset: int) -> None:
-    """Lay the entry at `ring[offset : offset + planned.entry_bytes]`; its CRC and message spans are known then.
+    """Lay the entry at `ring[offset : offset + planned.entry_bytes]`; its CRC and rows are complete then. Once a plan.
 
-    The memory may hold anything before; every byte of the entry is written. What was encoded on the heap is given up, because holding on
-    to it until the acknowledgement makes every later bundle pay for fresh memory; to write it again, Arrow encodes it again.
+    The memory may hold anything before; every byte of the entry is written.
     """
-    entry = planned.entry
-    if entry is not None:
+    parts, planned.parts = planned.parts, []
+    if len(parts) == 1:
+        entry = parts[0]
+        assert isinstance(entry, bytes), "a plan of one part is a joined one"
         ring[offset : offset + len(entry)] = entry
-        planned.entry = None
         return
-    position = offset + ENTRY_HEAD_BYTES
-    ring[offset:position] = _ENTRY_HEAD
-    for slot in planned.slots:
-        position = _write_slot(slot, ring, position)
-    planned.crc = crc32(ring[offset + ENTRY_HEAD_BYTES : position - CRC_BYTES])
+    at = offset
+    for part in parts:
+        if isinstance(part, InPlace):
+            at = _write_in_place(planned, part, ring, at)
+        else:
+            content = memoryview(part).cast("B")
+            end = at + len(content)
+            ring[at:end] = content
+            at = end
+    planned.crc = crc32(ring[offset + ENTRY_HEAD_BYTES : at - CRC_BYTES])
 
 
 class PushRows:
@@ -156,136 +168,104 @@ class PushRows:
 
     def add(self, planned: BundlePlan) -> None:
         """Describe an entry that has been written."""
-        slots = planned.slots
+        slot_rows = planned.slot_rows
+        item_count = -1 if planned.item_count is None else planned.item_count
         self.entries.append(
             ENTRY_ROW.pack(
-                planned.entry_bytes, planned.crc, planned.bitmap, planned.item_count, 0, len(slots), planned.row_count
+                planned.entry_bytes, planned.crc, planned.bitmap, item_count, 0, len(slot_rows), planned.row_count
             )
         )
-        payload = _PAYLOAD_OFFSET_FIRST
-        for slot in slots:
-            payload_bytes = slot.payload_bytes
-            dictionaries = slot.dictionary_rows
-            self.slots.append(
-                SLOT_ROW.pack(
-                    slot.stream.handle,
-                    payload,
-                    payload_bytes,
-                    slot.row_count,
-                    slot.batch_offset,
-                    slot.metadata_bytes,
-                    slot.body_bytes,
-                    len(dictionaries),
-                )
-            )
-            payload += payload_bytes + _SLOT_HEAD_BYTES
-            if dictionaries:
-                self.dictionaries.extend(dictionaries)
+        self.slots += slot_rows
+        self.dictionaries += planned.dictionary_rows
 
 
-def _plan_slot(stream: EncodedStream, batch: pa.RecordBatch) -> SlotPlan:
+def _plan_slot(
+    planned: BundlePlan, stream: EncodedStream, batch: pa.RecordBatch, rows: int, at: int, ending: Ending
+) -> int:
+    """Add a slot whose head stands at `at`, and return where its payload, or behind the last one the entry, ends."""
+    mod, tails = ending
+    part, content_bytes, spans, dictionary_rows = _encode(stream, batch)
+    message = stream.message
+    content_end = at + _SLOT_HEAD_BYTES + len(message) + content_bytes
+    stream_bytes = len(message) + content_bytes + _EOS_BYTES
+    padding = (mod - stream_bytes) & 63
+    payload_bytes = stream_bytes + padding
+    tail = tails[padding]
+    head = SLOT_HEAD.pack(stream.slot_id, stream.fingerprint, rows, payload_bytes)
+    if isinstance(part, InPlace):
+        part.slot_index = len(planned.slot_rows)
+        part.fields = (stream.handle, at + _SLOT_HEAD_BYTES, payload_bytes, rows)
+        planned.parts += (head, part, tail)
+    else:
+        planned.parts += (head, message, part, tail)
+    planned.slot_rows.append(SLOT_ROW.pack(stream.handle, at + _SLOT_HEAD_BYTES, payload_bytes, rows, *spans))
+    planned.dictionary_rows.append(dictionary_rows)
+    planned.streams.append(stream)
+    return content_end + len(tail)
+
+
+def _encode(stream: EncodedStream, batch: pa.RecordBatch) -> tuple[pa.Buffer | memoryview | InPlace, int, Spans, bytes]:
+    """What stands between the schema message and the end of stream, its length, its spans and its packed dictionary rows."""
     try:
         # The sum over whole buffers is cheap, and for a slice too high: then the exact size decides.
-        if batch.get_total_buffer_size() > SERIALIZE_BYTES_MAX:
+        if stream.has_dictionaries or batch.get_total_buffer_size() > SERIALIZE_BYTES_MAX:
             content_bytes = _measure(stream, batch)
             if content_bytes > SERIALIZE_BYTES_MAX:
-                return SlotPlan(stream, batch, batch.num_rows, content_bytes, None)
-        if stream.has_dictionaries:
-            return _plan_small_with_dictionaries(stream, batch)
+                return InPlace(stream, batch, content_bytes), content_bytes, _NOT_YET, b""
+            if stream.has_dictionaries:
+                return _encode_with_dictionaries(stream, batch)
         buffer = batch.serialize()
     except pa.ArrowException as error:
         raise InvalidBundle(f"slot {stream.slot_id}: Arrow cannot encode the batch: {error}") from error
     size = buffer.size
     metadata_bytes = MESSAGE_PREFIX_BYTES + _metadata_length(buffer)[0]
-    return SlotPlan(
-        stream,
-        batch,
-        batch.num_rows,
-        size,
-        buffer,
-        len(stream.message),
-        metadata_bytes,
-        size - metadata_bytes,
-    )
+    return buffer, size, (len(stream.message), metadata_bytes, size - metadata_bytes, 0), b""
 
 
-def _plan_small_with_dictionaries(stream: EncodedStream, batch: pa.RecordBatch) -> SlotPlan:
+def _encode_with_dictionaries(stream: EncodedStream, batch: pa.RecordBatch) -> tuple[memoryview, int, Spans, bytes]:
     sink = pa.BufferOutputStream()
     _write_stream(sink, stream, batch)
     encoded = memoryview(sink.getvalue()).cast("B")
-    content = encoded[len(stream.message) : -len(END_OF_STREAM)]
-    slot = SlotPlan(stream, batch, batch.num_rows, len(content), content)
-    _walk(slot, encoded, 0, len(encoded))
-    return slot
+    content = encoded[len(stream.message) : -_EOS_BYTES]
+    return content, len(content), *_walk(encoded, 0, len(encoded))
 
 
 def _measure(stream: EncodedStream, batch: pa.RecordBatch) -> int:
-    """Exact bytes of the dictionary and record-batch messages. Reads no values."""
+    """Exact bytes of the dictionary and record-batch messages. Copies no values."""
     if not stream.has_dictionaries:
         size: int = pa.ipc.get_record_batch_size(batch)
         return size
     sink = pa.MockOutputStream()
     _write_stream(sink, stream, batch)
     size = sink.size()
-    return size - len(stream.message) - len(END_OF_STREAM)
-
-
-def _close(slot: SlotPlan, *, is_last: bool) -> int:
-    """Pad the payload, and return its length."""
-    stream_bytes = len(slot.stream.message) + slot.content_bytes + len(END_OF_STREAM)
-    if is_last:
-        padding = (_LAST_MOD - stream_bytes) & 63
-        slot.tail = _LAST_TAILS[padding]
-    else:
-        padding = (_MIDDLE_MOD - stream_bytes) & 63
-        slot.tail = _MIDDLE_TAILS[padding]
-    slot.payload_bytes = size = stream_bytes + padding
-    return size
+    return size - len(stream.message) - _EOS_BYTES
 
 
 def _join(planned: BundlePlan) -> None:
     """Put a small entry together on the heap."""
-    parts: list[bytes | memoryview | pa.Buffer] = [_ENTRY_HEAD]
-    for slot in planned.slots:
-        assert slot.content is not None, (
-            "a slot that Arrow writes in place cannot be in an entry below JOINED_BYTES_MAX"
-        )
-        parts += (slot.head(), slot.stream.message, slot.content, slot.tail)
-        slot.content = None
-    planned.entry = entry = b"".join(parts)
+    entry = b"".join(planned.parts)  # type: ignore[arg-type]  # what Arrow writes in place is larger than this entry
+    planned.parts = [entry]
     planned.crc = crc32(memoryview(entry)[ENTRY_HEAD_BYTES:-CRC_BYTES])
 
 
-def _write_slot(slot: SlotPlan, ring: memoryview, position: int) -> int:
-    """Write a slot's head, payload and tail, and return where they end."""
-    payload = position + _SLOT_HEAD_BYTES
-    ring[position:payload] = slot.head()
-    message = slot.stream.message
-    content_start = payload + len(message)
-    content_end = content_start + slot.content_bytes
-    if slot.content is not None:
-        ring[payload:content_start] = message
-        ring[content_start:content_end] = memoryview(slot.content).cast("B")
-        slot.content = None
-    else:
-        _write_in_place(slot, ring, payload, content_end + len(END_OF_STREAM))
-    end = content_end + len(slot.tail)
-    ring[content_end:end] = slot.tail
-    return end
-
-
-def _write_in_place(slot: SlotPlan, ring: memoryview, start: int, end: int) -> None:
+def _write_in_place(planned: BundlePlan, part: InPlace, ring: memoryview, start: int) -> int:
+    """Let Arrow write a slot's stream at `start`, complete its rows, and return where its end-of-stream mark stands."""
+    stream = part.stream
+    end = start + len(stream.message) + part.content_bytes + _EOS_BYTES
     # Wrapping a slice of the memoryview, not a slice of a wrapped ring: Arrow aborts the process on an immutable buffer.
     sink = pa.FixedSizeBufferWriter(pa.py_buffer(ring[start:end]))
-    _write_stream(sink, slot.stream, slot.batch)
+    _write_stream(sink, stream, part.batch)
     if sink.tell() != end - start:
-        raise ArrowError(f"slot {slot.stream.slot_id}: Arrow wrote {sink.tell()} bytes but announced {end - start}")
-    if slot.stream.has_dictionaries:
-        _walk(slot, ring, start, end)
-        return
-    slot.batch_offset = len(slot.stream.message)
-    slot.metadata_bytes = MESSAGE_PREFIX_BYTES + _metadata_length(ring, start + slot.batch_offset)[0]
-    slot.body_bytes = slot.content_bytes - slot.metadata_bytes
+        raise ArrowError(f"slot {stream.slot_id}: Arrow wrote {sink.tell()} bytes but announced {end - start}")
+    if stream.has_dictionaries:
+        spans, dictionary_rows = _walk(ring, start, end)
+    else:
+        offset = len(stream.message)
+        metadata_bytes = MESSAGE_PREFIX_BYTES + _metadata_length(ring, start + offset)[0]
+        spans, dictionary_rows = (offset, metadata_bytes, part.content_bytes - metadata_bytes, 0), b""
+    planned.slot_rows[part.slot_index] = SLOT_ROW.pack(*part.fields, *spans)
+    planned.dictionary_rows[part.slot_index] = dictionary_rows
+    return end - _EOS_BYTES
 
 
 def _write_stream(sink: pa.NativeFile, stream: EncodedStream, batch: pa.RecordBatch) -> None:
@@ -294,21 +274,13 @@ def _write_stream(sink: pa.NativeFile, stream: EncodedStream, batch: pa.RecordBa
         writer.write_batch(batch)
 
 
-def _walk(slot: SlotPlan, memory: memoryview, start: int, end: int) -> None:
+def _walk(memory: memoryview, start: int, end: int) -> tuple[Spans, bytes]:
     layout = walk_stream(memory, start, end)
-    slot.batch_offset, slot.metadata_bytes, slot.body_bytes = layout.batch
-    slot.dictionary_rows = tuple(
+    rows = [
         DICTIONARY_ROW.pack(~span.id if span.is_delta else span.id, span.offset, span.metadata_bytes, span.body_bytes)
         for span in layout.dictionaries
-    )
-
-
-def _checked_item_count(item_count: int | None) -> int:
-    if item_count is None:
-        return -1
-    if not 0 <= item_count <= _ITEMS_MAX:
-        raise InvalidBundle(f"item_count {item_count} is not possible: expected 0..{_ITEMS_MAX}, or None for unknown")
-    return item_count
+    ]
+    return (*layout.batch, len(rows)), b"".join(rows)
 
 
 def _check_limits(planned: BundlePlan) -> None:

@@ -13,7 +13,9 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import repeat
 
 import xxhash
 
@@ -42,6 +44,10 @@ GROUP_BYTES_MAX = MIB
 _RETRY_REFUSED_NS = 50 * MILLISECOND_NS
 _RETRIED = (Draining, EngineFailed)
 """Refusals after which nothing was stored and the worker will be replaced: worth another try within the timeout."""
+
+# Without the constructors' Python code: receipts are made by the ten thousand.
+_new_id: Callable[[tuple[object, ...]], BundleId] = partial(tuple.__new__, BundleId)
+_new_receipt: Callable[[tuple[object, ...]], Receipt] = partial(tuple.__new__, Receipt)
 
 _clients = itertools.count()
 
@@ -80,6 +86,10 @@ class Producer:
             run.withdraw()
         return run.receipts
 
+    def streams(self, topic: str) -> StreamTable:
+        """The streams that were pushed to a topic."""
+        return self._streams.setdefault(topic, StreamTable(topic))
+
     def core_for(self, key: str | bytes | None) -> int:
         """The core that a key belongs to; without a key, the one that this client has settled on."""
         cores = self._channels.directory.cores
@@ -97,7 +107,7 @@ class Producer:
         A bundle that cannot be pushed ends the run, but not before those in front of it are acknowledged.
         """
         slots = run.open_channel().slots_of(run.topic)
-        streams = self._streams.setdefault(run.topic, StreamTable(run.topic))
+        streams = self.streams(run.topic)
         group: list[BundlePlan] = []
         group_bytes = 0
         try:
@@ -220,16 +230,19 @@ class _PushRun:
 
     def _send_again(self, group: PushGroup) -> None:
         """Let what a group has not been acknowledged for wait in its old place."""
-        rest = PushGroup(group.number, group.plans[group.acked_count :])
+        streams = self._producer.streams(self.topic)
+        plans = [plan(sent.batches, streams, sent.item_count) for sent in group.plans[group.acked_count :]]
+        rest = PushGroup(group.number, plans)
         self._waiting = deque(sorted([*self._waiting, rest], key=_number_of))
 
     def _take_receipts(self, group: PushGroup) -> None:
         core, topic = self._channel.core, self.topic
         for run, durability in group.acks:
             reached = Durability(durability)
-            for index in range(run.count):
-                bundle_id = BundleId(topic, core, run.segment_seq, run.bundle_index + index)
-                self.receipts.append(Receipt(bundle_id, run.sequence + index, reached))
+            places = range(run.bundle_index, run.bundle_index + run.count)
+            sequences = range(run.sequence, run.sequence + run.count)
+            ids = map(_new_id, zip(repeat(topic), repeat(core), repeat(run.segment_seq), places, strict=False))
+            self.receipts.extend(map(_new_receipt, zip(ids, sequences, repeat(reached), strict=False)))
         if group.acks:
             self._refusal = None
             self._remaining_seconds = self._timeout_seconds

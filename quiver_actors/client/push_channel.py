@@ -129,15 +129,14 @@ class PushChannel(Channel):
         """The schemas that this connection has not been told of yet."""
         found: list[Message] = []
         for planned in plans:
-            for slot in planned.slots:
-                stream = slot.stream
+            for stream in planned.streams:
                 if stream.handle not in self._declared:
                     self._declared.add(stream.handle)
                     found.append(_declaration(stream))
         return found
 
     def _is_overdrawn_by(self, group: PushGroup) -> bool:
-        new = {slot.stream.handle for planned in group.plans for slot in planned.slots} - self._declared
+        new = {stream.handle for planned in group.plans for stream in planned.streams} - self._declared
         return len(self._declared) + len(new) > DECLARED_MAX
 
     def _renew_for(self, group: PushGroup) -> None:

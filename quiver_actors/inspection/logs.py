@@ -17,6 +17,7 @@ from quiver_actors.inspection import structures
 from quiver_actors.inspection.decoding import check_payloads
 from quiver_actors.inspection.findings import Finding, Severity
 from quiver_actors.inspection.recognise import SEARCHES
+from quiver_actors.inspection.small_files import newer_version
 from quiver_actors.inspection.source import Source
 from quiver_actors.inspection.views import EntryView, LogView, SlotView, SpanView
 from quiver_actors.segment import layout as segment_layout
@@ -40,7 +41,7 @@ class LogLook:
 
 
 def examine_log(
-    source: Source, *, deep: bool, limit: int, is_last: bool, end: int | None = None, quiet_spans: bool = False
+    source: Source, *, deep: bool, limit: int, is_last: bool, end: int | None = None, is_sealed: bool = False
 ) -> LogLook:
     """Look at a log file, or at the log inside a segment sealed in place.
 
@@ -48,24 +49,25 @@ def examine_log(
         limit: how many entries to show.
         is_last: a torn write at its end is normal.
         end: where the entries end at the latest; the file's end if None.
-        quiet_spans: damaged spans are no findings: the segment knows of the bundles that were lost with them.
+        is_sealed: the segment around the log knows which entries it needs, and has its payloads looked at itself: damaged spans
+            are no findings, and nothing is decoded.
 
     Raises:
         DiskError: the file cannot be read.
     """
-    return _LogExaminer(source, deep, limit, is_last, source.size_bytes if end is None else end, quiet_spans).run()
+    return _LogExaminer(source, deep, limit, is_last, source.size_bytes if end is None else end, is_sealed).run()
 
 
 class _LogExaminer:
     """One look at one file."""
 
-    def __init__(self, source: Source, deep: bool, limit: int, is_last: bool, end: int, quiet_spans: bool) -> None:
+    def __init__(self, source: Source, deep: bool, limit: int, is_last: bool, end: int, is_sealed: bool) -> None:
         self._source = source
         self._deep = deep
         self._limit = limit
         self._is_last = is_last
         self._end = end
-        self._quiet_spans = quiet_spans
+        self._is_sealed = is_sealed
         self._reader = LogReader(source.read, end)
         self._view = LogView()
         self._look = LogLook(self._view)
@@ -77,7 +79,7 @@ class _LogExaminer:
         for span in scan.entries:
             self._read_entry(span)
         self._number_entries(scan)
-        if not self._quiet_spans:
+        if not self._is_sealed:
             for span in scan.damaged:
                 self._report_span(span)
             self._report_sequences(scan)
@@ -124,13 +126,21 @@ class _LogExaminer:
         return next((place for place in SEARCHES if self._reader.scan(place[0], stride=place[1]).entries), SEARCHES[0])
 
     def _report_header(self, data: bytes, header: structures.Structure) -> None:
-        if any(data):
+        if self._is_newer(header):
+            self._look.findings.append(newer_version(self._source, "log.version", header.fields[1]))
+        elif any(data):
             self._look.findings += header.damage(self._source.path, _HEADER_ACTION)
         elif not any(any(chunk) for chunk in self._source.chunks(self._end)):
             self._add(Severity.NOTE, "log.never_written", 0, "preallocated, never written")
         else:
             wanted = structures.show(layout.WAL_MAGIC)
             self._add(Severity.DAMAGE, "log.header", 0, "log header is zero", wanted, "zeroes", _HEADER_ACTION)
+
+    @staticmethod
+    def _is_newer(header: structures.Structure) -> bool:
+        """Another version, and a CRC over it that says so too."""
+        wrong = [field.name for field in header.fields if field.expected is not None]
+        return header.is_whole and "crc32" in header and wrong == ["version"] and any(header["incarnation"])
 
     def _describe_header(self, header: structures.Structure, data: bytes, is_own: bool) -> None:
         view = self._view
@@ -182,13 +192,11 @@ class _LogExaminer:
         if not is_bundle:
             message = f"entry of type {header.entry_type}, which this version does not know, is skipped"
             self._add(Severity.WARNING, "log.entry_type", span.start, message, action="use the program that wrote it")
-        is_shown = len(self._view.entries) < self._limit
-        error = ""
-        if self._deep and is_bundle:
-            error = check_payloads(body, header.slot_bitmap)
-            if error and not self._quiet_spans:
-                self._add(Severity.DAMAGE, "log.payload", span.start, f"entry {header.sequence}: {error}", action=_SPAN_ACTION)
-        if is_shown:
+        error = check_payloads(body, header.slot_bitmap) if self._deep and is_bundle and not self._is_sealed else ""
+        if error:
+            message = f"entry {header.sequence}: {error}"
+            self._add(Severity.DAMAGE, "log.payload", span.start, message, action=_SPAN_ACTION)
+        if len(self._view.entries) < self._limit:
             self._view.entries.append(
                 EntryView(
                     offset=span.start,

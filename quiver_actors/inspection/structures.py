@@ -146,9 +146,19 @@ def cursor(data: bytes) -> Structure:
 
 def core(data: bytes) -> Structure:
     found = Structure("core file", "core", data, 0, _CORE)
-    if found.is_whole and found["size"] == CORE_BYTES:
+    if found.is_whole:
         found.check_crc("crc32", crc32(data[: CORE_BYTES - 4]))
+        if found["size"] != CORE_BYTES:
+            found.fields[2].expected = str(CORE_BYTES)
     return found
+
+
+def is_newer_core(data: bytes) -> bool:
+    """Whether a core file of another version is whole: damage does not hit version and CRC alike."""
+    version, size = int.from_bytes(data[8:10], "little"), int.from_bytes(data[10:12], "little")
+    if not data.startswith(CORE_MAGIC) or version <= CORE_VERSION or not CORE_BYTES <= size <= len(data):
+        return False
+    return int.from_bytes(data[size - 4 : size], "little") == crc32(data[: size - 4])
 
 
 def progress_header(data: bytes) -> Structure:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from quiver_actors.errors import ArrowError, Truncated
@@ -59,6 +60,12 @@ _FOOTER_TABLE, _FOOTER_SCHEMA, _FOOTER_DICTIONARIES, _FOOTER_BATCHES = 16, 24, 2
 _COUNT_BEHIND_PADDING = struct.Struct("<4xI")
 _FOOTER_END = struct.Struct("<i6s")
 
+# Prefix and root offset; vtables of `Message` (version, header type, header, body length) and `DictionaryBatch` (id, data); the
+# tables: distance to the vtable, header, body length, version, header type, padding; then distance, data, id.
+_DICTIONARY_HEAD = struct.Struct("<III6H4HiIqhB5xiIq")
+_DICTIONARY_MESSAGE, _DICTIONARY_TABLE = 24, 48
+_DICTIONARY_FLATBUFFER_BYTES = _DICTIONARY_HEAD.size - 8
+
 
 class DictionarySpan(NamedTuple):
     """One dictionary message of a stream; `offset` from the stream's start."""
@@ -95,6 +102,16 @@ class FooterCounts(NamedTuple):
 
     dictionaries: int
     batches: int
+
+
+class FileFooter(NamedTuple):
+    """What the footer of an Arrow file says."""
+
+    schema_message: bytes | None
+    """The whole schema message, where the footer was written by `encode_footer`; None in others."""
+    dictionary_blocks: bytes
+    """Packed `BLOCK`s, as `batch_blocks`; offsets from the start of the file, not checked."""
+    batch_blocks: bytes
 
 
 class _Message(NamedTuple):
@@ -343,3 +360,73 @@ def read_footer_counts(memory: Buffer, start: int, end: int) -> FooterCounts:
     except struct.error as error:
         raise ArrowError(f"Arrow file that ends at offset {end} has a broken footer: {error}") from error
     return FooterCounts(*counts)
+
+
+def read_file_footer(read: Callable[[int, int], bytes], start: int, end: int) -> FileFooter:
+    """The footer of the Arrow IPC file at `[start, end)` of what `read(length, offset)` reads; nothing else of it is read.
+
+    Raises:
+        Truncated, ArrowError: there is no footer where the file ends.
+    """
+    if end - start < 2 * len(FILE_START) + _FOOTER_END.size:
+        raise Truncated(f"Arrow file at [{start}, {end}) is too short to be one")
+    tail = read(_FOOTER_END.size, end - _FOOTER_END.size)
+    length, magic = _FOOTER_END.unpack(tail) if len(tail) == _FOOTER_END.size else (0, b"")
+    room = end - start - _FOOTER_END.size - len(FILE_START)
+    if magic != ARROW_MAGIC or not 0 < length <= room:
+        raise ArrowError(f"Arrow file that ends at offset {end} has no footer (magic {magic!r}, length {length})")
+    footer = memoryview(read(length, end - _FOOTER_END.size - length))
+    try:
+        table = _U32(footer, 0)[0]
+        schema = _target(footer, table, 1)
+        (dictionaries, _), (batches, behind) = (_block_vector(footer, table, index) for index in (2, 3))
+        message = _schema_message_at(footer, behind, schema)
+    except struct.error as error:
+        raise ArrowError(f"Arrow file that ends at offset {end} has a broken footer: {error}") from error
+    return FileFooter(message, dictionaries, batches)
+
+
+def _block_vector(footer: memoryview, table: int, index: int) -> tuple[bytes, int]:
+    """The blocks of a footer's field, and the position behind them."""
+    at = _target(footer, table, index)
+    if not at:
+        return b"", 0
+    first = at + 4
+    end = first + _U32(footer, at)[0] * BLOCK.size
+    if end > footer.nbytes:
+        raise ArrowError(f"Arrow footer of {footer.nbytes} bytes lists blocks up to {end}")
+    return bytes(footer[first:end]), end
+
+
+def _schema_message_at(footer: memoryview, at: int, schema: int) -> bytes | None:
+    """The schema message that `encode_footer` puts behind the blocks, if it is the one that the footer's field points into."""
+    flatbuffer = footer[at:]
+    if not at or flatbuffer.nbytes < _FOOTER_TABLE or flatbuffer.nbytes & 7:
+        return None
+    message = struct.pack("<II", _CONTINUATION, flatbuffer.nbytes) + bytes(flatbuffer)
+    try:
+        found = _schema(message)
+    except (ArrowError, Truncated):
+        return None
+    return message if at + found.header == schema else None
+
+
+def encode_dictionary(dictionary_id: int, values: Buffer) -> bytes:
+    """A dictionary message.
+
+    Args:
+        values: the record batch message of a batch whose one column is the dictionary's values.
+    """
+    batch = _require_message(memoryview(values), 0)
+    if batch.kind != _RECORD_BATCH:
+        raise ArrowError(f"the values of dictionary {dictionary_id} are in a message of kind {batch.kind}")
+    flatbuffer_bytes = _DICTIONARY_FLATBUFFER_BYTES + batch.flatbuffer.nbytes
+    message, table = _DICTIONARY_MESSAGE, _DICTIONARY_TABLE
+    head = _DICTIONARY_HEAD.pack(
+        *(_CONTINUATION, flatbuffer_bytes, message),
+        *(12, 20, 16, 18, 4, 8),
+        *(8, 16, 8, 4),
+        *(message - 4, table - message - 4, batch.body_bytes, batch.version, _DICTIONARY_BATCH),
+        *(table - 16, _DICTIONARY_FLATBUFFER_BYTES + batch.header - table - 4, dictionary_id),
+    )
+    return b"".join((head, batch.flatbuffer, memoryview(values)[batch.metadata_bytes :]))

@@ -85,6 +85,8 @@ class Manifest(NamedTuple):
     byte_count: Sequence[int | None] | None
     sequence: Sequence[int | None] | None
     ingestion_ts_nanos: Sequence[int | None] | None
+    bundle_crc32: Sequence[int | None] | None = None
+    """See `segment.compaction`; only in segments that were compacted."""
 
 
 class ManifestColumns(NamedTuple):
@@ -98,6 +100,8 @@ class ManifestColumns(NamedTuple):
     byte_count: npt.NDArray[np.uint64]
     sequence: npt.NDArray[np.uint64]
     ingestion_ts_nanos: npt.NDArray[np.int64]
+    bundle_crc32: npt.NDArray[np.uint32] | None = None
+    """See `segment.compaction`; None for no such column."""
 
 
 # --- footer and trailer ------------------------------------------------------------------------------------------------------
@@ -191,7 +195,7 @@ _REF_FIELDS: list[pa.Field] = [
 _REFS_TYPE: pa.DataType = pa.list_(pa.field("item", pa.struct(_REF_FIELDS), nullable=True))
 
 
-def manifest_schema(*, item_count: str) -> pa.Schema:
+def manifest_schema(*, item_count: str, bundle_crc32: bool = False) -> pa.Schema:
     """The manifest as we write it. `item_count` is `all`, `some` or `none`: how many bundles have a known count."""
     counts = {"all": [_non_null("item_count", pa.uint64())], "some": [pa.field("item_count", pa.uint64())], "none": []}
     return pa.schema(
@@ -202,6 +206,7 @@ def manifest_schema(*, item_count: str) -> pa.Schema:
             pa.field("byte_count", pa.uint64()),
             pa.field("sequence", pa.uint64()),
             pa.field("ingestion_ts_nanos", pa.int64()),
+            *([pa.field("bundle_crc32", pa.uint32())] if bundle_crc32 else []),
         ]
     )
 
@@ -222,8 +227,9 @@ def encode_manifest(columns: ManifestColumns) -> bytes:
         mask = None if item_count == "all" else ~known
         arrays.append(pa.array(columns.item_count.astype(np.uint64), mask=mask))
     arrays.append(_encode_refs(columns.slot_counts, columns.refs))
-    arrays += [pa.array(np.ascontiguousarray(column)) for column in columns[3:]]
-    return _encode_table(pa.RecordBatch.from_arrays(arrays, schema=manifest_schema(item_count=item_count)))
+    arrays += [pa.array(np.ascontiguousarray(column)) for column in columns[3:] if column is not None]
+    schema = manifest_schema(item_count=item_count, bundle_crc32=columns.bundle_crc32 is not None)
+    return _encode_table(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
 def _encode_refs(slot_counts: npt.NDArray[np.int32], refs: npt.NDArray[np.uint32]) -> pa.Array:
@@ -317,6 +323,7 @@ def decode_manifest(region: Buffer) -> Manifest:
         _optional_integers(batch, "byte_count", pa.uint64()),
         _optional_integers(batch, "sequence", pa.uint64()),
         _optional_integers(batch, "ingestion_ts_nanos", pa.int64()),
+        _optional_integers(batch, "bundle_crc32", pa.uint32()),
     )
 
 

@@ -80,7 +80,7 @@ class DictionarySet:
             return self._messages
         return [read(place.file_offset, place.metadata_bytes + place.body_bytes) for place in self.placements]
 
-    def arrays(self, read: Read, decoder: _Decoder) -> list[pa.Array] | None:
+    def arrays(self, read: Read, decoder: DictionaryDecoder) -> list[pa.Array] | None:
         """The values, in the order of the schema's fields; None if they cannot be decoded."""
         if self._arrays is not None:
             return self._arrays
@@ -95,7 +95,7 @@ class SchemaDictionaries:
 
     def __init__(self, schema_message: bytes, read: Read) -> None:
         self._read = read
-        self._decoder = _Decoder(schema_message)
+        self._decoder = DictionaryDecoder(schema_message)
         self._by_digest: dict[bytes, DictionarySet] = {}
         self._recent: list[DictionarySet] = []
         self._misses = 0
@@ -144,7 +144,7 @@ class SchemaDictionaries:
         return None
 
 
-class _Decoder:
+class DictionaryDecoder:
     """Decodes the dictionaries of one schema by reading a stream of them and a batch of no rows, nested ones included."""
 
     def __init__(self, schema_message: bytes) -> None:
@@ -156,7 +156,7 @@ class _Decoder:
         try:
             stream = b"".join((self._schema_message, *messages, self._empty_batch_message(), END_OF_STREAM))
             batch = pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
-            arrays = [found for column in batch.columns for found in _dictionaries_of(column)]
+            arrays = [found.dictionary for column in batch.columns for found in dictionary_arrays(column)]
             for array in arrays:
                 # Comparing trusts offsets, so they are checked first: the bytes came from a producer.
                 array.validate(full=True)
@@ -172,11 +172,11 @@ class _Decoder:
         return self._empty_batch
 
 
-def _dictionaries_of(array: pa.Array) -> Iterator[pa.Array]:
-    """The dictionaries of an array, outer before inner."""
+def dictionary_arrays(array: pa.Array) -> Iterator[pa.DictionaryArray]:
+    """The dictionary-encoded arrays in an array, outer before inner, in the order of its fields."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        yield array.dictionary
+        yield array
         children = [array.dictionary]
     elif isinstance(kind, pa.BaseExtensionType):
         children = [array.storage]
@@ -187,7 +187,7 @@ def _dictionaries_of(array: pa.Array) -> Iterator[pa.Array]:
     else:
         return
     for child in children:
-        yield from _dictionaries_of(child)
+        yield from dictionary_arrays(child)
 
 
 def _extends(kept: pa.Array, new: pa.Array) -> bool:

@@ -81,8 +81,7 @@ class EngineDriver:
             write(planned, memory, offset)
             rows.add(planned)
             offset += planned.entry_bytes
-            for slot in planned.slots:
-                stream = slot.stream
+            for stream in planned.streams:
                 schemas[stream.handle] = StreamSchema(stream.slot_id, stream.fingerprint, stream.message)
         self._tag += 1
         push = Push(

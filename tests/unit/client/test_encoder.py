@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from quiver_actors.client.encoder import JOINED_BYTES_MAX, SERIALIZE_BYTES_MAX, PushRows, plan, write
+from quiver_actors.client.encoder import JOINED_BYTES_MAX, SERIALIZE_BYTES_MAX, InPlace, PushRows, plan, write
 from quiver_actors.client.schemas import StreamTable
 from quiver_actors.errors import BundleTooLarge, InvalidBundle
 from tests.unit.client.entries import ParsedEntry, parse_span
@@ -130,14 +130,14 @@ def test_padding_is_right_for_every_length(stream_bytes_mod: int) -> None:
 
 def test_the_three_ways_of_writing_are_all_used() -> None:
     streams = StreamTable("t")
-    joined = plan([(0, numbers(20))], streams)
-    assert joined.entry is not None
-    assert len(joined.entry) == joined.entry_bytes <= JOINED_BYTES_MAX
-    copied = plan([(0, numbers(4000))], streams)
-    assert copied.entry is None
-    assert copied.slots[0].content is not None
-    in_place = plan([(0, numbers(20_000))], streams)
-    assert in_place.slots[0].content is None
+    (joined,) = plan([(0, numbers(20))], streams).parts
+    assert isinstance(joined, bytes)
+    assert len(joined) <= JOINED_BYTES_MAX
+    copied = plan([(0, numbers(4000))], streams).parts
+    assert len(copied) == 5
+    assert not any(isinstance(part, InPlace) for part in copied)
+    in_place = plan([(0, numbers(20_000))], streams).parts
+    assert any(isinstance(part, InPlace) for part in in_place)
 
 
 def test_fingerprint_is_blake2b_of_the_schema_message() -> None:
@@ -190,16 +190,17 @@ def test_what_arrow_cannot_send_is_an_invalid_bundle() -> None:
         plan([(9, pa.record_batch({"n": pa.nulls(1 << 31)}))], StreamTable("t"))
 
 
-def test_a_plan_can_be_written_again_elsewhere() -> None:
+def test_a_written_plan_holds_no_encoded_bytes_and_its_batches_can_be_planned_again() -> None:
     streams = StreamTable("t")
     for batch in (numbers(3), numbers(3000), numbers(20_000), nested_coded(20_000)):
-        planned = plan([(0, batch)], streams)
-        first, second = (memoryview(bytearray(planned.entry_bytes)) for _ in range(2))
-        write(planned, first, 0)
-        crc = planned.crc
-        write(planned, second, 0)
-        assert first == second
-        assert planned.crc == crc
+        first = plan([(0, batch)], streams)
+        entries = [memoryview(bytearray(first.entry_bytes)) for _ in range(2)]
+        write(first, entries[0], 0)
+        assert not first.parts
+        again = plan(first.batches, streams, first.item_count)
+        write(again, entries[1], 0)
+        assert entries[0] == entries[1]
+        assert again.crc == first.crc
 
 
 class TestStreamTable:

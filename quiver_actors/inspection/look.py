@@ -1,0 +1,107 @@
+"""One file, whatever it is: recognised by its content, and shown as far as it goes."""
+
+from __future__ import annotations
+
+from quiver_actors.errors import DiskError
+from quiver_actors.inspection.findings import Finding, Severity
+from quiver_actors.inspection.logs import examine_log
+from quiver_actors.inspection.messages import walk_messages
+from quiver_actors.inspection.recognise import FileKind, is_plain_arrow, recognise
+from quiver_actors.inspection.segments import examine_segment
+from quiver_actors.inspection.small_files import examine_core, examine_cursor, examine_progress
+from quiver_actors.inspection.source import Source
+from quiver_actors.inspection.views import FileView
+from quiver_actors.paths import segment_seq_of
+from quiver_actors.wal import layout
+
+_TEXT_BYTES = 200
+
+
+def look_at(source: Source, *, deep: bool, limit: int) -> FileView:
+    """Everything that one file shows. Never fails on what it holds, nor on a part that cannot be read.
+
+    Args:
+        deep: check CRCs and decode what is stored, which reads the whole file.
+        limit: how many entries, streams, bundles and messages to show.
+    """
+    view = FileView(
+        path=source.path, kind=str(FileKind.UNKNOWN), recognised_by="content", size_bytes=source.size_bytes
+    )
+    try:
+        kind, view.recognised_by = recognise(source)
+        view.kind = str(kind)
+        _fill(view, kind, source, deep, limit)
+    except DiskError as error:
+        view.findings.append(unreadable(source.path, error))
+    return view
+
+
+def unreadable(path: str, error: DiskError) -> Finding:
+    """The file system does not give the bytes."""
+    return Finding(
+        severity=Severity.DAMAGE,
+        code="file.unreadable",
+        path=path,
+        message=f"cannot be read: {error}",
+        action="look at the disk and at the kernel's log; `quiver repair` moves the file to quarantine/",
+    )
+
+
+def _fill(view: FileView, kind: FileKind, source: Source, deep: bool, limit: int) -> None:
+    if kind is FileKind.LOG:
+        is_last = layout.rotation_number(source.name) is None
+        log = examine_log(source, deep=deep, limit=limit, is_last=is_last)
+        view.log, view.findings = log.view, log.findings
+    elif kind is FileKind.SEGMENT:
+        segment = examine_segment(source, segment_seq_of(source.name), deep=deep, limit=limit)
+        view.segment, view.findings = segment.view, segment.findings
+        if segment.log is None and not segment.has_tables:
+            _add_messages(view, source, limit)
+    elif kind is FileKind.PROGRESS:
+        progress = examine_progress(source, limit=limit)
+        view.progress, view.findings = progress.view, progress.findings
+    elif kind is FileKind.CURSOR:
+        cursor = examine_cursor(source)
+        view.fields, view.findings = cursor.fields, cursor.findings
+    elif kind is FileKind.CORE:
+        core = examine_core(source)
+        view.fields, view.findings = core.fields, core.findings
+    elif kind is FileKind.VERSION:
+        view.text = source.read(_TEXT_BYTES, 0).decode("ascii", "backslashreplace").strip()
+    elif kind is FileKind.ARROW:
+        _add_messages(view, source, limit)
+        if not is_plain_arrow(source):
+            view.findings.append(_lost_its_end(source))
+    elif kind is FileKind.UNKNOWN:
+        view.findings.append(_unknown(source))
+
+
+def _add_messages(view: FileView, source: Source, limit: int) -> None:
+    messages, breaks = walk_messages(source)
+    view.messages, view.message_count = messages[:limit], len(messages)
+    view.findings += breaks
+
+
+def _lost_its_end(source: Source) -> Finding:
+    return Finding(
+        severity=Severity.DAMAGE,
+        code="arrow.end",
+        path=source.path,
+        offset=source.size_bytes,
+        message="starts as an Arrow file and ends as nothing known",
+        expected="ARROW1, or the trailer of a segment",
+        found="other bytes",
+    )
+
+
+def _unknown(source: Source) -> Finding:
+    head = source.read(16, 0)
+    return Finding(
+        severity=Severity.WARNING,
+        code="file.unknown",
+        path=source.path,
+        offset=0,
+        message="not a file of Quiver, or damaged beyond recognition",
+        expected="a magic of Quiver, or a valid log entry anywhere",
+        found=head.hex(),
+    )

@@ -1,0 +1,133 @@
+"""What the outside world knows of one engine, and since when: what was pushed, acknowledged, subscribed, resolved, deleted.
+
+Everything carries the number of disk calls after which it was true. So one ledger says for every moment of a run what a crash at
+that moment must leave, may leave and must not leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.sim.bundles import Slots
+
+NEVER = 1 << 62
+BundleId = tuple[int, int]
+"""(segment_seq, bundle index)."""
+
+
+@dataclass(slots=True)
+class Fact:
+    """Something that was done, and later became durable."""
+
+    done_at: int
+    durable_at: int = NEVER
+
+
+@dataclass(slots=True)
+class PushedBundle:
+    id: BundleId
+    sequence: int
+    slots: Slots
+    staged_at: int
+    written_at: int = NEVER
+    """Acknowledged as written: survives the end of the process."""
+    durable_at: int = NEVER
+    """Acknowledged as synced, or said to be durable: survives everything."""
+    lost_at: int = NEVER
+    """A crash took it, and it had not been promised."""
+
+
+@dataclass(slots=True)
+class Subscription:
+    """One life of one subscriber id, from its registration to its unregistration.
+
+    Owed are the bundles from `first_sequence` on, and those of `owed_before`.
+    """
+
+    subscriber: str
+    registered: Fact
+    first_sequence: int
+    owed_before: frozenset[BundleId] = frozenset()
+    ended: Fact = field(default_factory=lambda: Fact(NEVER))
+    resolved: dict[BundleId, Fact] = field(default_factory=dict)
+
+    def owes(self, bundle: PushedBundle) -> bool:
+        return bundle.sequence >= self.first_sequence or bundle.id in self.owed_before
+
+
+@dataclass(slots=True)
+class Deletion:
+    started_at: int
+    done_at: int = NEVER
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.bundles: dict[BundleId, PushedBundle] = {}
+        self.subscriptions: list[Subscription] = []
+        self.deletions: dict[int, Deletion] = {}
+        self.positions: dict[int, tuple[int, int, int]] = {}
+        """Per sealed segment: first and last log position, and since when it is known."""
+
+    # --- at a moment ------------------------------------------------------------------------------------------------------
+
+    def promised(self, at: int, *, is_kill: bool) -> Iterator[PushedBundle]:
+        """Bundles that a crash at that moment must leave readable."""
+        for bundle in self.bundles.values():
+            known_at = min(bundle.durable_at, bundle.written_at) if is_kill else bundle.durable_at
+            if known_at <= at < bundle.lost_at and not self.may_be_deleted(bundle.id[0], at):
+                yield bundle
+
+    def may_be_deleted(self, segment_seq: int, at: int) -> bool:
+        deletion = self.deletions.get(segment_seq)
+        return deletion is not None and deletion.started_at <= at
+
+    def is_deleted(self, segment_seq: int, at: int) -> bool:
+        deletion = self.deletions.get(segment_seq)
+        return deletion is not None and deletion.done_at <= at
+
+    def highest_used(self, at: int) -> tuple[int, int]:
+        """The highest segment number and sequence that any bundle was given so far, -1 for none."""
+        used = [bundle for bundle in self.bundles.values() if bundle.staged_at <= at]
+        return max((b.id[0] for b in used), default=-1), max((b.sequence for b in used), default=-1)
+
+    def known(self, subscriber: str, at: int) -> tuple[Subscription | None, bool]:
+        """The latest subscription of that id that is durable, and whether a crash may leave another state of it."""
+        durable, is_open = None, False
+        for subscription in self.subscriptions:
+            if subscription.subscriber != subscriber or subscription.registered.done_at > at:
+                continue
+            if subscription.registered.durable_at <= at:
+                durable, is_open = subscription, False
+            else:
+                is_open = True
+            if subscription.ended.durable_at <= at:
+                durable, is_open = None, False
+            elif subscription.ended.done_at <= at:
+                is_open = True
+        return durable, is_open
+
+    def subscribers(self) -> set[str]:
+        return {subscription.subscriber for subscription in self.subscriptions}
+
+    # --- now --------------------------------------------------------------------------------------------------------------
+
+    def live(self, subscriber: str) -> Subscription | None:
+        """The subscription that is in force now, durable or not."""
+        found = [s for s in self.subscriptions if s.subscriber == subscriber and s.ended.done_at == NEVER]
+        return found[-1] if found else None
+
+    def may_delete(self, segment_seq: int) -> bool:
+        """Whether every subscriber has resolved, durably, all that it was owed of that segment; none if there is none."""
+        live = [s for s in self.subscriptions if s.ended.durable_at == NEVER]
+        return bool(live) and not any(self._needs(subscription, segment_seq) for subscription in live)
+
+    def _needs(self, subscription: Subscription, segment_seq: int) -> bool:
+        return any(
+            id_[0] == segment_seq
+            and bundle.lost_at == NEVER
+            and subscription.owes(bundle)
+            and (id_ not in subscription.resolved or subscription.resolved[id_].durable_at == NEVER)
+            for id_, bundle in self.bundles.items()
+        )

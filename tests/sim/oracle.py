@@ -1,0 +1,232 @@
+"""Opens what a crash has left, looks at it as a subscriber and an operator would, and compares it with the ledger.
+
+What is demanded of every state
+- Every promised bundle is there under its id and sequence, with exactly the slots that were pushed.
+- Whatever else is there is a whole bundle that was pushed under that id, or a numbered hole where none was promised.
+- Bundles stand in the order of their sequences; no log position belongs to two segments.
+- A subscriber whose registration is durable is known and is owed every promised bundle that it has not resolved; what it has
+  resolved durably is never delivered again. One whose end is durable is unknown.
+- A deleted segment does not come back.
+- New bundles get numbers and positions that were never used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quiver_actors.clock import Clock
+from quiver_actors.config import TopicSettings
+from quiver_actors.disk.protocol import Disk, read_whole
+from quiver_actors.engine import Engine, EngineState
+from quiver_actors.errors import DiskError
+from quiver_actors.events import Event, Failed
+from quiver_actors.segment.reader import SegmentReader
+from tests.sim.bundles import Slots, plain, same_slots
+from tests.sim.ledger import BundleId, Ledger, PushedBundle
+
+DIRECTORY = "data/topic/core_0"
+_EVERYTHING = 1 << 30
+_FILE_BYTES_MAX = 1 << 30
+
+
+class ManualClock:
+    """Time that moves only when told."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_700_000_000_000_000_000
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def unix_ns(self) -> int:
+        return self.now_ns
+
+
+@dataclass(slots=True)
+class SegmentContent:
+    """A segment file as its reader shows it."""
+
+    bundles: list[tuple[int, Slots]]
+    """Sequence and slots by index; no slots where a bundle was lost."""
+    positions: tuple[int, int]
+
+
+@dataclass(slots=True)
+class Survey:
+    """What one opened engine shows."""
+
+    segments: dict[int, SegmentContent]
+    deliverable: dict[str, list[BundleId]]
+    """Per known subscriber, in order of delivery."""
+
+    def holds(self, id_: BundleId) -> bool:
+        content = self.segments.get(id_[0])
+        return content is not None and id_[1] < len(content.bundles) and bool(content.bundles[id_[1]][1])
+
+
+def settle(engine: Engine) -> list[Event]:
+    """Run everything that is due, one job after the other."""
+    events: list[Event] = []
+    while True:
+        events += engine.tick()
+        found = [job for job in (engine.next_commit(), engine.next_background()) if job is not None]
+        for job in found:
+            job.run()
+            events += engine.finish(job)
+        if not found:
+            return events
+
+
+class Oracle:
+    """Judges surveys against one ledger. Contents that were compared once are not compared again."""
+
+    def __init__(self, ledger: Ledger, settings: TopicSettings) -> None:
+        self.ledger = ledger
+        self.settings = settings
+        self._contents: dict[tuple[int, bytes], SegmentContent] = {}
+
+    # --- looking ----------------------------------------------------------------------------------------------------------
+
+    def open(self, disk: Disk, clock: Clock) -> Engine:
+        engine = Engine.open(disk, DIRECTORY, self.settings, 0, clock)
+        assert engine.state is EngineState.READY
+        return engine
+
+    def survey(self, disk: Disk, engine: Engine) -> Survey:
+        """Settle the engine and look at everything in it; nothing is claimed afterwards."""
+        failures = [event for event in settle(engine) if isinstance(event, Failed)]
+        assert not failures, failures
+        segments = {info.segment_seq: self.content(disk, info.segment_seq) for info in engine.segments()}
+        deliverable = {name: _claimable(engine, name) for name in engine.subscriber_figures()}
+        settle(engine)
+        return Survey(segments, deliverable)
+
+    def content(self, disk: Disk, segment_seq: int) -> SegmentContent:
+        """A segment's bundles, each compared with what was pushed under its id."""
+        data = read_whole(disk, f"{DIRECTORY}/segments/{segment_seq:016}.qseg", _FILE_BYTES_MAX)
+        known = self._contents.get((segment_seq, data))
+        if known is None:
+            known = self._contents[segment_seq, data] = self._read(segment_seq, data)
+        return known
+
+    def _read(self, segment_seq: int, data: bytes) -> SegmentContent:
+        reader = SegmentReader(data, segment_seq=segment_seq)
+        reader.verify_checksum()
+        bundles = [(reader.sequence(index) or 0, reader.bundle(index)) for index in range(reader.bundle_count)]
+        for index, (sequence, slots) in enumerate(bundles):
+            pushed = self.ledger.bundles.get((segment_seq, index))
+            assert pushed is not None or not slots, f"bundle {segment_seq}/{index} was never pushed"
+            if pushed is not None:
+                assert sequence == pushed.sequence, f"{pushed.id} has sequence {sequence}, not {pushed.sequence}"
+                assert not slots or same_slots(slots, pushed.slots), f"{pushed.id} is not what was pushed"
+        extension = reader.footer.extension
+        assert extension is not None
+        return SegmentContent(bundles, (extension.wal_position_start, extension.wal_position_end))
+
+    # --- judging ----------------------------------------------------------------------------------------------------------
+
+    def check(self, survey: Survey, at: int, *, is_kill: bool) -> None:
+        """Compare with what a crash at that moment may leave."""
+        promised = list(self.ledger.promised(at, is_kill=is_kill))
+        for bundle in promised:
+            assert survey.holds(bundle.id), f"{bundle.id}, sequence {bundle.sequence}, was promised and is lost"
+        for segment_seq in survey.segments:
+            assert not self.ledger.is_deleted(segment_seq, at), f"segment {segment_seq} was deleted and is back"
+        self._check_order(survey)
+        self._check_positions(survey, at)
+        for subscriber in self.ledger.subscribers():
+            self._check_subscriber(survey, subscriber, promised, at)
+        assert survey.deliverable.keys() <= self.ledger.subscribers()
+
+    def _check_order(self, survey: Survey) -> None:
+        ordered = sorted(survey.segments.items())
+        sequences = [sequence for _, content in ordered for sequence, _ in content.bundles]
+        assert sequences == sorted(set(sequences)), "sequences are out of order"
+
+    def _check_positions(self, survey: Survey, at: int) -> None:
+        known = {seq: (start, end) for seq, (start, end, since) in self.ledger.positions.items() if since <= at}
+        ranges = sorted((*positions, seq) for seq, positions in known.items())
+        for seq, content in survey.segments.items():
+            if seq not in known:
+                ranges.append((*content.positions, seq))
+        ranges.sort()
+        for (_, end, seq), (start, _, other) in zip(ranges, ranges[1:], strict=False):
+            assert end <= start, f"segments {seq} and {other} share log positions {start}..{end}"
+
+    def _check_subscriber(self, survey: Survey, subscriber: str, promised: list[PushedBundle], at: int) -> None:
+        subscription, is_open = self.ledger.known(subscriber, at)
+        delivered = survey.deliverable.get(subscriber)
+        if is_open:
+            return
+        assert (delivered is None) == (subscription is None), f"subscriber {subscriber} is known: {delivered is not None}"
+        if subscription is None or delivered is None:
+            return
+        assert delivered == sorted(delivered), f"{subscriber} gets bundles out of order"
+        found = set(delivered)
+        resolved = subscription.resolved
+        for id_, fact in resolved.items():
+            assert fact.durable_at > at or id_ not in found, f"{subscriber} gets {id_} again, resolved durably"
+        for bundle in promised:
+            fact = resolved.get(bundle.id)
+            if subscription.owes(bundle) and (fact is None or fact.done_at > at):
+                assert bundle.id in found, f"{subscriber} is owed {bundle.id} and does not get it"
+        for id_ in found:
+            assert subscription.owes(self.ledger.bundles[id_]), f"{subscriber} gets {id_} from before its start"
+
+    def check_progress(self, disk: Disk, engine: Engine, survey: Survey, at: int) -> None:
+        """The engine takes, seals and delivers new bundles, under numbers that were never used before."""
+        segment_used, sequence_used = self.ledger.highest_used(at)
+        pushed = [push_plain(engine, number) for number in range(2)]
+        settle(engine)
+        assert engine.acknowledges[0] == pushed[-1][1] + 1 or engine.settings.durability != "wal"
+        assert all(id_[0] > segment_used and sequence > sequence_used for id_, sequence, _ in pushed)
+        newest = engine.seal_now()
+        assert newest == pushed[-1][0][0]
+        settle(engine)
+        for id_, sequence, slots in pushed:
+            content = self._new_content(disk, id_[0])
+            assert content.bundles[id_[1]][0] == sequence
+            assert same_slots(content.bundles[id_[1]][1], slots)
+            self._check_new_positions(content.positions, survey, at)
+        for subscriber in survey.deliverable:
+            delivered = _claimable(engine, subscriber)
+            assert delivered == [*survey.deliverable[subscriber], *(id_ for id_, _, _ in pushed)]
+
+    def _new_content(self, disk: Disk, segment_seq: int) -> SegmentContent:
+        data = read_whole(disk, f"{DIRECTORY}/segments/{segment_seq:016}.qseg", _FILE_BYTES_MAX)
+        reader = SegmentReader(data)
+        extension = reader.footer.extension
+        assert extension is not None
+        bundles = [(reader.sequence(index) or 0, reader.bundle(index)) for index in range(reader.bundle_count)]
+        return SegmentContent(bundles, (extension.wal_position_start, extension.wal_position_end))
+
+    def _check_new_positions(self, new: tuple[int, int], survey: Survey, at: int) -> None:
+        used = [end for _, end, since in self.ledger.positions.values() if since <= at]
+        used += [content.positions[1] for content in survey.segments.values()]
+        assert new[0] >= max(used, default=0), f"log positions {new} were used up to {max(used)}"
+
+
+def push_plain(engine: Engine, number: int) -> tuple[BundleId, int, Slots]:
+    """Push one bundle, which must be possible at once or after what is due; returns its id, sequence and slots."""
+    from random import Random
+
+    from tests.sim.bundles import Producer
+
+    slots = plain(number, Random(number))
+    memory, push, schemas = Producer(engine.topic).lay_out([slots])
+    if not engine.can_stage(len(memory)):
+        settle(engine)
+    (run,) = engine.stage(memory, push, schemas)
+    engine.write()
+    return (run.segment_seq, run.bundle_index), run.sequence, slots
+
+
+def _claimable(engine: Engine, subscriber: str) -> list[BundleId]:
+    """Everything that the subscriber would get now."""
+    owner = object()
+    granted = engine.claim(subscriber, owner, _EVERYTHING)
+    engine.release(owner)
+    return [(segment_seq, index) for segment_seq, indexes in granted for index in indexes]
+
+
+__all__ = ["DIRECTORY", "DiskError", "ManualClock", "Oracle", "Survey", "settle"]

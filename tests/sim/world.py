@@ -1,0 +1,447 @@
+"""One engine in a world of its own: producers, subscribers, an operator, three threads, a clock and a disk, all driven by a seed.
+
+A run is a random sequence of what a worker does with an engine. Its jobs are stepped call by call between those operations, so
+that syncs, seals and writes interleave as they do in a worker. Before each call that changes the disk the run keeps a moment: a copy
+of the disk as it is then. The ledger says what a crash at that moment must leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from quiver_actors import jobs
+from quiver_actors.config import SegmentSettings, TopicSettings, WalSettings
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import CallSite, FaultyDisk, call_site
+from quiver_actors.disk.interposed import MUTATING_KINDS, Call, InterposedDisk, Result
+from quiver_actors.disk.monitor import OrderMonitor
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.engine import Engine, EngineState
+from quiver_actors.events import Event, Failed, GapFound, Sealed
+from quiver_actors.jobs import Job
+from quiver_actors.model import Durability
+from quiver_actors.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.wal import layout
+from tests.sim.bundles import Producer, any_bundle
+from tests.sim.ledger import NEVER, BundleId, Deletion, Fact, Ledger, PushedBundle, Subscription
+from tests.sim.oracle import DIRECTORY, ManualClock, Oracle, Survey, settle
+from tests.sim.turns import Turn
+
+SUBSCRIBERS = ("ann", "ben", "cat")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A kind of run: the topic's settings and how likely what is."""
+
+    name: str
+    settings: TopicSettings
+    big_share: float = 0.03
+    operations: int = 60
+
+
+def _profile(name: str, big_share: float = 0.03, **changes: Any) -> Profile:
+    segment = {"target_size_bytes": 6_000} | {k[8:]: v for k, v in changes.items() if k.startswith("segment_")}
+    wal = {k[4:]: v for k, v in changes.items() if k.startswith("wal_")}
+    rest = {k: v for k, v in changes.items() if not k.startswith(("segment_", "wal_"))}
+    settings = TopicSettings(
+        name="topic", segment=SegmentSettings(**segment), wal=WalSettings(**wal), **rest
+    )
+    return Profile(name, settings, big_share)
+
+
+PROFILES = (
+    _profile("size"),
+    _profile("timer", wal_flush_interval_ns=25 * MILLISECOND_NS),
+    _profile("streams", segment_max_stream_count=2, segment_target_size_bytes=40_000),
+    _profile("segment_only", durability="segment_only"),
+    _profile("bundles", segment_max_bundle_count=4, segment_target_size_bytes=40_000),
+    _profile("big", big_share=0.4),
+    _profile("age", segment_max_open_duration_ns=30 * MILLISECOND_NS, segment_target_size_bytes=60_000),
+    _profile("lag", wal_max_rotated_files=1, segment_target_size_bytes=2_000),
+)
+
+
+@dataclass(slots=True)
+class Moment:
+    """The disk right before a call, and when that was."""
+
+    disk: SimDisk
+    at: int
+    site: CallSite
+
+
+class Recorder(InterposedDisk):
+    """Tells the world of each call that changes the disk, before it is done."""
+
+    def __init__(self, inner: Disk, before: Callable[[Call], None]) -> None:
+        super().__init__(inner)
+        self._before = before
+
+    def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
+        if call.kind in MUTATING_KINDS:
+            self._before(call)
+        return proceed()
+
+
+def sequences_in(call: Call) -> list[int]:
+    """The sequences of the log entries that a write brings to disk."""
+    if "/wal/" not in call.path or call.path.endswith((".cursor", ".cursor.tmp")):
+        return []
+    data, found = b"".join(call.buffers), []
+    at = layout.HEADER_BYTES if data.startswith(layout.WAL_MAGIC) else 0
+    while at + layout.ENTRY_HEAD.size <= len(data):
+        length, entry_type, _, sequence, _ = layout.ENTRY_HEAD.unpack_from(data, at)
+        if not length or entry_type != layout.ENTRY_TYPE_BUNDLE:
+            break
+        found.append(sequence)
+        at += length + layout.ENTRY_OVERHEAD_BYTES
+    return found
+
+
+@dataclass(slots=True)
+class _Ticketed:
+    ticket: int
+    fact: Fact
+
+
+@dataclass(slots=True)
+class _Work:
+    """A job in its thread."""
+
+    job: Job
+    turn: Turn
+
+
+class World:
+    """See the module. `run` does everything; `moments`, `ledger` and `oracle` are what is left."""
+
+    def __init__(self, seed: int, profile: Profile, *, keeps_moments: bool = True) -> None:
+        self.name = f"{profile.name}/{seed}"
+        self.profile = profile
+        self.settings = profile.settings
+        self.random = Random(f"{profile.name} {seed}")
+        self.ledger = Ledger()
+        self.oracle = Oracle(self.ledger, self.settings)
+        self.clock = ManualClock()
+        self.moments: list[Moment] = []
+        self.calls = 0
+        self.faulty: FaultyDisk
+        self.monitor: OrderMonitor
+        self.engine: Engine
+        self._keeps_moments = keeps_moments
+        self._producer = Producer(self.settings.name)
+        self._number = 0
+        self._commit: _Work | None = None
+        self._background: _Work | None = None
+        self._tickets: list[_Ticketed] = []
+        self._claimed: dict[tuple[str, BundleId], object] = {}
+        self._owners: list[object] = []
+        self.disk = SimDisk()
+        self._attach(self.disk)
+        self._open()
+
+    # --- the machine ------------------------------------------------------------------------------------------------------
+
+    def _attach(self, disk: SimDisk) -> None:
+        disk.pause_in_sync = self._pause
+        self.disk = disk
+        self.faulty = FaultyDisk(Recorder(disk, self._before))
+        self.monitor = OrderMonitor(self.faulty, self._may_unlink, sequences_in)
+
+    def _before(self, call: Call) -> None:
+        self._pause()
+        self.calls += 1
+        if self._keeps_moments:
+            self.moments.append(Moment(self.disk.copy(), self.calls, call_site(call.kind)))
+
+    def _pause(self) -> None:
+        for work in (self._commit, self._background):
+            if work is not None and work.turn.is_current:
+                work.turn.pause()
+
+    def _may_unlink(self, path: str) -> bool:
+        return self.ledger.may_delete(int(path.rpartition("/")[2].partition(".")[0]))
+
+    # --- operations -------------------------------------------------------------------------------------------------------
+
+    def run(self, operations: int | None = None) -> None:
+        """Do that many operations, then bring everything to rest and compare it with the ledger."""
+        steps = (
+            (self._push, 30),
+            (self._let_jobs_run, 25),
+            (self._claim, 10),
+            (self._resolve, 14),
+            (self._advance, 8),
+            (self._seal, 4),
+            (self._register, 4),
+            (self._release, 2),
+            (self._unregister, 1),
+            (self._flush, 3),
+            (self._restart, 1),
+            (self._crash, 1),
+        )
+        functions, weights = zip(*steps, strict=True)
+        for _ in range(operations or self.profile.operations):
+            self.random.choices(functions, weights)[0]()
+            self._start_jobs()
+            self._observe(self.engine.tick())
+        self.rest()
+
+    def _push(self) -> None:
+        """One turn of a worker: some pushes, then one write."""
+        for _ in range(self.random.randint(1, 3)):
+            count = self.random.choice((1, 1, 2, 5))
+            first = self._number
+            bundles = [
+                any_bundle(first + i, self.random, big_share=self.profile.big_share) for i in range(count)
+            ]
+            memory, push, schemas = self._producer.lay_out(bundles)
+            if not self.engine.can_stage(len(memory)):
+                self._observe(self.engine.write())
+                self._let_jobs_run()
+                return
+            self._number += count
+            (run,) = self.engine.stage(memory, push, schemas)
+            for i, slots in enumerate(bundles):
+                id_ = (run.segment_seq, run.bundle_index + i)
+                assert id_ not in self.ledger.bundles, f"{id_} is used twice"
+                self.ledger.bundles[id_] = PushedBundle(id_, run.sequence + i, slots, self.calls)
+            if self.random.random() < 0.2:
+                self._start_jobs()  # a finished job may come between two pushes of a turn
+        self._observe(self.engine.write())
+
+    def _let_jobs_run(self) -> None:
+        for _ in range(self.random.choice((1, 3, 10, 40))):
+            self._start_jobs()
+            running = [work for work in (self._commit, self._background) if work is not None]
+            if not running:
+                return
+            self._step(self.random.choice(running))
+
+    def _step(self, work: _Work) -> None:
+        work.turn.step()
+        if not work.turn.is_done:
+            return
+        if work is self._commit:
+            self._commit = None
+        else:
+            self._background = None
+        self._note_finished(work.job)
+        self._observe(self.engine.finish(work.job))
+
+    def _start_jobs(self) -> None:
+        if self._commit is None and (job := self.engine.next_commit()) is not None:
+            self._commit = _Work(job, Turn(job.run))
+        if self._background is None and (job := self.engine.next_background()) is not None:
+            if isinstance(job, jobs.DeleteJob):
+                for segment_seq in job.segment_seqs:
+                    self.ledger.deletions.setdefault(segment_seq, Deletion(self.calls))
+            self._background = _Work(job, Turn(job.run))
+
+    def _claim(self) -> None:
+        subscriber = self.random.choice(SUBSCRIBERS)
+        subscription = self.ledger.live(subscriber)
+        if subscription is None:
+            return
+        owner = object()
+        self._owners.append(owner)
+        for segment_seq, indexes in self.engine.claim(subscriber, owner, self.random.choice((1, 4, 20))):
+            for id_ in [(segment_seq, index) for index in indexes]:
+                bundle = self.ledger.bundles[id_]
+                assert subscription.owes(bundle), f"{subscriber} gets {id_}, which it is not owed"
+                assert id_ not in subscription.resolved, f"{subscriber} gets {id_} again"
+                assert (subscriber, id_) not in self._claimed, f"{id_} is claimed twice"
+                self._claimed[subscriber, id_] = owner
+
+    def _resolve(self) -> None:
+        held = list(self._claimed.items())
+        if not held:
+            return
+        (subscriber, (segment_seq, _)), owner = self.random.choice(held)
+        mine = [i for (s, (q, i)), o in held if s == subscriber and q == segment_seq and o is owner]
+        chosen = sorted(self.random.sample(mine, self.random.randint(1, len(mine))))
+        outcome = self.random.choice(("ack", "ack", "ack", "reject", "defer"))
+        delay_ns = self.random.choice((0, 5 * MILLISECOND_NS))
+        refused = self.engine.resolve(subscriber, owner, segment_seq, outcome, chosen, delay_ns)
+        assert not refused, f"{owner} does not hold {refused} of {segment_seq}"
+        for index in chosen:
+            del self._claimed[subscriber, (segment_seq, index)]
+        if outcome == "defer":
+            return
+        subscription = self.ledger.live(subscriber)
+        assert subscription is not None
+        for index in chosen:
+            subscription.resolved[segment_seq, index] = self._ticketed(self.engine.progress_ticket())
+
+    def _ticketed(self, ticket: int) -> Fact:
+        fact = Fact(self.calls)
+        self._tickets.append(_Ticketed(ticket, fact))
+        return fact
+
+    def _release(self) -> None:
+        if self._owners:
+            owner = self._owners.pop(self.random.randrange(len(self._owners)))
+            self._observe(self.engine.release(owner))
+            self._claimed = {key: holder for key, holder in self._claimed.items() if holder is not owner}
+
+    def _register(self) -> None:
+        subscriber = self.random.choice(SUBSCRIBERS)
+        start = self.random.choice(("earliest", "latest"))
+        is_known = self.ledger.live(subscriber) is not None
+        next_sequence = 1 + max((b.sequence for b in self.ledger.bundles.values() if b.lost_at == NEVER), default=-1)
+        ticket = self.engine.register(subscriber, start)
+        if is_known:
+            return
+        earlier = [
+            id_
+            for id_, bundle in self.ledger.bundles.items()
+            if bundle.lost_at == NEVER and not self.ledger.is_deleted(id_[0], self.calls)
+        ]
+        owed = frozenset(earlier) if start == "earliest" else frozenset()
+        self.ledger.subscriptions.append(Subscription(subscriber, self._ticketed(ticket), next_sequence, owed))
+
+    def _unregister(self) -> None:
+        subscriber = self.random.choice(SUBSCRIBERS)
+        subscription = self.ledger.live(subscriber)
+        if subscription is not None:
+            subscription.ended = self._ticketed(self.engine.unregister(subscriber))
+            self._claimed = {key: owner for key, owner in self._claimed.items() if key[0] != subscriber}
+
+    def _flush(self) -> None:
+        self.engine.flush_progress()
+
+    def _seal(self) -> None:
+        self.engine.seal_now()
+
+    def _advance(self) -> None:
+        self.clock.now_ns += self.random.choice((1, 10, 60, 300)) * MILLISECOND_NS
+
+    # --- what is seen -----------------------------------------------------------------------------------------------------
+
+    def _note_finished(self, job: Job) -> None:
+        if isinstance(job, jobs.DeleteJob) and job.error is None:
+            for segment_seq in job.segment_seqs:
+                self.ledger.deletions[segment_seq].done_at = self.calls
+
+    def _observe(self, events: list[Event]) -> None:
+        """Write down what the engine has said, by events and by its numbers."""
+        for event in events:
+            assert not isinstance(event, Failed), event
+            assert not isinstance(event, GapFound) or self._was_lost(event), event
+            if isinstance(event, Sealed):
+                content = self.oracle.content(self.disk, event.segment_seq)
+                self.ledger.positions.setdefault(event.segment_seq, (*content.positions, self.calls))
+        reached, durability = self.engine.acknowledges
+        for bundle in self.ledger.bundles.values():
+            if bundle.lost_at != NEVER:
+                continue
+            if bundle.sequence < reached and durability is Durability.WRITTEN and bundle.written_at == NEVER:
+                bundle.written_at = self.calls
+            durable = max(self.engine.sequence_durable, reached if durability is Durability.SYNCED else 0)
+            if bundle.sequence < durable and bundle.durable_at == NEVER:
+                bundle.durable_at = self.calls
+                self.monitor.acknowledged(bundle.sequence)
+        for ticketed in self._tickets:
+            if ticketed.ticket <= self.engine.progress_durable:
+                ticketed.fact.durable_at = self.calls
+        self._tickets = [ticketed for ticketed in self._tickets if ticketed.fact.durable_at == NEVER]
+
+    def _was_lost(self, gap: GapFound) -> bool:
+        indexes = range(gap.bundle_index, gap.bundle_index + gap.bundle_count)
+        return all(self.ledger.bundles[gap.segment_seq, index].lost_at != NEVER for index in indexes)
+
+    # --- ends of processes --------------------------------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        """Let everything finish that is due; then the ledger and the engine must agree on every bundle."""
+        while self._commit or self._background:
+            self._step(self._commit or self._background)  # type: ignore[arg-type]
+            self._start_jobs()
+        self.clock.now_ns += SECOND_NS
+        self.engine.seal_now()
+        self._finish_all()
+        for owner in self._owners:
+            self.engine.release(owner)
+        self._claimed.clear()
+        self._compare()
+
+    def _finish_all(self) -> None:
+        self._observe(self.engine.tick())
+        self._start_jobs()
+        while self._commit or self._background:
+            self._step(self._commit or self._background)  # type: ignore[arg-type]
+            self._observe(self.engine.tick())
+            self._start_jobs()
+
+    def _compare(self) -> None:
+        survey = self._survey()
+        self.oracle.check(survey, self.calls, is_kill=True)
+
+    def _survey(self) -> Survey:
+        was, self._keeps_moments = self._keeps_moments, False
+        survey = self.oracle.survey(self.monitor, self.engine)
+        self._keeps_moments = was
+        return survey
+
+    def _open(self) -> None:
+        self.engine = self.oracle.open(self.monitor, self.clock)
+
+    def _restart(self) -> None:
+        """A clean stop and a new start."""
+        if self.random.random() < 0.5:
+            return
+        self.rest()
+        self.engine.drain()
+        self._finish_all()
+        assert self.engine.is_drained
+        self.engine.close()
+        self._attach(self.disk)
+        self._open()
+        self._claimed.clear()
+        self._compare()
+
+    def _crash(self) -> None:
+        """The end of the process or of the power; the run goes on with what is left."""
+        mode = self.random.choice(list(CrashMode))
+        at = self.calls
+        for work in (self._commit, self._background):
+            if work is not None:
+                work.turn.abandon()
+        self._commit = self._background = None
+        self._claimed.clear()
+        self._tickets.clear()
+        self._attach(self.disk.crash(mode, self.random.randrange(1 << 30)))
+        self._open()
+        survey = self._survey()
+        self.oracle.check(survey, at, is_kill=mode is CrashMode.KEEP)
+        self._accept(survey)
+
+    def _accept(self, survey: Survey) -> None:
+        """What is there after a crash is durable now, what is not there is lost."""
+        now = self.calls
+        for bundle in self.ledger.bundles.values():
+            if survey.holds(bundle.id):
+                bundle.durable_at = min(bundle.durable_at, now)
+            elif not self.ledger.may_be_deleted(bundle.id[0], now):
+                bundle.lost_at = min(bundle.lost_at, now)
+        for segment_seq, deletion in self.ledger.deletions.items():
+            if segment_seq not in survey.segments:
+                deletion.done_at = min(deletion.done_at, now)
+        for segment_seq, content in survey.segments.items():
+            self.ledger.positions.setdefault(segment_seq, (*content.positions, now))
+        next_sequence = 1 + max((b.sequence for b in self.ledger.bundles.values()), default=-1)
+        for subscription in self.ledger.subscriptions:
+            if subscription.ended.durable_at == NEVER:
+                subscription.ended = Fact(min(subscription.ended.done_at, now), now)
+        for subscriber, owed in survey.deliverable.items():
+            self.ledger.subscriptions.append(
+                Subscription(subscriber, Fact(now, now), next_sequence, frozenset(owed))
+            )
+
+
+__all__ = ["DIRECTORY", "PROFILES", "EngineState", "Moment", "Profile", "World", "field", "settle"]
