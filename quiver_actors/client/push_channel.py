@@ -117,7 +117,7 @@ class PushChannel(Channel):
     def _send_group(self, group: PushGroup, topic: str, rows: PushRows, offset: int, end_position: int) -> None:
         tag = self.next_tag()
         self._groups[tag] = group
-        messages = self._declarations(group.plans)
+        messages = self._declarations(rows.streams)
         entries, slots, dictionaries = (b"".join(packed) for packed in (rows.entries, rows.slots, rows.dictionaries))
         messages.append(Push(tag, topic, offset, group.size_bytes, end_position, entries, slots, dictionaries))
         self.send(messages)
@@ -125,15 +125,14 @@ class PushChannel(Channel):
             self._reserved_for = None
             self._exchange.notify()
 
-    def _declarations(self, plans: list[BundlePlan]) -> list[Message]:
+    def _declarations(self, streams: set[EncodedStream]) -> list[Message]:
         """The schemas that this connection has not been told of yet."""
-        found: list[Message] = []
-        for planned in plans:
-            for stream in planned.streams:
-                if stream.handle not in self._declared:
-                    self._declared.add(stream.handle)
-                    found.append(_declaration(stream))
-        return found
+        new = [stream for stream in streams if stream.handle not in self._declared]
+        self._declared.update(stream.handle for stream in new)
+        return [
+            DeclareSchema(stream.handle, stream.topic, stream.slot_id, stream.fingerprint, stream.message)
+            for stream in new
+        ]
 
     def _is_overdrawn_by(self, group: PushGroup) -> bool:
         new = {stream.handle for planned in group.plans for stream in planned.streams} - self._declared
@@ -238,11 +237,6 @@ class PushChannel(Channel):
 def _lay_out(plans: list[BundlePlan], ring: memoryview, offset: int) -> PushRows:
     rows = PushRows()
     for planned in plans:
-        write(planned, ring, offset)
-        rows.add(planned)
+        write(planned, ring, offset, rows)
         offset += planned.entry_bytes
     return rows
-
-
-def _declaration(stream: EncodedStream) -> DeclareSchema:
-    return DeclareSchema(stream.handle, stream.topic, stream.slot_id, stream.fingerprint, stream.message)

@@ -86,10 +86,11 @@ def test_files_of_ours_pass_the_independent_parser(disk: PosixDisk, tmp_path: Pa
     driver.engine.resolve("s", "x", segment_seq, "ack", indexes, 0)
     driver.flush_progress()
     segment = parse_segment((root / "segments/0000000000000000.qseg").read_bytes())
-    assert segment.bundle_count == 6
+    assert len(segment.bundles) == 6
+    assert segment.in_place
     progress = parse_progress((root / "quiver.sub.s").read_bytes())
     assert progress.oldest_incomplete_seg == 0
-    assert progress.entries == {0: (6, [0, 1, 2, 3])}
+    assert progress.resolved == {0: [True] * 4 + [False] * 2}
     assert parse_cursor((root / "wal/quiver.wal.cursor").read_bytes()) == driver.engine._position
 
 

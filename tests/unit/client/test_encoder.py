@@ -23,8 +23,7 @@ def encode(*bundles: Bundle, item_count: int | None = None) -> list[ParsedEntry]
     ring = memoryview(bytearray(b"\xaa" * (size + 128)))
     rows, offset = PushRows(), 64
     for planned in plans:
-        write(planned, ring, offset)
-        rows.add(planned)
+        write(planned, ring, offset, rows)
         offset += planned.entry_bytes
     assert bytes(ring[:64]) == bytes(ring[offset:]) == b"\xaa" * 64, "nothing outside of the span is written"
     packed = (b"".join(part) for part in (rows.entries, rows.slots, rows.dictionaries))
@@ -195,10 +194,10 @@ def test_a_written_plan_holds_no_encoded_bytes_and_its_batches_can_be_planned_ag
     for batch in (numbers(3), numbers(3000), numbers(20_000), nested_coded(20_000)):
         first = plan([(0, batch)], streams)
         entries = [memoryview(bytearray(first.entry_bytes)) for _ in range(2)]
-        write(first, entries[0], 0)
+        write(first, entries[0], 0, PushRows())
         assert not first.parts
         again = plan(first.batches, streams, first.item_count)
-        write(again, entries[1], 0)
+        write(again, entries[1], 0, PushRows())
         assert entries[0] == entries[1]
         assert again.crc == first.crc
 
