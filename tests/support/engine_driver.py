@@ -76,13 +76,13 @@ class EngineDriver:
         """Lay bundles out as one Push, as the client does."""
         plans = [plan(sorted(bundle.items()), self._streams) for bundle in bundles]
         memory = memoryview(bytearray(sum(p.entry_bytes for p in plans)))
-        rows, offset, schemas = PushRows(), 0, {}
+        rows, offset = PushRows(), 0
+        schemas: dict[int, StreamSchema] = {}
         for planned in plans:
-            write(planned, memory, offset)
-            rows.add(planned)
+            write(planned, memory, offset, rows)
             offset += planned.entry_bytes
-            for stream in planned.streams:
-                schemas[stream.handle] = StreamSchema(stream.slot_id, stream.fingerprint, stream.message)
+        for stream in rows.streams:
+            schemas[stream.handle] = StreamSchema(stream.slot_id, stream.fingerprint, stream.message)
         self._tag += 1
         push = Push(
             self._tag,

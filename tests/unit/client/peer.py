@@ -307,6 +307,11 @@ class Background:
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it ends in that time: for what must not happen."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def result(self) -> object:
         self._thread.join(DEADLINE_SECONDS)
         assert not self._thread.is_alive(), "the call did not return"
