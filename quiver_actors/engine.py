@@ -297,7 +297,7 @@ class Engine:
         active = self._active
         start_new = active is None or not self._fits(active, len(span))
         at = layout.HEADER_BYTES if start_new or active is None else active.end
-        entries = check_push(span, at, push, schemas)
+        entries, row_count = check_push(span, at, push, schemas)
         log = self._activate_spare() if start_new or active is None else active
         bundle_index, sequence = log.builder.bundle_count, log.sequence_end
         log.stage(span, entries, self._clock.unix_ns(), self._clock.monotonic_ns())
@@ -306,7 +306,7 @@ class Engine:
         if log not in self._staged:
             self._staged.append(log)
         self._bundles_in += len(entries)
-        self._rows_in += sum(entry.row_count for entry in entries)
+        self._rows_in += row_count
         self._bytes_in += len(span)
         return [AckRun(push.tag, log.segment_seq, bundle_index, sequence, len(entries))]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from quiver_actors.checksum import crc32
 from quiver_actors.errors import FormatError, ProtocolError
@@ -22,30 +21,28 @@ PUSH_ENTRIES_MAX = 8192
 _CONTINUATION = 0xFFFFFFFF
 _MESSAGE_PREFIX = struct.Struct("<II")
 _SLOT_COUNT_MAX = 64
+_HEAD_BYTES = layout.ENTRY_HEAD.size
+_SLOT_HEAD_BYTES = layout.SLOT_HEAD.size
+_CRC_BYTES = layout.ENTRY_CRC.size
 
 
-class CheckedEntry(NamedTuple):
-    """One entry of a push that may be logged. Offsets of `placements` are file offsets already."""
-
-    offset: int
-    entry_bytes: int
-    crc_of_slots: int
-    slot_bitmap: int
-    item_count: int
-    ingestion_ts_nanos: int
-    row_count: int
-    placements: tuple[SlotPlacement, ...]
+CheckedEntry = tuple[int, int, int, int, int, int, tuple[SlotPlacement, ...]]
+"""An entry that may be logged: offset in the span, entry_bytes, CRC of its slots, slot bitmap, item count, ingestion time
+(0: stamp it), placements. Offsets of placements are file offsets already. A plain tuple, because a worker makes one per bundle."""
 
 
 def check_push(
     span: memoryview, file_offset: int, push: Push, schemas: Mapping[int, StreamSchema]
-) -> list[CheckedEntry]:
+) -> tuple[list[CheckedEntry], int]:
     """Check all entries of a push.
 
     Args:
         span: private copy of the arena bytes.
         file_offset: where the span will stand in the log file.
         schemas: what this connection declared, by handle.
+
+    Returns:
+        The entries, and the rows of all their slots.
 
     Raises:
         ProtocolError: the message and the bytes do not agree; names the entry and what was expected.
@@ -64,7 +61,7 @@ def check_push(
         checker.finish()
     except (_Refusal, FormatError) as refusal:
         raise ProtocolError(f"push {push.tag}, byte {checker.offset} of the span: {refusal}") from refusal
-    return checked
+    return checked, checker.row_count
 
 
 class _Refusal(Exception):
@@ -72,7 +69,7 @@ class _Refusal(Exception):
 
 
 class _EntryChecker:
-    """Walks the entries of one span from front to back."""
+    """Walks the entries of one span from front to back. Hot: a bundle of one slot costs one `check` and one `_check_slot`."""
 
     def __init__(
         self,
@@ -83,16 +80,20 @@ class _EntryChecker:
         dictionary_rows: Iterator[tuple[int, ...]],
     ) -> None:
         self.offset = 0
+        self.row_count = 0
         self._span = span
         self._file_offset = file_offset
         self._schemas = schemas
         self._slot_rows = slot_rows
         self._dictionary_rows = dictionary_rows
+        self._plain: set[int] = set()
+        """Handles of schemas without dictionaries."""
 
     def check(self, row: tuple[int, ...]) -> CheckedEntry:
         entry_bytes, crc_of_slots, bitmap, item_count, ingestion_ts, slot_count, row_count = row
-        start, end = self.offset, self.offset + entry_bytes
-        if entry_bytes % layout.ALIGNMENT or not layout.ALIGNMENT <= entry_bytes <= layout.ENTRY_BYTES_MAX:
+        start = self.offset
+        end = start + entry_bytes
+        if entry_bytes & 63 or not layout.ALIGNMENT <= entry_bytes <= layout.ENTRY_BYTES_MAX:
             raise _Refusal(f"an entry of {entry_bytes} bytes; expected a multiple of 64 up to {layout.ENTRY_BYTES_MAX}")
         if end > len(self._span):
             raise _Refusal(f"an entry of {entry_bytes} bytes leaves the span of {len(self._span)}")
@@ -100,12 +101,12 @@ class _EntryChecker:
             raise _Refusal(f"item count {item_count} or ingestion time {ingestion_ts} is negative")
         if not 1 <= slot_count <= _SLOT_COUNT_MAX or bitmap.bit_count() != slot_count:
             raise _Refusal(f"{slot_count} slots against bitmap {bitmap:#x}; expected 1..64 that agree")
-        slots_end = end - layout.ENTRY_CRC.size
-        if crc32(self._span[start + layout.ENTRY_HEAD.size : slots_end]) != crc_of_slots:
+        if crc32(self._span[start + _HEAD_BYTES : end - _CRC_BYTES]) != crc_of_slots:
             raise _Refusal("the CRC of the slots does not match the bytes in the arena")
-        placements = self._check_slots(start + layout.ENTRY_HEAD.size, slots_end, slot_count, bitmap)
+        placements = self._check_slots(start + _HEAD_BYTES, end - _CRC_BYTES, slot_count, bitmap)
+        self.row_count += row_count
         self.offset = end
-        return CheckedEntry(start, entry_bytes, crc_of_slots, bitmap, item_count, ingestion_ts, row_count, placements)
+        return start, entry_bytes, crc_of_slots, bitmap, item_count, ingestion_ts, placements
 
     def finish(self) -> None:
         if self.offset != len(self._span):
@@ -114,42 +115,55 @@ class _EntryChecker:
             raise _Refusal("more slot or dictionary rows than the entries use")
 
     def _check_slots(self, at: int, end: int, slot_count: int, bitmap: int) -> tuple[SlotPlacement, ...]:
-        placements = []
-        for _ in range(slot_count):
-            row = next(self._slot_rows, None)
-            if row is None:
-                raise _Refusal("fewer slot rows than the entries use")
-            placement, at = self._check_slot(at, end, row)
-            slot_bit = 1 << placement[0].slot_id
-            if not bitmap & slot_bit:
-                raise _Refusal(f"slot {placement[0].slot_id} is not in the bitmap, stands twice or out of order")
-            bitmap &= ~((slot_bit << 1) - 1)
-            placements.append(placement)
+        if slot_count == 1:
+            placement, at = self._check_slot(at, end)
+            if bitmap != 1 << placement[0][0]:
+                raise _Refusal(f"slot {placement[0].slot_id} is not in the bitmap")
+            placements = [placement]
+        else:
+            placements = []
+            for _ in range(slot_count):
+                placement, at = self._check_slot(at, end)
+                slot_bit = 1 << placement[0].slot_id
+                if not bitmap & slot_bit:
+                    raise _Refusal(f"slot {placement[0].slot_id} is not in the bitmap, stands twice or out of order")
+                bitmap &= ~((slot_bit << 1) - 1)
+                placements.append(placement)
         if at != end:
             raise _Refusal(f"{end - at} bytes behind the last slot")
         return tuple(placements)
 
-    def _check_slot(self, at: int, end: int, row: tuple[int, ...]) -> tuple[SlotPlacement, int]:
+    def _check_slot(self, at: int, end: int) -> tuple[SlotPlacement, int]:
+        row = next(self._slot_rows, None)
+        if row is None:
+            raise _Refusal("fewer slot rows than the entries use")
         handle, payload_offset, payload_bytes, row_count, batch_offset, metadata_bytes, body_bytes, dictionaries = row
         schema = self._schemas.get(handle)
         if schema is None:
             raise _Refusal(f"schema handle {handle} was not declared on this connection")
-        payload = at + layout.SLOT_HEAD.size
+        slot_id, fingerprint, message = schema
+        payload = at + _SLOT_HEAD_BYTES
         payload_end = payload + payload_bytes
         if payload_offset != payload - self.offset or payload_end > end:
             raise _Refusal(f"payload at {payload_offset} with {payload_bytes} bytes does not follow its slot head")
-        head = layout.SLOT_HEAD.pack(schema.slot_id, schema.fingerprint, row_count, payload_bytes)
-        if self._span[at:payload] != head:
-            raise _Refusal("the slot head does not say what its row says")
-        if self._span[payload : payload + len(schema.message)] != schema.message:
-            raise _Refusal("the payload does not start with the declared schema message")
+        expected = layout.SLOT_HEAD.pack(slot_id, fingerprint, row_count, payload_bytes) + message
+        if self._span[at : at + len(expected)] != expected:
+            raise _Refusal("slot head and schema message are not what the row and the declared schema say")
         self._check_message(payload, payload_bytes, batch_offset, metadata_bytes, body_bytes)
         held: tuple[DictionaryPlacement, ...] = ()
-        if dictionaries or schema.has_dictionaries:
+        if dictionaries or handle not in self._plain:
             held = self._check_dictionaries(payload, payload_bytes, dictionaries)
             check_dictionaries(schema, held)
-        file_offset = self._file_offset + payload + batch_offset
-        return (schema, row_count, file_offset, metadata_bytes, body_bytes, held), payload_end
+            if not schema.has_dictionaries:
+                self._plain.add(handle)
+        return (
+            schema,
+            row_count,
+            self._file_offset + payload + batch_offset,
+            metadata_bytes,
+            body_bytes,
+            held,
+        ), payload_end
 
     def _check_message(self, payload: int, payload_bytes: int, offset: int, metadata: int, body: int) -> None:
         """One encapsulated IPC message lies inside its payload, 8-byte aligned, and its prefix says its length."""

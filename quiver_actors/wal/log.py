@@ -19,6 +19,11 @@ from quiver_actors.wal.codec import Identity, encode_header
 
 _COMBINE_FROM_BYTES = 16 << 10
 """Below this, computing an entry's CRC again is cheaper than combining two."""
+_OVERHEAD_BYTES = layout.ENTRY_OVERHEAD_BYTES
+_LENGTH_BYTES = layout.ENTRY_LENGTH_BYTES
+_HEAD_BYTES = layout.ENTRY_HEAD.size
+_CRC_BYTES = layout.ENTRY_CRC.size
+_BUNDLE = layout.ENTRY_TYPE_BUNDLE
 
 
 class Log:
@@ -75,28 +80,27 @@ class Log:
 
     def stage(self, span: memoryview, entries: list[CheckedEntry], now_unix_ns: int, now_ns: int) -> None:
         """Complete the entries in `span` (sequence, time, CRC) and queue them for `write`."""
-        sequence, builder = self.sequence_end, self.builder
+        sequence = self.sequence_end
         clean = self.written_end == self.synced_end and not self._staged_entries
         self._staged.append(span)  # first, so that the builder can read back dictionaries of this very push
-        pack_head, pack_crc = layout.ENTRY_HEAD.pack_into, layout.ENTRY_CRC.pack_into
-        for offset, entry_bytes, crc_of_slots, bitmap, item_count, ingestion_ts, _, placements in entries:
+        pack_head, pack_crc, append = layout.ENTRY_HEAD.pack_into, layout.ENTRY_CRC.pack_into, self.builder.append
+        crc_of_file = self.crc
+        for offset, entry_bytes, crc_of_slots, bitmap, item_count, ingestion_ts, placements in entries:
             ingestion_ts = ingestion_ts or now_unix_ns
-            body_bytes = entry_bytes - layout.ENTRY_OVERHEAD_BYTES
-            pack_head(span, offset, body_bytes, layout.ENTRY_TYPE_BUNDLE, ingestion_ts, sequence, bitmap)
-            body, end = offset + layout.ENTRY_LENGTH_BYTES, offset + entry_bytes - layout.ENTRY_CRC.size
+            end = offset + entry_bytes
+            pack_head(span, offset, entry_bytes - _OVERHEAD_BYTES, _BUNDLE, ingestion_ts, sequence, bitmap)
             if entry_bytes < _COMBINE_FROM_BYTES:
-                crc = crc32(span[body:end])
+                pack_crc(span, end - _CRC_BYTES, crc32(span[offset + _LENGTH_BYTES : end - _CRC_BYTES]))
+                crc_of_file = crc32(span[offset:end], crc_of_file)
             else:
-                head = crc32(span[body : offset + layout.ENTRY_HEAD.size])
-                crc = crc32_combine(head, crc_of_slots, entry_bytes - layout.ENTRY_HEAD.size - layout.ENTRY_CRC.size)
-            pack_crc(span, end, crc)
-            builder.append(sequence, ingestion_ts, item_count, entry_bytes, placements)
+                crc_of_file = _complete_large(span, offset, end, crc_of_slots, crc_of_file)
+            append(sequence, ingestion_ts, item_count, entry_bytes, placements)
             sequence += 1
         if clean:
             self.dirty_since_ns = now_ns
         self.first_append_ns = self.first_append_ns or now_ns
         self.sequence_end = sequence
-        self.crc = crc32(span, self.crc)
+        self.crc = crc_of_file
         self.end += len(span)
 
     @property
@@ -121,3 +125,17 @@ class Log:
                 return bytes(piece[offset - at : offset - at + length])
             at += len(piece)
         return self.file.read(length, offset)
+
+
+def _complete_large(span: memoryview, offset: int, end: int, crc_of_slots: int, crc_of_file: int) -> int:
+    """Write the CRC of an entry whose head is filled and whose slots were checked, without reading the slots again.
+
+    Returns:
+        The CRC of the file up to the entry's end.
+    """
+    slots_bytes = end - offset - _HEAD_BYTES - _CRC_BYTES
+    head = span[offset : offset + _HEAD_BYTES]
+    crc = crc32_combine(crc32(head[_LENGTH_BYTES:]), crc_of_slots, slots_bytes)
+    layout.ENTRY_CRC.pack_into(span, end - _CRC_BYTES, crc)
+    crc_of_file = crc32_combine(crc32(head, crc_of_file), crc_of_slots, slots_bytes)
+    return crc32(span[end - _CRC_BYTES : end], crc_of_file)
