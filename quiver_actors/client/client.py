@@ -84,7 +84,8 @@ class Client:
     ) -> Receipt:
         """Store one bundle; it is as durable as the receipt says when this returns.
 
-        If the worker is lost meanwhile, the bundle is pushed again when it is back: at least once.
+        If the worker is lost meanwhile, the bundle is pushed again when it is back: at least once. One that is larger than
+        the node's arena (64 MiB unless configured) gets shared memory of its own size for the time of its push.
 
         Args:
             bundle: slot name or id to `RecordBatch` or `Table`; or one of those alone, for slot 0 or the only slot of the topic.
@@ -151,6 +152,7 @@ class Client:
         Raises:
             InvalidId, UnknownTopic, UsageError: the call is wrong.
             WorkerUnavailable: a worker was away; the subscriber needs all of them.
+            NotRunning: the node was stopped.
         """
         self._exchange.check_open()
         subscription = Subscription(

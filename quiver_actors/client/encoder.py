@@ -74,9 +74,11 @@ class InPlace(msgspec.Struct, gc=False):
     stream: EncodedStream
     batch: pa.RecordBatch
     content_bytes: int
-    slot_index: int = 0
     fields: tuple[int, ...] = ()
-    """The first four fields of `SLOT_ROW`."""
+    """The first four fields of its `SLOT_ROW`."""
+    slot_index: int = 0
+    """Where its rows belong in `BundlePlan.slot_rows` and `dictionary_rows`."""
+    dictionary_index: int = 0
 
 
 Part: TypeAlias = "bytes | memoryview | pa.Buffer | InPlace"
@@ -91,17 +93,17 @@ class BundlePlan(msgspec.Struct, gc=False):
 
     batches: Sequence[tuple[int, pa.RecordBatch]]
     item_count: int | None
-    streams: Sequence[EncodedStream]
-    """Of each slot."""
+    entry_bytes: int
+    bitmap: int
+    row_count: int
+    parts: list[Part]
+    """What the entry is made of, back to back."""
     slot_rows: list[bytes]
     """Packed, of each slot; complete once written."""
     dictionary_rows: list[bytes]
-    """Packed, of each slot; complete once written."""
-    parts: list[Part]
-    """What the entry is made of, back to back."""
-    entry_bytes: int = 0
-    bitmap: int = 0
-    row_count: int = 0
+    """Packed, of those slots that have dictionaries; complete once written."""
+    streams: list[EncodedStream]
+    """Of each slot."""
     crc: int = 0
     """Over everything between the entry header and the CRC; valid once written."""
 
@@ -120,19 +122,42 @@ def plan(
     """
     if item_count is not None and not 0 <= item_count <= _ITEMS_MAX:
         raise InvalidBundle(f"item_count {item_count} is not possible: expected 0..{_ITEMS_MAX}, or None for unknown")
-    planned = BundlePlan(batches, item_count, (), [], [], [_ENTRY_HEAD])
+    streams: list[EncodedStream] = []
+    slot_rows: list[bytes] = []
+    dictionary_rows: list[bytes] = []
+    parts: list[Part] = []
+    lead = _ENTRY_HEAD
     at, bitmap, row_count = ENTRY_HEAD_BYTES, 0, 0
     last = batches[-1][0]
     for slot_id, batch in batches:
         stream = table.stream(slot_id, batch.schema)
+        part, content_bytes, spans, dictionaries = _encode(stream, batch)
+        mod, tails = _LAST if slot_id == last else _MIDDLE
+        stream_bytes = stream.frame_bytes + content_bytes
+        padding = (mod - stream_bytes) & 63
+        payload_bytes = stream_bytes + padding
         rows = batch.num_rows
-        at = _plan_slot(planned, stream, batch, rows, at, _LAST if slot_id == last else _MIDDLE)
+        head = SLOT_HEAD.pack(slot_id, stream.fingerprint, rows, payload_bytes)
+        fields = (stream.handle, at + _SLOT_HEAD_BYTES, payload_bytes, rows)
+        if isinstance(part, InPlace):
+            part.fields, part.slot_index, part.dictionary_index = fields, len(slot_rows), len(dictionary_rows)
+            parts += (lead + head, part)
+        else:
+            parts += (lead + head + stream.message, part)
+        if stream.has_dictionaries:
+            dictionary_rows.append(dictionaries)
+        slot_rows.append(SLOT_ROW.pack(*fields, *spans))
+        streams.append(stream)
+        lead = tails[padding]
+        at += _SLOT_HEAD_BYTES + payload_bytes
         bitmap |= 1 << slot_id
         row_count += rows
-    planned.entry_bytes = at
-    planned.bitmap = bitmap
-    planned.row_count = row_count
-    if at > JOINED_BYTES_MAX or row_count > _ROWS_MAX:
+    parts.append(lead)
+    entry_bytes = at + CRC_BYTES
+    planned = BundlePlan(
+        batches, item_count, entry_bytes, bitmap, row_count, parts, slot_rows, dictionary_rows, streams
+    )
+    if entry_bytes > JOINED_BYTES_MAX or row_count > _ROWS_MAX:
         _check_limits(planned)
     else:
         _join(planned)
@@ -188,35 +213,10 @@ def _hand_on(planned: BundlePlan, rows: PushRows) -> None:
         )
     )
     rows.slots += slot_rows
-    rows.dictionaries += planned.dictionary_rows
     rows.streams.update(planned.streams)
-    planned.streams = ()
-    planned.parts = planned.slot_rows = planned.dictionary_rows = _HANDED_ON
-
-
-def _plan_slot(
-    planned: BundlePlan, stream: EncodedStream, batch: pa.RecordBatch, rows: int, at: int, ending: Ending
-) -> int:
-    """Add a slot whose head stands at `at`, and return where its payload, or behind the last one the entry, ends."""
-    mod, tails = ending
-    part, content_bytes, spans, dictionary_rows = _encode(stream, batch)
-    message = stream.message
-    content_end = at + _SLOT_HEAD_BYTES + len(message) + content_bytes
-    stream_bytes = len(message) + content_bytes + _EOS_BYTES
-    padding = (mod - stream_bytes) & 63
-    payload_bytes = stream_bytes + padding
-    tail = tails[padding]
-    head = SLOT_HEAD.pack(stream.slot_id, stream.fingerprint, rows, payload_bytes)
-    if isinstance(part, InPlace):
-        part.slot_index = len(planned.slot_rows)
-        part.fields = (stream.handle, at + _SLOT_HEAD_BYTES, payload_bytes, rows)
-        planned.parts += (head, part, tail)
-    else:
-        planned.parts += (head, message, part, tail)
-    planned.slot_rows.append(SLOT_ROW.pack(stream.handle, at + _SLOT_HEAD_BYTES, payload_bytes, rows, *spans))
-    planned.dictionary_rows.append(dictionary_rows)
-    planned.streams = (*planned.streams, stream)
-    return content_end + len(tail)
+    if planned.dictionary_rows:
+        rows.dictionaries += planned.dictionary_rows
+    planned.parts = planned.slot_rows = planned.dictionary_rows = planned.streams = _HANDED_ON
 
 
 def _encode(stream: EncodedStream, batch: pa.RecordBatch) -> tuple[pa.Buffer | memoryview | InPlace, int, Spans, bytes]:
@@ -279,7 +279,8 @@ def _write_in_place(planned: BundlePlan, part: InPlace, ring: memoryview, start:
         metadata_bytes = MESSAGE_PREFIX_BYTES + _metadata_length(ring, start + offset)[0]
         spans, dictionary_rows = (offset, metadata_bytes, part.content_bytes - metadata_bytes, 0), b""
     planned.slot_rows[part.slot_index] = SLOT_ROW.pack(*part.fields, *spans)
-    planned.dictionary_rows[part.slot_index] = dictionary_rows
+    if stream.has_dictionaries:
+        planned.dictionary_rows[part.dictionary_index] = dictionary_rows
     return end - _EOS_BYTES
 
 

@@ -25,7 +25,7 @@ _handles = itertools.count(1)
 class EncodedStream:
     """One (topic, slot, schema). Immutable, compared by identity."""
 
-    __slots__ = ("fingerprint", "handle", "has_dictionaries", "message", "schema", "slot_id", "topic")
+    __slots__ = ("fingerprint", "frame_bytes", "handle", "has_dictionaries", "message", "schema", "slot_id", "topic")
 
     def __init__(self, topic: str, slot_id: int, schema: pa.Schema, message: bytes) -> None:
         self.topic = topic
@@ -33,6 +33,8 @@ class EncodedStream:
         self.schema = schema
         self.message = message
         """The encapsulated schema message, as it stands at the start of each payload."""
+        self.frame_bytes = len(message) + len(END_OF_STREAM)
+        """What a payload has beside its content and its padding."""
         self.fingerprint = hashlib.blake2b(message, digest_size=32).digest()
         """FORMATS section 5."""
         self.handle = next(_handles)

@@ -19,8 +19,8 @@ from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.worker.session import HeldSpan, Session
 from quiver_actors.worker.turn_buffer import TurnBuffer
 
-FULL_DISK_PATIENCE_NS = 30 * SECOND_NS
-"""How long a push waits for room on the disk before it is refused."""
+FULL_DISK_PATIENCE_NS = 25 * SECOND_NS
+"""How long a push waits for room on the disk before it is refused: less than a client's default timeout, so that it hears why."""
 RETRY_AFTER_NS = 200 * MILLISECOND_NS
 """When a client that was refused for now should come again."""
 
