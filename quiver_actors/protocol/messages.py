@@ -47,7 +47,8 @@ class Hello(Message, tag=1, frozen=True):
 
 
 class AttachArena(Message, tag=2, frozen=True):
-    """Ask for an arena of at least `size_bytes` of ring (0: of the configured size); replaces the connection's arena, allowed only with nothing in flight."""
+    """Ask for an arena of at least `size_bytes` of ring, 0: of the configured size. It replaces the connection's arena, and is
+    allowed only with nothing in flight."""
 
     tag: int
     size_bytes: int
