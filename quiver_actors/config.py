@@ -19,6 +19,7 @@ from quiver_actors.model import DEFAULT_TOPIC, ENTRY_BODY_BYTES_MAX, SEGMENT_BUN
 from quiver_actors.units import MIB, MILLISECOND_NS, SECOND_NS, parse_duration_ns, parse_size
 
 DURABILITY_MODES = ("wal", "segment_only")
+COMPACTION_MODES = ("auto", "off")
 
 
 class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,8 @@ class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_open_duration_ns: int = 5 * SECOND_NS
     max_stream_count: int = 512
     max_bundle_count: int = SEGMENT_BUNDLES_MAX
+    compaction: str = "auto"
+    """`auto`: sealed segments are rewritten in the background where it pays; `off`: only by `quiver compact`."""
 
 
 class WalSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +40,20 @@ class WalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Rotated files whose seal lags; at the limit pushes wait."""
 
 
+class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept free, and how long what is kept."""
+
+    min_free_bytes: int = 64 * MIB
+    """Low-water mark of the file system: no new log file is begun below it, so that everything else still has room."""
+
+
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     name: str = DEFAULT_TOPIC
     durability: str = "wal"
     slots: dict[str, int] = {}
     segment: SegmentSettings = SegmentSettings()
     wal: WalSettings = WalSettings()
+    retention: RetentionSettings = RetentionSettings()
     progress_flush_interval_ns: int = 50 * MILLISECOND_NS
 
     def slot_table(self) -> SlotTable:
@@ -91,10 +102,14 @@ _SEGMENT_KEYS: dict[str, tuple[str, str]] = {
     "max_open_duration": ("max_open_duration_ns", _DURATION),
     "max_stream_count": ("max_stream_count", "int"),
     "max_bundle_count": ("max_bundle_count", "int"),
+    "compaction": ("compaction", "str"),
 }
 _WAL_KEYS: dict[str, tuple[str, str]] = {
     "flush_interval": ("flush_interval_ns", _DURATION),
     "max_rotated_files": ("max_rotated_files", "int"),
+}
+_RETENTION_KEYS: dict[str, tuple[str, str]] = {
+    "min_free": ("min_free_bytes", _SIZE),
 }
 _TOPIC_KEYS: dict[str, tuple[str, str]] = {
     "durability": ("durability", "str"),
@@ -127,7 +142,7 @@ def load_config(path: str | None, overrides: Mapping[str, Any] | None = None) ->
 
 def parse_config(document: Mapping[str, Any]) -> NodeSettings:
     """Turn a parsed TOML document into settings; errors name the key."""
-    sections = {"segment", "wal", "topics", *_TOPIC_KEYS}
+    sections = {"segment", "wal", "retention", "topics", *_TOPIC_KEYS}
     _refuse_unknown("", document, {*_NODE_KEYS, *sections})
     values = _read_keys("", document, _NODE_KEYS)
     base = _parse_topic("", {key: document[key] for key in sections - {"topics"} if key in document}, TopicSettings())
@@ -174,6 +189,11 @@ def _check_topic(topic: TopicSettings) -> None:
         )
     if topic.segment.max_stream_count < 1:
         raise ConfigError(f"{where}: segment.max_stream_count must be at least 1")
+    if topic.segment.compaction not in COMPACTION_MODES:
+        raise ConfigError(
+            f"{where}: segment.compaction {topic.segment.compaction!r} is unknown; "
+            f"expected one of {', '.join(COMPACTION_MODES)}"
+        )
     if topic.segment.max_open_duration_ns < MILLISECOND_NS:
         raise ConfigError(f"{where}: segment.max_open_duration must be at least 1ms")
     if topic.wal.max_rotated_files < 1:
@@ -185,9 +205,9 @@ def _check_topic(topic: TopicSettings) -> None:
 
 
 def _parse_topic(prefix: str, table: Mapping[str, Any], base: TopicSettings) -> TopicSettings:
-    _refuse_unknown(prefix, table, {*_TOPIC_KEYS, "segment", "wal", "slots"})
+    _refuse_unknown(prefix, table, {*_TOPIC_KEYS, "segment", "wal", "retention", "slots"})
     values = _read_keys(prefix, table, _TOPIC_KEYS)
-    for section, keys in (("segment", _SEGMENT_KEYS), ("wal", _WAL_KEYS)):
+    for section, keys in (("segment", _SEGMENT_KEYS), ("wal", _WAL_KEYS), ("retention", _RETENTION_KEYS)):
         inner = table.get(section, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"key '{prefix}{section}': expected a table")

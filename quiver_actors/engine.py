@@ -16,13 +16,16 @@ import enum
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from quiver_actors import jobs
+from quiver_actors.ballast import Ballast
 from quiver_actors.clock import Clock
 from quiver_actors.config import TopicSettings
 from quiver_actors.core_file import SEGMENT_SEQ_BLOCK, SEQUENCE_BLOCK, CoreFile
 from quiver_actors.disk.protocol import DirectoryLock, Disk, write_atomically
+from quiver_actors.engine_figures import EngineFigures, SubscriberFigures
 from quiver_actors.errors import (
     AlreadyRunning,
     Draining,
@@ -37,11 +40,13 @@ from quiver_actors.jobs import Job
 from quiver_actors.model import SEGMENT_BUNDLES_MAX, Durability
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
-from quiver_actors.recovery import Recovered, Recovery, segment_cfg_hash
+from quiver_actors.recovery import Recovered, recover, segment_cfg_hash
+from quiver_actors.rescue import RescueJob
 from quiver_actors.sealing import write_cursor
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.subscriber.progress import encode_progress, progress_file_name
-from quiver_actors.units import KIB, MIB, MILLISECOND_NS
+from quiver_actors.units import KIB, MIB, MILLISECOND_NS, SECOND_NS
+from quiver_actors.upkeep import CompactJob, SlicedJob, Upkeep
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, check_push
 from quiver_actors.wal.codec import Identity, encode_header
@@ -51,6 +56,8 @@ _TAIL_SLACK_BYTES = 1 * MIB
 """Allocated beyond the target, so that the last push and the tail of the seal usually fit; a small target needs less."""
 _TAIL_SLACK_BYTES_MIN = 64 * KIB
 _RETRY_SPACE_NS = 250 * MILLISECOND_NS
+_RETRY_RESCUE_NS = 10 * SECOND_NS
+"""A rescue writes a whole segment before it can find that there is no room for it."""
 
 
 class EngineState(enum.IntEnum):
@@ -61,45 +68,6 @@ class EngineState(enum.IntEnum):
     DRAINING = 4
     FAILED = 5
     CLOSED = 6
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFigures:
-    """One field per `metrics.figures.EngineFigure`, in its order."""
-
-    state: int
-    bundles_in: int
-    rows_in: int
-    bytes_in: int
-    wal_bytes: int
-    open_segment_bytes: int
-    open_segment_bundles: int
-    segments: int
-    segment_bytes: int
-    segment_bundles: int
-    syncs: int
-    seals: int
-    sync_ns_last: int
-    seal_ns_last: int
-    sequence_written: int
-    sequence_durable: int
-    refused: int
-    disk_bytes: int
-    segments_deleted: int
-    quarantined: int
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriberFigures:
-    """Fields of `metrics.figures.SubscriberFigure` that an engine knows; connections are the worker's."""
-
-    lag_bundles: int
-    oldest_unix_ns: int
-    claimed: int
-    acked: int
-    rejected: int
-    deferred: int
-    delivered: int
 
 
 class Engine:
@@ -143,10 +111,11 @@ class Engine:
         self._staged: list[Log] = []
         # segments
         self._segments: dict[int, SegmentInfo] = recovered.segments
-        self._unverified: deque[int] = deque(recovered.segments)
+        self._unverified: deque[int] = deque(sorted([*recovered.segments, *recovered.damaged]))
         self._announceable: dict[int, int] = {}
         self._registry = recovered.registry
         self._lost: dict[int, frozenset[int]] = {}
+        self._damaged: dict[int, str] = recovered.damaged
         self._removed: set[str] = set()
         self._events: list[Event] = []
         # sequences
@@ -165,8 +134,13 @@ class Engine:
         self._syncs = self._seals = self._refused = self._segments_deleted = 0
         self._sync_ns_last = self._seal_ns_last = 0
         self._quarantined = recovered.quarantined
-        for segment_seq in recovered.unreadable:
+        for segment_seq in recovered.missing:
             self._lose_whole(segment_seq)
+        # disk space and care of sealed segments
+        free_bytes_min = settings.retention.min_free_bytes
+        self._ballast = Ballast(disk, paths.ballast, free_bytes_min)
+        compacts = settings.segment.compaction == "auto"
+        self._upkeep = Upkeep(disk, paths, clock, compacts=compacts, free_bytes_min=free_bytes_min)
 
     def __repr__(self) -> str:
         return f"<Engine {self.topic}/core_{self.core} {self.state.name} next_sequence={self._next_sequence}>"
@@ -188,7 +162,7 @@ class Engine:
         if lock is None:
             raise AlreadyRunning(f"{directory} is open in another process: two can never write one directory")
         try:
-            recovered = Recovery(disk, paths, settings, core).run()
+            recovered = recover(disk, paths, settings, core)
         except BaseException:
             lock.release()
             raise
@@ -199,6 +173,7 @@ class Engine:
         if self.state is EngineState.CLOSED:
             return
         clean = self.is_drained
+        self._upkeep.close()
         for log in [*self._logs, *([self._spare] if self._spare else [])]:
             log.file.close()
         try:
@@ -362,8 +337,8 @@ class Engine:
         if self._syncs_each_commit:
             return self.sequence_durable, Durability.SYNCED
         # Not before the log has its name: a file under a temporary name does not survive even a killed process.
-        unpublished = (log.identity.first_sequence for log in self._logs if not log.published)
-        reached = min(unpublished, default=self.sequence_written)
+        unpublished = [log.identity.first_sequence for log in self._logs if not log.published]
+        reached = min([self.sequence_written, *unpublished])
         if self.settings.durability == "segment_only":
             return reached, Durability.OPEN_SEGMENT
         return reached, Durability.WRITTEN
@@ -456,8 +431,13 @@ class Engine:
             or self._progress_job()
             or self._seal_job()
             or self._delete_job()
+            or self._rescue_job()
             or self._verify_job()
+            or self._ballast_job()
+            or self._upkeep_job()
         )
+        if isinstance(self._background, (jobs.ReserveJob, jobs.ProgressJob, jobs.SealJob, jobs.DeleteJob)):
+            self._background.ballast = self._ballast
         return self._background
 
     def _may_try(self, kind: type[Job]) -> bool:
@@ -494,11 +474,15 @@ class Engine:
             if spare.capacity_bytes >= self._wanted_capacity:
                 return None
             self._spare = None  # the job has it until it comes back
-            return jobs.AllocateJob(self._disk, spare.path, capacity, grow=spare)
-        if self._active is None and not self._wanted_capacity:
+            return self._allocation(spare.path, capacity, spare)
+        if self._active is None and not self._wanted_capacity and self.state is not EngineState.FULL:
             return None
         self._next_spare += 1
-        return jobs.AllocateJob(self._disk, self._paths.spare(self._next_spare), capacity)
+        return self._allocation(self._paths.spare(self._next_spare), capacity, None)
+
+    def _allocation(self, path: str, capacity_bytes: int, grow: Log | None) -> Job:
+        free_bytes_min = self.settings.retention.min_free_bytes
+        return jobs.AllocateJob(self._disk, path, capacity_bytes, grow, free_bytes_min=free_bytes_min)
 
     def _progress_job(self) -> Job | None:
         due = self._progress_due_ns
@@ -516,7 +500,7 @@ class Engine:
 
     def _oldest_unannounced(self) -> int:
         """The lowest segment number that subscribers have not been told of yet."""
-        waiting = [*self._unverified, *(log.segment_seq for log in self._logs)]
+        waiting = [*self._unverified, *self._damaged, *(log.segment_seq for log in self._logs)]
         return min(waiting, default=self._next_segment_seq)
 
     def _seal_job(self) -> Job | None:
@@ -528,6 +512,8 @@ class Engine:
         """Segments found at open are checked oldest first; those sealed since wait in line behind them."""
         if not self._unverified or self.state is EngineState.DRAINING or not self._may_try(jobs.VerifyJob):
             return None
+        if self._unverified[0] in self._damaged:
+            return None
         return jobs.VerifyJob(self._disk, self._paths, self._unverified[0])
 
     def _delete_job(self) -> Job | None:
@@ -535,6 +521,25 @@ class Engine:
             return None
         deletable = self._registry.deletable(self._segments)
         return jobs.DeleteJob(self._disk, self._paths, deletable) if deletable else None
+
+    def _rescue_job(self) -> Job | None:
+        if not self._damaged or self.state is EngineState.DRAINING or not self._may_try(RescueJob):
+            return None
+        segment_seq = min(self._damaged)
+        info = self._segments.get(segment_seq)
+        known = info.bundle_count if info else self._registry.known_bundle_count(segment_seq)
+        return RescueJob(self._disk, self._paths, segment_seq, self._damaged[segment_seq], known, self._cfg_hash)
+
+    def _ballast_job(self) -> Job | None:
+        if self._ballast.is_held or self.state is EngineState.DRAINING or not self._may_try(jobs.BallastJob):
+            return None
+        return jobs.BallastJob(self._ballast)
+
+    def _upkeep_job(self) -> Job | None:
+        if self.state not in (EngineState.READY, EngineState.FULL):
+            return None
+        is_idle = self.state is EngineState.READY and self._commit is None and not self._staged
+        return self._upkeep.next_job(is_idle=is_idle)
 
     # --- jobs come back ---------------------------------------------------------------------------------------------------------
 
@@ -556,6 +561,12 @@ class Engine:
             return self._finish_seal(job)
         if isinstance(job, jobs.VerifyJob):
             return self._finish_verify(job)
+        if isinstance(job, RescueJob):
+            return self._finish_rescue(job)
+        if isinstance(job, jobs.BallastJob):
+            return self._finish_ballast()
+        if isinstance(job, SlicedJob):
+            return self._finish_upkeep(job)
         assert isinstance(job, jobs.DeleteJob)
         return self._finish_delete(job)
 
@@ -570,6 +581,8 @@ class Engine:
             self._spare = job.spare
             if self.state is EngineState.READY:
                 self.state = EngineState.FULL
+        if isinstance(job, RescueJob):
+            return self._postpone_rescue(job.segment_seq)
         return []
 
     def _finish_allocate(self, job: jobs.AllocateJob) -> list[Event]:
@@ -599,6 +612,7 @@ class Engine:
         self._segments[info.segment_seq] = info
         self._announceable[info.segment_seq] = info.bundle_count
         self._unverified.append(info.segment_seq)
+        self._upkeep.checked(info.segment_seq)
         return [Resumed(), *self._announce()]
 
     def _announce(self) -> list[Event]:
@@ -614,15 +628,54 @@ class Engine:
     def _finish_verify(self, job: jobs.VerifyJob) -> list[Event]:
         segment_seq = job.segment_seq
         if job.damage is not None:
-            self._quarantined += 1
-            self._unverified.popleft()
-            # Known first, so that the gap can name how many bundles are lost.
-            self._registry.add_segment(segment_seq, self._segments.pop(segment_seq).bundle_count)
-            return [*self._forget(segment_seq, "damaged"), *self._announce()]
+            self._damaged[segment_seq] = job.damage
+            return []
         if job.lost:
             self._lost[segment_seq] = frozenset(job.lost)
         self._announceable[segment_seq] = self._segments[segment_seq].bundle_count
+        self._upkeep.checked(segment_seq)
         return self._announce()
+
+    def _postpone_rescue(self, segment_seq: int) -> list[Event]:
+        """No room to rebuild it now: those behind it are delivered first, which may make room."""
+        self._retry_ns[RescueJob] = self._clock.monotonic_ns() + _RETRY_RESCUE_NS
+        if segment_seq in self._unverified:
+            self._unverified.remove(segment_seq)
+        return self._announce()
+
+    def _finish_rescue(self, job: RescueJob) -> list[Event]:
+        assert job.rescued is not None
+        segment_seq, rescued = job.segment_seq, job.rescued
+        del self._damaged[segment_seq]
+        self._quarantined += 1
+        self._upkeep.forget(segment_seq)
+        if segment_seq in self._unverified:
+            self._unverified.remove(segment_seq)
+        # Known in any case, so that a gap can name how many bundles are lost.
+        if rescued.bundle_count:
+            self._registry.add_segment(segment_seq, rescued.bundle_count)
+        if rescued.info is None:
+            self._segments.pop(segment_seq, None)
+            self._lose_whole(segment_seq)
+            return self._announce()
+        self._segments[segment_seq] = rescued.info
+        self._lost[segment_seq] = frozenset(rescued.lost)
+        self._upkeep.checked(segment_seq)
+        return [Sealed(segment_seq, rescued.bundle_count), *self._announce()]
+
+    def _finish_ballast(self) -> list[Event]:
+        if not self._ballast.is_held:
+            self._retry_ns[jobs.BallastJob] = self._clock.monotonic_ns() + SECOND_NS
+        return []
+
+    def _finish_upkeep(self, job: SlicedJob) -> list[Event]:
+        self._upkeep.finish(job)
+        info = self._segments.get(job.segment_seq)
+        if info is not None and job.damage is not None:
+            self._damaged[job.segment_seq] = job.damage
+        elif info is not None and isinstance(job, CompactJob) and job.new_size_bytes is not None:
+            self._segments[job.segment_seq] = msgspec.structs.replace(info, size_bytes=job.new_size_bytes)
+        return []
 
     def _lose_whole(self, segment_seq: int) -> None:
         """A segment that cannot be read at all. Where nobody knows how many bundles it had, the gap names 0 of them."""
@@ -644,6 +697,8 @@ class Engine:
         for segment_seq in job.segment_seqs:
             del self._segments[segment_seq]
             self._lost.pop(segment_seq, None)
+            self._damaged.pop(segment_seq, None)
+            self._upkeep.forget(segment_seq)
             self._registry.forget_segment(segment_seq, file_is_gone=True)
             if segment_seq in self._unverified:
                 self._unverified.remove(segment_seq)
@@ -676,6 +731,9 @@ class Engine:
                 deadlines.append(active.dirty_since_ns + self.settings.wal.flush_interval_ns)
         now_ns = self._clock.monotonic_ns()
         deadlines += [at for at in self._retry_ns.values() if at > now_ns]
+        upkeep_ns = self._upkeep.next_due_ns()
+        if upkeep_ns is not None and self.state in (EngineState.READY, EngineState.FULL):
+            deadlines.append(upkeep_ns)
         return min(deadlines, default=None)
 
     # --- subscribers --------------------------------------------------------------------------------------------------------
@@ -732,9 +790,13 @@ class Engine:
     def claim(self, subscriber: str, owner: object, bundles: int) -> list[tuple[int, list[int]]]:
         """Give at most that many sealed bundles to `owner`, oldest first, as (segment_seq, bundle indexes)."""
         granted = self._registry.get(subscriber).claim(owner, bundles)
-        if not self._lost:
+        lost = [(seq, indexes) for seq, indexes in granted if seq in self._lost]
+        if not lost:
             return granted
-        return [(seq, kept) for seq, indexes in granted if (kept := self._skip_lost(subscriber, owner, seq, indexes))]
+        kept = [(seq, left) for seq, indexes in granted if (left := self._skip_lost(subscriber, owner, seq, indexes))]
+        missing = bundles - sum(len(indexes) for _, indexes in kept)
+        # Whoever gets less than asked for waits until there is more: lost bundles must not look like the end.
+        return kept + (self.claim(subscriber, owner, missing) if kept != granted else [])
 
     def _skip_lost(self, subscriber: str, owner: object, segment_seq: int, indexes: list[int]) -> list[int]:
         """Take damaged bundles out of a claim; `tick` announces them as a gap."""
@@ -792,7 +854,8 @@ class Engine:
             raise InvalidFormat(f"topic {self.topic!r} on core {self.core} has no sealed segment {segment_seq}")
         file = self._disk.open_read(self._paths.segment(segment_seq))
         try:
-            return os.dup(file.fileno()), info.size_bytes
+            # Its own size: a compaction may have put another file there, and not be finished here yet.
+            return os.dup(file.fileno()), file.size()
         finally:
             file.close()
 
@@ -824,6 +887,10 @@ class Engine:
             disk_bytes=segment_bytes + sum(log.capacity_bytes for log in logs),
             segments_deleted=self._segments_deleted,
             quarantined=self._quarantined,
+            compactions=self._upkeep.compactions,
+            compacted_bytes_saved=self._upkeep.saved_bytes,
+            last_scrub_unix_ns=0 if self._unverified or self._damaged else self._upkeep.oldest_check_unix_ns,
+            scrubbed_bytes=self._upkeep.scrubbed_bytes,
         )
 
     def subscriber_figures(self) -> dict[str, SubscriberFigures]:

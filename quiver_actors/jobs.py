@@ -9,43 +9,74 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from quiver_actors.ballast import Ballast
 from quiver_actors.core_file import CoreFile, encode_core
-from quiver_actors.disk.protocol import Disk, write_atomically
-from quiver_actors.errors import DiskError, QuiverError
+from quiver_actors.disk.protocol import (
+    NO_SPACE_ERRNOS,
+    UNREADABLE_ERRNOS,
+    Disk,
+    DiskFile,
+    read_whole,
+    write_atomically,
+)
+from quiver_actors.errors import DiskError, FormatError, QuiverError
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
-from quiver_actors.sealing import seal_log
-from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.sealing import seal_file, write_cursor
+from quiver_actors.segment.check import empty_bundles, run_to_end, verify_steps
 from quiver_actors.wal.log import Log
 
-NO_SPACE_ERRNOS = frozenset([errno.ENOSPC, errno.EDQUOT])
+_SMALL_FILE_BYTES_MAX = 64 << 20
+_SYNC_OPERATIONS = ("fsync", "fdatasync", "sync_directory")
 
 
 class Job:
     """Root of all jobs. After `run`: `error` is None or what went wrong, `took_ns` how long it took."""
 
+    writes_anew: ClassVar[bool] = False
+    """Each attempt writes new files, so that even a sync that found no room may be followed by another attempt."""
+
     def __init__(self) -> None:
         self.error: QuiverError | None = None
         self.took_ns = 0
+        self.ballast: Ballast | None = None
+        """What to give up for room, for work that must go on also on a full disk."""
 
     def run(self) -> None:
         started = time.monotonic_ns()
+        self._attempt(self.work)
+        if self.no_space and self.ballast is not None:
+            self._attempt(self._work_without_ballast)
+        self.took_ns = time.monotonic_ns() - started
+
+    def _attempt(self, work: Callable[[], None]) -> None:
         try:
-            self.work()
+            work()
+            self.error = None
         except QuiverError as error:
             self.error = error
-        self.took_ns = time.monotonic_ns() - started
+
+    def _work_without_ballast(self) -> None:
+        assert self.ballast is not None
+        assert self.error is not None
+        if not self.ballast.release():
+            raise self.error
+        self.work()
 
     def work(self) -> None:
         raise NotImplementedError
 
     @property
     def no_space(self) -> bool:
-        """The error is only that the file system has no room."""
-        return isinstance(self.error, DiskError) and self.error.errno in NO_SPACE_ERRNOS
+        """The error is only that the file system has no room, and the same may be tried again."""
+        error = self.error
+        if not isinstance(error, DiskError) or error.errno not in NO_SPACE_ERRNOS:
+            return False
+        return error.operation not in _SYNC_OPERATIONS or (self.writes_anew and error.operation == "fdatasync")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +119,22 @@ class CommitJob(Job):
 class AllocateJob(Job):
     """Make the next log file ahead of need, with its blocks reserved: running out of space is met here, not at a write."""
 
-    def __init__(self, disk: Disk, path: str, capacity_bytes: int, grow: Log | None = None) -> None:
+    def __init__(
+        self, disk: Disk, path: str, capacity_bytes: int, grow: Log | None = None, *, free_bytes_min: int = 0
+    ) -> None:
+        """
+        Args:
+            free_bytes_min: the low-water mark: what must be left on the disk for everything else.
+        """
         super().__init__()
         self._disk = disk
         self._path = path
+        self._free_bytes_min = free_bytes_min
         self.capacity_bytes = capacity_bytes
         self.spare = grow
 
     def work(self) -> None:
+        self._check_low_water_mark()
         if self.spare is not None:
             self.spare.file.allocate(self.capacity_bytes)
             self.spare.file.fsync()
@@ -111,8 +150,28 @@ class AllocateJob(Job):
             raise
         self.spare = Log(file, self._path, self.capacity_bytes)
 
+    def _check_low_water_mark(self) -> None:
+        wanted_bytes = self.capacity_bytes - (self.spare.capacity_bytes if self.spare else 0)
+        free_bytes = self._disk.free_bytes(self._path.rpartition("/")[0])
+        if free_bytes < wanted_bytes + self._free_bytes_min:
+            left = f"{free_bytes} bytes are free, {self._free_bytes_min} of them are not for logs"
+            raise DiskError("fallocate", self._path, errno.ENOSPC, left)
+
+
+class BallastJob(Job):
+    """Make the ballast file again, if there is room for it."""
+
+    def __init__(self, ballast: Ballast) -> None:
+        super().__init__()
+        self._ballast = ballast
+
+    def work(self) -> None:
+        self._ballast.hold()
+
 
 class SealJob(Job):
+    """Turn a retired log into a segment."""
+
     def __init__(self, disk: Disk, paths: EnginePaths, log: Log, incarnation: bytes) -> None:
         super().__init__()
         self._disk = disk
@@ -121,8 +180,23 @@ class SealJob(Job):
         self.log = log
         self.info: SegmentInfo | None = None
 
+    def run(self) -> None:
+        super().run()
+        if self.no_space and self.info is not None:
+            # The segment is whole under its name. The cursor is derived, and the next seal writes a newer one.
+            self.error = None
+
     def work(self) -> None:
-        self.info = seal_log(self._disk, self._paths, self.log, self._incarnation)
+        if self.info is None:
+            self.info = seal_file(self._disk, self._paths, self.log, self._incarnation)
+        write_cursor(self._disk, self._paths, self.log.position_end)
+
+    @property
+    def no_space(self) -> bool:
+        cursor_sync = (
+            self.info is not None and isinstance(self.error, DiskError) and self.error.errno in NO_SPACE_ERRNOS
+        )
+        return super().no_space or cursor_sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +211,8 @@ class ProgressWrite:
 
 class ProgressJob(Job):
     """Write the progress files of all subscribers that changed, then sync their directory once."""
+
+    writes_anew = True
 
     def __init__(self, disk: Disk, paths: EnginePaths, writes: Sequence[ProgressWrite], ticket: int) -> None:
         super().__init__()
@@ -172,6 +248,8 @@ class DeleteJob(Job):
 class ReserveJob(Job):
     """Raise the numbers that are reserved ahead of use."""
 
+    writes_anew = True
+
     def __init__(self, disk: Disk, paths: EnginePaths, core: CoreFile) -> None:
         super().__init__()
         self._disk = disk
@@ -190,7 +268,8 @@ def write_core(disk: Disk, paths: EnginePaths, core: CoreFile) -> None:
 class VerifyJob(Job):
     """Check a segment that was found at open, once, before its first bundle is delivered.
 
-    A damaged one is moved to quarantine/. `lost` are the bundles that the segment itself records as lost.
+    `damage` says what is wrong with it, None if nothing is; the file is left as it is. `lost` are the bundles that the segment itself
+    records as lost.
     """
 
     def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int) -> None:
@@ -202,29 +281,43 @@ class VerifyJob(Job):
         self.lost: tuple[int, ...] = ()
 
     def work(self) -> None:
-        path = self._paths.segment(self.segment_seq)
-        file = self._disk.open_read(path)
+        file = self._disk.open_read(self._paths.segment(self.segment_seq))
         try:
-            reader = SegmentReader(file.read(file.size(), 0), segment_seq=self.segment_seq)
-            reader.verify_checksum()
-            self.lost = reader.bundles_without_slots()
-        except DiskError:
-            raise
-        except QuiverError as error:
+            self._verify(file)
+        except FormatError as error:
             self.damage = str(error)
-            move_to_quarantine(self._disk, self._paths, path)
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            self.damage = str(error)
         finally:
             file.close()
+
+    def _verify(self, file: DiskFile) -> None:
+        footer = run_to_end(verify_steps(file.read, file.size()))
+        self.lost = empty_bundles(file.read, footer)
 
 
 def move_to_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:
     """Move a file aside under a name that is free there. Returns the new path."""
-    disk.make_directory(paths.quarantine)
-    name = path.rpartition("/")[2]
-    taken = set(disk.list_directory(paths.quarantine))
-    number = next(n for n in range(len(taken) + 1) if f"{name}.{n}" not in taken)
-    target = f"{paths.quarantine}/{name}.{number}"
+    target = _free_name(disk, paths, path)
     disk.rename(path, target)
     disk.sync_directory(paths.quarantine)
     disk.sync_directory(path.rpartition("/")[0])
     return target
+
+
+def copy_to_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:
+    """Keep what a small file holds under a name that is free there. Returns the new path."""
+    target = _free_name(disk, paths, path)
+    write_atomically(disk, target, read_whole(disk, path, _SMALL_FILE_BYTES_MAX))
+    disk.sync_directory(paths.quarantine)
+    return target
+
+
+def _free_name(disk: Disk, paths: EnginePaths, path: str) -> str:
+    disk.make_directory(paths.quarantine)
+    name = path.rpartition("/")[2]
+    taken = set(disk.list_directory(paths.quarantine))
+    number = next(n for n in range(len(taken) + 1) if f"{name}.{n}" not in taken)
+    return f"{paths.quarantine}/{name}.{number}"

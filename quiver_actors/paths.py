@@ -9,6 +9,9 @@ from quiver_actors.wal.layout import ACTIVE_NAME, CURSOR_NAME, rotated_name
 
 SEGMENT_SUFFIX = ".qseg"
 TEMPORARY_SUFFIX = ".tmp"
+RESCUED_SUFFIX = ".rescued"
+"""Behind a segment's name: what was rebuilt of a damaged one, complete, until the damaged file is out of the way."""
+BALLAST_NAME = "quiver.ballast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,10 @@ class EnginePaths:
     @property
     def core(self) -> str:
         return f"{self.root}/{CORE_NAME}"
+
+    @property
+    def ballast(self) -> str:
+        return f"{self.root}/{BALLAST_NAME}"
 
     @property
     def wal(self) -> str:
@@ -51,6 +58,9 @@ class EnginePaths:
 
     def segment(self, segment_seq: int) -> str:
         return f"{self.segments}/{segment_seq:016}{SEGMENT_SUFFIX}"
+
+    def rescued(self, segment_seq: int) -> str:
+        return self.segment(segment_seq) + RESCUED_SUFFIX
 
     def in_root(self, name: str) -> str:
         return f"{self.root}/{name}"

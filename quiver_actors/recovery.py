@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 import xxhash
 
+from quiver_actors.ballast import release as release_ballast
 from quiver_actors.checksum import crc32
 from quiver_actors.config import TopicSettings
 from quiver_actors.core_file import (
@@ -25,20 +26,22 @@ from quiver_actors.core_file import (
     CoreFile,
     decode_core,
 )
-from quiver_actors.disk.protocol import Disk, DiskFile, read_whole
-from quiver_actors.errors import ConfigMismatch, FormatError, UnsupportedVersion
-from quiver_actors.jobs import move_to_quarantine, write_core
+from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, DiskFile, read_whole, write_atomically
+from quiver_actors.errors import ConfigMismatch, DiskError, FormatError, InvalidFormat, UnsupportedVersion
+from quiver_actors.jobs import copy_to_quarantine, move_to_quarantine, write_core
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths, segment_seq_of
 from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.rescue import SalvageReader, finish_rescues
 from quiver_actors.sealing import seal_log, write_cursor
 from quiver_actors.segment.builder import SegmentBuilder
+from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
 from quiver_actors.segment.codec import SegmentFooter
 from quiver_actors.segment.reader import read_footer
-from quiver_actors.subscriber.progress import decode_progress, subscriber_of
+from quiver_actors.subscriber.progress import decode_progress, encode_progress, subscriber_of
 from quiver_actors.subscriber.registry import SubscriberRegistry
 from quiver_actors.wal import layout
-from quiver_actors.wal.codec import Identity, decode_cursor
+from quiver_actors.wal.codec import Identity, decode_cursor, decode_header
 from quiver_actors.wal.log import Log
 from quiver_actors.wal.reader import CHUNK_BYTES, LogReader, Span
 from quiver_actors.wal.recovery import Decision, FoundLog, examine_log, read_entry
@@ -61,8 +64,10 @@ class Recovered:
     next_rotation: int
     segments: dict[int, SegmentInfo]
     registry: SubscriberRegistry
-    unreadable: list[int] = field(default_factory=list)
-    """Segments of which nothing can be read: moved aside now, or gone although progress waits for them."""
+    missing: list[int] = field(default_factory=list)
+    """Segments that progress waits for and whose files are gone."""
+    damaged: dict[int, str] = field(default_factory=dict)
+    """Segments whose footer cannot be read or believed, and why: the files are where they were, to be rescued."""
     quarantined: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -73,6 +78,16 @@ def segment_cfg_hash(settings: TopicSettings) -> bytes:
         return layout.DEFAULT_CFG_HASH
     contract = {"checksum": "crc32", "slots": sorted((slot_id, name) for name, slot_id in settings.slots.items())}
     return xxhash.xxh3_128_digest(msgspec.msgpack.encode(contract, order="deterministic"))
+
+
+def recover(disk: Disk, paths: EnginePaths, settings: TopicSettings, core_id: int) -> Recovered:
+    """Recover the directory; on a full disk its ballast makes room. Raises as `Recovery.run`."""
+    try:
+        return Recovery(disk, paths, settings, core_id).run()
+    except DiskError as error:
+        if error.errno not in NO_SPACE_ERRNOS or not release_ballast(disk, paths.ballast):
+            raise
+    return Recovery(disk, paths, settings, core_id).run()
 
 
 class Recovery:
@@ -98,7 +113,8 @@ class Recovery:
         """Closed ranges of sequences that segments and logs of ours hold."""
         self._position = 0
         self._covered_position = 0
-        self._damaged: list[int] = []
+        self._cursor_position = 0
+        self._damaged: dict[int, str] = {}
         self._quarantined = 0
         self._notes: list[str] = []
         self._next_rotation = 1
@@ -119,6 +135,7 @@ class Recovery:
         found = self._examine_logs()
         self._check_config(found)
         self._reap_temporaries()
+        finish_rescues(self._disk, self._paths)
         self._load_segments()
         self._load_progress()
         core = self._reserve(core, found)
@@ -131,7 +148,8 @@ class Recovery:
             self._next_rotation,
             dict(sorted(self._segments.items())),
             self._registry,
-            sorted({*self._damaged, *self._missing_segments()}),
+            self._missing_segments(),
+            self._damaged,
             self._quarantined,
             self._notes,
         )
@@ -184,15 +202,39 @@ class Recovery:
             self._next_segment_seq = max(self._next_segment_seq, segment_seq + 1)
             file = self._disk.open_read(f"{self._paths.segments}/{name}")
             try:
-                footer = read_footer(file.read, file.size())
-                self._know_segment(segment_seq, footer, file.size())
-            except UnsupportedVersion:
-                raise
-            except FormatError as error:
-                self._quarantine(f"{self._paths.segments}/{name}", str(error))
-                self._damaged.append(segment_seq)
+                self._load_segment(segment_seq, SalvageReader(file))
             finally:
                 file.close()
+
+    def _load_segment(self, segment_seq: int, source: SalvageReader) -> None:
+        """Only the footer is read, unless something is wrong with it: then the checksum of the file decides what to believe."""
+        try:
+            footer = read_footer(source.read, source.size_bytes)
+            if is_plausible(footer):
+                self._know_segment(segment_seq, footer, source.size_bytes)
+                return
+            found: FormatError = InvalidFormat("the numbers in the segment's footer contradict each other")
+        except FormatError as error:
+            found = error
+        try:
+            footer = run_to_end(verify_steps(source.read, source.size_bytes))
+            self._know_segment(segment_seq, footer, source.size_bytes)
+        except UnsupportedVersion:
+            raise
+        except FormatError:
+            self._damaged[segment_seq] = str(found)
+            self._notes.append(f"segment {segment_seq} is damaged: {found}")
+            self._step_over_damaged(source)
+
+    def _step_over_damaged(self, source: SalvageReader) -> None:
+        """Use no number that a damaged segment may have used."""
+        try:
+            header = decode_header(source.read(layout.HEADER_BYTES, 0))
+        except FormatError:
+            return
+        self._position = max(self._position, header.position_start + source.size_bytes)
+        if header.identity is not None:
+            self._next_sequence = max(self._next_sequence, header.identity.first_sequence + SEGMENT_BUNDLES_MAX)
 
     def _know_segment(self, segment_seq: int, footer: SegmentFooter, size_bytes: int) -> None:
         extension = footer.extension
@@ -223,18 +265,29 @@ class Recovery:
             except UnsupportedVersion:
                 raise
             except FormatError as error:
-                # The subscriber is kept, from the beginning: at least once, never silently less.
-                self._quarantine(path, str(error))
-                self._registry.register(subscriber, "earliest", (0, 0))
+                self._start_over(subscriber, path, str(error))
         self._next_segment_seq = max(self._next_segment_seq, self._registry.highest_segment_seq_seen() + 1)
+
+    def _start_over(self, subscriber: str, path: str, why: str) -> None:
+        """Keep a subscriber whose progress is damaged, from the beginning: at least once, never silently less.
+
+        Its file is replaced and not moved, so that no crash leaves the subscriber unknown.
+        """
+        state = self._registry.register(subscriber, "earliest", (0, 0))
+        kept_as = copy_to_quarantine(self._disk, self._paths, path)
+        write_atomically(self._disk, path, encode_progress(state.snapshot(0)))
+        self._disk.sync_directory(self._paths.root)
+        self._note_quarantined(path, kept_as, why)
 
     # --- bringing it to rest -------------------------------------------------------------------------------------------------
 
     def _reap_temporaries(self) -> None:
+        """Also makes the names durable that a killed process has left: everything below relies on them."""
         for directory in (self._paths.root, self._paths.wal, self._paths.segments):
             for name in self._disk.list_directory(directory):
                 if name.endswith(TEMPORARY_SUFFIX):
                     self._disk.unlink(f"{directory}/{name}")
+            self._disk.sync_directory(directory)
 
     def _reserve(self, core: CoreFile | None, found: list[FoundLog]) -> CoreFile:
         """Fix the numbers to go on with, durably, before the first of them is used."""
@@ -275,6 +328,7 @@ class Recovery:
         except FormatError as error:
             self._quarantine(self._paths.cursor, str(error))
             return
+        self._cursor_position = position
         self._covered_position = max(self._covered_position, position)
         self._position = max(self._position, position)
 
@@ -291,6 +345,9 @@ class Recovery:
             elif log.decision is Decision.DROP and log.name != layout.ACTIVE_NAME:
                 self._disk.unlink(path)
         self._adopt([log for log in found if log.decision is Decision.ADOPT])
+        if self._position > self._cursor_position:
+            # Also where it would not be needed: it has to bear the position once everything else that does is deleted.
+            write_cursor(self._disk, self._paths, self._position)
         self._disk.sync_directory(self._paths.wal)
 
     def _finish_seal(self, log: FoundLog, path: str) -> None:
@@ -298,18 +355,22 @@ class Recovery:
         assert log.header is not None
         assert log.header.identity is not None
         segment_seq = log.header.identity.segment_seq
-        file = self._disk.open_write(path)
+        if segment_seq in self._segments:
+            self._disk.unlink(path)
+            return
+        file = self._renewed(path, log.size_bytes, log.size_bytes)
         try:
-            size = file.size()
-            footer = read_footer(file.read, size)
+            footer = read_footer(file.read, log.size_bytes)
             file.fsync()
+            self._disk.rename(file.path, self._paths.segment(segment_seq))
+            self._disk.sync_directory(self._paths.segments)
+            self._disk.sync_directory(self._paths.wal)
             file.make_read_only()
         finally:
             file.close()
-        self._disk.rename(path, self._paths.segment(segment_seq))
-        self._disk.sync_directory(self._paths.segments)
-        self._disk.sync_directory(self._paths.wal)
-        self._know_segment(segment_seq, footer, size)
+        if file.path != path:
+            self._disk.unlink(path)
+        self._know_segment(segment_seq, footer, log.size_bytes)
         self._notes.append(f"finished the seal of segment {segment_seq}")
 
     def _seal(self, found: FoundLog, path: str) -> None:
@@ -318,20 +379,52 @@ class Recovery:
         assert found.header.identity is not None
         identity = found.header.identity
         if identity.segment_seq in self._segments:
-            # Both names survived a crash in the middle of the rename; the sealed one is whole.
+            # The segment has its name and is whole; a crash kept the log from being removed.
             self._disk.unlink(path)
             return
-        file = self._disk.open_write(path)
-        log = Log(file, path, found.size_bytes)
+        file = self._renewed(path, found.scan.end, found.size_bytes)
+        log = Log(file, file.path, found.size_bytes)
         log.position_start, log.identity = found.position_start, identity
         try:
             self._rebuild(log, found)
-            if found.name == layout.ACTIVE_NAME:
-                log.path = self._retire_active(path)
-            file.fsync()
+            if file.path == path:
+                file.fsync()
+                log.path = self._retire_active(path) if found.name == layout.ACTIVE_NAME else path
             self._register_sealed(log, seal_log(self._disk, self._paths, log, identity.incarnation))
         finally:
             file.close()
+        if file.path != path:
+            self._disk.unlink(path)
+
+    def _renewed(self, path: str, end: int, capacity_bytes: int) -> DiskFile:
+        """The first `end` bytes of a log, written anew, so that the next sync brings all of them to the disk.
+
+        Where a sync has failed before, the cache may show bytes that the disk never got and that no later sync of that file
+        would write. So a log of a former process is copied, and only where there is no room for that written over itself.
+        """
+        source = self._disk.open_read(path)
+        try:
+            return self._copied(source, end, capacity_bytes)
+        except DiskError as error:
+            if error.errno not in NO_SPACE_ERRNOS:
+                raise
+        finally:
+            source.close()
+        file = self._disk.open_write(path)
+        _copy_bytes(file, file, end)
+        return file
+
+    def _copied(self, source: DiskFile, end: int, capacity_bytes: int) -> DiskFile:
+        copy = self._disk.create(self._paths.spare(self._next_rotation))
+        self._next_rotation += 1
+        try:
+            copy.allocate(capacity_bytes)
+            _copy_bytes(source, copy, end)
+        except DiskError:
+            copy.close()
+            self._disk.unlink(copy.path)
+            raise
+        return copy
 
     def _retire_active(self, path: str) -> str:
         """Give the active file its rotated name first, so that no crash leaves a half-sealed quiver.wal."""
@@ -344,7 +437,7 @@ class Recovery:
     def _rebuild(self, log: Log, found: FoundLog) -> None:
         """Fill the log's builder from the file: bundle i of the segment has sequence first_sequence + i."""
         reader = LogReader(log.file.read, found.scan.end)
-        log.builder = SegmentBuilder(log.identity.segment_seq, log.file.read)
+        log.builder = SegmentBuilder(log.identity.segment_seq, log.read)
         for span in found.scan.damaged:
             self._keep_damaged_span(log.file, found.name, span)
         for span in found.scan.entries:
@@ -393,6 +486,7 @@ class Recovery:
             self._position = ours.position_end
         if found:
             write_cursor(self._disk, self._paths, self._position)
+            self._cursor_position = self._position
         for log in found:
             if log.header is None:
                 self._quarantine(
@@ -432,11 +526,14 @@ class Recovery:
 
     def _missing_segments(self) -> list[int]:
         """Segments that progress names and whose files are gone; nobody can get the rest of those."""
+        present = {*self._segments, *self._damaged}
         awaited = self._registry.awaited_segments()
-        return [seq for seq in awaited if seq < self._next_segment_seq and seq not in self._segments]
+        return [seq for seq in awaited if seq < self._next_segment_seq and seq not in present]
 
     def _quarantine(self, path: str, why: str) -> None:
-        target = move_to_quarantine(self._disk, self._paths, path)
+        self._note_quarantined(path, move_to_quarantine(self._disk, self._paths, path), why)
+
+    def _note_quarantined(self, path: str, target: str, why: str) -> None:
         self._quarantined += 1
         self._notes.append(f"{path} moved to {target}: {why}")
         _log.warning("event=quiver.quarantine path=%s target=%s reason=%r", path, target, why)
@@ -508,14 +605,7 @@ class _Adopter:
         return log
 
     def finish(self) -> list[Log]:
-        """Sync all new logs and give them rotated names, so that each is a log of ours if a crash comes now."""
-        for log in self._logs:
-            log.file.fsync()
-            target = self._paths.rotated(log.segment_seq + 1)
-            self._disk.rename(log.path, target)
-            log.path = target
-        if self._logs:
-            self._disk.sync_directory(self._paths.wal)
+        """The new logs, complete and still under temporary names: a crash before their seal leaves only what they came from."""
         return self._logs
 
 
@@ -533,6 +623,11 @@ def realign_entry(body: bytes) -> bytes:
         laid += layout.SLOT_HEAD.pack(block.slot_id, block.fingerprint, block.row_count, len(payload) + padding)
         laid += payload + bytes(padding)
     return len(laid).to_bytes(4, "little") + bytes(laid) + crc32(laid).to_bytes(4, "little")
+
+
+def _copy_bytes(source: DiskFile, target: DiskFile, end: int) -> None:
+    for offset in range(0, end, CHUNK_BYTES):
+        target.write([source.read(min(CHUNK_BYTES, end - offset), offset)], offset)
 
 
 def _has_valid_trailer(file: DiskFile, size_bytes: int) -> bool:

@@ -16,7 +16,14 @@ from quiver_actors.wal.log import Log
 
 
 def seal_log(disk: Disk, paths: EnginePaths, log: Log, incarnation: bytes) -> SegmentInfo:
-    """Append the tail, sync, rename into `segments/`, sync both directories, move the cursor.
+    """Turn the log into a segment and move the cursor. Raises as `seal_file`."""
+    info = seal_file(disk, paths, log, incarnation)
+    write_cursor(disk, paths, log.position_end)
+    return info
+
+
+def seal_file(disk: Disk, paths: EnginePaths, log: Log, incarnation: bytes) -> SegmentInfo:
+    """Append the tail, sync, rename into `segments/`, sync both directories.
 
     The log must be retired: complete, synced, under its rotated name (`log.path`). Its file is closed afterwards.
 
@@ -34,15 +41,18 @@ def seal_log(disk: Disk, paths: EnginePaths, log: Log, incarnation: bytes) -> Se
         incarnation=incarnation,
     )
     size_bytes = log.written_end + sum(map(len, tail))
+    if size_bytes > log.capacity_bytes:
+        log.file.allocate(size_bytes)  # so that a full disk is met before the sync
+        log.capacity_bytes = size_bytes
     log.file.write(tail, log.written_end)
     log.file.truncate(size_bytes)
     log.file.fsync()
-    log.file.make_read_only()
     disk.rename(log.path, paths.segment(log.segment_seq))
     disk.sync_directory(paths.segments)
     disk.sync_directory(paths.wal)
+    # Not before: a log that is read-only could not be sealed again after a crash.
+    log.file.make_read_only()
     log.file.close()
-    write_cursor(disk, paths, log.position_end)
     return SegmentInfo(
         log.segment_seq,
         builder.bundle_count,

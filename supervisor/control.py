@@ -112,7 +112,7 @@ def answer(body: bytes, handle: Callable[[Request], Reply]) -> Reply:
     """Decode a request and have it handled; what cannot be decoded is refused."""
     try:
         request = _requests.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Refused(reason=f"not a control request: {error}")
     return handle(request)
 
@@ -224,6 +224,6 @@ def request(path: str, message: Request, timeout_seconds: float = 5.0) -> Reply:
                     return reply
     except OSError as error:
         raise ControlError(f"no answer from {path}: {error.strerror or error}; is the supervisor running?") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ControlError(f"{path} answered what is no control reply: {error}") from error
     raise ControlError(f"{path} closed the connection without an answer")

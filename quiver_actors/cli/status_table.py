@@ -26,6 +26,7 @@ def render(status: StatusView, *, colour: bool) -> str:
         _workers(status.workers, colour),
         _engines(status.engines, colour),
         _subscribers(status.subscribers),
+        _upkeep(status.engines),
         _memory(status),
         _errors(status),
     ]
@@ -121,6 +122,19 @@ def _subscriber_row(lag_bundles: int, topic: str, subscriber: str, cores: list[S
         str(max(each.connections for each in cores)),
         _duration(_largest(each.figures_age_ns for each in cores)),
     ]
+
+
+def _upkeep(engines: Sequence[EngineView]) -> str:
+    """How old the oldest check of a sealed segment is, and what compaction has brought, over all topics and cores."""
+    if not engines:
+        return ""
+    ages = [engine.last_scrub_age_ns for engine in engines if engine.segments]
+    age = UNKNOWN if None in ages else _duration(_largest(ages))
+    return (
+        f"sealed segments: last scrub {age} ago, {format_size(sum(engine.scrubbed_bytes for engine in engines))} scrubbed, "
+        f"{format_size(sum(engine.compacted_bytes_saved for engine in engines))} saved by "
+        f"{sum(engine.compactions for engine in engines):,} compactions"
+    )
 
 
 def _memory(status: StatusView) -> str:

@@ -139,6 +139,13 @@ class EngineView(msgspec.Struct, kw_only=True):
     refused: int
     segments_deleted: int
     quarantined: int
+    compactions: int
+    compacted_bytes_saved: int
+    last_scrub_unix_ns: int
+    """When the segment that was checked longest ago was checked."""
+    last_scrub_age_ns: int | None
+    """None where there is no segment, or where not all were checked since the worker started."""
+    scrubbed_bytes: int
 
 
 class SubscriberView(msgspec.Struct, kw_only=True):
@@ -388,6 +395,7 @@ class _View:
             core=core,
             state=worst([own, worker_state]) if gone else own,
             figures_age_ns=self._age(region),
+            last_scrub_age_ns=self._since(row.values[EngineFigure.LAST_SCRUB_UNIX_NS]),
             **_figures(row, EngineFigure, EngineView),
         )
 

@@ -99,7 +99,7 @@ def read_node_view(run_dir: str) -> NodeView:
         ) from error
     try:
         view = msgspec.json.decode(content, type=NodeView)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NotRunning(f"{path} is not what `quiver up` writes: {error}") from error
     if view.version != NODE_VERSION or not view.cores:
         raise NotRunning(

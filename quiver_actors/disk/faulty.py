@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quiver_actors.disk.interposed import MUTATING_KINDS, SYNC_KINDS, Call, InterposedDisk, Result
+from quiver_actors.disk.interposed import MUTATING_KINDS, SYNC_KINDS, Call, InterposedDisk, InterposedFile, Result
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import SimFile
 from quiver_actors.errors import DiskError
@@ -21,6 +21,8 @@ ANY = "any"
 """As a kind: every call."""
 MUTATING = "mutating"
 """As a kind: every call that changes the disk."""
+SPACE_KINDS = frozenset(["create", "write", "allocate", "fdatasync", "fsync", "rename", "make_directory"])
+"""Calls that may need space."""
 
 
 class SimulatedCrash(BaseException):
@@ -45,7 +47,7 @@ class Fault:
     kind: str
     nth: int
     errno: int
-    always: bool
+    then: frozenset[str]
     written_share: float
     path_part: str
     seen: int = 0
@@ -53,13 +55,14 @@ class Fault:
 
     def strikes(self, call: Call) -> bool:
         """Count the call; whether it is to fail."""
-        if not _is_of_kind(call, self.kind) or self.path_part not in f"{call.path} {call.target}":
+        if self.path_part not in f"{call.path} {call.target}":
             return False
-        self.seen += 1
-        if self.seen == self.nth or (self.always and self.seen > self.nth):
-            self.hits += 1
-            return True
-        return False
+        struck = self.seen >= self.nth and call.kind in self.then
+        if _is_of_kind(call, self.kind):
+            self.seen += 1
+            struck = struck or self.seen == self.nth
+        self.hits += struck
+        return struck
 
 
 def _is_of_kind(call: Call, kind: str) -> bool:
@@ -70,7 +73,7 @@ class FaultyDisk(InterposedDisk):
     """See the module.
 
     Attributes:
-        calls: how often each site called; a site is a function of the package outside this directory's wrappers.
+        history: where each call so far came from; a site is the function that called the outermost wrapper.
         failed_sites: those at which a call failed by a fault set here.
         mutating_count: calls so far that change the disk.
         lies: every sync returns without syncing, as some drives do.
@@ -78,12 +81,17 @@ class FaultyDisk(InterposedDisk):
 
     def __init__(self, inner: Disk) -> None:
         super().__init__(inner)
-        self.calls: Counter[CallSite] = Counter()
+        self.history: list[CallSite] = []
         self.failed_sites: Counter[CallSite] = Counter()
         self.mutating_count = 0
         self.lies = False
         self._faults: list[Fault] = []
         self._crash_at = 0
+
+    @property
+    def calls(self) -> Counter[CallSite]:
+        """How often each site has called."""
+        return Counter(self.history)
 
     def fail(
         self,
@@ -91,7 +99,7 @@ class FaultyDisk(InterposedDisk):
         nth: int,
         errno: int,
         *,
-        always: bool = False,
+        then: Iterable[str] = (),
         written_share: float = 0.0,
         path_part: str = "",
     ) -> Fault:
@@ -100,11 +108,11 @@ class FaultyDisk(InterposedDisk):
         Args:
             kind: name of a method of the disk or its files, ANY or MUTATING.
             nth: counted from 1, from now on.
-            always: all calls of the kind after it fail too.
+            then: kinds of which every later call fails too: `KINDS` where nothing works any more, `SPACE_KINDS` on a full disk.
             written_share: of a write, how much of it is done before it fails: a short write.
             path_part: only calls whose path (or a rename's target) has this in it are counted.
         """
-        fault = Fault(kind, nth, errno, always, written_share, path_part)
+        fault = Fault(kind, nth, errno, frozenset(then), written_share, path_part)
         self._faults.append(fault)
         return fault
 
@@ -119,7 +127,7 @@ class FaultyDisk(InterposedDisk):
 
     def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
         site = call_site(call.kind)
-        self.calls[site] += 1
+        self.history.append(site)
         if call.kind in MUTATING_KINDS:
             self.mutating_count += 1
             if self.mutating_count == self._crash_at:
@@ -157,6 +165,8 @@ def _do_damage(call: Call, fault: Fault) -> None:
         count = round(len(joined) * fault.written_share)
         if count:
             file.write([joined[:count]], call.offset)
+    while isinstance(file, InterposedFile):
+        file = file.inner
     if call.kind in SYNC_KINDS and isinstance(file, SimFile):
         file.fail_sync()
 
@@ -167,8 +177,12 @@ _WRAPPERS = frozenset(
 
 
 def call_site(kind: str) -> CallSite:
-    """Where the innermost call on the seam that is under way comes from."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in _WRAPPERS:
+    """Where the call on the seam that is under way comes from: whoever called the outermost disk."""
+    frame, is_inside = sys._getframe(1), False
+    while frame.f_back is not None:
+        is_wrapper = frame.f_globals.get("__name__") in _WRAPPERS
+        if is_inside and not is_wrapper:
+            break
+        is_inside = is_inside or is_wrapper
         frame = frame.f_back
     return CallSite(kind, str(frame.f_globals.get("__name__")), frame.f_code.co_qualname)

@@ -30,7 +30,10 @@ MUTATING_KINDS = frozenset(
 )
 """Calls that change what is on the disk, or what of it is durable."""
 SYNC_KINDS = frozenset(["fdatasync", "fsync", "sync_directory"])
-KINDS = MUTATING_KINDS | {"open_write", "open_read", "read", "size", "list_directory", "exists", "allocated_bytes"}
+READING_KINDS = frozenset(
+    ["open_write", "open_read", "read", "size", "list_directory", "exists", "allocated_bytes", "free_bytes"]
+)
+KINDS = MUTATING_KINDS | READING_KINDS
 
 
 class Call(NamedTuple):
@@ -135,6 +138,9 @@ class InterposedDisk:
 
     def allocated_bytes(self, path: str) -> int:
         return self.around(Call("allocated_bytes", path), lambda: self.inner.allocated_bytes(path))
+
+    def free_bytes(self, path: str) -> int:
+        return self.around(Call("free_bytes", path), lambda: self.inner.free_bytes(path))
 
     def lock(self, path: str) -> DirectoryLock | None:
         return self.around(Call("lock", path), lambda: self.inner.lock(path))

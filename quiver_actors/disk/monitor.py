@@ -7,24 +7,23 @@ Rules
 - A file gets a name that recovery reads (anything but `*.tmp`) only when all that was written to it before is synced. The active log
   may have been appended to since its sync: what it then holds is acknowledged later.
 - No file takes a name that another one still needs: one whose new name is not durable yet.
-- A file whose write or sync has failed is not written or synced again. Running out of space in a write is no failure of the file.
+- A file is not written after a failed write, and not written, synced or named after a failed sync. Running out of space in a write
+  is no failure of the file.
 - A segment is unlinked only when `may_unlink` says that nobody needs it.
 - What is acknowledged is synced, in a file whose name is durable.
 """
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from quiver_actors.disk.interposed import MUTATING_KINDS, Call, InterposedDisk, InterposedFile, Result
-from quiver_actors.disk.protocol import Disk, DiskFile
+from quiver_actors.disk.interposed import MUTATING_KINDS, SYNC_KINDS, Call, InterposedDisk, InterposedFile, Result
+from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError
 
 _HISTORY_CALLS = 400
-_NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _ACTIVE_LOG = "/quiver.wal"
 _SEGMENT = ".qseg"
 _TEMPORARY = ".tmp"
@@ -38,7 +37,8 @@ class _Tracked:
         self.durable_name: str | None = None
         self.written = 0
         self.synced = 0
-        self.failure = ""
+        self.failed_write = ""
+        self.failed_sync = ""
 
     @property
     def is_synced(self) -> bool:
@@ -99,15 +99,15 @@ class OrderMonitor(InterposedDisk):
             if tracked is not None:
                 self._note_failure(tracked, call, error)
             raise
-        if tracked is not None and call.kind in ("fsync", "fdatasync"):
+        if tracked is not None and call.kind in SYNC_KINDS:
             tracked.synced = max(tracked.synced, covered)
         self._note_names(call)
         return result
 
     def _opened(self, call: Call, proceed: Callable[[], DiskFile]) -> InterposedFile:
         known = self._by_name.get(call.path)
-        if known is not None and known.failure and call.kind != "open_read":
-            self._broken(f"{call} although it failed before: {known.failure}")
+        if known is not None and known.failed_sync and call.kind != "open_read":
+            self._broken(f"{call} although it failed before: {known.failed_sync}")
         file = super()._opened(call, proceed)
         if known is None or call.kind == "create":
             self._track(call.path, is_durable=call.kind != "create")
@@ -125,10 +125,10 @@ class OrderMonitor(InterposedDisk):
     # --- rules ------------------------------------------------------------------------------------------------------------
 
     def _check(self, call: Call) -> None:
-        if call.kind in ("write", "allocate", "truncate", "fdatasync", "fsync") and call.file is not None:
+        if call.file is not None:
             tracked = self._files[call.file]
-            if tracked.failure:
-                self._broken(f"{call} although it failed before: {tracked.failure}")
+            if tracked.failed_sync or (tracked.failed_write and call.kind not in SYNC_KINDS):
+                self._broken(f"{call} although it failed before: {tracked.failed_sync or tracked.failed_write}")
         elif call.kind == "rename":
             self._check_rename(call)
         elif call.kind == "unlink" and call.path.endswith(_SEGMENT) and not self.may_unlink(call.path):
@@ -140,8 +140,8 @@ class OrderMonitor(InterposedDisk):
             is_active = call.target.endswith(_ACTIVE_LOG)
             if not (tracked.is_synced or (is_active and tracked.synced)):
                 self._broken(f"{call} although its bytes are not synced")
-            if tracked.failure:
-                self._broken(f"{call} although it failed before: {tracked.failure}")
+            if tracked.failed_sync:
+                self._broken(f"{call} although it failed before: {tracked.failed_sync}")
         for other in self._by_name.values():
             if other.durable_name == call.target and other.name != call.target:
                 self._broken(f"{call} takes the only durable name of what is now {other.name}")
@@ -149,11 +149,10 @@ class OrderMonitor(InterposedDisk):
     # --- what has happened --------------------------------------------------------------------------------------------------
 
     def _note_failure(self, tracked: _Tracked, call: Call, error: DiskError) -> None:
-        is_failure = call.kind in ("fsync", "fdatasync") or (
-            call.kind == "write" and error.errno not in _NO_SPACE_ERRNOS
-        )
-        if is_failure:
-            tracked.failure = str(error)
+        if call.kind in SYNC_KINDS:
+            tracked.failed_sync = str(error)
+        elif call.kind == "write" and error.errno not in NO_SPACE_ERRNOS:
+            tracked.failed_write = str(error)
 
     def _note_names(self, call: Call) -> None:
         if call.kind == "sync_directory":

@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Sequence
 
-from quiver_actors.disk.protocol import Buffer
+from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Buffer
 from quiver_actors.errors import DiskError
 
 _IOVECS_MAX = 1024
@@ -89,7 +89,7 @@ class PosixFile:
         try:
             os.fchmod(self._descriptor, 0o440)
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, *NO_SPACE_ERRNOS):
                 raise _disk_error("chmod", self.path, error) from error
 
     def size(self) -> int:
@@ -215,6 +215,17 @@ class PosixDisk:
             return 0
         except OSError as error:
             raise _disk_error("stat", path, error) from error
+
+    def free_bytes(self, path: str) -> int:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+            try:
+                found = os.fstatvfs(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _disk_error("statvfs", path, error) from error
+        return found.f_bavail * found.f_frsize
 
     def lock(self, path: str) -> PosixLock | None:
         file = self._open("lock", path, os.O_RDWR | os.O_CREAT)

@@ -12,10 +12,19 @@ After a process is killed, everything that was written is there: the kernel has 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from collections.abc import Sequence
 from typing import Protocol
 
+from quiver_actors.errors import DiskError
+
 Buffer = bytes | bytearray | memoryview
+
+NO_SPACE_ERRNOS = frozenset([errno.ENOSPC, errno.EDQUOT])
+"""There is no room: the same call may succeed later."""
+UNREADABLE_ERRNOS = frozenset([errno.EIO, errno.EBADMSG, errno.EUCLEAN])
+"""Of a read: the disk does not give these bytes back, or knows that they are wrong. They count as damaged."""
 
 
 class DiskFile(Protocol):
@@ -39,7 +48,7 @@ class DiskFile(Protocol):
     def fsync(self) -> None: ...
 
     def make_read_only(self) -> None:
-        """Mode 0440 where the file system keeps modes; silently nothing where it does not."""
+        """Mode 0440 where the file system keeps modes and has room for it; silently nothing where not."""
 
     def size(self) -> int: ...
 
@@ -79,6 +88,9 @@ class Disk(Protocol):
     def allocated_bytes(self, path: str) -> int:
         """Bytes of blocks that the file takes, which may be more or less than its size."""
 
+    def free_bytes(self, path: str) -> int:
+        """Bytes that this process could still allocate in that directory."""
+
     def lock(self, path: str) -> DirectoryLock | None:
         """Take the exclusive lock of that file (created if needed); None when another process holds it."""
 
@@ -90,8 +102,13 @@ def write_atomically(disk: Disk, path: str, content: bytes) -> None:
     try:
         file.write([content], 0)
         file.fdatasync()
-    finally:
+    except DiskError:
         file.close()
+        # Tried again, it is tried with another file: one whose sync has failed is not to be trusted.
+        with contextlib.suppress(DiskError):
+            disk.unlink(temporary)
+        raise
+    file.close()
     disk.rename(temporary, path)
 
 

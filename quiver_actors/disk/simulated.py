@@ -33,7 +33,8 @@ from quiver_actors.disk.crashes import (
 from quiver_actors.disk.protocol import Buffer
 from quiver_actors.errors import DiskError
 
-_BLOCK_BYTES = 4096
+BLOCK_BYTES = 4096
+_UNLIMITED_BYTES = 1 << 50
 _ROOT = "."
 
 
@@ -109,7 +110,7 @@ class _Inode:
 
 
 def _blocks(size_bytes: int) -> int:
-    return -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class SimFile:
@@ -301,7 +302,7 @@ class SimDisk:
             return size_bytes
         if self.capacity_bytes is not None:
             free = max(0, self.capacity_bytes - self.used_bytes)
-            wanted = min(wanted, inode.allocated_bytes + free // _BLOCK_BYTES * _BLOCK_BYTES)
+            wanted = min(wanted, inode.allocated_bytes + free // BLOCK_BYTES * BLOCK_BYTES)
         inode.allocated_bytes = wanted
         return min(size_bytes, wanted)
 
@@ -395,6 +396,12 @@ class SimDisk:
         with self.mutex:
             node = self._node(path)
             return node.allocated_bytes if isinstance(node, _Inode) else 0
+
+    def free_bytes(self, path: str) -> int:
+        with self.mutex:
+            if self.capacity_bytes is None:
+                return _UNLIMITED_BYTES
+            return max(0, self.capacity_bytes - self.used_bytes)
 
     def lock(self, path: str) -> SimLock | None:
         with self.mutex:

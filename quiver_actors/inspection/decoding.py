@@ -34,7 +34,7 @@ def _check_payload(body: bytes, block: SlotBlock) -> str:
         with pa.ipc.open_stream(pa.py_buffer(body[start:end])) as reader:
             batch = reader.read_next_batch()
         batch.validate(full=True)
-    except (FormatError, pa.ArrowException, OSError, ValueError) as error:
+    except (FormatError, pa.ArrowException, OSError, ValueError, StopIteration) as error:
         return f"slot {block.slot_id} cannot be decoded: {one_line(error)}"
     if batch.num_rows != block.row_count:
         return f"slot {block.slot_id} holds {batch.num_rows} rows: its head says {block.row_count}"

@@ -15,6 +15,7 @@ from quiver_actors.checksum import crc32
 from quiver_actors.errors import FormatError
 from quiver_actors.inspection import structures
 from quiver_actors.inspection.decoding import check_payloads
+from quiver_actors.inspection.fields import Structure, show
 from quiver_actors.inspection.findings import Finding, Severity
 from quiver_actors.inspection.recognise import SEARCHES
 from quiver_actors.inspection.small_files import newer_version
@@ -26,7 +27,9 @@ from quiver_actors.wal.codec import decode_entry_header, decode_slots, plausible
 from quiver_actors.wal.reader import LogReader, LogScan, Span
 
 _HEADER_ACTION = "its entries stay readable: start the node, or run `quiver repair`, to have them laid into a new log"
-_SPAN_ACTION = "start the node, or run `quiver repair`: the bytes are kept in quarantine/, the bundles behind them are served"
+_SPAN_ACTION = (
+    "start the node, or run `quiver repair`: the bytes are kept in quarantine/, the bundles behind them are served"
+)
 TORN_WRITE, SEAL_TAIL, ZEROES, END_OF_FILE = "torn write", "tail of a seal", "zeroes", "end of file"
 
 
@@ -125,24 +128,24 @@ class _LogExaminer:
             return start, layout.ALIGNMENT if is_own else 1
         return next((place for place in SEARCHES if self._reader.scan(place[0], stride=place[1]).entries), SEARCHES[0])
 
-    def _report_header(self, data: bytes, header: structures.Structure) -> None:
+    def _report_header(self, data: bytes, header: Structure) -> None:
         if self._is_newer(header):
             self._look.findings.append(newer_version(self._source, "log.version", header.fields[1]))
         elif any(data):
             self._look.findings += header.damage(self._source.path, _HEADER_ACTION)
-        elif not any(any(chunk) for chunk in self._source.chunks(self._end)):
+        elif self._source.is_zero(self._end):
             self._add(Severity.NOTE, "log.never_written", 0, "preallocated, never written")
         else:
-            wanted = structures.show(layout.WAL_MAGIC)
+            wanted = show(layout.WAL_MAGIC)
             self._add(Severity.DAMAGE, "log.header", 0, "log header is zero", wanted, "zeroes", _HEADER_ACTION)
 
     @staticmethod
-    def _is_newer(header: structures.Structure) -> bool:
+    def _is_newer(header: Structure) -> bool:
         """Another version, and a CRC over it that says so too."""
         wrong = [field.name for field in header.fields if field.expected is not None]
         return header.is_whole and "crc32" in header and wrong == ["version"] and any(header["incarnation"])
 
-    def _describe_header(self, header: structures.Structure, data: bytes, is_own: bool) -> None:
+    def _describe_header(self, header: Structure, data: bytes, is_own: bool) -> None:
         view = self._view
         if not header.is_right:
             restored = structures.restored_log_header(data)
@@ -169,14 +172,20 @@ class _LogExaminer:
         return self._reader.scan(start, stride=stride)
 
     def _follow_lengths(self, start: int) -> LogScan | None:
-        """The entries by their length fields alone; None where that leads nowhere."""
+        """The entries by their length fields alone; None where that leads nowhere, or to what cannot be an entry."""
         found = LogScan(end=start, end_marked=True)
+        previous: int | None = None
         while found.end + layout.END_MARK_BYTES <= self._end:
-            length = int.from_bytes(self._source.read(layout.ENTRY_LENGTH_BYTES, found.end), "little")
+            head = self._source.read(layout.ENTRY_HEAD.size, found.end)
+            length = int.from_bytes(head[: layout.ENTRY_LENGTH_BYTES], "little")
             if length == 0:
                 return found
             if not plausible_entry_length(length, self._end - found.end - layout.ENTRY_LENGTH_BYTES):
                 return None
+            sequence = decode_entry_header(head[layout.ENTRY_LENGTH_BYTES :]).sequence
+            if previous is not None and sequence != previous + 1:
+                return None  # being written right now, or damaged: CRCs tell
+            previous = sequence
             end = found.end + length + layout.ENTRY_OVERHEAD_BYTES
             found.entries.append(Span(found.end, end))
             found.end = end
@@ -281,12 +290,16 @@ class _LogExaminer:
         if view.behind == TORN_WRITE:
             expected, found = self._what_is_wrong(scan.end)
             if self._is_last:
-                message = "torn write behind the last entry: being written now, or cut off by a crash and never acknowledged"
+                message = (
+                    "torn write behind the last entry: being written now, or cut off by a crash and never acknowledged"
+                )
                 action = "nothing: the next open cuts it"
                 self._add(Severity.NOTE, "log.torn_write", scan.end, message, expected, found, action)
             else:
                 message = "damaged behind the last valid entry, in a file that was complete"
-                action = "the entries from here on are lost, those before are kept: run `quiver repair`, or start the node"
+                action = (
+                    "the entries from here on are lost, those before are kept: run `quiver repair`, or start the node"
+                )
                 self._add(Severity.DAMAGE, "log.end", scan.end, message, expected, found, action)
         elif view.behind == SEAL_TAIL:
             message = "the seal of this log was cut off"

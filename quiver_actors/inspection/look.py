@@ -9,12 +9,15 @@ from quiver_actors.inspection.messages import walk_messages
 from quiver_actors.inspection.recognise import FileKind, is_plain_arrow, recognise
 from quiver_actors.inspection.segments import examine_segment
 from quiver_actors.inspection.small_files import examine_core, examine_cursor, examine_progress
-from quiver_actors.inspection.source import Source
+from quiver_actors.inspection.source import SECTOR_BYTES, Source
 from quiver_actors.inspection.views import FileView
 from quiver_actors.paths import segment_seq_of
 from quiver_actors.wal import layout
 
 _TEXT_BYTES = 200
+_UNREADABLE_ACTION = (
+    "look at the disk and at the kernel's log; `quiver repair` saves the rest and moves the file to quarantine/"
+)
 
 
 def look_at(source: Source, *, deep: bool, limit: int) -> FileView:
@@ -24,16 +27,21 @@ def look_at(source: Source, *, deep: bool, limit: int) -> FileView:
         deep: check CRCs and decode what is stored, which reads the whole file.
         limit: how many entries, streams, bundles and messages to show.
     """
-    view = FileView(
-        path=source.path, kind=str(FileKind.UNKNOWN), recognised_by="content", size_bytes=source.size_bytes
-    )
+    view = FileView(path=source.path, kind=str(FileKind.UNKNOWN), recognised_by="content", size_bytes=source.size_bytes)
     try:
         kind, view.recognised_by = recognise(source)
         view.kind = str(kind)
         _fill(view, kind, source, deep, limit)
     except DiskError as error:
         view.findings.append(unreadable(source.path, error))
+    view.findings += bad_sectors(source)
     return view
+
+
+def unreadable_view(path: str, error: DiskError) -> FileView:
+    """What a file shows that cannot even be opened."""
+    findings = [unreadable(path, error)]
+    return FileView(path=path, kind=str(FileKind.UNKNOWN), recognised_by="content", size_bytes=0, findings=findings)
 
 
 def unreadable(path: str, error: DiskError) -> Finding:
@@ -43,8 +51,24 @@ def unreadable(path: str, error: DiskError) -> Finding:
         code="file.unreadable",
         path=path,
         message=f"cannot be read: {error}",
-        action="look at the disk and at the kernel's log; `quiver repair` moves the file to quarantine/",
+        action=_UNREADABLE_ACTION,
     )
+
+
+def bad_sectors(source: Source) -> list[Finding]:
+    """What the disk did not give back during a look."""
+    if not source.bad_sectors:
+        return []
+    return [
+        Finding(
+            severity=Severity.DAMAGE,
+            code="file.unreadable",
+            path=source.path,
+            offset=min(source.bad_sectors),
+            message=f"the disk does not give back {len(source.bad_sectors)} sectors of {SECTOR_BYTES} bytes; they count as zeroes",
+            action=_UNREADABLE_ACTION,
+        )
+    ]
 
 
 def _fill(view: FileView, kind: FileKind, source: Source, deep: bool, limit: int) -> None:

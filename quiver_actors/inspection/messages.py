@@ -26,7 +26,7 @@ def walk_messages(source: Source) -> tuple[list[MessageView], list[Finding]]:
     found: list[MessageView] = []
     breaks: list[Finding] = []
     for start in _stream_starts(data):
-        offset = start + len(FILE_START)
+        offset = _behind_padding(data, start + len(FILE_START))
         try:
             for message in _messages(buffer, offset):
                 found.append(message)
@@ -42,6 +42,12 @@ def _stream_starts(data: bytes) -> Iterator[int]:
         if at % STREAM_ALIGNMENT == 0:
             yield at
         at = data.find(FILE_START, at + 1)
+
+
+def _behind_padding(data: bytes, offset: int) -> int:
+    """Some writers pad the magic with more zeroes than Arrow asks for."""
+    padding = data[offset : offset + STREAM_ALIGNMENT]
+    return offset + len(padding) - len(padding.lstrip(b"\0"))
 
 
 def _messages(buffer: pa.Buffer, offset: int) -> Iterator[MessageView]:

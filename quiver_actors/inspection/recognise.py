@@ -71,10 +71,10 @@ def _by_search(source: Source) -> tuple[FileKind, str]:
     named = _by_name(source.name)
     if named not in (None, FileKind.LOG):
         return named, "name"
+    if source.is_zero(source.size_bytes):
+        return FileKind.ZEROES, "content"
     if has_entries(source):
         return FileKind.LOG, "content"
-    if not any(any(chunk) for chunk in source.chunks(source.size_bytes)):
-        return FileKind.ZEROES, "content"
     return (named, "name") if named is not None else (FileKind.UNKNOWN, "content")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from quiver_actors.errors import FormatError
 from quiver_actors.inspection import structures
 from quiver_actors.inspection.decoding import BrokenBatch, checked_batch, one_line, stream_schemas
+from quiver_actors.inspection.fields import Structure
 from quiver_actors.inspection.findings import Finding, Severity, has_damage
 from quiver_actors.inspection.logs import LogLook, examine_log
 from quiver_actors.inspection.small_files import newer_version
@@ -23,7 +24,7 @@ from quiver_actors.segment import arrow_ipc
 from quiver_actors.segment.codec import Manifest, StreamInfo, decode_directory, decode_manifest
 from quiver_actors.segment.layout import CHUNKS_MAX, EXTENSION, FOOTER, TRAILER
 from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.wal.layout import WAL_MAGIC
+from quiver_actors.wal import layout as wal_layout
 
 ACTION = (
     "run `quiver repair`, or start the node: the file is moved to quarantine/ and subscribers are told what they lose; "
@@ -74,7 +75,9 @@ class _SegmentExaminer:
         self._entries_end = source.size_bytes
 
     def run(self) -> SegmentLook:
-        is_in_place = self._source.read(len(WAL_MAGIC), 0) == WAL_MAGIC or self._starts_as_own_log()
+        is_in_place = (
+            self._source.read(len(wal_layout.WAL_MAGIC), 0) == wal_layout.WAL_MAGIC or self._starts_as_own_log()
+        )
         self._view.layout = "sealed in place" if is_in_place else "contiguous"
         footer = self._read_trailer()
         if footer is not None:
@@ -93,7 +96,7 @@ class _SegmentExaminer:
 
     def _starts_as_own_log(self) -> bool:
         """Damage to the first bytes does not hide what the file is: our logs carry a second magic."""
-        head = self._source.read(structures.layout.HEADER_BYTES, 0)
+        head = self._source.read(wal_layout.HEADER_BYTES, 0)
         return structures.restored_log_header(head) is not None
 
     def _damage(
@@ -119,7 +122,7 @@ class _SegmentExaminer:
 
     # --- trailer and footer ----------------------------------------------------------------------------------------------------
 
-    def _read_trailer(self) -> structures.Structure | None:
+    def _read_trailer(self) -> Structure | None:
         """Trailer, footer and extension; returns the footer if it can be used."""
         source, view = self._source, self._view
         tail = source.read(TRAILER.size, max(0, source.size_bytes - TRAILER.size))
@@ -142,7 +145,7 @@ class _SegmentExaminer:
             self._describe_extension(extension)
         return footer if footer.is_right else None
 
-    def _describe_extension(self, extension: structures.Structure) -> None:
+    def _describe_extension(self, extension: Structure) -> None:
         view = self._view
         if extension["extension_size"] < EXTENSION.size:
             return
@@ -151,7 +154,7 @@ class _SegmentExaminer:
         view.row_count = extension["row_count"]
         view.incarnation = extension["incarnation"].hex()
 
-    def _check_version(self, footer: structures.Structure | None) -> None:
+    def _check_version(self, footer: Structure | None) -> None:
         """Another version is damage only if the CRC of the file says so too."""
         wrong = [field for field in self._view.footer if field.name == "version" and field.expected is not None]
         if footer is not None or not wrong or self._stored_crc is None:
@@ -161,7 +164,7 @@ class _SegmentExaminer:
 
     # --- directory and manifest --------------------------------------------------------------------------------------------------
 
-    def _read_tables(self, footer: structures.Structure) -> None:
+    def _read_tables(self, footer: Structure) -> None:
         view = self._view
         view.stream_count, view.bundle_count = footer["stream_count"], footer["bundle_count"]
         self._entries_end = footer["directory_offset"]
@@ -178,7 +181,7 @@ class _SegmentExaminer:
         except FormatError as error:
             self._damage("segment.manifest", footer["manifest_offset"], one_line(error))
 
-    def _region(self, footer: structures.Structure, name: str) -> bytes:
+    def _region(self, footer: Structure, name: str) -> bytes:
         return self._source.read(footer[f"{name}_length"], footer[f"{name}_offset"])
 
     def _check_count(self, table: str, of: str, offset: int, expected: int, found: int) -> None:
@@ -213,7 +216,9 @@ class _SegmentExaminer:
             self._damage("segment.stream", stream_end - _ARROW_END, message, "the footer of an Arrow file")
             return
         if counts.batches != info.chunk_count or counts.batches > CHUNKS_MAX:
-            message = f"stream {info.stream_id} of slot {info.slot_id} does not have the chunks that the directory names"
+            message = (
+                f"stream {info.stream_id} of slot {info.slot_id} does not have the chunks that the directory names"
+            )
             self._damage("segment.stream", stream_end - size, message, f"{info.chunk_count}", f"{counts.batches}")
 
     def _check_references(self, streams: dict[int, StreamInfo], manifest: Manifest) -> None:
@@ -223,7 +228,9 @@ class _SegmentExaminer:
         chunks = np.asarray(manifest.ref_chunks, dtype=np.int64)
         known = {stream_id: (info.slot_id, info.chunk_count) for stream_id, info in streams.items()}
         wanted = np.array([known.get(int(stream_id), (-1, 0)) for stream_id in ids], dtype=np.int64).reshape(-1, 2)
-        wrong = np.flatnonzero((wanted[:, 0] != slots) | (chunks >= wanted[:, 1])) if len(ids) else np.empty(0, np.int64)
+        wrong = (
+            np.flatnonzero((wanted[:, 0] != slots) | (chunks >= wanted[:, 1])) if len(ids) else np.empty(0, np.int64)
+        )
         offset = self._offset_of("manifest_offset")
         for ref in wrong[:_FINDINGS_MAX].tolist():
             slot_id, chunk_count = known.get(int(ids[ref]), (None, 0))
@@ -235,9 +242,13 @@ class _SegmentExaminer:
                 f"slot {slots[ref]} as chunk {chunks[ref]} of stream {ids[ref]}",
                 has,
             )
-        twice = [place for place, count in Counter(zip(ids.tolist(), chunks.tolist(), strict=True)).items() if count > 1]
+        twice = [
+            place for place, count in Counter(zip(ids.tolist(), chunks.tolist(), strict=True)).items() if count > 1
+        ]
         for stream_id, chunk in twice[:_FINDINGS_MAX]:
-            self._damage("segment.reference", offset, f"manifest: two bundles refer to chunk {chunk} of stream {stream_id}")
+            self._damage(
+                "segment.reference", offset, f"manifest: two bundles refer to chunk {chunk} of stream {stream_id}"
+            )
 
     def _offset_of(self, name: str) -> int | None:
         return next((int(field.value) for field in self._view.footer if field.name == name), None)
@@ -278,7 +289,7 @@ class _SegmentExaminer:
             self._compare_with_entries(look)
 
     def _header_only(self) -> LogView:
-        data = self._source.read(structures.layout.HEADER_BYTES, 0)
+        data = self._source.read(wal_layout.HEADER_BYTES, 0)
         header = structures.log_header(data)
         self._look.findings += header.damage(self._source.path, ACTION)
         view = LogView(header=header.fields)
@@ -295,7 +306,7 @@ class _SegmentExaminer:
                 severity=Severity.DAMAGE,
                 code="segment.name",
                 path=self._source.path,
-                offset=structures.layout.HEADER_EXTENSION_OFFSET,
+                offset=wal_layout.HEADER_EXTENSION_OFFSET,
                 message="the file has the name of another segment: its bundles would be delivered under wrong ids",
                 expected=f"segment {self._segment_seq}",
                 found=f"segment {log.segment_seq}",

@@ -170,7 +170,9 @@ def _read_entries(look: ProgressLook, source: Source, data: bytes, header: Struc
         words = int.from_bytes(data[at + 12 : at + 14], "little")
         if words != word_count(bundle_count) or words > BITMAP_WORDS_MAX:
             wanted = f"{word_count(bundle_count)} bitmap words for {bundle_count} bundles"
-            _break(look, source, at + 12, f"progress entry {number} (segment {segment_seq}) is wrong", wanted, str(words))
+            _break(
+                look, source, at + 12, f"progress entry {number} (segment {segment_seq}) is wrong", wanted, str(words)
+            )
             return
         bitmap = data[at + _ENTRY_BYTES : min(end, at + _ENTRY_BYTES + words * WORD_BITS // 8)]
         if len(look.view.entries) < limit:

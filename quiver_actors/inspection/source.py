@@ -11,23 +11,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from quiver_actors.checksum import crc32
-from quiver_actors.disk.protocol import Disk, DiskFile
+from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError
 
 CHUNK_BYTES = 1 << 20
+SECTOR_BYTES = 4096
 _NO_ACCESS = frozenset([errno.EACCES, errno.EPERM])
 
 
-class Vanished(Exception):
+class Vanished(DiskError):
     """The file was there when its directory was listed, and is no more."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("open", path, errno.ENOENT)
 
 
 class Source:
-    """One open file. `path` is for messages."""
+    """One open file. `path` is for messages.
 
-    def __init__(self, file: DiskFile, path: str, note_read: Callable[[int], None]) -> None:
+    Sectors that the disk does not give back read as zeroes and are remembered in `bad_sectors`, so that a look goes on behind them.
+    """
+
+    def __init__(self, file: DiskFile, path: str) -> None:
         self._file = file
-        self._note_read = note_read
+        self.bad_sectors: set[int] = set()
+        """Offsets of their starts."""
         self.path = path
         self.size_bytes = file.size()
 
@@ -37,14 +45,34 @@ class Source:
 
     def read(self, length: int, offset: int) -> bytes:
         """Up to `length` bytes at `offset`, fewer at the end of the file. Raises DiskError."""
-        data = self._file.read(max(0, min(length, self.size_bytes - offset)), offset)
-        self._note_read(len(data))
-        return data
+        length = max(0, min(length, self.size_bytes - offset))
+        try:
+            return self._file.read(length, offset)
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+        first = offset - offset % SECTOR_BYTES
+        sectors = b"".join(self._sector(start) for start in range(first, offset + length, SECTOR_BYTES))
+        return sectors[offset - first : offset - first + length]
+
+    def _sector(self, start: int) -> bytes:
+        size = min(SECTOR_BYTES, self.size_bytes - start)
+        try:
+            return self._file.read(size, start)
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            self.bad_sectors.add(start)
+            return bytes(size)
 
     def chunks(self, end: int) -> Iterator[bytes]:
         """Bytes `[0, end)` in pieces."""
         for offset in range(0, end, CHUNK_BYTES):
             yield self.read(min(CHUNK_BYTES, end - offset), offset)
+
+    def is_zero(self, end: int) -> bool:
+        """Whether all of `[0, end)` is zero; stops at the first piece that is not."""
+        return not any(chunk.strip(b"\0") for chunk in self.chunks(end))
 
     def crc32(self, end: int) -> int:
         value = 0
@@ -54,16 +82,24 @@ class Source:
 
 
 class Tree:
-    """A disk, what its root is called in messages, and who wants to know how many bytes were read."""
+    """A disk, what its root is called in messages (nothing: paths are as on the disk), and who follows the work.
 
-    def __init__(self, disk: Disk, label: str, note_read: Callable[[int], None] | None = None) -> None:
+    `note_look` is called with the size of each file that a look at it is over.
+    """
+
+    def __init__(self, disk: Disk, label: str, note_look: Callable[[int], None] | None = None) -> None:
         self.disk = disk
         self.label = label
-        self._note_read = note_read or (lambda _: None)
+        self.note_look = note_look or (lambda _: None)
+        self._prefix = f"{label.rstrip('/')}/" if label else ""
 
     def named(self, path: str) -> str:
         """The path as people know it."""
-        return f"{self.label.rstrip('/')}/{path}" if path not in ("", ".") else self.label
+        return self._prefix + path if path not in ("", ".") else self.label or "."
+
+    def path_of(self, named: str) -> str:
+        """The path on the disk of what people know as `named`."""
+        return named.removeprefix(self._prefix)
 
     @contextmanager
     def open(self, path: str) -> Iterator[Source]:
@@ -80,7 +116,9 @@ class Tree:
                 raise Vanished(path) from error
             raise
         try:
-            yield Source(file, self.named(path), self._note_read)
+            source = Source(file, self.named(path))
+            yield source
+            self.note_look(source.size_bytes)
         finally:
             file.close()
 

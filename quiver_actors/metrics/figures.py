@@ -59,6 +59,12 @@ class EngineFigure(enum.IntEnum):
     DISK_BYTES = 17
     SEGMENTS_DELETED = 18
     QUARANTINED = 19
+    COMPACTIONS = 20
+    """Segments rewritten since the worker started."""
+    COMPACTED_BYTES_SAVED = 21
+    LAST_SCRUB_UNIX_NS = 22
+    """When the segment that was checked longest ago was checked: all others since. 0: none, or not all were checked yet."""
+    SCRUBBED_BYTES = 23
 
 
 class SubscriberFigure(enum.IntEnum):

@@ -26,6 +26,9 @@ BUFFER_BYTES = 64 << 10
 _READ_BYTES_MIN = 4 << 10
 """Below this much room the rest of a frame is moved to the front rather than read in small pieces."""
 
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What msgspec raises for bytes that are no message; text that is not UTF-8 is an error of its own."""
+
 _encoder = msgspec.msgpack.Encoder()
 # The decoders are built from unions: their element type is beyond what msgspec's stubs can infer.
 _client_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(cast(Any, ClientMessage))
@@ -52,7 +55,7 @@ def decode_client_message(frame: memoryview | bytes) -> ClientMessage:
     """
     try:
         return cast(ClientMessage, _client_decoder.decode(frame))
-    except msgspec.DecodeError as error:
+    except _UNDECODABLE as error:
         raise ProtocolError(f"client sent a frame of {len(frame)} bytes that is no message: {error}") from error
 
 
@@ -64,7 +67,7 @@ def decode_worker_message(frame: memoryview | bytes) -> WorkerMessage:
     """
     try:
         return cast(WorkerMessage, _worker_decoder.decode(frame))
-    except msgspec.DecodeError as error:
+    except _UNDECODABLE as error:
         raise ProtocolError(f"worker sent a frame of {len(frame)} bytes that is no message: {error}") from error
 
 

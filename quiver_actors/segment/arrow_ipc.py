@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from quiver_actors.errors import ArrowError, Truncated
@@ -60,10 +60,11 @@ _FOOTER_TABLE, _FOOTER_SCHEMA, _FOOTER_DICTIONARIES, _FOOTER_BATCHES = 16, 24, 2
 _COUNT_BEHIND_PADDING = struct.Struct("<4xI")
 _FOOTER_END = struct.Struct("<i6s")
 
-# Prefix and root offset; vtables of `Message` (version, header type, header, body length) and `DictionaryBatch` (id, data); the
-# tables: distance to the vtable, header, body length, version, header type, padding; then distance, data, id.
-_DICTIONARY_HEAD = struct.Struct("<III6H4HiIqhB5xiIq")
-_DICTIONARY_MESSAGE, _DICTIONARY_TABLE = 24, 48
+# Prefix and root offset; `Message`: its vtable (version, header type, header, body length), distance to it, header, body length,
+# version, header type, padding; `DictionaryBatch`: its vtable (id, data), padding, distance to it, data, id. Each vtable right before
+# its table: polars does not find one that stands before the table which refers to its own.
+_DICTIONARY_HEAD = struct.Struct("<III6HiIqhBx4H4xiIq")
+_DICTIONARY_MESSAGE, _DICTIONARY_VTABLE, _DICTIONARY_TABLE = 16, 36, 48
 _DICTIONARY_FLATBUFFER_BYTES = _DICTIONARY_HEAD.size - 8
 
 
@@ -95,6 +96,18 @@ class StreamLayout(NamedTuple):
     row_count: int
     end: int
     """One past the end-of-stream mark; what follows in the payload is padding."""
+
+
+class MessageSpan(NamedTuple):
+    """One message of a stream or file; `offset` from where reading begins."""
+
+    is_batch: bool
+    """A record batch; else a schema or a dictionary."""
+    offset: int
+    metadata_bytes: int
+    body_bytes: int
+    row_count: int
+    """Of a record batch."""
 
 
 class FooterCounts(NamedTuple):
@@ -169,6 +182,29 @@ def _walk(stream: memoryview) -> StreamLayout:
     return StreamLayout(schema.metadata_bytes, tuple(dictionaries), batch, row_count, at + 8)
 
 
+def walk_messages(read: Callable[[int, int], bytes], start: int, end: int) -> Iterator[MessageSpan]:
+    """The messages that stand one behind the other from `start` up to an end mark, by reading their heads alone.
+
+    Raises:
+        Truncated, ArrowError: what stands behind the last one found is no message that ends before `end`.
+    """
+    at = start
+    while True:
+        length = int.from_bytes(read(8, at)[4:], "little")
+        if at + 8 + length > end:
+            raise Truncated(f"Arrow message at offset {at} has {length} bytes of metadata: its stream ends at {end}")
+        head = memoryview(read(8 + length, at))
+        try:
+            message = _read_message(head, 0, body_room=end - at)
+            rows = _integer(message.flatbuffer, message.header, 0) if message else 0
+        except struct.error as error:
+            raise ArrowError(f"Arrow message at offset {at} has a broken flatbuffer: {error}") from error
+        if message is None:
+            return
+        yield MessageSpan(message.kind == _RECORD_BATCH, at, message.metadata_bytes, message.body_bytes, rows)
+        at += message.metadata_bytes + message.body_bytes
+
+
 def _require_message(stream: memoryview, at: int) -> _Message:
     message = _read_message(stream, at)
     if message is None:
@@ -176,8 +212,12 @@ def _require_message(stream: memoryview, at: int) -> _Message:
     return message
 
 
-def _read_message(stream: memoryview, at: int) -> _Message | None:
-    """The message at `at`, or None for the end-of-stream mark."""
+def _read_message(stream: memoryview, at: int, *, body_room: int | None = None) -> _Message | None:
+    """The message at `at`, or None for the end-of-stream mark.
+
+    Args:
+        body_room: bytes from `at` on that there are; None: what `stream` holds.
+    """
     room = stream.nbytes - at - 8
     if room < 0:
         raise Truncated(f"Arrow stream ends at {stream.nbytes}: expected a message or the end mark at offset {at}")
@@ -190,6 +230,8 @@ def _read_message(stream: memoryview, at: int) -> _Message | None:
         raise Truncated(f"Arrow message at offset {at} has {length} bytes of metadata: {room} are left")
     flatbuffer = stream[at + 8 : at + 8 + length]
     version, kind, header, body_bytes = _message_fields(flatbuffer)
+    if body_room is not None:
+        room = body_room - 8
     if not 0 <= body_bytes <= room - length:
         raise Truncated(f"Arrow message at offset {at} has a body of {body_bytes} bytes: {room - length} are left")
     if (length | body_bytes) & 7:
@@ -425,8 +467,8 @@ def encode_dictionary(dictionary_id: int, values: Buffer) -> bytes:
     head = _DICTIONARY_HEAD.pack(
         *(_CONTINUATION, flatbuffer_bytes, message),
         *(12, 20, 16, 18, 4, 8),
-        *(8, 16, 8, 4),
         *(message - 4, table - message - 4, batch.body_bytes, batch.version, _DICTIONARY_BATCH),
-        *(table - 16, _DICTIONARY_FLATBUFFER_BYTES + batch.header - table - 4, dictionary_id),
+        *(8, 16, 8, 4),
+        *(table - _DICTIONARY_VTABLE, _DICTIONARY_FLATBUFFER_BYTES + batch.header - table - 4, dictionary_id),
     )
     return b"".join((head, batch.flatbuffer, memoryview(values)[batch.metadata_bytes :]))

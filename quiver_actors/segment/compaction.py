@@ -26,7 +26,6 @@ from quiver_actors.errors import InvalidFormat
 from quiver_actors.segment.arrow_ipc import BLOCK, END_OF_STREAM, FILE_START, encode_footer
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.segment.codec import (
-    FooterExtension,
     ManifestColumns,
     SegmentFooter,
     StreamInfo,
@@ -50,6 +49,8 @@ _ENTRY_OVERHEAD_BYTES = 33
 _SLOT_OVERHEAD_BYTES = 42 + 32 + 8
 _FOOTER_OVERHEAD_BYTES = 64
 """Of an Arrow footer, beside its blocks and its schema: its own fields, and padding on average."""
+_LOG_HEADER_BYTES = 125
+"""With the end mark."""
 
 _BUNDLE_FIELDS = np.dtype([("sequence", "<u8"), ("time", "<i8"), ("item_count", "<i8"), ("byte_count", "<u8")])
 _REF_FIELDS = np.dtype([("slot_id", "<u4"), ("crc", "<u4")])
@@ -84,12 +85,222 @@ def judge(footer: SegmentFooter, streams: Sequence[StreamInfo]) -> Verdict:
 
 
 def _saving_bytes(footer: SegmentFooter, streams: Sequence[StreamInfo], entries_bytes: int) -> int:
-    """What is repeated. The Arrow footers stand one behind the other, so their lengths tell those of the schemas."""
+    """What is repeated, about. The Arrow footers stand one behind the other, so their lengths tell those of the schemas."""
     chunks = np.array([stream.chunk_count for stream in streams])
     ends = np.array([stream.byte_offset + stream.byte_length for stream in streams])
-    begins = np.concatenate([[footer.directory_offset - int(ends[-1] - ends[0]) - int(ends[0])], ends[:-1]])
-    begins[0] = min(int(ends[0]), IN_PLACE_STREAM_OFFSET * 2 + entries_bytes)
+    begins = np.array([_LOG_HEADER_BYTES + entries_bytes, *ends[:-1].tolist()])
     schemas = np.maximum(0, ends - begins - BLOCK.size * chunks - _FOOTER_OVERHEAD_BYTES)
     repeated = int((schemas * np.maximum(0, chunks - 1)).sum())
     overhead = footer.bundle_count * _ENTRY_OVERHEAD_BYTES + int(chunks.sum()) * _SLOT_OVERHEAD_BYTES
-    return max(0, min(entries_bytes, repeated + overhead))
+    return min(entries_bytes, repeated + overhead)
+
+
+# --- the new file --------------------------------------------------------------------------------------------------------
+
+
+class NewStream(NamedTuple):
+    """One stream of the new file: the batches of its members, one member behind the other."""
+
+    schema: StreamSchema
+    row_count: int
+    dictionaries: tuple[bytes, ...] | None
+    """Whole messages; None: those of its one member."""
+    members: tuple[Member, ...]
+
+
+class Rewriting:
+    """One contiguous file in the making.
+
+    Args:
+        outline: the segment as it is.
+        read: reads it; what it gives must have been checked before, or damage gets a new, valid checksum.
+    """
+
+    def __init__(self, outline: Outline, read: Read) -> None:
+        self._old = outline
+        self._read = read
+        self._streams = plan_streams(outline, read)
+        self._offset = 0
+        self._crc = 0
+
+    def parts(self) -> Iterator[bytes]:
+        """The bytes of the file, to be written one behind the other. Once only.
+
+        Raises:
+            FormatError: a message is not where it should be, or cannot be joined with others: leave the segment as it is.
+        """
+        infos: list[StreamInfo] = []
+        checksums: dict[int, list[int]] = {}
+        for stream_id, stream in enumerate(self._streams):
+            yield self._counted(bytes(-self._offset % STREAM_ALIGNMENT))
+            start = self._offset
+            batch_checksums: list[int] = []
+            for part in self._stream_parts(stream, batch_checksums):
+                yield self._counted(part)
+            slot_id, fingerprint, _ = stream.schema
+            counts = (stream.row_count, len(batch_checksums))
+            infos.append(StreamInfo(stream_id, slot_id, fingerprint, start, self._offset - start, *counts))
+            checksums[stream_id] = batch_checksums
+        yield self._counted(self._encode_end(infos, checksums))
+        yield CRC.pack(self._crc)
+
+    def _counted(self, part: bytes) -> bytes:
+        self._offset += len(part)
+        self._crc = crc32(part, self._crc)
+        return part
+
+    def _stream_parts(self, stream: NewStream, checksums: list[int]) -> Iterator[bytes]:
+        dictionaries = self._dictionaries(stream)
+        head = b"".join((FILE_START, stream.schema.message, *dictionaries))
+        head_crc = crc32(head)
+        yield head
+        pending: list[bytes | memoryview] = []
+        pending_bytes = 0
+        for message in self._messages(stream):
+            checksums.append(crc32(message, head_crc))
+            pending.append(message)
+            pending_bytes += len(message)
+            if pending_bytes >= READ_BYTES:
+                yield b"".join(pending)
+                pending, pending_bytes = [], 0
+        yield b"".join((*pending, END_OF_STREAM, self._encode_footer(stream, dictionaries)))
+
+    def _dictionaries(self, stream: NewStream) -> list[bytes]:
+        if stream.dictionaries is not None:
+            return list(stream.dictionaries)
+        spans = self._old.streams[stream.members[0].stream].dictionaries
+        return [bytes(message) for message in read_messages(self._read, spans)]
+
+    def _messages(self, stream: NewStream) -> Iterator[bytes | memoryview]:
+        for member in stream.members:
+            old = self._old.streams[member.stream]
+            if any(mapping is not None for mapping in member.mappings):
+                yield from remapped_messages(old, member.mappings, self._read)
+            else:
+                yield from read_messages(self._read, old.batches)
+
+    def _encode_footer(self, stream: NewStream, dictionaries: Sequence[bytes]) -> bytes:
+        start = len(FILE_START) + len(stream.schema.message)
+        head_bytes = start + sum(map(len, dictionaries))
+        metadata = [8 + int.from_bytes(message[4:8], "little") for message in dictionaries]
+        sizes = [(first, len(message) - first) for first, message in zip(metadata, dictionaries, strict=True)]
+        batches = np.concatenate([self._old.streams[member.stream].batches[:, 1:] for member in stream.members])
+        dictionary_blocks = _blocks(np.array(sizes, np.int64).reshape(-1, 2), start)
+        return encode_footer(stream.schema.message, dictionary_blocks, _blocks(batches, head_bytes))
+
+    def _encode_end(self, infos: list[StreamInfo], checksums: dict[int, list[int]]) -> bytes:
+        """Directory, manifest, footer, and trailer without its CRC."""
+        refs = self._new_refs()
+        columns = self._old.columns._replace(refs=refs)
+        flat = np.array([crc for stream_id in range(len(infos)) for crc in checksums[stream_id]], np.uint32)
+        starts = np.cumsum([0, *(info.chunk_count for info in infos)])
+        columns = columns._replace(bundle_crc32=bundle_checksums(columns, flat[starts[refs[:, 1]] + refs[:, 2]]))
+        directory, manifest = encode_directory(infos), encode_manifest(columns)
+        footer = SegmentFooter(
+            stream_count=len(infos),
+            bundle_count=self._old.footer.bundle_count,
+            directory_offset=self._offset,
+            directory_length=len(directory),
+            manifest_offset=self._offset + len(directory),
+            manifest_length=len(manifest),
+            extension=self._old.extension,
+            crc32=0,
+        )
+        return b"".join((directory, manifest, encode_footer_and_trailer(footer)))
+
+    def _new_refs(self) -> npt.NDArray[np.uint32]:
+        new_ids = np.zeros(len(self._old.streams), np.uint32)
+        first_chunks = np.zeros(len(self._old.streams), np.uint32)
+        for stream_id, stream in enumerate(self._streams):
+            chunks = 0
+            for member in stream.members:
+                new_ids[member.stream], first_chunks[member.stream] = stream_id, chunks
+                chunks += len(self._old.streams[member.stream].batches)
+        refs = self._old.columns.refs.copy()
+        refs[:, 2] += first_chunks[refs[:, 1]]
+        refs[:, 1] = new_ids[refs[:, 1]]
+        return refs
+
+
+def plan_streams(outline: Outline, read: Read) -> list[NewStream]:
+    """The streams of the new file, in the order of their first members."""
+    groups: dict[StreamSchema, list[int]] = {}
+    for index, stream in enumerate(outline.streams):
+        groups.setdefault(stream.schema, []).append(index)
+    planned: list[NewStream] = []
+    for group in groups.values():
+        unions = unify(outline.streams, group, read)
+        united = {member.stream for union in unions for member in union.members}
+        planned += [_new_stream(outline, union.dictionaries, union.members) for union in unions]
+        for index in (index for index in group if index not in united):
+            planned.append(_new_stream(outline, None, (Member(index, ()),)))
+    return sorted(planned, key=lambda stream: stream.members[0].stream)
+
+
+def _new_stream(outline: Outline, dictionaries: tuple[bytes, ...] | None, members: tuple[Member, ...]) -> NewStream:
+    streams = [outline.streams[member.stream] for member in members]
+    return NewStream(streams[0].schema, sum(stream.row_count for stream in streams), dictionaries, members)
+
+
+def _blocks(sizes: npt.NDArray[np.int64], start: int) -> bytes:
+    """Packed `BLOCK`s of messages (metadata bytes, body bytes) that stand one behind the other from `start` on."""
+    blocks = np.zeros(len(sizes), BLOCKS)
+    lengths = sizes.sum(axis=1)
+    blocks["offset"] = start + np.cumsum(lengths) - lengths
+    blocks["metadata_bytes"], blocks["body_bytes"] = sizes[:, 0], sizes[:, 1]
+    return blocks.tobytes()
+
+
+# --- checksums of bundles ------------------------------------------------------------------------------------------------
+
+
+def bundle_checksums(columns: ManifestColumns, ref_checksums: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """The column `bundle_crc32`, from the checksums of all slot references."""
+    fields, refs = np.zeros(len(columns.sequence), _BUNDLE_FIELDS), np.zeros(len(columns.refs), _REF_FIELDS)
+    fields["sequence"], fields["time"] = columns.sequence, columns.ingestion_ts_nanos
+    fields["item_count"], fields["byte_count"] = columns.item_count, columns.byte_count
+    refs["slot_id"], refs["crc"] = columns.refs[:, 0], ref_checksums
+    heads, tails = memoryview(fields.tobytes()), memoryview(refs.tobytes())
+    size, ref_size = _BUNDLE_FIELDS.itemsize, _REF_FIELDS.itemsize
+    ends = np.cumsum([0, *columns.slot_counts.tolist()]).tolist()
+    return np.array(
+        [
+            crc32(tails[ends[i] * ref_size : ends[i + 1] * ref_size], crc32(heads[i * size : (i + 1) * size]))
+            for i in range(len(fields))
+        ],
+        np.uint32,
+    )
+
+
+def ref_checksums(outline: Outline, read: Read) -> npt.NDArray[np.uint32]:
+    """The checksum of each slot reference, from the bytes as they are read now."""
+    checksums: list[int] = []
+    starts = [0]
+    for stream in outline.streams:
+        head_bytes = int(stream.batches[0, 0]) - stream.byte_offset if len(stream.batches) else 0
+        head_crc = crc32(read(head_bytes, stream.byte_offset))
+        checksums += [crc32(message, head_crc) for message in read_messages(read, stream.batches)]
+        starts.append(len(checksums))
+    refs = outline.columns.refs
+    found: npt.NDArray[np.uint32] = np.array(checksums, np.uint32)[np.array(starts)[refs[:, 1]] + refs[:, 2]]
+    return found
+
+
+def check_rewriting(old: Outline, new: Outline) -> None:
+    """Compare the manifests of a segment and of its rewriting, and the sizes of all messages.
+
+    Raises:
+        InvalidFormat: they differ in something that must not change.
+    """
+    kept = [name for name in ManifestColumns._fields if name not in ("refs", "bundle_crc32")]
+    differing = [name for name in kept if not np.array_equal(getattr(old.columns, name), getattr(new.columns, name))]
+    if differing or old.extension != new.extension:
+        raise InvalidFormat(f"the rewritten segment differs in {differing or 'its footer'}")
+    if _ref_facts(old) != _ref_facts(new):
+        raise InvalidFormat("the rewritten segment refers to other messages")
+
+
+def _ref_facts(outline: Outline) -> list[tuple[StreamSchema, tuple[int, int]]]:
+    streams = outline.streams
+    sizes = [[(metadata, body) for _, metadata, body in stream.batches.tolist()] for stream in streams]
+    return [(streams[stream].schema, sizes[stream][chunk]) for _, stream, chunk in outline.columns.refs.tolist()]

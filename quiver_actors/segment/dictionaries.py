@@ -160,7 +160,8 @@ class DictionaryDecoder:
             for array in arrays:
                 # Comparing trusts offsets, so they are checked first: the bytes came from a producer.
                 array.validate(full=True)
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError, StopIteration):
+            # StopIteration: one of the messages ends the stream.
             return None
         return arrays
 

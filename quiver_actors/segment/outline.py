@@ -69,20 +69,35 @@ def read_outline(read: Read, size_bytes: int) -> Outline:
     Raises:
         FormatError: by its subclasses: damaged, or written by another implementation. Which bytes are damaged is not known then.
     """
+    footer, extension, directory, columns = read_ending(read, size_bytes)
+    streams = tuple(_outline_stream(read, info, footer.directory_offset) for info in directory)
+    _check_references(columns, streams)
+    return Outline(footer, extension, streams, columns)
+
+
+class Ending(NamedTuple):
+    """What stands behind the streams. Its references are not checked."""
+
+    footer: SegmentFooter
+    extension: FooterExtension
+    directory: tuple[StreamInfo, ...]
+    columns: ManifestColumns
+
+
+def read_ending(read: Read, size_bytes: int) -> Ending:
+    """Read directory and manifest. Raises as `read_outline`."""
     footer = read_footer(read, size_bytes)
     if footer.extension is None:
         raise InvalidFormat("the segment was written by another implementation: its footer lacks our extension")
     directory = decode_directory(read(footer.directory_length, footer.directory_offset))
     manifest = decode_manifest(read(footer.manifest_length, footer.manifest_offset))
-    if list(directory) != list(range(footer.stream_count)) or manifest.bundle_count != footer.bundle_count:
+    counts = (len(directory), manifest.bundle_count)
+    if counts != (footer.stream_count, footer.bundle_count) or list(directory) != list(range(len(directory))):
         raise InvalidFormat(
             f"{len(directory)} streams and {manifest.bundle_count} bundles: the footer says {footer.stream_count} and "
             f"{footer.bundle_count}"
         )
-    streams = tuple(_outline_stream(read, info, footer.directory_offset) for info in directory.values())
-    columns = manifest_columns(manifest)
-    _check_references(columns, streams)
-    return Outline(footer, footer.extension, streams, columns)
+    return Ending(footer, footer.extension, tuple(directory.values()), manifest_columns(manifest))
 
 
 def _outline_stream(read: Read, info: StreamInfo, streams_end: int) -> StreamOutline:
@@ -101,14 +116,26 @@ def _outline_stream(read: Read, info: StreamInfo, streams_end: int) -> StreamOut
 
 
 def _spans(blocks: bytes, info: StreamInfo) -> Spans:
-    table = np.frombuffer(blocks, BLOCKS)
-    spans = np.stack([table["offset"], table["metadata_bytes"], table["body_bytes"]], axis=1).astype(np.int64)
-    inside = (spans >= 0).all(axis=1) & (spans[:, 0] >= len(FILE_START)) & (spans[:, 0] <= info.byte_length)
-    inside &= (spans[:, 1] >= 8) & (spans[:, 2] <= info.byte_length)
-    if not inside.all() or (spans.sum(axis=1) > info.byte_length).any() or (spans & 7).any():
+    spans = unpack_blocks(blocks)
+    if not are_inside(spans, info.byte_length).all():
         raise InvalidFormat(f"stream {info.stream_id} refers to messages outside its {info.byte_length} bytes")
     spans[:, 0] += info.byte_offset
     return spans
+
+
+def unpack_blocks(blocks: bytes) -> Spans:
+    """Packed `BLOCK`s as spans, offsets as they are."""
+    table = np.frombuffer(blocks, BLOCKS)
+    return np.stack([table["offset"], table["metadata_bytes"], table["body_bytes"]], axis=1).astype(np.int64)
+
+
+def are_inside(spans: Spans, stream_bytes: int) -> npt.NDArray[np.bool_]:
+    """Which spans, by their offset from the start of their stream, are aligned and lie inside it."""
+    offsets, metadata_bytes, body_bytes = spans[:, 0], spans[:, 1], spans[:, 2]
+    small = (offsets <= stream_bytes) & (metadata_bytes <= stream_bytes) & (body_bytes <= stream_bytes)
+    inside = (offsets >= len(FILE_START)) & (metadata_bytes >= 8) & (body_bytes >= 0)
+    aligned = (offsets | metadata_bytes | body_bytes) & 7 == 0
+    return np.asarray(small & inside & aligned & (offsets + metadata_bytes + body_bytes <= stream_bytes), np.bool_)
 
 
 def manifest_columns(manifest: Manifest) -> ManifestColumns:

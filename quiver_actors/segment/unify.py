@@ -28,6 +28,8 @@ DICTIONARY_BYTES_MAX = 16 << 20
 Mapping = npt.NDArray[np.int64]
 """New key of each old one."""
 
+_WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
 
 class Member(NamedTuple):
     """A stream that goes into another one. `mappings`: one per dictionary, None where its keys stay as they are."""
@@ -100,13 +102,18 @@ def _candidates(
             return
         arrays = decoder.arrays([bytes(message) for message in read_messages(read, spans)])
         if arrays is not None and len(spans) == len(arrays) == count:
-            yield _Candidate(index, [_by_bits(array) for array in arrays])
+            yield _Candidate(index, [_hashable(array) for array in arrays])
 
 
-def _by_bits(array: pa.Array) -> pa.Array:
-    """Floats as integers: 0.0 and -0.0 are equal, and still two values."""
-    if pa.types.is_floating(array.type):
-        return array.view({16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}[array.type.bit_width])
+def _hashable(array: pa.Array) -> pa.Array:
+    """The same values in a type whose values can be told apart by `dictionary_encode`."""
+    kind = array.type
+    if pa.types.is_floating(kind):
+        # 0.0 and -0.0 are equal, and still two values.
+        return array.view({16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}[kind.bit_width])
+    if kind in _WITHOUT_VIEWS:
+        # Of views it encodes null as the empty string (pyarrow 26).
+        return array.cast(_WITHOUT_VIEWS[kind])
     return array
 
 
@@ -157,7 +164,9 @@ class _Column:
     def values_message(self, streams: int, value_type: pa.DataType) -> bytes:
         """The values of the first so many streams as a record batch message."""
         values = self._values.slice(0, self._value_count(streams))
-        if values.type != value_type:
+        if value_type in _WITHOUT_VIEWS:
+            values = values.cast(value_type)
+        elif values.type != value_type:
             values = values.view(value_type)
         message: bytes = pa.RecordBatch.from_arrays([values], names=[""]).serialize().to_pybytes()
         return message
@@ -200,7 +209,10 @@ def _remap_group(head: bytes, messages: Sequence[bytes], mappings: Sequence[Mapp
     reader = pa.ipc.open_stream(buffer)
     address = buffer.address + len(head)
     for message in messages:
-        yield _remap(message, address, reader.read_next_batch(), mappings)
+        batch = next(reader, None)
+        if batch is None:
+            raise ArrowError("what should be a batch ends its stream")
+        yield _remap(message, address, batch, mappings)
         address += len(message)
 
 

@@ -193,6 +193,11 @@ class SubscriberState:
         """
         return sorted(self._awaited)
 
+    def known_bundle_count(self, segment_seq: int) -> int:
+        """How many bundles a segment that was not added has at least, by the progress that was loaded; 0 if it has none."""
+        progress = self._awaited.get(segment_seq)
+        return progress.bundle_count if progress else 0
+
     # --- claims ----------------------------------------------------------------------------------------------------------
 
     def claim(self, owner: object, bundles: int) -> list[tuple[int, list[int]]]:

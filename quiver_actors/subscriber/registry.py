@@ -144,6 +144,10 @@ class SubscriberRegistry:
         """Segments that some progress names and that were not added, ascending; see `SubscriberState.awaited_segments`."""
         return sorted({seq for state in self for seq in state.awaited_segments()})
 
+    def known_bundle_count(self, segment_seq: int) -> int:
+        """How many bundles a segment that was not added has at least, as far as some progress tells; 0 if none does."""
+        return max((state.known_bundle_count(segment_seq) for state in self), default=0)
+
     def highest_segment_seq_seen(self) -> int:
         """The highest segment number in any progress, or added; -1 for none. The next new segment must be above it."""
         return max((state.highest_segment_seq() for state in self), default=-1)

@@ -221,7 +221,7 @@ def _check_schema(message: DeclareSchema) -> None:
     """A schema that no reader understands would make every segment it goes into unreadable."""
     try:
         pa.ipc.read_schema(pa.py_buffer(message.schema))
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise ProtocolError(f"schema handle {message.handle} is no Arrow schema message: {error}") from error
 
 

@@ -53,7 +53,7 @@ def other_schema(number: int, random: Random) -> Slots:
 
 
 def big(number: int, random: Random) -> Slots:
-    size = random.choice((3_000, 9_000, 30_000))
+    size = random.choice((3_000, 9_000, 30_000, 90_000))
     return {0: pa.record_batch({"number": pa.array([number]), "blob": pa.array([random.randbytes(size)])})}
 
 
@@ -119,9 +119,7 @@ class Producer:
         self._slots += SLOT_ROW.pack(handle, offset, len(payload), row_count, batch, *sizes, len(dictionaries))
         for placed in dictionaries:
             id_ = ~placed.id if placed.is_delta else placed.id
-            self._dictionaries += DICTIONARY_ROW.pack(
-                id_, placed.file_offset, placed.metadata_bytes, placed.body_bytes
-            )
+            self._dictionaries += DICTIONARY_ROW.pack(id_, placed.file_offset, placed.metadata_bytes, placed.body_bytes)
 
 
 def _stream_bytes(batch: pa.RecordBatch) -> bytes:

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
+from itertools import pairwise
 
 from quiver_actors.clock import Clock
 from quiver_actors.config import TopicSettings
-from quiver_actors.disk.protocol import Disk, read_whole
+from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, read_whole
+from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import Engine, EngineState
 from quiver_actors.errors import DiskError
 from quiver_actors.events import Event, Failed
@@ -60,6 +62,11 @@ class Survey:
     segments: dict[int, SegmentContent]
     deliverable: dict[str, list[BundleId]]
     """Per known subscriber, in order of delivery."""
+    events: list[Event]
+    """What the engine told meanwhile."""
+
+    def sequence_of(self, id_: BundleId) -> int:
+        return self.segments[id_[0]].bundles[id_[1]][0]
 
     def holds(self, id_: BundleId) -> bool:
         content = self.segments.get(id_[0])
@@ -88,23 +95,33 @@ class Oracle:
     def __init__(self, ledger: Ledger, settings: TopicSettings) -> None:
         self.ledger = ledger
         self.settings = settings
+        self.finds_by_sequence = False
+        """Accept bundles under other ids, as long as their sequence is right: for logs that lost their header."""
         self._contents: dict[tuple[int, bytes], SegmentContent] = {}
 
     # --- looking ----------------------------------------------------------------------------------------------------------
 
-    def open(self, disk: Disk, clock: Clock) -> Engine:
-        engine = Engine.open(disk, DIRECTORY, self.settings, 0, clock)
+    def open(self, disk: Disk, clock: Clock, full: SimDisk | None = None) -> Engine:
+        """Open the engine; `full` gets more room if that is what is missing."""
+        try:
+            engine = Engine.open(disk, DIRECTORY, self.settings, 0, clock)
+        except DiskError as error:
+            if error.errno not in NO_SPACE_ERRNOS or full is None:
+                raise
+            full.capacity_bytes = None
+            engine = Engine.open(disk, DIRECTORY, self.settings, 0, clock)
         assert engine.state is EngineState.READY
         return engine
 
     def survey(self, disk: Disk, engine: Engine) -> Survey:
         """Settle the engine and look at everything in it; nothing is claimed afterwards."""
-        failures = [event for event in settle(engine) if isinstance(event, Failed)]
-        assert not failures, failures
+        events = settle(engine)
         segments = {info.segment_seq: self.content(disk, info.segment_seq) for info in engine.segments()}
         deliverable = {name: _claimable(engine, name) for name in engine.subscriber_figures()}
-        settle(engine)
-        return Survey(segments, deliverable)
+        events += settle(engine)
+        failures = [event for event in events if isinstance(event, Failed)]
+        assert not failures, failures
+        return Survey(segments, deliverable, events)
 
     def content(self, disk: Disk, segment_seq: int) -> SegmentContent:
         """A segment's bundles, each compared with what was pushed under its id."""
@@ -120,6 +137,8 @@ class Oracle:
         bundles = [(reader.sequence(index) or 0, reader.bundle(index)) for index in range(reader.bundle_count)]
         for index, (sequence, slots) in enumerate(bundles):
             pushed = self.ledger.bundles.get((segment_seq, index))
+            if pushed is None and self.finds_by_sequence:
+                pushed = next((b for b in self.ledger.bundles.values() if b.sequence == sequence), None)
             assert pushed is not None or not slots, f"bundle {segment_seq}/{index} was never pushed"
             if pushed is not None:
                 assert sequence == pushed.sequence, f"{pushed.id} has sequence {sequence}, not {pushed.sequence}"
@@ -137,13 +156,14 @@ class Oracle:
             assert survey.holds(bundle.id), f"{bundle.id}, sequence {bundle.sequence}, was promised and is lost"
         for segment_seq in survey.segments:
             assert not self.ledger.is_deleted(segment_seq, at), f"segment {segment_seq} was deleted and is back"
-        self._check_order(survey)
+        self.check_order(survey)
         self._check_positions(survey, at)
         for subscriber in self.ledger.subscribers():
             self._check_subscriber(survey, subscriber, promised, at)
         assert survey.deliverable.keys() <= self.ledger.subscribers()
 
-    def _check_order(self, survey: Survey) -> None:
+    def check_order(self, survey: Survey) -> None:
+        """Sequences rise through all segments."""
         ordered = sorted(survey.segments.items())
         sequences = [sequence for _, content in ordered for sequence, _ in content.bundles]
         assert sequences == sorted(set(sequences)), "sequences are out of order"
@@ -155,7 +175,7 @@ class Oracle:
             if seq not in known:
                 ranges.append((*content.positions, seq))
         ranges.sort()
-        for (_, end, seq), (start, _, other) in zip(ranges, ranges[1:], strict=False):
+        for (_, end, seq), (start, _, other) in pairwise(ranges):
             assert end <= start, f"segments {seq} and {other} share log positions {start}..{end}"
 
     def _check_subscriber(self, survey: Survey, subscriber: str, promised: list[PushedBundle], at: int) -> None:
@@ -163,7 +183,9 @@ class Oracle:
         delivered = survey.deliverable.get(subscriber)
         if is_open:
             return
-        assert (delivered is None) == (subscription is None), f"subscriber {subscriber} is known: {delivered is not None}"
+        assert (delivered is None) == (subscription is None), (
+            f"subscriber {subscriber} is known: {delivered is not None}"
+        )
         if subscription is None or delivered is None:
             return
         assert delivered == sorted(delivered), f"{subscriber} gets bundles out of order"
@@ -172,8 +194,8 @@ class Oracle:
         for id_, fact in resolved.items():
             assert fact.durable_at > at or id_ not in found, f"{subscriber} gets {id_} again, resolved durably"
         for bundle in promised:
-            fact = resolved.get(bundle.id)
-            if subscription.owes(bundle) and (fact is None or fact.done_at > at):
+            found_fact = resolved.get(bundle.id)
+            if subscription.owes(bundle) and (found_fact is None or found_fact.done_at > at):
                 assert bundle.id in found, f"{subscriber} is owed {bundle.id} and does not get it"
         for id_ in found:
             assert subscription.owes(self.ledger.bundles[id_]), f"{subscriber} gets {id_} from before its start"

@@ -8,7 +8,7 @@ of the disk as it is then. The ledger says what a crash at that moment must leav
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -19,7 +19,7 @@ from quiver_actors.disk.faulty import CallSite, FaultyDisk, call_site
 from quiver_actors.disk.interposed import MUTATING_KINDS, Call, InterposedDisk, Result
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.protocol import Disk
-from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.disk.simulated import BLOCK_BYTES, SimDisk
 from quiver_actors.engine import Engine, EngineState
 from quiver_actors.events import Event, Failed, GapFound, Sealed
 from quiver_actors.jobs import Job
@@ -28,7 +28,7 @@ from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.wal import layout
 from tests.sim.bundles import Producer, any_bundle
 from tests.sim.ledger import NEVER, BundleId, Deletion, Fact, Ledger, PushedBundle, Subscription
-from tests.sim.oracle import DIRECTORY, ManualClock, Oracle, Survey, settle
+from tests.sim.oracle import ManualClock, Oracle, Survey
 from tests.sim.turns import Turn
 
 SUBSCRIBERS = ("ann", "ben", "cat")
@@ -41,17 +41,16 @@ class Profile:
     name: str
     settings: TopicSettings
     big_share: float = 0.03
+    fills_disk: bool = False
     operations: int = 60
 
 
-def _profile(name: str, big_share: float = 0.03, **changes: Any) -> Profile:
+def _profile(name: str, big_share: float = 0.03, fills_disk: bool = False, **changes: Any) -> Profile:
     segment = {"target_size_bytes": 6_000} | {k[8:]: v for k, v in changes.items() if k.startswith("segment_")}
     wal = {k[4:]: v for k, v in changes.items() if k.startswith("wal_")}
     rest = {k: v for k, v in changes.items() if not k.startswith(("segment_", "wal_"))}
-    settings = TopicSettings(
-        name="topic", segment=SegmentSettings(**segment), wal=WalSettings(**wal), **rest
-    )
-    return Profile(name, settings, big_share)
+    settings = TopicSettings(name="topic", segment=SegmentSettings(**segment), wal=WalSettings(**wal), **rest)
+    return Profile(name, settings, big_share, fills_disk)
 
 
 PROFILES = (
@@ -63,16 +62,19 @@ PROFILES = (
     _profile("big", big_share=0.4),
     _profile("age", segment_max_open_duration_ns=30 * MILLISECOND_NS, segment_target_size_bytes=60_000),
     _profile("lag", wal_max_rotated_files=1, segment_target_size_bytes=2_000),
+    _profile("full", fills_disk=True, segment_target_size_bytes=3_000),
 )
 
 
 @dataclass(slots=True)
 class Moment:
-    """The disk right before a call, and when that was."""
+    """The disk right before a call."""
 
     disk: SimDisk
     at: int
+    """How many calls were done."""
     site: CallSite
+    """Of the call that is next."""
 
 
 class Recorder(InterposedDisk):
@@ -118,9 +120,15 @@ class _Work:
 
 
 class World:
-    """See the module. `run` does everything; `moments`, `ledger` and `oracle` are what is left."""
+    """See the module. `start` and `run` do everything; `moments`, `ledger` and `oracle` are what is left.
 
-    def __init__(self, seed: int, profile: Profile, *, keeps_moments: bool = True) -> None:
+    With a faulty disk the run ends when the engine has failed, or when a stop or start meets a fault; it then never simulates a
+    crash itself and leaves the comparing to its owner.
+    """
+
+    def __init__(
+        self, seed: int, profile: Profile, *, keeps_moments: bool = True, faulty: FaultyDisk | None = None
+    ) -> None:
         self.name = f"{profile.name}/{seed}"
         self.profile = profile
         self.settings = profile.settings
@@ -130,7 +138,8 @@ class World:
         self.clock = ManualClock()
         self.moments: list[Moment] = []
         self.calls = 0
-        self.faulty: FaultyDisk
+        self.has_faults = faulty is not None
+        self.faulty = faulty or FaultyDisk(SimDisk())
         self.monitor: OrderMonitor
         self.engine: Engine
         self._keeps_moments = keeps_moments
@@ -143,21 +152,20 @@ class World:
         self._owners: list[object] = []
         self.disk = SimDisk()
         self._attach(self.disk)
-        self._open()
 
     # --- the machine ------------------------------------------------------------------------------------------------------
 
     def _attach(self, disk: SimDisk) -> None:
         disk.pause_in_sync = self._pause
         self.disk = disk
-        self.faulty = FaultyDisk(Recorder(disk, self._before))
+        self.faulty.inner = Recorder(disk, self._before)
         self.monitor = OrderMonitor(self.faulty, self._may_unlink, sequences_in)
 
     def _before(self, call: Call) -> None:
         self._pause()
-        self.calls += 1
         if self._keeps_moments:
             self.moments.append(Moment(self.disk.copy(), self.calls, call_site(call.kind)))
+        self.calls += 1
 
     def _pause(self) -> None:
         for work in (self._commit, self._background):
@@ -184,22 +192,36 @@ class World:
             (self._flush, 3),
             (self._restart, 1),
             (self._crash, 1),
+            (self._change_space, 8 if self.profile.fills_disk else 0),
         )
         functions, weights = zip(*steps, strict=True)
         for _ in range(operations or self.profile.operations):
             self.random.choices(functions, weights)[0]()
+            if self.has_ended:
+                return
             self._start_jobs()
             self._observe(self.engine.tick())
-        self.rest()
+        if not self.has_faults:
+            self.rest()
+
+    def run_script(self, *operations: str) -> None:
+        """Do these operations, each followed by every job that is due then; nothing is sealed but by the settings."""
+        for operation in operations:
+            {"push": self._push, "register": self._register_all, "claim": self._claim, "resolve": self._resolve}[operation]()
+            self._start_jobs()
+            self.clock.now_ns += self.settings.progress_flush_interval_ns
+            self.finish_all()
+
+    def _register_all(self) -> None:
+        while len({s.subscriber for s in self.ledger.subscriptions}) < len(SUBSCRIBERS):
+            self._register()
 
     def _push(self) -> None:
         """One turn of a worker: some pushes, then one write."""
         for _ in range(self.random.randint(1, 3)):
             count = self.random.choice((1, 1, 2, 5))
             first = self._number
-            bundles = [
-                any_bundle(first + i, self.random, big_share=self.profile.big_share) for i in range(count)
-            ]
+            bundles = [any_bundle(first + i, self.random, big_share=self.profile.big_share) for i in range(count)]
             memory, push, schemas = self._producer.lay_out(bundles)
             if not self.engine.can_stage(len(memory)):
                 self._observe(self.engine.write())
@@ -318,6 +340,11 @@ class World:
     def _seal(self) -> None:
         self.engine.seal_now()
 
+    def _change_space(self) -> None:
+        """The disk is full to the last block, or nearly, or has room again."""
+        free = self.random.choice((0, 1, 20, None)) if self.disk.capacity_bytes is None else None
+        self.disk.capacity_bytes = None if free is None else self.disk.used_bytes + free * BLOCK_BYTES
+
     def _advance(self) -> None:
         self.clock.now_ns += self.random.choice((1, 10, 60, 300)) * MILLISECOND_NS
 
@@ -331,8 +358,9 @@ class World:
     def _observe(self, events: list[Event]) -> None:
         """Write down what the engine has said, by events and by its numbers."""
         for event in events:
-            assert not isinstance(event, Failed), event
-            assert not isinstance(event, GapFound) or self._was_lost(event), event
+            assert not isinstance(event, Failed) or self.has_faults, event
+            if isinstance(event, GapFound):
+                self._note_gap(event)
             if isinstance(event, Sealed):
                 content = self.oracle.content(self.disk, event.segment_seq)
                 self.ledger.positions.setdefault(event.segment_seq, (*content.positions, self.calls))
@@ -351,34 +379,46 @@ class World:
                 ticketed.fact.durable_at = self.calls
         self._tickets = [ticketed for ticketed in self._tickets if ticketed.fact.durable_at == NEVER]
 
-    def _was_lost(self, gap: GapFound) -> bool:
-        indexes = range(gap.bundle_index, gap.bundle_index + gap.bundle_count)
-        return all(self.ledger.bundles[gap.segment_seq, index].lost_at != NEVER for index in indexes)
+    def _note_gap(self, gap: GapFound) -> None:
+        """Only bundles that were never promised may be lost, or, where reads fail, those of a segment that was given up."""
+        if self.has_faults and gap.reason == "damaged":
+            self.ledger.deletions[gap.segment_seq] = Deletion(self.calls)
+            return
+        for index in range(gap.bundle_index, gap.bundle_index + gap.bundle_count):
+            assert self.ledger.bundles[gap.segment_seq, index].lost_at != NEVER, gap
 
     # --- ends of processes --------------------------------------------------------------------------------------------------
 
     def rest(self) -> None:
         """Let everything finish that is due; then the ledger and the engine must agree on every bundle."""
-        while self._commit or self._background:
-            self._step(self._commit or self._background)  # type: ignore[arg-type]
-            self._start_jobs()
+        self.finish_jobs()
+        self.disk.capacity_bytes = None
         self.clock.now_ns += SECOND_NS
         self.engine.seal_now()
-        self._finish_all()
+        self.finish_all()
         for owner in self._owners:
             self.engine.release(owner)
         self._claimed.clear()
-        self._compare()
+        if not self.has_faults:
+            self.compare()
 
-    def _finish_all(self) -> None:
+    def finish_jobs(self) -> None:
+        """Let the jobs finish that are out, and those that follow from them."""
+        while work := self._commit or self._background:
+            self._step(work)
+            self._start_jobs()
+
+    def finish_all(self) -> None:
+        """The same, with what time asks for."""
         self._observe(self.engine.tick())
         self._start_jobs()
-        while self._commit or self._background:
-            self._step(self._commit or self._background)  # type: ignore[arg-type]
+        while work := self._commit or self._background:
+            self._step(work)
             self._observe(self.engine.tick())
             self._start_jobs()
 
-    def _compare(self) -> None:
+    def compare(self) -> None:
+        """The engine must show what the ledger says."""
         survey = self._survey()
         self.oracle.check(survey, self.calls, is_kill=True)
 
@@ -388,8 +428,14 @@ class World:
         self._keeps_moments = was
         return survey
 
-    def _open(self) -> None:
-        self.engine = self.oracle.open(self.monitor, self.clock)
+    def start(self) -> World:
+        """Open the engine. Returns itself."""
+        self.engine = self.oracle.open(self.monitor, self.clock, self.disk)
+        return self
+
+    @property
+    def has_ended(self) -> bool:
+        return self.engine.state in (EngineState.FAILED, EngineState.CLOSED)
 
     def _restart(self) -> None:
         """A clean stop and a new start."""
@@ -397,29 +443,38 @@ class World:
             return
         self.rest()
         self.engine.drain()
-        self._finish_all()
+        self.finish_all()
+        if self.has_faults and not self.engine.is_drained:
+            return
         assert self.engine.is_drained
         self.engine.close()
         self._attach(self.disk)
-        self._open()
+        self.start()
         self._claimed.clear()
-        self._compare()
+        if not self.has_faults:
+            self.compare()
 
     def _crash(self) -> None:
         """The end of the process or of the power; the run goes on with what is left."""
+        if self.has_faults:
+            return
         mode = self.random.choice(list(CrashMode))
         at = self.calls
+        self.abandon_jobs()
+        self._claimed.clear()
+        self._tickets.clear()
+        self._attach(self.disk.crash(mode, self.random.randrange(1 << 30)))
+        self.start()
+        survey = self._survey()
+        self.oracle.check(survey, at, is_kill=mode is CrashMode.KEEP)
+        self._accept(survey)
+
+    def abandon_jobs(self) -> None:
+        """The threads end where they are."""
         for work in (self._commit, self._background):
             if work is not None:
                 work.turn.abandon()
         self._commit = self._background = None
-        self._claimed.clear()
-        self._tickets.clear()
-        self._attach(self.disk.crash(mode, self.random.randrange(1 << 30)))
-        self._open()
-        survey = self._survey()
-        self.oracle.check(survey, at, is_kill=mode is CrashMode.KEEP)
-        self._accept(survey)
 
     def _accept(self, survey: Survey) -> None:
         """What is there after a crash is durable now, what is not there is lost."""
@@ -439,9 +494,4 @@ class World:
             if subscription.ended.durable_at == NEVER:
                 subscription.ended = Fact(min(subscription.ended.done_at, now), now)
         for subscriber, owed in survey.deliverable.items():
-            self.ledger.subscriptions.append(
-                Subscription(subscriber, Fact(now, now), next_sequence, frozenset(owed))
-            )
-
-
-__all__ = ["DIRECTORY", "PROFILES", "EngineState", "Moment", "Profile", "World", "field", "settle"]
+            self.ledger.subscriptions.append(Subscription(subscriber, Fact(now, now), next_sequence, frozenset(owed)))

@@ -136,6 +136,17 @@ class EngineDriver:
             if commit is None and background is None:
                 return
 
+    def run_for(self, duration_ns: int) -> None:
+        """Let time pass, from one deadline of the engine to the next."""
+        end_ns = self.clock.now_ns + duration_ns
+        while True:
+            self.settle()
+            deadline_ns = self.engine.next_deadline_ns()
+            if deadline_ns is None or deadline_ns > end_ns:
+                break
+            self.clock.now_ns = max(deadline_ns, self.clock.now_ns + 1)
+        self.clock.now_ns = end_ns
+
     def seal(self) -> None:
         self.engine.seal_now()
         self.settle()

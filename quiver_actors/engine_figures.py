@@ -1,0 +1,48 @@
+"""What an engine says about itself, as plain numbers for the counters page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """One field per `metrics.figures.EngineFigure`, in its order."""
+
+    state: int
+    bundles_in: int
+    rows_in: int
+    bytes_in: int
+    wal_bytes: int
+    open_segment_bytes: int
+    open_segment_bundles: int
+    segments: int
+    segment_bytes: int
+    segment_bundles: int
+    syncs: int
+    seals: int
+    sync_ns_last: int
+    seal_ns_last: int
+    sequence_written: int
+    sequence_durable: int
+    refused: int
+    disk_bytes: int
+    segments_deleted: int
+    quarantined: int
+    compactions: int
+    compacted_bytes_saved: int
+    last_scrub_unix_ns: int
+    scrubbed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberFigures:
+    """Fields of `metrics.figures.SubscriberFigure` that an engine knows; connections are the worker's."""
+
+    lag_bundles: int
+    oldest_unix_ns: int
+    claimed: int
+    acked: int
+    rejected: int
+    deferred: int
+    delivered: int

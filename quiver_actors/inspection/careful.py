@@ -1,0 +1,77 @@
+"""A disk that deletes nothing and tells what was changed: what repair works through."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from quiver_actors.disk.interposed import InterposedDisk, InterposedFile
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.jobs import move_to_quarantine
+from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths
+
+
+class Action(enum.StrEnum):
+    MOVE_ASIDE = "move aside"
+    KEEP_COPY = "keep a copy"
+    """Damaged bytes of a file that goes on to be used are copied to quarantine/."""
+    RESTORE = "restore"
+    SEAL = "seal"
+    RENAME = "rename"
+    WRITE = "write"
+    REAP = "reap"
+    """A temporary file is removed, as each open does."""
+
+
+class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One change of a directory. Paths are relative to the engine's directory."""
+
+    action: Action
+    path: str
+    target: str | None = None
+    reason: str = ""
+
+
+class CarefulDisk(InterposedDisk):
+    """One engine's directory on the disk `inner`.
+
+    Whoever asks it to delete a file gets it moved to quarantine/, but for temporary files, which mean nothing.
+    """
+
+    def __init__(self, inner: Disk, paths: EnginePaths) -> None:
+        super().__init__(inner)
+        self._paths = paths
+        self.steps: list[Step] = []
+
+    def note(self, action: Action, path: str, target: str | None = None, reason: str = "") -> None:
+        shown = None if target is None else self._inside(target)
+        self.steps.append(Step(action=action, path=self._inside(path), target=shown, reason=reason))
+
+    def _inside(self, path: str) -> str:
+        return path.removeprefix(f"{self._paths.root}/")
+
+    def create(self, path: str) -> InterposedFile:
+        if path.startswith(f"{self._paths.quarantine}/"):
+            self.note(Action.KEEP_COPY, path)
+        return super().create(path)
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        if target.startswith(f"{self._paths.quarantine}/"):
+            self.note(Action.MOVE_ASIDE, source, target)
+        elif target.startswith(f"{self._paths.segments}/") and source.startswith(f"{self._paths.wal}/"):
+            self.note(Action.SEAL, source, target)
+        elif source.endswith(TEMPORARY_SUFFIX):
+            self.note(Action.WRITE, target)
+        else:
+            self.note(Action.RENAME, source, target)
+
+    def unlink(self, path: str) -> None:
+        if path.endswith(TEMPORARY_SUFFIX):
+            if self.inner.exists(path):
+                super().unlink(path)
+                self.note(Action.REAP, path)
+        elif self.inner.exists(path):
+            move_to_quarantine(self, self._paths, path)
+            self.steps[-1].reason = "not needed any more: what it holds is in segments"

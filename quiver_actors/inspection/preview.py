@@ -1,0 +1,176 @@
+"""A disk that only pretends to change: what is written stays in memory, above a real disk that is read. For dry runs.
+
+The very code that changes a directory runs over it and comes to the same result, so a plan cannot differ from what would be done.
+Memory: what is written, not what is there. One thread.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+from quiver_actors.disk.protocol import Buffer, Disk, DiskFile
+from quiver_actors.errors import DiskError
+
+
+class _Content:
+    """What a file holds: some of a file of the real disk, and what was written above it, the later piece on top."""
+
+    def __init__(self, base_path: str | None) -> None:
+        self.base_path = base_path
+        self.base_end: int | None = None
+        """How much of the real file still shows; None for all of it."""
+        self.size: int | None = None
+        """None as long as it is the real file's."""
+        self.pieces: list[tuple[int, bytearray]] = []
+
+    def write(self, data: bytes, offset: int) -> None:
+        if self.pieces and self.pieces[-1][0] + len(self.pieces[-1][1]) == offset:
+            self.pieces[-1][1].extend(data)
+        else:
+            self.pieces.append((offset, bytearray(data)))
+
+
+class PreviewFile:
+    """One open file. See `disk.protocol.DiskFile`."""
+
+    def __init__(self, base: DiskFile | None, content: _Content, path: str) -> None:
+        self.path = path
+        self._base = base
+        self._content = content
+
+    def size(self) -> int:
+        if self._content.size is not None:
+            return self._content.size
+        return self._base.size() if self._base is not None else 0
+
+    def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        data = b"".join(buffers)
+        self._content.size = max(self.size(), offset + len(data))
+        self._content.write(data, offset)
+
+    def read(self, length: int, offset: int) -> bytes:
+        found = bytearray(max(0, min(length, self.size() - offset)))
+        if self._base is not None:
+            end = self._content.base_end
+            shown = len(found) if end is None else max(0, min(len(found), end - offset))
+            data = self._base.read(shown, offset)
+            found[: len(data)] = data
+        for start, piece in self._content.pieces:
+            first, last = max(start, offset), min(start + len(piece), offset + len(found))
+            if first < last:
+                found[first - offset : last - offset] = piece[first - start : last - start]
+        return bytes(found)
+
+    def allocate(self, size_bytes: int) -> None:
+        self._content.size = max(self.size(), size_bytes)
+
+    def truncate(self, size_bytes: int) -> None:
+        content = self._content
+        if self._base is not None:
+            content.base_end = min(size_bytes, self.size() if content.base_end is None else content.base_end)
+        content.pieces = [(start, piece[: size_bytes - start]) for start, piece in content.pieces if start < size_bytes]
+        content.size = size_bytes
+
+    def fdatasync(self) -> None:
+        """Nothing here is ever durable."""
+
+    def fsync(self) -> None:
+        """Nothing here is ever durable."""
+
+    def make_read_only(self) -> None:
+        """Modes are not pretended."""
+
+    def fileno(self) -> int:
+        raise DiskError("fileno", self.path, errno.EBADF)
+
+    def close(self) -> None:
+        if self._base is not None:
+            self._base.close()
+
+
+class NoLock:
+    """Stands for a lock: whoever previews has made sure by other means that nobody holds it."""
+
+    def release(self) -> None:
+        """Nothing was taken."""
+
+
+class PreviewDisk:
+    """See the module, and `disk.protocol.Disk`."""
+
+    def __init__(self, base: Disk) -> None:
+        self._base = base
+        self._files: dict[str, _Content | None] = {}
+        """What differs from the real disk by its path; None for what is gone."""
+        self._directories: set[str] = set()
+
+    def create(self, path: str) -> PreviewFile:
+        content = self._files[path] = _Content(None)
+        content.size = 0
+        return PreviewFile(None, content, path)
+
+    def open_write(self, path: str) -> PreviewFile:
+        content = self._content(path)
+        file = self._open(content, path)
+        self._files[path] = content
+        return file
+
+    def open_read(self, path: str) -> PreviewFile:
+        return self._open(self._content(path), path)
+
+    def _content(self, path: str) -> _Content:
+        if path not in self._files:
+            return _Content(path)
+        content = self._files[path]
+        if content is None:
+            raise DiskError("open", path, errno.ENOENT)
+        return content
+
+    def _open(self, content: _Content, path: str) -> PreviewFile:
+        base = self._base.open_read(content.base_path) if content.base_path is not None else None
+        return PreviewFile(base, content, path)
+
+    def rename(self, source: str, target: str) -> None:
+        if not self.exists(source):
+            raise DiskError("rename", f"{source} to {target}", errno.ENOENT)
+        if source == target:
+            return
+        self._files[target] = self._content(source)
+        self._files[source] = None
+
+    def unlink(self, path: str) -> None:
+        self._files[path] = None
+
+    def make_directory(self, path: str) -> None:
+        self._directories.add(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        prefix = "" if path in ("", ".") else f"{path}/"
+        names = set(self._base.list_directory(path))
+        for changed, content in self._files.items():
+            parent, _, name = changed.rpartition("/")
+            if (f"{parent}/" if parent else "") == prefix:
+                names.discard(name) if content is None else names.add(name)
+        made = (directory.removeprefix(prefix) for directory in self._directories if directory.startswith(prefix))
+        return sorted(names | {name for name in made if name and "/" not in name})
+
+    def sync_directory(self, path: str) -> None:
+        """Nothing here is ever durable."""
+
+    def exists(self, path: str) -> bool:
+        if path in self._files:
+            return self._files[path] is not None
+        return path in self._directories or self._base.exists(path)
+
+    def allocated_bytes(self, path: str) -> int:
+        content = self._files.get(path)
+        if content is not None and content.base_path is None:
+            return content.size or 0
+        return self._base.allocated_bytes(content.base_path if content and content.base_path else path)
+
+    def free_bytes(self, path: str) -> int:
+        return self._base.free_bytes(path)
+
+    def lock(self, path: str) -> NoLock:
+        return NoLock()

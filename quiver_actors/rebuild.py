@@ -1,0 +1,257 @@
+"""Building a segment again from what is left of a damaged one. Reads through a function, writes one new file.
+
+Two ways, by what the file is: sealed in place (its log entries are still there, each with its CRC) or compacted (each bundle has a
+checksum in the manifest). A bundle that cannot be proven to be what was written keeps its number as a row without slots.
+
+What the entries do not carry comes from the other end of the file, if that is consistent: item counts, the number of bundles behind
+the last one that is left, the log positions. Item counts are taken at their word where the damage is in the entries; where it is
+not, only if the rebuilt file has the CRC that the damaged one claims, which proves every byte of it. Otherwise they become unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from quiver_actors.checksum import crc32
+from quiver_actors.disk.protocol import DiskFile
+from quiver_actors.errors import FormatError
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.segment.builder import SegmentBuilder
+from quiver_actors.segment.check import is_plausible
+from quiver_actors.segment.codec import FooterExtension, ManifestColumns, SegmentFooter, decode_manifest
+from quiver_actors.segment.compaction import Rewriting
+from quiver_actors.segment.layout import CRC
+from quiver_actors.segment.outline import Read, manifest_columns
+from quiver_actors.segment.reader import read_footer
+from quiver_actors.segment.salvage import salvage
+from quiver_actors.segment.tail import encode_tail
+from quiver_actors.wal import layout
+from quiver_actors.wal.codec import Identity, LogHeader, decode_header, encode_header
+from quiver_actors.wal.reader import CHUNK_BYTES, LogReader, LogScan
+from quiver_actors.wal.recovery import read_entry
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What is known of the segment from elsewhere."""
+
+    segment_seq: int
+    cfg_hash: bytes
+    bundle_count_min: int = 0
+    next_segment: FooterExtension | None = None
+    """Of the segment with the next number, if there is one."""
+
+
+class Rebuilt(NamedTuple):
+    info: SegmentInfo
+    lost: tuple[int, ...]
+    """Indexes of bundles without slots."""
+
+
+def rebuild(read: Read, size_bytes: int, file: DiskFile, hints: Hints) -> Rebuilt | None:
+    """Write what can be proven into `file`, which is empty; None if that is nothing. Not synced.
+
+    Raises:
+        DiskError: `file` cannot be written.
+    """
+    if read(len(layout.ARROW_MAGIC), 0) != layout.ARROW_MAGIC:
+        footer = _believed_footer(read, size_bytes)
+        end = _entries_end(footer.extension) if footer and footer.extension else size_bytes
+        scan = LogReader(read, end).scan(layout.HEADER_BYTES, stride=layout.ALIGNMENT)
+        facts = _gather(read, scan, footer, hints)
+        if facts is not None:
+            return _InPlace(read, size_bytes, file, scan, facts).rebuild()
+    return _rebuild_contiguous(read, size_bytes, file, hints.segment_seq)
+
+
+def _rebuild_contiguous(read: Read, size_bytes: int, file: DiskFile, segment_seq: int) -> Rebuilt | None:
+    try:
+        outline = salvage(read, size_bytes)
+        offset = 0
+        for part in Rewriting(outline, read).parts():
+            file.write([part], offset)
+            offset += len(part)
+    except FormatError:
+        return None
+    slot_counts, extension = outline.columns.slot_counts, outline.extension
+    times = (extension.first_ingestion_ts_nanos, extension.last_ingestion_ts_nanos)
+    info = SegmentInfo(segment_seq, len(slot_counts), extension.row_count, offset, *times)
+    return Rebuilt(info, _lost_bundles(outline.columns)) if outline.streams else None
+
+
+def _lost_bundles(columns: ManifestColumns) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(columns.slot_counts == 0).tolist())
+
+
+# --- files sealed in place -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What an in-place segment is, from whatever part of it says so."""
+
+    identity: Identity
+    cfg_hash: bytes
+    position_start: int
+    entries_end: int
+    bundle_count_min: int
+    bundle_count_max: int
+    columns: ManifestColumns | None
+    """Of the damaged file, if they agree with the rest."""
+
+
+def _believed_footer(read: Read, size_bytes: int) -> SegmentFooter | None:
+    try:
+        footer = read_footer(read, size_bytes)
+    except FormatError:
+        return None
+    return footer if footer.extension and is_plausible(footer) else None
+
+
+def _entries_end(extension: FooterExtension) -> int:
+    return layout.HEADER_BYTES + extension.wal_position_end - extension.wal_position_start
+
+
+def _gather(read: Read, scan: LogScan, footer: SegmentFooter | None, hints: Hints) -> _Facts | None:
+    """None if there are no entries, or nothing tells their place in the segment."""
+    if not scan.entries:
+        return None
+    header = _own_header(read, hints.segment_seq)
+    extension = footer.extension if footer else None
+    if header is not None and header.identity is not None:
+        identity, position, cfg_hash = header.identity, header.position_start, header.cfg_hash
+    elif extension is not None:
+        identity = Identity(hints.segment_seq, extension.first_sequence, extension.incarnation)
+        position, cfg_hash = extension.wal_position_start, hints.cfg_hash
+    elif scan.entries[0].start == layout.HEADER_BYTES:
+        first = read_entry(LogReader(read, scan.end), scan.entries[0]).sequence
+        identity, position, cfg_hash = Identity(hints.segment_seq, first, bytes(16)), 0, hints.cfg_hash
+    else:
+        return None
+    if extension is not None and extension.first_sequence != identity.first_sequence:
+        footer = extension = None
+    facts = _Facts(identity, cfg_hash, position, scan.end, hints.bundle_count_min, SEGMENT_BUNDLES_MAX, None)
+    if footer is not None and extension is not None:
+        facts.entries_end = max(scan.end, _entries_end(extension))
+        facts.bundle_count_min = facts.bundle_count_max = footer.bundle_count
+        facts.columns = _own_columns(read, footer, identity.first_sequence)
+    elif hints.next_segment is not None:
+        _learn_from_next(facts, hints.next_segment)
+    return facts
+
+
+def _own_header(read: Read, segment_seq: int) -> LogHeader | None:
+    try:
+        header = decode_header(read(layout.HEADER_BYTES, 0))
+    except FormatError:
+        return None
+    return header if header.identity is not None and header.identity.segment_seq == segment_seq else None
+
+
+def _own_columns(read: Read, footer: SegmentFooter, first_sequence: int) -> ManifestColumns | None:
+    try:
+        columns = manifest_columns(decode_manifest(read(footer.manifest_length, footer.manifest_offset)))
+    except FormatError:
+        return None
+    expected = np.arange(first_sequence, first_sequence + footer.bundle_count, dtype=np.uint64)
+    return columns if np.array_equal(columns.sequence, expected) else None
+
+
+def _learn_from_next(facts: _Facts, following: FooterExtension) -> None:
+    """Where log positions show that entries are missing at the end, the next segment's sequence tells how many."""
+    missing = following.wal_position_start > facts.position_start + facts.entries_end - layout.HEADER_BYTES
+    bundle_count = following.first_sequence - facts.identity.first_sequence
+    if missing and 0 < bundle_count <= SEGMENT_BUNDLES_MAX:
+        facts.bundle_count_min = max(facts.bundle_count_min, bundle_count)
+
+
+class _InPlace:
+    """The entries as they are, a new header and a new tail."""
+
+    def __init__(self, read: Read, size_bytes: int, file: DiskFile, scan: LogScan, facts: _Facts) -> None:
+        self._read = read
+        self._size_bytes = size_bytes
+        self._file = file
+        self._scan = scan
+        self._facts = facts
+
+    def rebuild(self) -> Rebuilt | None:
+        crc = self._copy_entries()
+        columns = self._facts.columns
+        builder = self._fill(columns)
+        tail = self._encode_tail(builder, crc)
+        if columns is not None and not self._lost_more_than(columns, builder) and not self._is_original(tail):
+            builder = self._fill(None)
+            tail = self._encode_tail(builder, crc)
+        self._file.write(tail, self._facts.entries_end)
+        lost = _lost_bundles(builder.manifest_columns())
+        if len(lost) == builder.bundle_count:
+            return None
+        info = SegmentInfo(
+            self._facts.identity.segment_seq,
+            builder.bundle_count,
+            builder.row_count,
+            self._facts.entries_end + sum(map(len, tail)),
+            builder.first_ingestion_ts_nanos,
+            builder.last_ingestion_ts_nanos,
+        )
+        return Rebuilt(info, lost)
+
+    def _copy_entries(self) -> int:
+        """Copy them with whatever stands between them. Returns the CRC-32 of the new file so far."""
+        facts = self._facts
+        header = encode_header(facts.cfg_hash, facts.position_start, facts.identity)
+        self._file.write([header], 0)
+        crc = crc32(header)
+        for offset in range(layout.HEADER_BYTES, facts.entries_end, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, facts.entries_end - offset)
+            piece = self._read(size, offset).ljust(size, b"\0")
+            self._file.write([piece], offset)
+            crc = crc32(piece, crc)
+        return crc
+
+    def _fill(self, columns: ManifestColumns | None) -> SegmentBuilder:
+        """Bundle i of the segment has sequence first_sequence + i."""
+        facts = self._facts
+        builder = SegmentBuilder(facts.identity.segment_seq, lambda offset, length: self._file.read(length, offset))
+        reader = LogReader(self._read, self._scan.end)
+        first = facts.identity.first_sequence
+        for span in self._scan.entries:
+            entry = read_entry(reader, span)
+            index = entry.sequence - first
+            is_bundle = entry.entry_type == layout.ENTRY_TYPE_BUNDLE and not entry.error
+            if is_bundle and builder.bundle_count <= index < facts.bundle_count_max:
+                _append_lost(builder, first, index)
+                items = -1 if columns is None else int(columns.item_count[index])
+                builder.append(entry.sequence, entry.ingestion_ts_nanos, items, span.end - span.start, entry.placements)
+        _append_lost(builder, first, facts.bundle_count_min)
+        return builder
+
+    def _encode_tail(self, builder: SegmentBuilder, crc: int) -> list[bytes]:
+        facts = self._facts
+        return encode_tail(
+            builder,
+            entries_end=facts.entries_end,
+            crc32_of_entries=crc,
+            wal_position_start=facts.position_start,
+            wal_position_end=facts.position_start + facts.entries_end - layout.HEADER_BYTES,
+            incarnation=facts.identity.incarnation,
+        )
+
+    @staticmethod
+    def _lost_more_than(columns: ManifestColumns, builder: SegmentBuilder) -> bool:
+        return len(_lost_bundles(builder.manifest_columns())) > len(_lost_bundles(columns))
+
+    def _is_original(self, tail: Sequence[bytes]) -> bool:
+        """The new file is what the damaged one once was."""
+        return tail[-1][-CRC.size :] == self._read(CRC.size, self._size_bytes - CRC.size)
+
+
+def _append_lost(builder: SegmentBuilder, first_sequence: int, bundle_count: int) -> None:
+    while builder.bundle_count < bundle_count:
+        builder.append(first_sequence + builder.bundle_count, 0, -1, 0, ())

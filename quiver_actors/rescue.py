@@ -1,0 +1,192 @@
+"""Rescue of a damaged segment: what can be proven of it is sealed again under its number (`rebuild`), what cannot is lost.
+
+| the file was | proof of a bundle | rebuilt as |
+|---|---|---|
+| sealed in place | its log entry's CRC; the entries are still there | log with a new tail |
+| compacted | its `bundle_crc32` in the manifest | contiguous segment |
+| written by Rust, or both of its ends are unreadable | none | nothing: the whole segment is lost |
+
+Lost bundles keep their numbers as rows without slots, also behind the last one that is left, as far as it is known how many there
+were: from the footer, from progress files, from where the next segment begins. What the disk does not give back (EIO) counts as
+damaged. The damaged file goes to quarantine/ as it is.
+
+Order: the new file is complete and synced as `<segment>.rescued`; the damaged one is moved; the new one takes its name. After a
+crash in between `finish_rescues` does the rest, so that at any time one of the two has the segment's name or is about to get it.
+
+Blocking; runs on the seal thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile
+from quiver_actors.errors import DiskError, FormatError
+from quiver_actors.jobs import Job, move_to_quarantine
+from quiver_actors.paths import RESCUED_SUFFIX, TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.rebuild import Hints, Rebuilt, rebuild
+from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
+from quiver_actors.segment.codec import FooterExtension
+from quiver_actors.segment.reader import read_footer
+
+_log = logging.getLogger(__name__)
+
+_SECTOR_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued:
+    """What became of a damaged segment."""
+
+    info: SegmentInfo | None
+    """Of the new file; None: nothing of the segment is left."""
+    lost: tuple[int, ...]
+    """Bundles of the new file without slots."""
+    bundle_count: int
+    """How many bundles it had, at least."""
+    kept_as: str
+    """Where the damaged file is now."""
+
+
+class RescueJob(Job):
+    """See the module. `damage` is why; `bundle_count_min` what is known of it from elsewhere."""
+
+    def __init__(
+        self, disk: Disk, paths: EnginePaths, segment_seq: int, damage: str, bundle_count_min: int, cfg_hash: bytes
+    ) -> None:
+        super().__init__()
+        self._disk = disk
+        self._paths = paths
+        self._cfg_hash = cfg_hash
+        self._bundle_count_min = bundle_count_min
+        self.segment_seq = segment_seq
+        self.damage = damage
+        self.rescued: Rescued | None = None
+
+    def work(self) -> None:
+        following = self._next_segment()
+        hints = Hints(self.segment_seq, self._cfg_hash, self._bundle_count_min, following)
+        self.rescued = found = _Rescue(self._disk, self._paths, hints).run()
+        _log.warning(
+            "event=quiver.segment.damage segment=%d lost=%s of=%d kept=%s reason=%r",
+            self.segment_seq,
+            len(found.lost) if found.info else "all",
+            found.bundle_count,
+            found.kept_as,
+            self.damage,
+        )
+
+    def _next_segment(self) -> FooterExtension | None:
+        path = self._paths.segment(self.segment_seq + 1)
+        if not self._disk.exists(path):
+            return None
+        file = self._disk.open_read(path)
+        try:
+            footer = read_footer(SalvageReader(file).read, file.size())
+            return footer.extension if is_plausible(footer) else None
+        except FormatError:
+            return None
+        finally:
+            file.close()
+
+
+def finish_rescues(disk: Disk, paths: EnginePaths) -> None:
+    """Give rebuilt segments their names where the damaged file has been moved already; drop the others, to be made again."""
+    for name in disk.list_directory(paths.segments):
+        if not name.endswith(RESCUED_SUFFIX):
+            continue
+        path = f"{paths.segments}/{name}"
+        target = path.removesuffix(RESCUED_SUFFIX)
+        if disk.exists(target):
+            disk.unlink(path)
+        else:
+            disk.rename(path, target)
+        disk.sync_directory(paths.segments)
+
+
+class SalvageReader:
+    """Reads a file of which the disk does not give everything back: such sectors are zero, and so damaged."""
+
+    def __init__(self, file: DiskFile) -> None:
+        self._file = file
+        self.size_bytes = file.size()
+
+    def read(self, length: int, offset: int) -> bytes:
+        try:
+            return self._file.read(length, offset)
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+        end = min(offset + length, self.size_bytes)
+        first = offset - offset % _SECTOR_BYTES
+        sectors = (self._sector(start) for start in range(first, end, _SECTOR_BYTES))
+        return b"".join(sectors)[offset - first : end - first]
+
+    def _sector(self, start: int) -> bytes:
+        size = min(_SECTOR_BYTES, self.size_bytes - start)
+        try:
+            return self._file.read(size, start).ljust(size, b"\0")
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            return bytes(size)
+
+
+class _Rescue:
+    """One rescue of one segment."""
+
+    def __init__(self, disk: Disk, paths: EnginePaths, hints: Hints) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._hints = hints
+        self._rescued = paths.rescued(hints.segment_seq)
+        self._temporary = self._rescued + TEMPORARY_SUFFIX
+
+    def run(self) -> Rescued:
+        path = self._paths.segment(self._hints.segment_seq)
+        source = self._disk.open_read(path)
+        try:
+            found = self._write_rebuilt(SalvageReader(source))
+        finally:
+            source.close()
+        if found is None:
+            self._disk.unlink(self._temporary)
+            kept_as = move_to_quarantine(self._disk, self._paths, path)
+            return Rescued(None, (), self._hints.bundle_count_min, kept_as)
+        return Rescued(found.info, found.lost, found.info.bundle_count, self._swap(path))
+
+    def _write_rebuilt(self, source: SalvageReader) -> Rebuilt | None:
+        """The new file under its temporary name, synced and read back; None if nothing can be proven."""
+        file = self._disk.create(self._temporary)
+        try:
+            found = rebuild(source.read, source.size_bytes, file, self._hints)
+            if found is not None:
+                file.fsync()
+                run_to_end(verify_steps(file.read, found.info.size_bytes))
+            return found
+        except FormatError as error:
+            # It would not get better by another try, and there must be an end: the damaged file is kept all the same.
+            _log.error("event=quiver.segment.rescue_failed segment=%d reason=%r", self._hints.segment_seq, str(error))
+            return None
+        except DiskError:
+            file.close()
+            self._disk.unlink(self._temporary)
+            raise
+        finally:
+            file.close()
+
+    def _swap(self, path: str) -> str:
+        """Returns where the damaged file is now."""
+        self._disk.rename(self._temporary, self._rescued)
+        self._disk.sync_directory(self._paths.segments)
+        kept_as = move_to_quarantine(self._disk, self._paths, path)
+        self._disk.rename(self._rescued, path)
+        self._disk.sync_directory(self._paths.segments)
+        file = self._disk.open_read(path)
+        try:
+            file.make_read_only()
+        finally:
+            file.close()
+        return kept_as

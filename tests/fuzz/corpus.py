@@ -1,0 +1,342 @@
+"""Small valid files and messages of every kind that a parser reads, written by the engine itself, and how to mend their checksums.
+
+A specimen knows where its length fields are, so that a mutation can go for them, and how to mend a mutant so that it gets past the
+checksum that would otherwise protect everything behind it.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import crc32c
+import pyarrow as pa
+
+from quiver_actors.checksum import crc32
+from quiver_actors.core_file import CoreFile, encode_core
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.protocol import messages
+from quiver_actors.protocol.framing import encode_frame
+from quiver_actors.protocol.messages import ENTRY_ROW, Message, Push
+from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.segment.compaction import Rewriting
+from quiver_actors.segment.outline import read_outline
+from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.subscriber.bitmap import word_count
+from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress, encode_progress
+from quiver_actors.wal import layout
+from quiver_actors.wal.codec import encode_cursor
+from tests.support.engine_driver import EngineDriver
+
+Mend = Callable[[bytearray], None]
+Bundle = dict[int, pa.RecordBatch]
+_U32 = struct.Struct("<I")
+_PUSH_HEAD = struct.Struct("<4I")
+DIRECTORY = "default/core_0"
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """One valid input. `lengths`: (offset, size) of fields that say how much of something there is, or where it is."""
+
+    content: bytes
+    lengths: Sequence[tuple[int, int]]
+    mend: Mend
+
+
+def _words(*words: str) -> pa.RecordBatch:
+    return pa.record_batch({"w": pa.DictionaryArray.from_arrays(pa.array([0, len(words) - 1], pa.int8()), pa.array(words))})
+
+
+def small_bundles() -> list[Bundle]:
+    """Plain, two slots, and dictionaries that grow and change: every path of the log and of the seal in about 4 KiB."""
+    number = pa.record_batch({"n": pa.array([1, None, 3], pa.int16())})
+    text = pa.record_batch({"t": pa.array(["a", None])})
+    return [{0: number}, {0: number, 7: text}, {1: _words("a", "b")}, {1: _words("a", "b", "c")}, {1: _words("z", "y")}]
+
+
+def store(bundles: Sequence[Bundle], *, seal: bool) -> EngineDriver:
+    """An engine that has these bundles, each committed by itself."""
+    driver = EngineDriver(SimDisk(), directory=DIRECTORY)
+    for bundle in bundles:
+        driver.push(bundle)
+        driver.commit()
+    if seal:
+        driver.seal()
+    return driver
+
+
+def content_of(driver: EngineDriver, path: str) -> bytes:
+    file = driver.disk.open_read(f"{driver.directory}/{path}")
+    try:
+        return file.read(file.size(), 0)
+    finally:
+        file.close()
+
+
+# --- logs ----------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def log_specimens() -> list[Specimen]:
+    """A log of ours, not preallocated, and one as another writer lays it out: small header, nothing aligned."""
+    driver = store(small_bundles(), seal=False)
+    whole = content_of(driver, "wal/quiver.wal")
+    ends = entry_ends(whole, layout.HEADER_BYTES)
+    ours = whole[: ends[-1]] + bytes(8)
+    foreign = layout.HEADER.pack(layout.WAL_MAGIC, 1, layout.HEADER_BYTES_V1, layout.DEFAULT_CFG_HASH, 0)
+    foreign += ours[layout.HEADER_BYTES :]
+    return [_log_specimen(ours), _log_specimen(foreign)]
+
+
+def _log_specimen(content: bytes) -> Specimen:
+    start = int.from_bytes(content[12:14], "little")
+    lengths = [(12, 2), (30, 8)]
+    for at in [start, *entry_ends(content, start)][:-1]:
+        lengths += [(at, 4), (at + 21, 8), (at + 29, 2), (at + 63, 4), (at + 67, 4), (at + 75, 4)]
+    return Specimen(content, lengths, mend_log)
+
+
+def entry_ends(content: bytes, start: int) -> list[int]:
+    """Where each entry ends."""
+    ends = []
+    while start + 4 <= len(content) and (length := _U32.unpack_from(content, start)[0]):
+        start += length + layout.ENTRY_OVERHEAD_BYTES
+        ends.append(start)
+    return ends
+
+
+def mend_log(content: bytearray) -> None:
+    """Header and entries, as far as lengths lead."""
+    if len(content) < layout.HEADER_BYTES:
+        return
+    at = int.from_bytes(content[12:14], "little")
+    if at == layout.HEADER_BYTES:
+        _mend(content, layout.HEADER_EXTENSION_OFFSET + layout.HEADER_EXTENSION.size, 0)
+    while at + layout.ENTRY_OVERHEAD_BYTES <= len(content):
+        end = at + layout.ENTRY_LENGTH_BYTES + _U32.unpack_from(content, at)[0]
+        if end + layout.ENTRY_CRC.size > len(content) or end == at + layout.ENTRY_LENGTH_BYTES:
+            return
+        _mend(content, end, at + layout.ENTRY_LENGTH_BYTES)
+        at = end + layout.ENTRY_CRC.size
+
+
+def _mend(content: bytearray, at: int, start: int) -> None:
+    _U32.pack_into(content, at, crc32(memoryview(content)[start:at]))
+
+
+# --- segments ------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def segment_specimens() -> list[Specimen]:
+    """Sealed in place, and compacted."""
+    in_place = content_of(store(small_bundles(), seal=True), "segments/0000000000000000.qseg")
+    outline = read_outline(reader_of(in_place), len(in_place))
+    compacted = b"".join(Rewriting(outline, reader_of(in_place)).parts())
+    return [_segment_specimen(in_place), _segment_specimen(compacted)]
+
+
+def reader_of(content: bytes) -> Callable[[int, int], bytes]:
+    """`read(length, offset)` over a byte string."""
+    return lambda length, offset: content[offset : offset + length]
+
+
+def _segment_specimen(content: bytes) -> Specimen:
+    """Every field of footer, extension and trailer, the footers of the Arrow files, and the front of each message."""
+    size = len(content)
+    footer = size - 16 - int.from_bytes(content[size - 16 : size - 12], "little")
+    lengths = [(size - 16, 4), (footer, 2), (footer + 2, 4), (footer + 6, 4), (footer + 10, 8), (footer + 18, 4)]
+    lengths += [(footer + 22, 8), (footer + 30, 4), (footer + 34, 2), *((footer + 36 + 8 * n, 8) for n in range(7))]
+    reader = SegmentReader(content)
+    for stream in reader.streams:
+        end = stream.byte_offset + stream.byte_length
+        lengths += [(end - 10, 4), *((end - 10 - 8 * n, 8) for n in range(1, 12))]
+    directory, manifest = reader.footer.directory_offset, reader.footer.manifest_offset
+    lengths += [(at, 8) for at in range(directory, footer, 8)]
+    lengths += [(manifest - 10, 4), (footer - 10, 4)]
+    return Specimen(content, lengths, mend_segment)
+
+
+def mend_segment(content: bytearray) -> None:
+    if content[:10] == layout.WAL_MAGIC:
+        mend_log(content)
+    if len(content) >= 16:
+        _mend(content, len(content) - 4, 0)
+
+
+@functools.cache
+def table_specimens() -> list[Specimen]:
+    """Directory and manifest by themselves, in both orders of importance: a flag byte in front says which it is."""
+    content = segment_specimens()[1].content
+    footer = SegmentReader(content).footer
+    directory = content[footer.directory_offset : footer.directory_offset + footer.directory_length]
+    manifest = content[footer.manifest_offset : footer.manifest_offset + footer.manifest_length]
+    return [_unprotected(b"d" + directory), _unprotected(b"m" + manifest)]
+
+
+def _unprotected(content: bytes) -> Specimen:
+    return Specimen(content, [(at, 4) for at in range(1, len(content) - 4, 4)], lambda mutant: None)
+
+
+# --- small files ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def progress_specimens() -> list[Specimen]:
+    full = bytes(word_count(130) * 8)
+    progresses = [
+        SubscriberProgress(oldest_incomplete_seg=7, entries={}, trusted_watermark=True),
+        SubscriberProgress(
+            oldest_incomplete_seg=3,
+            entries={3: SegmentProgress(130, b"\x05" + full[1:]), 9: SegmentProgress(1, b"\1" + bytes(7))},
+            trusted_watermark=True,
+        ),
+        SubscriberProgress(oldest_incomplete_seg=3, entries={1: SegmentProgress(64, bytes(8))}, trusted_watermark=False),
+    ]
+    lengths = [(8, 2), (10, 2), (12, 2), (14, 8), (22, 4), (32, 8), (40, 4), (44, 2)]
+    return [Specimen(encode_progress(progress), lengths, mend_progress) for progress in progresses]
+
+
+def mend_progress(content: bytearray) -> None:
+    if len(content) > 4:
+        _U32.pack_into(content, len(content) - 4, crc32c.crc32c(memoryview(content)[:-4]))
+
+
+@functools.cache
+def cursor_specimens() -> list[Specimen]:
+    newer = bytearray(encode_cursor(1 << 40) + bytes(16))
+    newer[8:12] = struct.pack("<HH", 2, 40)
+    _mend_sized(newer)
+    lengths = [(8, 2), (10, 2), (12, 8)]
+    return [Specimen(content, lengths, _mend_sized) for content in (encode_cursor(128), bytes(newer))]
+
+
+def _mend_sized(content: bytearray) -> None:
+    """Of files that have their size at 10 and their CRC at its end."""
+    size = int.from_bytes(content[10:12], "little")
+    if 4 <= size <= len(content):
+        _mend(content, size - 4, 0)
+
+
+@functools.cache
+def core_specimens() -> list[Specimen]:
+    content = encode_core(CoreFile(bytes(range(16)), 3, 1024, 1 << 20, clean_shutdown=True))
+    return [Specimen(content, [(8, 2), (10, 2), (28, 4), (32, 8), (40, 8), (48, 1)], _mend_sized)]
+
+
+# --- control messages ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def frame_specimens() -> list[Specimen]:
+    """A client's and a worker's side of a conversation, all kinds of messages in each."""
+    return [_frames(_client_messages()), _frames(_worker_messages())]
+
+
+def _frames(spoken: Sequence[Message]) -> Specimen:
+    frames = [encode_frame(message) for message in spoken]
+    starts = [sum(map(len, frames[:number])) for number in range(len(frames))]
+    return Specimen(b"".join(frames), [(start, 4) for start in starts], lambda mutant: None)
+
+
+def _client_messages() -> list[Message]:
+    return [
+        messages.Hello(1, 4711, "client"),
+        messages.AttachArena(1, 1 << 20),
+        messages.DeclareSchema(1, "default", 0, bytes(32), bytes(64)),
+        Push(2, "default", 0, 64, 64, bytes(40), bytes(40), b""),
+        messages.Flush(3, "default"),
+        messages.ListSegments(4, "default"),
+        messages.OpenSegment(5, "default", 7),
+        messages.Register(6, "default", "reader", "earliest"),
+        messages.Unregister(7, "default", "reader"),
+        messages.Credit("default", "reader", 64),
+        messages.Resolve(8, "default", "reader", 7, "ack", bytes(8), 5),
+        messages.FlushProgress(9, "default", "reader"),
+    ]
+
+
+def _worker_messages() -> list[Message]:
+    return [
+        messages.Welcome(1, 0, "00" * 16, 4711, [messages.TopicInfo("default", {"a": 1}, "wal", 0)]),
+        messages.ArenaAttached(1, 1 << 20),
+        messages.Acked(1, [messages.AckRun(1, 2, 3, 4, 5)]),
+        messages.Refused(1, "storage_full", "no room", 5),
+        messages.Done(1),
+        messages.SegmentList(1, [messages.SegmentInfo(1, 2, 3, 4, 5, 6)]),
+        messages.SegmentOpened(1, "default", 7, 4096),
+        messages.Deliver("default", "reader", 7, bytes(8)),
+        messages.SegmentRetired("default", "reader", 7),
+        messages.Gap("default", "reader", 7, 1, 2, "damaged"),
+    ]
+
+
+def _laid_out() -> tuple[memoryview, Push, dict[int, StreamSchema]]:
+    return EngineDriver(SimDisk(), directory=DIRECTORY).layout(small_bundles())
+
+
+@functools.cache
+def schema_specimens() -> list[Specimen]:
+    """Schema messages as clients declare them."""
+    nested = pa.struct([pa.field("d", pa.dictionary(pa.int8(), pa.string())), pa.field("l", pa.list_(pa.int64()))])
+    wide = pa.schema([("s", nested), ("m", pa.map_(pa.string(), nested))], metadata={"owner": "tests"})
+    encoded = [schema.message for schema in push_schemas().values()]
+    return [_words_of(message) for message in [*encoded, wide.serialize().to_pybytes()]]
+
+
+def _words_of(content: bytes) -> Specimen:
+    return Specimen(content, [(at, 4) for at in range(0, len(content) - 4, 4)], lambda mutant: None)
+
+
+@functools.cache
+def push_schemas() -> dict[int, StreamSchema]:
+    """What the connection of `push_specimens` has declared, by handle."""
+    return _laid_out_once()[2]
+
+
+@functools.cache
+def _laid_out_once() -> tuple[memoryview, Push, dict[int, StreamSchema]]:
+    return _laid_out()
+
+
+@functools.cache
+def push_specimens() -> list[Specimen]:
+    """Rows and span of one push behind each other; four lengths in front say where each ends."""
+    span, push, _ = _laid_out_once()
+    head = _PUSH_HEAD.pack(len(push.entries), len(push.slots), len(push.dictionaries), len(span))
+    content = head + push.entries + push.slots + push.dictionaries + bytes(span)
+    rows_end = len(content) - len(span)
+    return [Specimen(content, [(at, 4) for at in range(16, rows_end, 4)], mend_push)]
+
+
+def split_push(content: bytes) -> tuple[memoryview, Push]:
+    """A mutant of `push_specimens` as a worker sees it."""
+    if len(content) < _PUSH_HEAD.size:
+        content = content.ljust(_PUSH_HEAD.size, b"\0")
+    sizes = [min(size, len(content)) for size in _PUSH_HEAD.unpack_from(content)]
+    parts, at = [], _PUSH_HEAD.size
+    for size in sizes:
+        parts.append(content[at : at + size])
+        at += size
+    span = memoryview(bytearray(parts[3]))
+    return span, Push(1, "default", 0, len(span), len(span), parts[0], parts[1], parts[2])
+
+
+def mend_push(content: bytearray) -> None:
+    """Give each entry row the CRC of the slots that it stands for."""
+    if len(content) < _PUSH_HEAD.size:
+        return
+    entries, slots, dictionaries, span_bytes = _PUSH_HEAD.unpack_from(content)
+    at = _PUSH_HEAD.size + entries + slots + dictionaries
+    end = min(len(content), at + span_bytes)
+    rows_end = min(_PUSH_HEAD.size + entries, len(content))
+    for row in range(_PUSH_HEAD.size, rows_end - ENTRY_ROW.size + 1, ENTRY_ROW.size):
+        (entry_bytes,) = _U32.unpack_from(content, row)
+        if at + entry_bytes > end or entry_bytes < 33:
+            return
+        slots_bytes = memoryview(content)[at + layout.ENTRY_HEAD.size : at + entry_bytes - 4]
+        _U32.pack_into(content, row + 4, crc32(slots_bytes))
+        at += entry_bytes

@@ -1,0 +1,215 @@
+"""Lets one call of a run fail, and judges what the engine does about it and what the next start finds.
+
+Rules that are checked
+- Whatever fails in the way of a bundle to the disk (write, sync, rename) fails the engine for good, and so does any other call that
+  changes the disk, unless only space is missing. A failed engine does nothing more to the disk.
+- Where space is looked for (a new log, the tail of a seal, a small file) it is waited for; then the engine goes on by itself.
+- A stop or start that meets a fault can be made again.
+- Whatever happened, the next start loses nothing that was promised: after the end of the process, after a power loss, and after a
+  power loss behind a start that had only seen what the cache of a failed sync still showed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import ANY, SPACE_KINDS, CallSite, Fault, FaultyDisk
+from quiver_actors.disk.interposed import KINDS, MUTATING_KINDS
+from quiver_actors.disk.monitor import OrderMonitor
+from quiver_actors.disk.protocol import NO_SPACE_ERRNOS
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.engine import EngineState
+from quiver_actors.errors import DiskError, EngineFailed
+from quiver_actors.units import SECOND_NS
+from tests.sim.oracle import ManualClock
+from tests.sim.world import Profile, World
+
+OPERATIONS = 40
+WAITING_SITES = frozenset(
+    [
+        CallSite("create", "quiver_actors.jobs", "AllocateJob.work"),
+        CallSite("allocate", "quiver_actors.jobs", "AllocateJob.work"),
+        CallSite("allocate", "quiver_actors.sealing", "seal_file"),
+        CallSite("write", "quiver_actors.sealing", "seal_file"),
+        CallSite("create", "quiver_actors.disk.protocol", "write_atomically"),
+        CallSite("write", "quiver_actors.disk.protocol", "write_atomically"),
+    ]
+)
+"""Where missing space must never fail an engine."""
+FATAL_SITES = frozenset(
+    [
+        CallSite("write", "quiver_actors.wal.log", "Log.write"),
+        CallSite("fdatasync", "quiver_actors.jobs", "CommitJob.work"),
+        CallSite("rename", "quiver_actors.jobs", "CommitJob.work"),
+        CallSite("sync_directory", "quiver_actors.jobs", "CommitJob.work"),
+        CallSite("fsync", "quiver_actors.sealing", "seal_file"),
+        CallSite("sync_directory", "quiver_actors.sealing", "seal_file"),
+    ]
+)
+"""Where any failure must fail the engine, that of space included."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCase:
+    """The n-th call of a run fails."""
+
+    nth: int
+    site: CallSite
+    """Of that call, in the run without a fault."""
+    errno: int
+    always: bool
+    written_share: float = 0.0
+
+    def __str__(self) -> str:
+        how = "from then on" if self.always else "once"
+        return f"call {self.nth} ({self.site}) fails with {errno.errorcode[self.errno]} {how}"
+
+
+@dataclass(slots=True)
+class FaultTally:
+    cases: int = 0
+    failed: int = 0
+    """Engines that failed for good."""
+    waited: int = 0
+    """Engines that went on."""
+    stopped: int = 0
+    """Stops and starts that met the fault."""
+    restarts: int = 0
+    sites: Counter[CallSite] = field(default_factory=Counter)
+
+
+def cases(profile: Profile, seed: int, per_site: int, errnos: Sequence[int]) -> Iterator[FaultCase]:
+    """Calls of one run that are to fail, at most `per_site` of each call site."""
+    random = Random(f"cases {profile.name} {seed}")
+    faulty = FaultyDisk(SimDisk())
+    World(seed, profile, keeps_moments=False, faulty=faulty).start().run(OPERATIONS)
+    numbers: dict[CallSite, list[int]] = defaultdict(list)
+    for number, site in enumerate(faulty.history, 1):
+        numbers[site].append(number)
+    for site, found in numbers.items():
+        for nth in random.sample(found, min(per_site, len(found))):
+            for code in errnos:
+                if site.kind == "make_read_only" and code in NO_SPACE_ERRNOS:
+                    continue  # by the contract of the seam
+                share = random.choice((0.0, 0.3, 0.99)) if site.kind == "write" else 0.0
+                yield FaultCase(nth, site, code, random.random() < 0.5, share)
+
+
+class FaultRun:
+    """One run with one fault."""
+
+    def __init__(self, profile: Profile, seed: int, case: FaultCase, tally: FaultTally) -> None:
+        self._case = case
+        self._tally = tally
+        self._faulty = FaultyDisk(SimDisk())
+        later = SPACE_KINDS if case.errno in NO_SPACE_ERRNOS else KINDS
+        self._fault: Fault = self._faulty.fail(
+            ANY, case.nth, case.errno, then=later if case.always else (), written_share=case.written_share
+        )
+        self._world = World(seed, profile, keeps_moments=False, faulty=self._faulty)
+
+    def run(self) -> None:
+        self._tally.cases += 1
+        try:
+            self._world.start().run(OPERATIONS)
+        except DiskError:
+            self._tally.stopped += 1
+            self._faulty.heal()
+            self._check_restarts()
+            return
+        self._world.finish_jobs()
+        if not self._fault.hits:
+            return
+        if self._world.engine.state is EngineState.FAILED:
+            self._tally.failed += 1
+            self._check_failed()
+        else:
+            self._tally.waited += 1
+            self._check_goes_on()
+        self._check_restarts()
+
+    @property
+    def _site(self) -> CallSite:
+        """Where the first failing call came from."""
+        return next(iter(self._faulty.failed_sites))
+
+    @property
+    def _must_fail(self) -> bool:
+        is_change = self._site.kind in MUTATING_KINDS and self._case.errno not in NO_SPACE_ERRNOS
+        return is_change or self._site in FATAL_SITES
+
+    @property
+    def _must_wait(self) -> bool:
+        return self._case.errno in NO_SPACE_ERRNOS and WAITING_SITES.issuperset(self._faulty.failed_sites)
+
+    def _check_failed(self) -> None:
+        world, engine = self._world, self._world.engine
+        assert not self._must_wait, f"missing space at {self._site} failed the engine: {engine.failure}"
+        assert engine.failure
+        assert isinstance(engine.refusal(), EngineFailed)
+        self._faulty.heal()
+        calls = self._faulty.mutating_count
+        world.clock.now_ns += SECOND_NS
+        engine.tick()
+        engine.seal_now()
+        engine.drain()
+        assert not engine.can_stage(1)
+        assert engine.next_commit() is None
+        assert engine.next_background() is None
+        engine.close()
+        assert self._faulty.mutating_count == calls, "a failed engine went on to change the disk"
+        assert engine.state is EngineState.CLOSED
+
+    def _check_goes_on(self) -> None:
+        """Time passes, space is there again: everything is done that had to wait."""
+        world = self._world
+        assert not self._must_fail, f"the engine went on after a failure at {self._site}"
+        self._faulty.heal()
+        world.has_faults = False
+        world.clock.now_ns += SECOND_NS
+        if world.engine.state is not EngineState.DRAINING:
+            world.rest()
+            assert world.engine.state is EngineState.READY
+        else:
+            world.finish_all()
+            assert world.engine.is_drained
+
+    def _check_restarts(self) -> None:
+        self._tally.sites.update(self._faulty.failed_sites)
+        world, at = self._world, self._world.calls
+        world.abandon_jobs()
+        killed = world.disk.crash(CrashMode.KEEP)
+        self._check(killed, at, is_kill=True)
+        self._check(killed.crash(CrashMode.DROP), at, is_kill=False, goes_on=True)
+        mode = Random(str(self._case)).choice(list(CrashMode))
+        self._check(world.disk.crash(mode, at), at, is_kill=mode is CrashMode.KEEP)
+
+    def _check(self, left: SimDisk, at: int, *, is_kill: bool, goes_on: bool = False) -> None:
+        self._tally.restarts += 1
+        disk, oracle = OrderMonitor(left), self._world.oracle
+        engine = oracle.open(disk, ManualClock())
+        survey = oracle.survey(disk, engine)
+        oracle.check(survey, at, is_kill=is_kill)
+        if goes_on:
+            oracle.check_progress(disk, engine, survey, at)
+
+
+def sweep(profile: Profile, seed: int, per_site: int, tally: FaultTally, errnos: Sequence[int]) -> None:
+    """All cases of one run.
+
+    Raises:
+        AssertionError: names the case.
+    """
+    for case in cases(profile, seed, per_site, errnos):
+        try:
+            FaultRun(profile, seed, case, tally).run()
+        except Exception as error:
+            raise AssertionError(f"run {profile.name}/{seed}, {case}: {error}") from error
+
+
+__all__ = ["OPERATIONS", "FaultCase", "FaultRun", "FaultTally", "cases", "sweep"]

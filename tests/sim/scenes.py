@@ -1,0 +1,278 @@
+"""Directories that no run of ours leaves by itself: those of the Rust implementation, and ours after the disk has damaged them.
+
+Each scene is a disk image and a judge, which opens what is left of it and says what must be there. `sweep.sweep_recovery` crashes its
+recovery at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tests.golden
+from quiver_actors.checksum import crc32
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.monitor import OrderMonitor
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.engine import Engine
+from quiver_actors.events import Event, GapFound
+from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.wal import layout
+from quiver_actors.wal.reader import LogReader
+from tests.sim.ledger import NEVER, BundleId
+from tests.sim.oracle import DIRECTORY, ManualClock, Oracle, push_plain, settle
+from tests.sim.world import PROFILES, World
+
+GOLDEN = Path(str(tests.golden.__file__)).parent / "data"
+ACTIVE = f"{DIRECTORY}/wal/quiver.wal"
+OWED_TO_SUB_A = [1, 4, 5, 6, 7, 8]
+_TIME_AND_TYPE_BYTES = 9
+
+Judge = Callable[[SimDisk], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    name: str
+    disk: SimDisk
+    judge: Judge
+    oracle: Oracle
+
+
+def put_file(disk: SimDisk, path: str, content: bytes) -> None:
+    """A durable file."""
+    disk.make_directory(path.rpartition("/")[0])
+    file = disk.create(path)
+    file.write([content], 0)
+    file.fsync()
+    file.close()
+    disk.sync_directory(path.rpartition("/")[0])
+
+
+def golden_disk(name: str) -> SimDisk:
+    """A copy of a directory that the Rust implementation has written."""
+    disk = SimDisk()
+    for path in sorted((GOLDEN / name).rglob("*")):
+        if path.is_file():
+            put_file(disk, f"{DIRECTORY}/{path.relative_to(GOLDEN / name)}", path.read_bytes())
+    return disk
+
+
+# --- logs of the Rust implementation ----------------------------------------------------------------------------------------
+
+
+def rust_scenes() -> Iterator[Scene]:
+    oracle = World(0, PROFILES[0]).oracle
+    for name in ("quiver-v1", "quiver-v1-rotated"):
+        yield Scene(name, golden_disk(name), lambda disk: judge_golden(disk, oracle), oracle)
+    sequences = [[0, 1], [5, 6], [9, 10], [20]]
+    yield Scene("gaps", _logs_with_gaps(sequences), lambda disk: judge_gaps(disk, oracle, sequences), oracle)
+
+
+def judge_golden(disk: SimDisk, oracle: Oracle) -> None:
+    """All nine bundles are there once, and `sub-a` is owed what the README says, in that order."""
+    engine, monitor = open_and_settle(disk, oracle)
+    assert [number for number, _ in stored_numbers(monitor, engine)] == list(range(9))
+    claimed = engine.claim("sub-a", "owner", 100)
+    owed = [golden_number(monitor, seq, index) for seq, indexes in claimed for index in indexes]
+    assert owed == OWED_TO_SUB_A
+    engine.release("owner")
+    (_, sequence, _) = push_plain(engine, 0)
+    assert sequence >= 9
+
+
+def judge_gaps(disk: SimDisk, oracle: Oracle, sequences: Sequence[Sequence[int]]) -> None:
+    """Every entry is there once, under its sequence."""
+    engine, monitor = open_and_settle(disk, oracle)
+    wanted = [sequence for log in sequences for sequence in log]
+    assert [sequence for _, sequence in stored_numbers(monitor, engine)] == wanted
+
+
+def _logs_with_gaps(sequences: Sequence[Sequence[int]]) -> SimDisk:
+    """Rotated logs of another writer, numbered from 1; the last one is active. Their sequences have gaps."""
+    data = (GOLDEN / "quiver-v1/wal/quiver.wal").read_bytes()
+    scan = LogReader(lambda length, offset: data[offset : offset + length], len(data)).scan(38, stride=1)
+    entries = [data[span.start : span.end] for span in scan.entries]
+    disk, position = SimDisk(), 0
+    for number, wanted in enumerate(sequences, 1):
+        laid = b"".join(_renumbered(entries[sequence % len(entries)], sequence) for sequence in wanted)
+        header = layout.HEADER.pack(layout.WAL_MAGIC, layout.WAL_VERSION, 38, layout.DEFAULT_CFG_HASH, position)
+        name = "quiver.wal" if number == len(sequences) else f"quiver.wal.{number}"
+        put_file(disk, f"{DIRECTORY}/wal/{name}", header + laid)
+        position += len(laid)
+    return disk
+
+
+def _renumbered(entry: bytes, sequence: int) -> bytes:
+    body = bytearray(entry[layout.ENTRY_LENGTH_BYTES : -layout.ENTRY_CRC.size])
+    body[_TIME_AND_TYPE_BYTES : _TIME_AND_TYPE_BYTES + 8] = sequence.to_bytes(8, "little")
+    return entry[: layout.ENTRY_LENGTH_BYTES] + bytes(body) + crc32(body).to_bytes(4, "little")
+
+
+def open_and_settle(disk: SimDisk, oracle: Oracle) -> tuple[Engine, OrderMonitor]:
+    monitor = OrderMonitor(disk)
+    engine = oracle.open(monitor, ManualClock(), disk)
+    settle(engine)
+    return engine, monitor
+
+
+def stored_numbers(disk: OrderMonitor, engine: Engine) -> list[tuple[int, int]]:
+    """(number in the README, sequence or -1) of every bundle of every segment, in order."""
+    found = []
+    for info in engine.segments():
+        reader = segment_reader(disk, info.segment_seq)
+        for index in range(reader.bundle_count):
+            sequence = reader.sequence(index)
+            found.append((golden_number(disk, info.segment_seq, index), -1 if sequence is None else sequence))
+    return found
+
+
+def golden_number(disk: OrderMonitor, segment_seq: int, index: int) -> int:
+    values = segment_reader(disk, segment_seq).bundle(index)[30].column("value")
+    return int(values[0].as_py()) // 1000
+
+
+def segment_reader(disk: OrderMonitor, segment_seq: int) -> SegmentReader:
+    file = disk.open_read(f"{DIRECTORY}/segments/{segment_seq:016}.qseg")
+    try:
+        return SegmentReader(file.read(file.size(), 0))
+    finally:
+        file.close()
+
+
+# --- our own directory, damaged ---------------------------------------------------------------------------------------------
+
+
+def damage_scenes(seed: int = 0) -> Iterator[Scene]:
+    """A store with sealed segments, an open log, subscribers with progress, after a power loss; then something is damaged."""
+    for name, damage in _DAMAGES.items():
+        world = _damaged_world(seed)
+        left = world.disk.crash(CrashMode.DROP)
+        damage(left)
+        world.oracle.finds_by_sequence = True
+        yield Scene(name, left, _announced_judge(world), world.oracle)
+
+
+def _damaged_world(seed: int) -> World:
+    """Everything in it is durable; the open log has several bundles."""
+    world = World(seed, PROFILES[0], keeps_moments=False).start()
+    world.run_script("register", "push", "push", "push", "claim", "resolve", "push", "push", "claim", "resolve", "push")
+    return world
+
+
+def _announced_judge(world: World) -> Judge:
+    """Every promised bundle that a subscriber has not resolved is delivered to it, or it is told that it will not be."""
+    promised = list(world.ledger.promised(world.calls, is_kill=False))
+
+    def judge(disk: SimDisk) -> None:
+        monitor = OrderMonitor(disk)
+        engine = world.oracle.open(monitor, ManualClock(), disk)
+        survey = world.oracle.survey(monitor, engine)
+        for subscription in world.ledger.subscriptions:
+            delivered = {survey.sequence_of(id_) for id_ in survey.deliverable[subscription.subscriber]}
+            told = _gaps(survey.events, subscription.subscriber)
+            silent = [
+                bundle.id
+                for bundle in promised
+                if subscription.owes(bundle)
+                and bundle.id not in subscription.resolved
+                and bundle.sequence not in delivered
+                and bundle.id not in told
+            ]
+            assert not silent, f"{subscription.subscriber} does not get {silent} and is not told"
+        world.oracle.check_order(survey)
+        push_plain(engine, 0)
+
+    return judge
+
+
+def _gaps(events: Sequence[Event], subscriber: str) -> set[BundleId]:
+    gaps = [event for event in events if isinstance(event, GapFound) and event.subscriber == subscriber]
+    return {(g.segment_seq, index) for g in gaps for index in range(g.bundle_index, g.bundle_index + g.bundle_count)}
+
+
+def _paths(disk: SimDisk, part: str) -> list[str]:
+    return [path for path in disk.contents() if part in path]
+
+
+def _rewrite(part: str, change: Callable[[bytes], bytes], which: int = 0) -> Callable[[SimDisk], None]:
+    """A damage: the content of one file becomes what `change` makes of it."""
+
+    def damage(disk: SimDisk) -> None:
+        path = _paths(disk, part)[which]
+        content = change(disk.contents()[path])
+        disk.unlink(path)
+        put_file(disk, path, content)
+
+    return damage
+
+
+def _remove(part: str, which: int = 0) -> Callable[[SimDisk], None]:
+    def damage(disk: SimDisk) -> None:
+        path = _paths(disk, part)[which]
+        disk.unlink(path)
+        disk.sync_directory(path.rpartition("/")[0])
+
+    return damage
+
+
+def _add(path: str, content: bytes) -> Callable[[SimDisk], None]:
+    return lambda disk: put_file(disk, f"{DIRECTORY}/{path}", content)
+
+
+def _flip(offset: int) -> Callable[[bytes], bytes]:
+    def change(content: bytes) -> bytes:
+        at = offset % len(content)
+        return content[:at] + bytes([content[at] ^ 0x40]) + content[at + 1 :]
+
+    return change
+
+
+def _cut(share: float) -> Callable[[bytes], bytes]:
+    return lambda content: content[: round(len(content) * share)]
+
+
+_ZERO: Callable[[bytes], bytes] = lambda content: bytes(len(content))  # noqa: E731
+
+_DAMAGES: dict[str, Callable[[SimDisk], None]] = {
+    "nothing": lambda disk: None,
+    "core missing": _remove("quiver.core"),
+    "core flipped": _rewrite("quiver.core", _flip(20)),
+    "core cut": _rewrite("quiver.core", _cut(0.5)),
+    "core zero": _rewrite("quiver.core", _ZERO),
+    "cursor missing": _remove("cursor"),
+    "cursor flipped": _rewrite("cursor", _flip(14)),
+    "cursor empty": _rewrite("cursor", _cut(0)),
+    "progress flipped": _rewrite("quiver.sub.", _flip(16)),
+    "progress cut": _rewrite("quiver.sub.", _cut(0.7)),
+    "progress empty": _rewrite("quiver.sub.", _cut(0)),
+    "log header flipped": _rewrite("/quiver.wal", _flip(75)),
+    "log header zero": _rewrite("/quiver.wal", lambda content: bytes(121) + content[121:]),
+    "log entry flipped": _rewrite("/quiver.wal", _flip(121 + 40)),
+    "log entry length flipped": _rewrite("/quiver.wal", _flip(121)),
+    "log entry length huge": _rewrite("/quiver.wal", lambda content: content[:121] + b"\xff" * 4 + content[125:]),
+    "segment entry flipped": _rewrite(".qseg", _flip(300), -1),
+    "segment header flipped": _rewrite(".qseg", _flip(75), -1),
+    "segment manifest flipped": _rewrite(".qseg", _flip(-300), -1),
+    "segment trailer flipped": _rewrite(".qseg", _flip(-8), -1),
+    "segment footer flipped": _rewrite(".qseg", _flip(-40), -1),
+    "segment cut": _rewrite(".qseg", _cut(0.6), -1),
+    "segment empty": _rewrite(".qseg", _cut(0), -1),
+    "segment zero": _rewrite(".qseg", _ZERO, -1),
+    "segment missing": _remove(".qseg", -1),
+    "rotated log of nothing": _add("wal/quiver.wal.900", bytes(5000)),
+    "rotated log of rubbish": _add("wal/quiver.wal.901", b"rubbish!" * 700),
+    "empty rotated log": _add("wal/quiver.wal.902", b""),
+    "temporaries": lambda disk: [
+        _add(path, b"left over")(disk)
+        for path in ("quiver.core.tmp", "wal/quiver.wal.cursor.tmp", "segments/0000000000000099.qseg.tmp")
+    ]
+    and None,
+    "strangers": lambda disk: [
+        _add(path, b"not ours")(disk) for path in ("notes.txt", "wal/notes.txt", "segments/notes.txt", "quiver.sub.")
+    ]
+    and None,
+}
+
+__all__ = ["NEVER", "Scene", "damage_scenes", "golden_disk", "put_file", "rust_scenes"]

@@ -1,0 +1,194 @@
+"""Crashes a run at every call that changes the disk, in every mode, and judges what the next start makes of it.
+
+Each state is opened, looked at and compared with the ledger. A share of the states is taken further:
+- the recovery is crashed itself, at one of its own calls, and what that leaves is judged by the same ledger;
+- the opened directory loses power at once and is opened again: nothing may have changed but the reserved numbers;
+- new bundles are pushed, sealed and delivered.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import CallSite, call_site
+from quiver_actors.disk.interposed import Call
+from quiver_actors.disk.monitor import OrderMonitor
+from quiver_actors.disk.simulated import SimDisk
+from tests.sim.ledger import NEVER, Ledger
+from tests.sim.oracle import DIRECTORY, ManualClock, Oracle
+from tests.sim.world import Moment, Recorder, World
+
+MODES = tuple(CrashMode)
+CORE_FILE = f"{DIRECTORY}/quiver.core"
+BALLAST_FILE = f"{DIRECTORY}/quiver.ballast"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done, counted while it was done."""
+
+    runs: int = 0
+    crashes: int = 0
+    """Disks that a crash left and that were opened, those of crashed recoveries included."""
+    images: set[int] = field(default_factory=set)
+    """Distinct ones of them."""
+    recoveries_crashed: int = 0
+    repeated: int = 0
+    continued: int = 0
+    sites: Counter[CallSite] = field(default_factory=Counter)
+    """Calls before which a crash was simulated."""
+
+
+class StateFailed(AssertionError):
+    """A crash state that broke a rule, with what it takes to see it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of the states is taken further: one in so many."""
+
+    nested: int = 20
+    repeat: int = 8
+    go_on: int = 8
+
+
+class CrashSweep:
+    """Sweeps worlds into one tally."""
+
+    def __init__(self, tally: Tally, seed: int = 0, share: Share = Share()) -> None:
+        self.tally = tally
+        self._random = Random(f"sweep {seed}")
+        self._share = share
+
+    def sweep(self, world: World, modes: Sequence[CrashMode] = MODES, states_max: int = NEVER) -> None:
+        """Every moment of a finished run in every mode, at most `states_max` new states."""
+        self.tally.runs += 1
+        self._seen: set[tuple[int, int, bool]] = set()
+        versions = _versions(world.ledger)
+        end = self.tally.crashes + states_max
+        for moment in world.moments:
+            for mode in modes:
+                if self.tally.crashes >= end:
+                    return
+                seed = self._random.randrange(1 << 30)
+                try:
+                    self._crash(world, moment, mode, seed, versions)
+                except Exception as error:
+                    place = f"run {world.name}, call {moment.at} ({moment.site}), {mode.name}, seed {seed}"
+                    raise StateFailed(f"{place}: {error}") from error
+
+    def _crash(self, world: World, moment: Moment, mode: CrashMode, seed: int, versions: list[int]) -> None:
+        left = moment.disk.crash(mode, seed)
+        key = (left.fingerprint(), bisect_right(versions, moment.at), mode is CrashMode.KEEP)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self._count(key[0], moment.site)
+        nested: list[Moment] | None = [] if self._one_in(self._share.nested) else None
+        self._judge(world.oracle, left, moment.at, mode is CrashMode.KEEP, nested)
+        for inner in nested or ():
+            self._crash_recovery(world, moment, inner, mode)
+
+    def _crash_recovery(self, world: World, moment: Moment, inner: Moment, outer: CrashMode) -> None:
+        """One crash of the recovery right before one of its calls."""
+        mode, seed = self._random.choice(MODES), self._random.randrange(1 << 30)
+        left = inner.disk.crash(mode, seed)
+        self.tally.recoveries_crashed += 1
+        self._count(left.fingerprint(), inner.site)
+        is_kill = outer is CrashMode.KEEP and mode is CrashMode.KEEP
+        try:
+            self._judge(world.oracle, left, moment.at, is_kill, None)
+        except Exception as error:
+            raise StateFailed(
+                f"then recovery at call {inner.at} ({inner.site}), {mode.name}, seed {seed}: {error}"
+            ) from error
+
+    def _count(self, image: int, site: CallSite) -> None:
+        self.tally.crashes += 1
+        self.tally.images.add(image)
+        self.tally.sites[site] += 1
+
+    def _one_in(self, count: int) -> bool:
+        return self._random.randrange(count) == 0
+
+    def _judge(self, oracle: Oracle, left: SimDisk, at: int, is_kill: bool, moments: list[Moment] | None) -> None:
+        if self._one_in(self._share.repeat):
+            check_repeated_recovery(oracle, left)
+            self.tally.repeated += 1
+        disk = OrderMonitor(left if moments is None else recording(left, moments))
+        engine = oracle.open(disk, ManualClock(), left)
+        survey = oracle.survey(disk, engine)
+        oracle.check(survey, at, is_kill=is_kill)
+        left.capacity_bytes = None
+        if moments is None and self._one_in(self._share.go_on):
+            oracle.check_progress(disk, engine, survey, at)
+            self.tally.continued += 1
+
+
+def recording(disk: SimDisk, moments: list[Moment]) -> Recorder:
+    """Keeps a moment before each call that changes the disk."""
+
+    def before(call: Call) -> None:
+        moments.append(Moment(disk.copy(), len(moments), call_site(call.kind)))
+
+    return Recorder(disk, before)
+
+
+def check_repeated_recovery(oracle: Oracle, left: SimDisk) -> None:
+    """What a recovery has done is durable, and another one finds nothing to do but to reserve numbers."""
+    first = left.copy()
+    oracle.open(first, ManualClock(), first)
+    second = first.crash(CrashMode.DROP)
+    changed = _differences(first, second)
+    assert not changed, f"recovery left something that is not durable: {changed}"
+    oracle.open(second, ManualClock(), second)
+    changed = _differences(first, second)
+    assert not changed, f"a second recovery changed something: {changed}"
+
+
+def _differences(one: SimDisk, other: SimDisk) -> list[str]:
+    """Files that are not the same on both disks, but for the reserved numbers and what only holds space."""
+    before, after = one.contents(), other.contents()
+    ignored = {CORE_FILE, BALLAST_FILE}
+    return sorted(path for path in (before.keys() | after.keys()) - ignored if before.get(path) != after.get(path))
+
+
+def _versions(ledger: Ledger) -> list[int]:
+    """Every time at which something became true, ascending."""
+    times: list[int] = []
+    for bundle in ledger.bundles.values():
+        times += [bundle.staged_at, bundle.written_at, bundle.durable_at, bundle.lost_at]
+    for subscription in ledger.subscriptions:
+        facts = [subscription.registered, subscription.ended, *subscription.resolved.values()]
+        times += [time for fact in facts for time in (fact.done_at, fact.durable_at)]
+    for deletion in ledger.deletions.values():
+        times += [deletion.started_at, deletion.done_at]
+    return sorted(time for time in times if time != NEVER)
+
+
+def sweep_recovery(
+    left: SimDisk, judge: Callable[[SimDisk], None], oracle: Oracle, tally: Tally, seed: int = 0
+) -> None:
+    """Crash the recovery of one image at each of its calls in each mode; `judge` opens and checks what is left."""
+    random, moments = Random(seed), list[Moment]()
+    judge(left.copy())
+    oracle.open(OrderMonitor(recording(left, moments)), ManualClock())
+    moments.append(Moment(left.copy(), len(moments), CallSite("end", __name__, "sweep_recovery")))
+    for moment in moments:
+        for mode in MODES:
+            state_seed = random.randrange(1 << 30)
+            crashed = moment.disk.crash(mode, state_seed)
+            tally.crashes += 1
+            tally.recoveries_crashed += 1
+            tally.images.add(crashed.fingerprint())
+            tally.sites[moment.site] += 1
+            try:
+                judge(crashed)
+            except Exception as error:
+                place = f"recovery at call {moment.at} ({moment.site}), {mode.name}, seed {state_seed}"
+                raise StateFailed(f"{place}: {error}") from error

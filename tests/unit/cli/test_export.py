@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from quiver_actors.cli.main import main
+from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
+from tests.unit.cli.examples import run_examples
+from tests.unit.inspection.stores import ACTIVE, CORE, ENTRY_BYTES, ROTATED, SEGMENT, flip
+
+
+def export(path: Path, *arguments: str) -> int:
+    return main(["export-segment", str(path), *arguments])
+
+
+def test_examples_run(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_examples("export-segment", capsys, store, tmp_path / "out")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "0000000000000001-slot0-stream0.arrow",
+        "quiver.wal-slot0-stream0.parquet",
+        "quiver.wal-slot0-stream1.parquet",
+    ]
+
+
+def test_files_go_to_the_current_directory_unless_told(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert export(store / SEGMENT, "--format", "parquet") == 0
+    assert capsys.readouterr().out == "./0000000000000001-slot0-stream0.parquet: 15 rows of 3 bundles\n"
+    assert pq.read_table(tmp_path / "0000000000000001-slot0-stream0.parquet").num_rows == 15
+
+
+def test_json_lists_streams(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export(store / ACTIVE, "--out", str(tmp_path / "out"), "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema_version"], document["format"], document["findings"]) == (1, "arrow", [])
+    assert [(s["slot_id"], s["stream_id"], s["row_count"]) for s in document["streams"]] == [(0, 0, 15), (0, 1, 3)]
+
+
+def test_damage_is_told_and_the_rest_exported(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(store / ROTATED, 121 + ENTRY_BYTES + 300)
+    assert export(store / ROTATED, "--out", str(tmp_path / "out")) == 5
+    shown = capsys.readouterr()
+    assert "15 rows of 3 bundles" in shown.out
+    assert f"byte {121 + ENTRY_BYTES}" in shown.err
+
+
+def test_unsupported_type_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = pa.record_batch({"runs": pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array(["a"]))})
+    path = tmp_path / "0000000000000003.qseg"
+    path.write_bytes(encode_contiguous([DecodedBundle({2: runs}, 0, 1)]))
+    assert export(path, "--format", "parquet", "--out", str(tmp_path / "out")) == 2
+    assert "use --format arrow" in capsys.readouterr().err
+
+
+def test_wrong_files_are_usage_errors(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(tmp_path / "out")
+    assert export(store / CORE, "--out", output) == 2
+    assert export(store, "--out", output) == 2
+    assert export(store / SEGMENT, "--out", output) == 0
+    assert export(store / SEGMENT, "--out", output) == 2
+    assert "already" in capsys.readouterr().err
+    assert export(store / "nowhere", "--out", output) == 4
