@@ -64,6 +64,8 @@ def decode_core(data: bytes) -> CoreFile:
     if magic != CORE_MAGIC:
         raise InvalidFormat(f"{CORE_NAME}: magic {magic!r}, expected {CORE_MAGIC!r}")
     if version != CORE_VERSION:
+        if _is_ours_but_for_its_version(data):
+            raise ChecksumMismatch(f"{CORE_NAME}: version {version} is a damaged {CORE_VERSION}: the CRC says so")
         raise UnsupportedVersion(f"{CORE_NAME}: version {version}, this program reads {CORE_VERSION}")
     if not CORE_BYTES <= size <= len(data):
         raise InvalidFormat(f"{CORE_NAME}: size {size}, expected {CORE_BYTES}..{len(data)}")
@@ -71,3 +73,9 @@ def decode_core(data: bytes) -> CoreFile:
     if stored != crc32(data[: size - _CRC.size]):
         raise ChecksumMismatch(f"{CORE_NAME}: CRC does not match")
     return CoreFile(incarnation, core_id, segment_seq, sequence, bool(clean))
+
+
+def _is_ours_but_for_its_version(data: bytes) -> bool:
+    """Whether only the version field was damaged: a flipped bit must not look like a newer program's file."""
+    restored = data[:8] + CORE_VERSION.to_bytes(2, "little") + data[10 : CORE_BYTES - _CRC.size]
+    return crc32(restored) == _CRC.unpack_from(data, CORE_BYTES - _CRC.size)[0]

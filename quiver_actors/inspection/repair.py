@@ -12,8 +12,9 @@ A directory without damage is not touched. A dry run is the same code over a `Pr
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from quiver_actors.config import TopicSettings
@@ -34,10 +35,11 @@ from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths, segment_seq_of
 from quiver_actors.recovery import Recovered, Recovery, segment_cfg_hash
 from quiver_actors.rescue import RescueJob
 from quiver_actors.sealing import write_cursor
+from quiver_actors.segment.codec import FooterExtension
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.subscriber.progress import encode_progress, progress_file_name, subscriber_of
 from quiver_actors.wal import layout
-from quiver_actors.wal.codec import decode_header
+from quiver_actors.wal.codec import LogHeader, decode_header
 
 SETTLED_BY_START = frozenset(["progress.missing_segment"])
 """Damage that the node itself settles when it starts: subscribers are told by gap notices, which only it can send."""
@@ -266,33 +268,32 @@ class _EngineRepairer:
 
     def _derived_position(self) -> int | None:
         """The log position behind everything that segments hold, from the segments; None where they do not say."""
-        ends = []
-        for name in directories.segment_names(self._disk, self._paths).values():
-            with self._tree.open(f"{self._paths.segments}/{name}") as source:
-                try:
-                    extension = read_footer(source.read, source.size_bytes).extension
-                except FormatError:
-                    return None
+        headers, ends = self._log_headers(), []
+        for extension in self._extensions():
             if extension is None:
                 return None
             ends.append(extension.wal_position_end)
-        starts = self._log_positions()
-        if starts is None:
-            return None
-        return max(ends) if ends else min(starts, default=None)
+        if any(header.identity is None for header in headers):
+            return None  # another writer's log, for which the cursor is evidence
+        return max(ends) if ends else min((header.position_start for header in headers), default=None)
 
-    def _log_positions(self) -> list[int] | None:
-        """Where the logs start; None if one is another writer's, for which the cursor is evidence."""
-        starts = []
+    def _extensions(self) -> Iterator[FooterExtension | None]:
+        """What each segment says of the log that it came from; None for one that says nothing."""
+        for name in directories.segment_names(self._disk, self._paths).values():
+            with self._tree.open(f"{self._paths.segments}/{name}") as source:
+                try:
+                    yield read_footer(source.read, source.size_bytes).extension
+                except FormatError:
+                    yield None
+
+    def _log_headers(self) -> list[LogHeader]:
+        """Of the logs whose header can be read."""
+        headers = []
         for name in directories.log_names(self._disk, self._paths):
-            try:
-                header = decode_header(read_whole(self._disk, f"{self._paths.wal}/{name}", layout.HEADER_BYTES))
-            except FormatError:
-                continue
-            if header.identity is None:
-                return None
-            starts.append(header.position_start)
-        return starts
+            with suppress(FormatError, DiskError):
+                data = read_whole(self._disk, f"{self._paths.wal}/{name}", layout.HEADER_BYTES)
+                headers.append(decode_header(data))
+        return headers
 
     # --- recovery ------------------------------------------------------------------------------------------------------------
 
@@ -301,7 +302,7 @@ class _EngineRepairer:
         unreadable = self._damaged_paths("file.unreadable")
         while True:
             try:
-                recovered = Recovery(self._disk, self._paths, self._settings, self._core_id()).run()
+                recovered = Recovery(self._disk, self._paths, self._settings, self._core_id(), self._incarnation).run()
                 break
             except FormatError as error:
                 self._repair.refusal = str(error)
@@ -315,6 +316,12 @@ class _EngineRepairer:
         for subscriber in self._unreadable_subscribers:
             recovered.registry.register(subscriber, "earliest", (0, 0))
         self._write_progress(recovered)
+
+    def _incarnation(self, length: int) -> bytes:
+        """For a directory that has lost its core file: the incarnation that all of its files carry, else a new one."""
+        found = {extension.incarnation for extension in self._extensions() if extension is not None}
+        found |= {header.identity.incarnation for header in self._log_headers() if header.identity is not None}
+        return found.pop() if len(found) == 1 else os.urandom(length)
 
     def _take_out_of_the_way(self, error: DiskError) -> None:
         path = error.path

@@ -75,6 +75,8 @@ def decode_header(data: bytes) -> LogHeader:
     if magic != layout.WAL_MAGIC:
         raise InvalidFormat(f"log header: magic {magic!r}, expected {layout.WAL_MAGIC!r}")
     if version != layout.WAL_VERSION:
+        if _is_ours_but_for_its_version(data):
+            raise ChecksumMismatch(f"log header: version {version} is a damaged {layout.WAL_VERSION}: the CRC says so")
         raise UnsupportedVersion(f"log header: version {version}, this program reads {layout.WAL_VERSION}")
     if header_bytes < layout.HEADER_BYTES_V1:
         raise InvalidFormat(f"log header: header_size {header_bytes}, expected at least {layout.HEADER_BYTES_V1}")
@@ -83,6 +85,15 @@ def decode_header(data: bytes) -> LogHeader:
     if data[layout.ARROW_OFFSET : layout.ARROW_OFFSET + 8] != layout.ARROW_MAGIC:
         return LogHeader(header_bytes, cfg_hash, position_start)
     return LogHeader(header_bytes, cfg_hash, position_start, _decode_identity(data))
+
+
+def _is_ours_but_for_its_version(data: bytes) -> bool:
+    """Whether only the version field was damaged: a flipped bit must not look like a newer program's file."""
+    end = layout.HEADER_EXTENSION_OFFSET + layout.HEADER_EXTENSION.size
+    if len(data) < end + layout.ENTRY_CRC.size:
+        return False
+    restored = data[:10] + layout.WAL_VERSION.to_bytes(2, "little") + data[12:end]
+    return crc32(restored) == layout.ENTRY_CRC.unpack_from(data, end)[0]
 
 
 def _decode_identity(data: bytes) -> Identity | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.config import TopicSettings
+from quiver_actors.core_file import decode_core
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import AlreadyRunning
 from quiver_actors.inspection.careful import Action
@@ -132,6 +133,16 @@ def test_healthy_store_is_left_alone(store: Path) -> None:
     repair = repaired(store)
     assert (repair.damage, repair.steps, repair.is_whole) == ([], [], True)
     assert snapshot(store) == before
+
+
+def test_directory_keeps_its_incarnation_when_the_core_file_is_lost(store: Path) -> None:
+    before = decode_core((store / CORE).read_bytes())
+    flip(store / CORE, 33)
+    assert repaired(store).is_whole
+    after = decode_core((store / CORE).read_bytes())
+    assert after.incarnation == before.incarnation
+    assert after.next_sequence_reserved >= 17
+    assert "file.origin" not in {finding.code for finding in verified(store)}
 
 
 def test_cursor_is_derived_from_the_segments(store: Path) -> None:
