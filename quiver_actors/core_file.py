@@ -78,4 +78,4 @@ def decode_core(data: bytes) -> CoreFile:
 def _is_ours_but_for_its_version(data: bytes) -> bool:
     """Whether only the version field was damaged: a flipped bit must not look like a newer program's file."""
     restored = data[:8] + CORE_VERSION.to_bytes(2, "little") + data[10 : CORE_BYTES - _CRC.size]
-    return crc32(restored) == _CRC.unpack_from(data, CORE_BYTES - _CRC.size)[0]
+    return bool(crc32(restored) == _CRC.unpack_from(data, CORE_BYTES - _CRC.size)[0])

@@ -35,7 +35,18 @@ from quiver_actors.errors import (
     QuiverError,
     StorageFull,
 )
-from quiver_actors.events import Claimable, Durable, Event, Failed, GapFound, ProgressDurable, Resumed, Retired, Sealed
+from quiver_actors.events import (
+    Claimable,
+    Durable,
+    Event,
+    Failed,
+    GapFound,
+    ProgressDurable,
+    Replaced,
+    Resumed,
+    Retired,
+    Sealed,
+)
 from quiver_actors.jobs import Job
 from quiver_actors.model import SEGMENT_BUNDLES_MAX, Durability
 from quiver_actors.paths import EnginePaths
@@ -659,9 +670,10 @@ class Engine:
             self._lose_whole(segment_seq)
             return self._announce()
         self._segments[segment_seq] = rescued.info
-        self._lost[segment_seq] = frozenset(rescued.lost)
+        if rescued.lost:
+            self._lost[segment_seq] = frozenset(rescued.lost)
         self._upkeep.checked(segment_seq)
-        return [Sealed(segment_seq, rescued.bundle_count), *self._announce()]
+        return [Sealed(segment_seq, rescued.bundle_count), Replaced(segment_seq), *self._announce()]
 
     def _finish_ballast(self) -> list[Event]:
         if not self._ballast.is_held:
@@ -675,6 +687,7 @@ class Engine:
             self._damaged[job.segment_seq] = job.damage
         elif info is not None and isinstance(job, CompactJob) and job.new_size_bytes is not None:
             self._segments[job.segment_seq] = msgspec.structs.replace(info, size_bytes=job.new_size_bytes)
+            return [Replaced(job.segment_seq)]
         return []
 
     def _lose_whole(self, segment_seq: int) -> None:
@@ -683,15 +696,9 @@ class Engine:
             if not state.is_complete(segment_seq):
                 runs = state.forget_segment(segment_seq) or [(0, 0)]
                 self._events += [GapFound(state.subscriber, segment_seq, *run, "damaged") for run in runs]
+        self._registry.forget_segment(segment_seq)
         if self._progress_dirty:
             self._schedule_progress()
-
-    def _forget(self, segment_seq: int, reason: str) -> list[Event]:
-        events: list[Event] = []
-        for subscriber, runs in self._registry.forget_segment(segment_seq):
-            events += [GapFound(subscriber, segment_seq, first, count, reason) for first, count in runs]
-            self._schedule_progress()
-        return events
 
     def _finish_delete(self, job: jobs.DeleteJob) -> list[Event]:
         for segment_seq in job.segment_seqs:
@@ -731,7 +738,7 @@ class Engine:
                 deadlines.append(active.dirty_since_ns + self.settings.wal.flush_interval_ns)
         now_ns = self._clock.monotonic_ns()
         deadlines += [at for at in self._retry_ns.values() if at > now_ns]
-        upkeep_ns = self._upkeep.next_due_ns()
+        upkeep_ns = self._upkeep.next_due_ns() if self._background is None else None
         if upkeep_ns is not None and self.state in (EngineState.READY, EngineState.FULL):
             deadlines.append(upkeep_ns)
         return min(deadlines, default=None)
@@ -789,24 +796,25 @@ class Engine:
 
     def claim(self, subscriber: str, owner: object, bundles: int) -> list[tuple[int, list[int]]]:
         """Give at most that many sealed bundles to `owner`, oldest first, as (segment_seq, bundle indexes)."""
-        granted = self._registry.get(subscriber).claim(owner, bundles)
-        lost = [(seq, indexes) for seq, indexes in granted if seq in self._lost]
-        if not lost:
-            return granted
-        kept = [(seq, left) for seq, indexes in granted if (left := self._skip_lost(subscriber, owner, seq, indexes))]
-        missing = bundles - sum(len(indexes) for _, indexes in kept)
-        # Whoever gets less than asked for waits until there is more: lost bundles must not look like the end.
-        return kept + (self.claim(subscriber, owner, missing) if kept != granted else [])
+        state = self._registry.get(subscriber)
+        granted = state.claim(owner, bundles)
+        kept: list[tuple[int, list[int]]] = []
+        while any(segment_seq in self._lost for segment_seq, _ in granted):
+            left = [(seq, found) for seq, all_ in granted if (found := self._skip_lost(subscriber, owner, seq, all_))]
+            kept += left
+            # Whoever gets less than asked for waits until there is more: lost bundles must not look like the end.
+            granted = state.claim(owner, _bundles_in(granted) - _bundles_in(left))
+        return kept + granted
 
     def _skip_lost(self, subscriber: str, owner: object, segment_seq: int, indexes: list[int]) -> list[int]:
         """Take damaged bundles out of a claim; `tick` announces them as a gap."""
-        lost = self._lost.get(segment_seq)
-        gone = [index for index in indexes if index in lost] if lost else []
+        lost = self._lost.get(segment_seq, frozenset())
+        gone = [index for index in indexes if index in lost]
         if not gone:
             return indexes
         self.resolve(subscriber, owner, segment_seq, "reject", gone, 0)
-        self._events += [GapFound(subscriber, segment_seq, index, 1, "damaged") for index in gone]
-        return [index for index in indexes if index not in gone]
+        self._events += [GapFound(subscriber, segment_seq, *run, "damaged") for run in _runs(gone)]
+        return [index for index in indexes if index not in lost]
 
     def resolve(
         self,
@@ -918,3 +926,14 @@ class Engine:
         if info is not None:
             return info.first_ingestion_ts_nanos
         return next((log.builder.first_ingestion_ts_nanos for log in self._logs if not log.is_empty), 0)
+
+
+def _bundles_in(granted: Sequence[tuple[int, list[int]]]) -> int:
+    return sum(len(indexes) for _, indexes in granted)
+
+
+def _runs(indexes: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending indexes as (first, count)."""
+    starts = [place for place, index in enumerate(indexes) if not place or indexes[place - 1] != index - 1]
+    ends = [*starts[1:], len(indexes)]
+    return [(indexes[start], end - start) for start, end in zip(starts, ends, strict=True)]

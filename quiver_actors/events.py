@@ -26,6 +26,13 @@ class Sealed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced(Event):
+    """The segment has another file now, with the same bundles: it was compacted, or rescued."""
+
+    segment_seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class Retired(Event):
     """The subscriber has resolved every bundle of the segment."""
 

@@ -69,6 +69,18 @@ def rebuild(read: Read, size_bytes: int, file: DiskFile, hints: Hints) -> Rebuil
     return _rebuild_contiguous(read, size_bytes, file, hints.segment_seq)
 
 
+def count_bundles(read: Read, size_bytes: int, hints: Hints) -> int:
+    """How many bundles a segment had of which nothing could be rebuilt; at least, and 0 if nothing tells."""
+    footer, header = _believed_footer(read, size_bytes), _own_header(read, hints.segment_seq)
+    if footer is not None:
+        return footer.bundle_count
+    if header is not None and header.identity is not None and hints.next_segment is not None:
+        bundle_count = hints.next_segment.first_sequence - header.identity.first_sequence
+        if hints.bundle_count_min <= bundle_count <= SEGMENT_BUNDLES_MAX:
+            return bundle_count
+    return hints.bundle_count_min
+
+
 def _rebuild_contiguous(read: Read, size_bytes: int, file: DiskFile, segment_seq: int) -> Rebuilt | None:
     try:
         outline = salvage(read, size_bytes)
@@ -106,11 +118,15 @@ class _Facts:
 
 
 def _believed_footer(read: Read, size_bytes: int) -> SegmentFooter | None:
+    """The footer, if its numbers agree with each other and with a file that was sealed in place."""
     try:
         footer = read_footer(read, size_bytes)
     except FormatError:
         return None
-    return footer if footer.extension and is_plausible(footer) else None
+    extension = footer.extension
+    if extension is None or not is_plausible(footer) or _entries_end(extension) > footer.directory_offset:
+        return None
+    return footer
 
 
 def _entries_end(extension: FooterExtension) -> int:

@@ -20,23 +20,23 @@ from quiver_actors.ballast import release as release_ballast
 from quiver_actors.checksum import crc32
 from quiver_actors.config import TopicSettings
 from quiver_actors.core_file import (
-    CORE_BYTES,
     SEGMENT_SEQ_BLOCK,
     SEQUENCE_BLOCK,
     CoreFile,
     decode_core,
 )
-from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, DiskFile, read_whole, write_atomically
+from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, DiskFile, write_atomically
 from quiver_actors.errors import ConfigMismatch, DiskError, FormatError, InvalidFormat, UnsupportedVersion
 from quiver_actors.jobs import copy_to_quarantine, move_to_quarantine, write_core
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths, segment_seq_of
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.rescue import SalvageReader, finish_rescues
-from quiver_actors.sealing import seal_log, write_cursor
+from quiver_actors.sealing import seal_file, write_cursor
 from quiver_actors.segment.builder import SegmentBuilder
 from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
 from quiver_actors.segment.codec import SegmentFooter
+from quiver_actors.segment.outline import Read
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.subscriber.progress import decode_progress, encode_progress, subscriber_of
 from quiver_actors.subscriber.registry import SubscriberRegistry
@@ -48,7 +48,7 @@ from quiver_actors.wal.recovery import Decision, FoundLog, examine_log, read_ent
 
 _log = logging.getLogger(__name__)
 
-_PROGRESS_BYTES_MAX = 64 << 20
+_SMALL_FILE_BYTES_MAX = 64 << 20
 
 
 @dataclass(slots=True)
@@ -109,8 +109,8 @@ class Recovery:
         self._random_bytes = random_bytes
         self._registry = SubscriberRegistry()
         self._segments: dict[int, SegmentInfo] = {}
-        self._sequence_ranges: list[tuple[int, int]] = []
-        """Closed ranges of sequences that segments and logs of ours hold."""
+        self._held: list[tuple[int, int, int]] = []
+        """Closed ranges of sequences that segments of ours hold, and the log position where each of them starts."""
         self._position = 0
         self._covered_position = 0
         self._cursor_position = 0
@@ -127,7 +127,8 @@ class Recovery:
 
         Raises:
             UnsupportedVersion, ConfigMismatch: nothing was changed.
-            DiskError: the same directory can be opened again.
+            DiskError: the same directory can be opened again. A log that the disk does not give back in full is such a case:
+                what is missing of it may have been acknowledged, so nobody but an operator may give it up.
         """
         for directory in (self._paths.root, self._paths.wal, self._paths.segments):
             self._disk.make_directory(directory)
@@ -160,12 +161,21 @@ class Recovery:
         if not self._disk.exists(self._paths.core):
             return None
         try:
-            return decode_core(read_whole(self._disk, self._paths.core, CORE_BYTES))
+            return decode_core(self._read_small(self._paths.core))
         except UnsupportedVersion:
             raise
         except FormatError as error:
             self._quarantine(self._paths.core, str(error))
             return None
+
+    def _read_small(self, path: str) -> bytes:
+        """A core, cursor or progress file; what the disk does not give back is zero, and so damaged."""
+        file = self._disk.open_read(path)
+        try:
+            source = SalvageReader(file)
+            return source.read(min(source.size_bytes, _SMALL_FILE_BYTES_MAX), 0)
+        finally:
+            file.close()
 
     def _examine_logs(self) -> list[FoundLog]:
         """All log files, by position; our own of equal position by number."""
@@ -181,7 +191,7 @@ class Recovery:
         file = self._disk.open_read(f"{self._paths.wal}/{name}")
         try:
             size = file.size()
-            return examine_log(name, LogReader(file.read, size), size, _has_valid_trailer(file, size))
+            return examine_log(name, LogReader(file.read, size), size, _has_valid_trailer(file.read, size))
         finally:
             file.close()
 
@@ -249,10 +259,9 @@ class Recovery:
             extension.first_ingestion_ts_nanos,
             extension.last_ingestion_ts_nanos,
         )
-        self._sequence_ranges.append((extension.first_sequence, extension.last_sequence))
+        self._held.append((extension.first_sequence, extension.last_sequence, extension.wal_position_start))
         self._next_sequence = max(self._next_sequence, extension.last_sequence + 1)
         self._position = max(self._position, extension.wal_position_end)
-        self._covered_position = max(self._covered_position, extension.wal_position_end)
 
     def _load_progress(self) -> None:
         for name in self._disk.list_directory(self._paths.root):
@@ -261,7 +270,7 @@ class Recovery:
                 continue
             path = self._paths.in_root(name)
             try:
-                self._registry.load(subscriber, decode_progress(read_whole(self._disk, path, _PROGRESS_BYTES_MAX)))
+                self._registry.load(subscriber, decode_progress(self._read_small(path)))
             except UnsupportedVersion:
                 raise
             except FormatError as error:
@@ -324,12 +333,12 @@ class Recovery:
 
     def _read_cursor(self) -> None:
         try:
-            position = decode_cursor(read_whole(self._disk, self._paths.cursor, 4096))
+            position = decode_cursor(self._read_small(self._paths.cursor))
         except FormatError as error:
             self._quarantine(self._paths.cursor, str(error))
             return
         self._cursor_position = position
-        self._covered_position = max(self._covered_position, position)
+        self._covered_position = position
         self._position = max(self._position, position)
 
     def _settle_logs(self, found: list[FoundLog]) -> None:
@@ -390,7 +399,7 @@ class Recovery:
             if file.path == path:
                 file.fsync()
                 log.path = self._retire_active(path) if found.name == layout.ACTIVE_NAME else path
-            self._register_sealed(log, seal_log(self._disk, self._paths, log, identity.incarnation))
+            self._register_sealed(log, seal_file(self._disk, self._paths, log, identity.incarnation))
         finally:
             file.close()
         if file.path != path:
@@ -439,20 +448,20 @@ class Recovery:
         reader = LogReader(log.file.read, found.scan.end)
         log.builder = SegmentBuilder(log.identity.segment_seq, log.read)
         for span in found.scan.damaged:
-            self._keep_damaged_span(log.file, found.name, span)
+            self._keep_damaged_span(log.file.read, found.name, span)
         for span in found.scan.entries:
             entry = read_entry(reader, span)
             if entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
                 continue
             expected = log.identity.first_sequence + log.builder.bundle_count
             if entry.error or not expected <= entry.sequence < expected + SEGMENT_BUNDLES_MAX:
-                self._keep_damaged_span(log.file, found.name, span)
+                self._keep_damaged_span(log.file.read, found.name, span)
                 continue
             self._append_lost(log, expected, entry.sequence)
             log.builder.append(entry.sequence, entry.ingestion_ts_nanos, -1, span.end - span.start, entry.placements)
         self._append_lost(log, log.identity.first_sequence + log.builder.bundle_count, found.last_sequence + 1)
         log.written_end = log.end = found.scan.end
-        log.crc = _crc_of_file(log.file, log.end)
+        log.crc = _crc_of(log.file.read, log.end)
 
     def _append_lost(self, log: Log, first_sequence: int, end_sequence: int) -> None:
         """Number the bundles that cannot be read any more, so that those behind keep their ids; they have no slots."""
@@ -462,27 +471,30 @@ class Recovery:
 
     def _register_sealed(self, log: Log, info: SegmentInfo) -> None:
         self._segments[info.segment_seq] = info
-        self._sequence_ranges.append((log.builder.first_sequence, log.builder.last_sequence))
+        self._held.append((log.builder.first_sequence, log.builder.last_sequence, log.position_start))
         self._notes.append(f"sealed segment {info.segment_seq} with {info.bundle_count} bundles")
 
     # --- logs of other writers -----------------------------------------------------------------------------------------------
 
     def _adopt(self, found: list[FoundLog]) -> None:
-        """Lay the entries that no segment covers into logs of ours, seal those, then remove the files they came from."""
+        """Lay the entries that no segment covers into logs of ours, seal those, then remove the files they came from.
+
+        The cursor moves when all of them are sealed: before, it says what the other writer had sealed.
+        """
         adopter = _Adopter(self._disk, self._paths, self._new_log, self._target_bytes)
         for log in found:
             file = self._disk.open_read(f"{self._paths.wal}/{log.name}")
             try:
                 reader = LogReader(file.read, file.size())
                 for span in log.scan.damaged:
-                    self._keep_damaged_span(file, log.name, span)
+                    self._keep_damaged_span(file.read, log.name, span)
                 for span in log.scan.entries:
                     if not self._is_covered(log, span):
-                        self._adopt_entry(adopter, reader, file, log, span)
+                        self._adopt_entry(adopter, reader, file.read, log, span)
             finally:
                 file.close()
         for ours in adopter.finish():
-            self._register_sealed(ours, seal_log(self._disk, self._paths, ours, self._incarnation))
+            self._register_sealed(ours, seal_file(self._disk, self._paths, ours, self._incarnation))
             self._position = ours.position_end
         if found:
             write_cursor(self._disk, self._paths, self._position)
@@ -500,14 +512,22 @@ class Recovery:
             return False
         return log.header.position_start + span.end - log.header.header_bytes <= self._covered_position
 
-    def _adopt_entry(self, adopter: _Adopter, reader: LogReader, file: DiskFile, log: FoundLog, span: Span) -> None:
+    def _is_held(self, log: FoundLog, span: Span, sequence: int) -> bool:
+        """Whether the entry was adopted before: then a segment of ours has its sequence, and a position behind it.
+
+        Another writer that went on behind a segment of ours may have used the same sequences for other bundles.
+        """
+        end = log.header.position_start + span.end - log.header.header_bytes if log.header else 0
+        return any(first <= sequence <= last and end <= start for first, last, start in self._held)
+
+    def _adopt_entry(self, adopter: _Adopter, reader: LogReader, read: Read, log: FoundLog, span: Span) -> None:
         entry = read_entry(reader, span)
         if entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
             return
-        if any(first <= entry.sequence <= last for first, last in self._sequence_ranges):
+        if self._is_held(log, span, entry.sequence):
             return
         if entry.error:
-            self._keep_damaged_span(file, log.name, span)
+            self._keep_damaged_span(read, log.name, span)
             return
         adopter.add(reader.body(span), entry.sequence)
 
@@ -538,14 +558,14 @@ class Recovery:
         self._notes.append(f"{path} moved to {target}: {why}")
         _log.warning("event=quiver.quarantine path=%s target=%s reason=%r", path, target, why)
 
-    def _keep_damaged_span(self, file: DiskFile, name: str, span: Span) -> None:
+    def _keep_damaged_span(self, read: Read, name: str, span: Span) -> None:
         """Copy damaged bytes aside; the file that holds them goes on to become a segment."""
         self._disk.make_directory(self._paths.quarantine)
         path = f"{self._paths.quarantine}/{name}.{span.start}-{span.end}.span"
         copy = self._disk.create(path)
         try:
             for offset in range(span.start, span.end, CHUNK_BYTES):
-                piece = file.read(min(CHUNK_BYTES, span.end - offset), offset)
+                piece = read(min(CHUNK_BYTES, span.end - offset), offset)
                 copy.write([piece], offset - span.start)
             copy.fsync()
         finally:
@@ -630,17 +650,17 @@ def _copy_bytes(source: DiskFile, target: DiskFile, end: int) -> None:
         target.write([source.read(min(CHUNK_BYTES, end - offset), offset)], offset)
 
 
-def _has_valid_trailer(file: DiskFile, size_bytes: int) -> bool:
+def _has_valid_trailer(read: Read, size_bytes: int) -> bool:
     """Whether the file ends as a whole segment does, its CRC included."""
     try:
-        footer = read_footer(file.read, size_bytes)
+        footer = read_footer(read, size_bytes)
     except FormatError:
         return False
-    return _crc_of_file(file, size_bytes - 4) == footer.crc32
+    return _crc_of(read, size_bytes - 4) == footer.crc32
 
 
-def _crc_of_file(file: DiskFile, end: int) -> int:
+def _crc_of(read: Read, end: int) -> int:
     value = 0
     for offset in range(0, end, CHUNK_BYTES):
-        value = crc32(file.read(min(CHUNK_BYTES, end - offset), offset), value)
+        value = crc32(read(min(CHUNK_BYTES, end - offset), offset), value)
     return value

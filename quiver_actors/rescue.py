@@ -26,7 +26,7 @@ from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.jobs import Job, move_to_quarantine
 from quiver_actors.paths import RESCUED_SUFFIX, TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
-from quiver_actors.rebuild import Hints, Rebuilt, rebuild
+from quiver_actors.rebuild import Hints, Rebuilt, count_bundles, rebuild
 from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
 from quiver_actors.segment.codec import FooterExtension
 from quiver_actors.segment.reader import read_footer
@@ -148,13 +148,15 @@ class _Rescue:
         path = self._paths.segment(self._hints.segment_seq)
         source = self._disk.open_read(path)
         try:
-            found = self._write_rebuilt(SalvageReader(source))
+            salvaged = SalvageReader(source)
+            found = self._write_rebuilt(salvaged)
+            bundle_count = count_bundles(salvaged.read, salvaged.size_bytes, self._hints)
         finally:
             source.close()
         if found is None:
             self._disk.unlink(self._temporary)
             kept_as = move_to_quarantine(self._disk, self._paths, path)
-            return Rescued(None, (), self._hints.bundle_count_min, kept_as)
+            return Rescued(None, (), bundle_count, kept_as)
         return Rescued(found.info, found.lost, found.info.bundle_count, self._swap(path))
 
     def _write_rebuilt(self, source: SalvageReader) -> Rebuilt | None:

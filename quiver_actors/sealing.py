@@ -15,13 +15,6 @@ from quiver_actors.wal.codec import encode_cursor
 from quiver_actors.wal.log import Log
 
 
-def seal_log(disk: Disk, paths: EnginePaths, log: Log, incarnation: bytes) -> SegmentInfo:
-    """Turn the log into a segment and move the cursor. Raises as `seal_file`."""
-    info = seal_file(disk, paths, log, incarnation)
-    write_cursor(disk, paths, log.position_end)
-    return info
-
-
 def seal_file(disk: Disk, paths: EnginePaths, log: Log, incarnation: bytes) -> SegmentInfo:
     """Append the tail, sync, rename into `segments/`, sync both directories.
 

@@ -37,6 +37,8 @@ Spans = npt.NDArray[np.int64]
 READ_BYTES = 1 << 20
 """Messages that lie close are read together, up to about so much; one that is larger is read alone."""
 _GAP_BYTES_MAX = 4 << 10
+_ROWS_MAX = 1 << 48
+"""Of a stream: sums of such counts fit where the formats keep them."""
 BLOCKS = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("padding", "<i4"), ("body_bytes", "<i8")])
 """Packed `BLOCK`s as numpy sees them."""
 
@@ -109,6 +111,8 @@ def _outline_stream(read: Read, info: StreamInfo, streams_end: int) -> StreamOut
         raise InvalidFormat(f"stream {info.stream_id} has an Arrow footer that another implementation wrote")
     dictionaries = _spans(footer.dictionary_blocks, info)
     batches = _spans(footer.batch_blocks, info)
+    if info.row_count > _ROWS_MAX:
+        raise InvalidFormat(f"stream {info.stream_id} claims {info.row_count} rows")
     if len(batches) != info.chunk_count or len(dictionaries) > DICTIONARIES_MAX:
         raise InvalidFormat(f"stream {info.stream_id}: {len(batches)} batches, the directory says {info.chunk_count}")
     schema = StreamSchema(info.slot_id, info.schema_fingerprint, footer.schema_message)

@@ -4,8 +4,8 @@ In-place segments do not need this: their entries are still there, each with its
 `bundle_crc32` (the Rust implementation's) proves nothing about single bundles: batches that decode may hold wrong values.
 
 Where a batch stands is looked up twice, in the Arrow footer's blocks and by walking from message to message: damage to one of them is
-made up for by the other, and the checksum says which is right. What has no second copy is the directory, the offsets of the manifest
-and the few hundred bytes of its metadata: damage there costs the segment.
+made up for by the other, and the checksum says which is right. What has no second copy is the directory, and the numbering, offsets and
+metadata of the manifest (about 8 bytes a bundle): damage there costs the segment.
 """
 
 from __future__ import annotations
@@ -59,22 +59,23 @@ def salvage(read: Read, size_bytes: int) -> Outline:
     columns = ending.columns
     if columns.bundle_crc32 is None:
         raise InvalidFormat("the segment holds no checksums of its bundles: all of them count as lost")
-    streams = [_find_stream(read, info) for info in ending.directory]
+    streams = [_find_stream(read, size_bytes, info) for info in ending.directory]
     by_blocks, by_walking = (_place_references(columns, streams, witness) for witness in (0, 1))
     sound, sound_too = (_sound_bundles(read, columns, streams, spans) for spans in (by_blocks, by_walking))
     spans = np.where(np.repeat(sound, columns.slot_counts)[:, None], by_blocks, by_walking)
     return _outline_of(read, ending, streams, spans, sound | sound_too)
 
 
-def _find_stream(read: Read, info: StreamInfo) -> _Found | None:
-    if info.chunk_count > info.byte_length // _MESSAGE_BYTES_MIN:
-        return None
+def _find_stream(read: Read, size_bytes: int, info: StreamInfo) -> _Found | None:
     start, end = info.byte_offset, info.byte_offset + info.byte_length
+    if end > size_bytes or info.chunk_count > info.byte_length // _MESSAGE_BYTES_MIN:
+        return None
     walked = _walk(read, start + len(FILE_START), end)
     first = next((number for number, message in enumerate(walked) if message.is_batch), 0)
     if not first:
         return None
-    head = read(walked[first].offset - start, start)
+    # The magic is known; damage to it is no damage to the stream.
+    head = FILE_START + read(walked[first].offset - start, start)[len(FILE_START) :]
     message = head[len(FILE_START) : len(FILE_START) + walked[0].metadata_bytes]
     schema = StreamSchema(info.slot_id, info.schema_fingerprint, message)
     placements = (_from_blocks(read, info), _to_spans(walked[first:], info.chunk_count))

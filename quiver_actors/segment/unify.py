@@ -64,7 +64,10 @@ def unify(streams: Sequence[StreamOutline], group: Sequence[int], read: Read) ->
     ids = dictionary_ids(schema_message)
     if len(group) < 2 or not ids:
         return []
-    types = list(_dictionary_types(pa.ipc.read_schema(pa.py_buffer(schema_message)).types))
+    try:
+        types = list(_dictionary_types(pa.ipc.read_schema(pa.py_buffer(schema_message)).types))
+    except (pa.ArrowException, OSError):
+        return []
     if len(types) != len(ids) or any(kind.ordered or any(_dictionary_types([kind.value_type])) for kind in types):
         return []
     decoder = DictionaryDecoder(schema_message)

@@ -93,7 +93,7 @@ def _is_ours_but_for_its_version(data: bytes) -> bool:
     if len(data) < end + layout.ENTRY_CRC.size:
         return False
     restored = data[:10] + layout.WAL_VERSION.to_bytes(2, "little") + data[12:end]
-    return crc32(restored) == layout.ENTRY_CRC.unpack_from(data, end)[0]
+    return bool(crc32(restored) == layout.ENTRY_CRC.unpack_from(data, end)[0])
 
 
 def _decode_identity(data: bytes) -> Identity | None:

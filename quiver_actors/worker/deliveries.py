@@ -163,6 +163,14 @@ class Deliveries:
                 session.announced.discard((self._topic, event.segment_seq))
                 session.send(SegmentRetired(self._topic, event.subscriber, event.segment_seq))
 
+    def replaced(self, segment_seq: int) -> None:
+        """A segment has another file: whoever has mapped the old one gets the new one, and lets go of the old one's blocks."""
+        key = (self._topic, segment_seq)
+        for session in {attachment.session for attachment in self._order}:
+            if key in session.announced:
+                session.announced.discard(key)
+                self._announce(session, segment_seq)
+
     def gap(self, event: GapFound) -> None:
         for session in self._sessions_of(event.subscriber):
             session.send(

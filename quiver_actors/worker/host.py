@@ -124,6 +124,8 @@ class EngineHost:
                     self.deliveries.is_due = True
                 case events.Claimable():
                     self.deliveries.is_due = True
+                case events.Replaced():
+                    self.deliveries.replaced(event.segment_seq)
                 case events.Retired():
                     self.deliveries.retired(event)
                 case events.GapFound():

@@ -47,7 +47,9 @@ class Specimen:
 
 
 def _words(*words: str) -> pa.RecordBatch:
-    return pa.record_batch({"w": pa.DictionaryArray.from_arrays(pa.array([0, len(words) - 1], pa.int8()), pa.array(words))})
+    return pa.record_batch(
+        {"w": pa.DictionaryArray.from_arrays(pa.array([0, len(words) - 1], pa.int8()), pa.array(words))}
+    )
 
 
 def small_bundles() -> list[Bundle]:
@@ -58,8 +60,13 @@ def small_bundles() -> list[Bundle]:
 
 
 def store(bundles: Sequence[Bundle], *, seal: bool) -> EngineDriver:
-    """An engine that has these bundles, each committed by itself."""
-    driver = EngineDriver(SimDisk(), directory=DIRECTORY)
+    """An engine that has these bundles, each committed by itself; always the same bytes."""
+    disk = SimDisk()
+    disk.make_directory(DIRECTORY)
+    core = disk.create(f"{DIRECTORY}/quiver.core")
+    core.write([encode_core(CoreFile(bytes(range(16)), 0, 0, 0, clean_shutdown=True))], 0)
+    core.close()
+    driver = EngineDriver(disk, directory=DIRECTORY)
     for bundle in bundles:
         driver.push(bundle)
         driver.commit()
@@ -82,7 +89,7 @@ def content_of(driver: EngineDriver, path: str) -> bytes:
 @functools.cache
 def log_specimens() -> list[Specimen]:
     """A log of ours, not preallocated, and one as another writer lays it out: small header, nothing aligned."""
-    driver = store(small_bundles(), seal=False)
+    driver = store(small_bundles()[1:4], seal=False)
     whole = content_of(driver, "wal/quiver.wal")
     ends = entry_ends(whole, layout.HEADER_BYTES)
     ours = whole[: ends[-1]] + bytes(8)
@@ -194,7 +201,9 @@ def progress_specimens() -> list[Specimen]:
             entries={3: SegmentProgress(130, b"\x05" + full[1:]), 9: SegmentProgress(1, b"\1" + bytes(7))},
             trusted_watermark=True,
         ),
-        SubscriberProgress(oldest_incomplete_seg=3, entries={1: SegmentProgress(64, bytes(8))}, trusted_watermark=False),
+        SubscriberProgress(
+            oldest_incomplete_seg=3, entries={1: SegmentProgress(64, bytes(8))}, trusted_watermark=False
+        ),
     ]
     lengths = [(8, 2), (10, 2), (12, 2), (14, 8), (22, 4), (32, 8), (40, 4), (44, 2)]
     return [Specimen(encode_progress(progress), lengths, mend_progress) for progress in progresses]
