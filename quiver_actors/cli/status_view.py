@@ -113,6 +113,8 @@ class WorkerView(msgspec.Struct, kw_only=True):
     arena_bytes: int = 0
     arena_used_bytes: int = 0
     loop_gap_ns_max: int = 0
+    intake_stopped: bool = False
+    """`quiver drain` is under way: takes no more pushes, serves subscribers; shown as draining."""
 
 
 class EngineView(msgspec.Struct, kw_only=True):
@@ -365,6 +367,9 @@ class _View:
             worker.arena_bytes = row.values[WorkerFigure.ARENA_BYTES]
             worker.arena_used_bytes = row.values[WorkerFigure.ARENA_USED_BYTES]
             worker.loop_gap_ns_max = row.values[WorkerFigure.LOOP_GAP_NS_MAX]
+            worker.intake_stopped = bool(row.values[WorkerFigure.INTAKE_STOPPED])
+            if worker.intake_stopped and worker.state in ("ready", "degraded"):
+                worker.state = "draining"
         published_ns = (worker.uptime_ns or 0) - (worker.figures_age_ns or 0)
         if published_ns > 0:
             worker.cpu_percent = round(100 * worker.cpu_ns / published_ns, 1)

@@ -33,6 +33,9 @@ class WorkerFigure(enum.IntEnum):
     """Longest time between two turns of the loop in the last second."""
     PUSHES_WAITING = 6
     TURNS = 7
+    INTAKE_STOPPED = 8
+    """1: takes no more pushes. Written after all other figures of the region that show what was taken, so a reader that reads
+    this row first and finds 1 finds nothing older in the others."""
 
 
 class EngineFigure(enum.IntEnum):

@@ -55,6 +55,7 @@ def main(context: WorkerContext) -> int:
         figures.set_state(WorkerState.FAILED)
         return ChildExit.CANNOT_OPEN
     signal.signal(signal.SIGTERM, lambda *_: worker.loop.request_drain())
+    signal.signal(signal.SIGUSR1, lambda *_: worker.loop.request_intake_stop())
     _settle_garbage()
     return worker.serve()
 

@@ -40,6 +40,7 @@ class LoopFigures:
     arena_used_bytes: int
     loop_gap_ns_max: int
     turns: int
+    intake_stopped: bool = False
 
 
 class _Row:
@@ -97,7 +98,6 @@ class FigurePublisher:
 
     def publish(self, loop: LoopFigures, hosts: Mapping[str, EngineHost]) -> None:
         self.heartbeat()
-        self._publish_worker(loop, hosts)
         try:
             for topic, host in hosts.items():
                 self._publish_engine(topic, host)
@@ -105,6 +105,7 @@ class FigurePublisher:
             self._publish_error()
         except ShmError as error:
             self._report_full_table(error)
+        self._publish_worker(loop, hosts)
 
     def _publish_worker(self, loop: LoopFigures, hosts: Mapping[str, EngineHost]) -> None:
         self._worker.publish(
@@ -117,6 +118,7 @@ class FigurePublisher:
                 (WorkerFigure.LOOP_GAP_NS_MAX, loop.loop_gap_ns_max),
                 (WorkerFigure.PUSHES_WAITING, sum(host.ingest.waiting_count for host in hosts.values())),
                 (WorkerFigure.TURNS, loop.turns),
+                (WorkerFigure.INTAKE_STOPPED, int(loop.intake_stopped)),
             ]
         )
 

@@ -37,6 +37,7 @@ class EngineHost:
         self.is_touched = True
         """There is work for `turn` now."""
         self._is_failed = False
+        self._intake_is_stopped = False
 
     @property
     def is_failed(self) -> bool:
@@ -66,9 +67,17 @@ class EngineHost:
         self.ingest.write()
         while self.ingest.retry(now_ns):
             self.ingest.write()
+        if self._intake_is_stopped and not self._is_failed:
+            self.engine.seal_now()
         self._start_jobs()
         self._answer()
         self._set_deadline(now_ns)
+
+    def stop_intake(self, reason: QuiverError) -> None:
+        """Take no more pushes and seal at once what is there; subscribers are served as before."""
+        self.touch()
+        self._intake_is_stopped = True
+        self.ingest.close(reason)
 
     def drain(self) -> None:
         """Take no more pushes, seal, make all progress durable; `is_drained` tells when."""
