@@ -204,6 +204,22 @@ def take_status(run_dir: str) -> StatusView:
         page.close()
 
 
+def attach_page(run_dir: str) -> CountersPage:
+    """The node's counters page, to be looked at also after the node has ended. The caller closes it.
+
+    Raises:
+        NotRunning: there is none.
+    """
+    return _attach(run_dir, _read_record(run_dir), _supervisor_lives(run_dir))
+
+
+def worker_exits(page: CountersPage) -> dict[str, str]:
+    """How the last process of each worker ended, by the worker's name; those that never ended are left out."""
+    rows = _rows(page.read_region(SUPERVISOR_REGION), CHILD_ROW)
+    exits = {row.label: _last_exit(row.values[ChildFigure.LAST_EXIT]) for row in rows}
+    return {name: how for name, how in exits.items() if how is not None}
+
+
 def worst(states: Iterable[str]) -> str:
     """The worst of some states; `ready` of none."""
     return min(states, key=severity, default="ready")
@@ -367,7 +383,7 @@ class _View:
             worker.arena_bytes = row.values[WorkerFigure.ARENA_BYTES]
             worker.arena_used_bytes = row.values[WorkerFigure.ARENA_USED_BYTES]
             worker.loop_gap_ns_max = row.values[WorkerFigure.LOOP_GAP_NS_MAX]
-            worker.intake_stopped = bool(row.values[WorkerFigure.INTAKE_STOPPED])
+            worker.intake_stopped = row.values[WorkerFigure.INTAKE_STOPPED] == 1
             if worker.intake_stopped and worker.state in ("ready", "degraded"):
                 worker.state = "draining"
         published_ns = (worker.uptime_ns or 0) - (worker.figures_age_ns or 0)
