@@ -104,6 +104,11 @@ class Delivery:
         return self._segment.ingestion_ts_nanos(self.bundle_id.bundle_index)
 
     @property
+    def incarnation(self) -> bytes | None:
+        """Which life of the topic's directory on that core stored it: bundle ids repeat only where this differs."""
+        return self._segment.incarnation
+
+    @property
     def is_resolved(self) -> bool:
         """Whether this object has said what becomes of the bundle."""
         return self._is_resolved

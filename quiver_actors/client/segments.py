@@ -46,6 +46,13 @@ class MappedSegment:
         self._reader: SegmentReader | None = None
         self._lock = threading.Lock()
 
+    @property
+    def incarnation(self) -> bytes | None:
+        """Of the engine that wrote it, None in a segment that another implementation wrote."""
+        with self._lock:
+            extension = self._opened().footer.extension
+        return None if extension is None else extension.incarnation
+
     def bundle(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
         """The record batches of a bundle by slot id; see `SegmentReader.bundle`."""
         with self._lock:
