@@ -99,10 +99,10 @@ class Client:
             WorkerUnavailable: the worker was away all the time.
             StorageFull, DurabilityUnknown, EngineFailed, Draining: what the worker could not do.
         """
-        receipts = self._producer.push_all(
+        steps = self._producer.pushing(
             (bundle,), topic=topic, key=key, item_counts=(item_count,), timeout_seconds=timeout
         )
-        return receipts[0]
+        return self._exchange.run_steps(steps)[0]
 
     def push_many(
         self,
@@ -126,7 +126,10 @@ class Client:
             As `push`. A bundle that cannot be pushed raises once those before it are stored; after any other error some
             of the bundles may have been stored.
         """
-        return self._producer.push_all(bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout)
+        steps = self._producer.pushing(
+            bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout
+        )
+        return self._exchange.run_steps(steps)
 
     # --- subscribing ---------------------------------------------------------------------------------------------------------
 
@@ -195,7 +198,7 @@ class Client:
         Raises:
             WorkerUnavailable: no worker answered in time.
         """
-        channel = self._channels.wait_open(self._directory.cores[0], self._timeout_seconds)
+        channel = self._exchange.run(self._channels.opening(self._directory.cores[0], self._timeout_seconds))
         return dict(channel.topic_infos)
 
     def flush(self, topic: str = DEFAULT_TOPIC) -> None:
@@ -264,7 +267,7 @@ class Client:
         return calls
 
     def _ask(self, calls: dict[int, Call]) -> None:
-        self._channels.complete(calls, self._timeout_seconds)
+        self._exchange.run(self._channels.completing(calls, self._timeout_seconds))
 
 
 def _segments_in(call: Call) -> list[SegmentInfo]:
