@@ -31,7 +31,7 @@ def main(run_dir: str, directory: str, end: str) -> None:
     with (
         connect(run_dir) as client,
         client.subscribe(SUBSCRIBER, start="earliest") as subscription,
-        kind(directory, slots={0: "numbers"}, target_bytes=4096, max_age=0.05) as files,
+        kind(directory, slots={0: "numbers"}, target_bytes=1024, max_age=0.05) as files,
     ):
         print("ready", flush=True)
         forwarder = Forwarder(subscription, files, retry=Backoff(initial=0.01), max_in_flight=200)

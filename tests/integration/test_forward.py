@@ -86,13 +86,13 @@ def test_no_row_is_lost_or_doubled_whatever_is_killed(node: ClientNode, tmp_path
 def test_a_file_whose_acknowledgement_was_lost_is_not_written_twice(node: ClientNode, tmp_path: Path) -> None:
     with node.connect() as client:
         client.subscribe(SUBSCRIBER, start="earliest").close()
-        push(client, 0, 200)
+        push(client, 0, 1000)
         for _ in range(3):
             with forwarder(node, tmp_path, "after-file") as process:
                 assert process.wait(DEADLINE_SECONDS) == -signal.SIGKILL
         with forwarder(node, tmp_path, "idle") as process:
             assert process.wait(DEADLINE_SECONDS) == 0
-    assert ids(tmp_path) == list(range(200 * ROWS))
+    assert ids(tmp_path) == list(range(1000 * ROWS))
 
 
 def test_two_forwarders_share_a_directory(node: ClientNode, tmp_path: Path) -> None:
