@@ -44,6 +44,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     segment: SegmentSettings = SegmentSettings()
     wal: WalSettings = WalSettings()
     progress_flush_interval_ns: int = 50 * MILLISECOND_NS
+    orphan_ttl_ns: int = 0
+    """A subscriber that no connection is attached to for so long is dropped; 0 = never."""
 
     def slot_table(self) -> SlotTable:
         return SlotTable(self.slots)
@@ -99,6 +101,7 @@ _WAL_KEYS: dict[str, tuple[str, str]] = {
 _TOPIC_KEYS: dict[str, tuple[str, str]] = {
     "durability": ("durability", "str"),
     "progress_flush_interval": ("progress_flush_interval_ns", _DURATION),
+    "orphan_ttl": ("orphan_ttl_ns", _DURATION),
 }
 
 

@@ -127,16 +127,20 @@ class SealJob(Job):
 
 @dataclass(frozen=True, slots=True)
 class ProgressWrite:
-    """One subscriber's file: its new content, or None to delete it."""
+    """One file of a subscriber: its new content, or None to delete it."""
 
     path: str
     content: bytes | None
     subscriber: str
     version: int
+    is_gaps: bool = False
+    """Its notices, not its progress."""
 
 
 class ProgressJob(Job):
-    """Write the progress files of all subscribers that changed, then sync their directory once."""
+    """Write the files of all subscribers that changed, gap notices before the progress that goes with them, then sync their
+    directory.
+    """
 
     def __init__(self, disk: Disk, paths: EnginePaths, writes: Sequence[ProgressWrite], ticket: int) -> None:
         super().__init__()
@@ -151,6 +155,8 @@ class ProgressJob(Job):
                 self._disk.unlink(write.path)
             else:
                 write_atomically(self._disk, write.path, write.content)
+            if write.is_gaps:
+                self._disk.sync_directory(self._paths.root)
         self._disk.sync_directory(self._paths.root)
 
 
@@ -190,7 +196,8 @@ def write_core(disk: Disk, paths: EnginePaths, core: CoreFile) -> None:
 class VerifyJob(Job):
     """Check a segment that was found at open, once, before its first bundle is delivered.
 
-    A damaged one is moved to quarantine/. `lost` are the bundles that the segment itself records as lost.
+    A damaged one stays where it is until everybody's gap notice is durable (`QuarantineJob`). `lost` are the bundles that the
+    segment itself records as lost.
     """
 
     def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int) -> None:
@@ -212,9 +219,23 @@ class VerifyJob(Job):
             raise
         except QuiverError as error:
             self.damage = str(error)
-            move_to_quarantine(self._disk, self._paths, path)
         finally:
             file.close()
+
+
+class QuarantineJob(Job):
+    """Move a damaged segment aside. Only made after the gap notices of it are durable."""
+
+    def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int) -> None:
+        super().__init__()
+        self._disk = disk
+        self._paths = paths
+        self.segment_seq = segment_seq
+
+    def work(self) -> None:
+        path = self._paths.segment(self.segment_seq)
+        if self._disk.exists(path):
+            move_to_quarantine(self._disk, self._paths, path)
 
 
 def move_to_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:

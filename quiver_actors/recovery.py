@@ -35,6 +35,7 @@ from quiver_actors.sealing import seal_log, write_cursor
 from quiver_actors.segment.builder import SegmentBuilder
 from quiver_actors.segment.codec import SegmentFooter
 from quiver_actors.segment.reader import read_footer
+from quiver_actors.subscriber.gaps import GapLedger, decode_gaps, gaps_file_name
 from quiver_actors.subscriber.progress import decode_progress, subscriber_of
 from quiver_actors.subscriber.registry import SubscriberRegistry
 from quiver_actors.wal import layout
@@ -61,8 +62,9 @@ class Recovered:
     next_rotation: int
     segments: dict[int, SegmentInfo]
     registry: SubscriberRegistry
-    unreadable: list[int] = field(default_factory=list)
-    """Segments of which nothing can be read: moved aside now, or gone although progress waits for them."""
+    unreadable: dict[int, int] = field(default_factory=dict)
+    """Segments of which nothing can be read and how many bundles they had (0: unknown): damaged files, to be moved aside once their
+    gap notices are durable, and segments that are gone although progress waits for them."""
     quarantined: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -98,7 +100,7 @@ class Recovery:
         """Closed ranges of sequences that segments and logs of ours hold."""
         self._position = 0
         self._covered_position = 0
-        self._damaged: list[int] = []
+        self._damaged: dict[int, int] = {}
         self._quarantined = 0
         self._notes: list[str] = []
         self._next_rotation = 1
@@ -131,7 +133,7 @@ class Recovery:
             self._next_rotation,
             dict(sorted(self._segments.items())),
             self._registry,
-            sorted({*self._damaged, *self._missing_segments()}),
+            dict(sorted({**self._missing_segments(), **self._damaged}.items())),
             self._quarantined,
             self._notes,
         )
@@ -189,8 +191,8 @@ class Recovery:
             except UnsupportedVersion:
                 raise
             except FormatError as error:
-                self._quarantine(f"{self._paths.segments}/{name}", str(error))
-                self._damaged.append(segment_seq)
+                self._damaged[segment_seq] = _count_bundles(file)
+                self._notes.append(f"segment {segment_seq} cannot be read: {error}")
             finally:
                 file.close()
 
@@ -218,15 +220,29 @@ class Recovery:
             if subscriber is None:
                 continue
             path = self._paths.in_root(name)
+            gaps = self._read_gaps(subscriber)
             try:
-                self._registry.load(subscriber, decode_progress(read_whole(self._disk, path, _PROGRESS_BYTES_MAX)))
+                progress = decode_progress(read_whole(self._disk, path, _PROGRESS_BYTES_MAX))
+                self._registry.load(subscriber, progress, gaps)
             except UnsupportedVersion:
                 raise
             except FormatError as error:
                 # The subscriber is kept, from the beginning: at least once, never silently less.
                 self._quarantine(path, str(error))
-                self._registry.register(subscriber, "earliest", (0, 0))
+                self._registry.register(subscriber, "earliest", (0, 0)).gaps = gaps
         self._next_segment_seq = max(self._next_segment_seq, self._registry.highest_segment_seq_seen() + 1)
+
+    def _read_gaps(self, subscriber: str) -> GapLedger:
+        path = self._paths.in_root(gaps_file_name(subscriber))
+        if not self._disk.exists(path):
+            return GapLedger()
+        try:
+            return decode_gaps(read_whole(self._disk, path, _PROGRESS_BYTES_MAX))
+        except UnsupportedVersion:
+            raise
+        except FormatError as error:
+            self._quarantine(path, str(error))
+            return GapLedger()
 
     # --- bringing it to rest -------------------------------------------------------------------------------------------------
 
@@ -430,10 +446,10 @@ class Recovery:
 
     # --- what is left over ---------------------------------------------------------------------------------------------------
 
-    def _missing_segments(self) -> list[int]:
+    def _missing_segments(self) -> dict[int, int]:
         """Segments that progress names and whose files are gone; nobody can get the rest of those."""
         awaited = self._registry.awaited_segments()
-        return [seq for seq in awaited if seq < self._next_segment_seq and seq not in self._segments]
+        return {seq: 0 for seq in awaited if seq < self._next_segment_seq and seq not in self._segments}
 
     def _quarantine(self, path: str, why: str) -> None:
         target = move_to_quarantine(self._disk, self._paths, path)
@@ -533,6 +549,15 @@ def realign_entry(body: bytes) -> bytes:
         laid += layout.SLOT_HEAD.pack(block.slot_id, block.fingerprint, block.row_count, len(payload) + padding)
         laid += payload + bytes(padding)
     return len(laid).to_bytes(4, "little") + bytes(laid) + crc32(laid).to_bytes(4, "little")
+
+
+def _count_bundles(file: DiskFile) -> int:
+    """Bundles of a segment whose end is damaged, as far as the log in it can still be read; 0 if it cannot."""
+    found = examine_log("damaged segment", LogReader(file.read, file.size()), file.size(), False)
+    if found.header is None or found.header.identity is None or not found.scan.entries:
+        return 0
+    count = found.last_sequence + 1 - found.header.identity.first_sequence
+    return count if 0 < count <= SEGMENT_BUNDLES_MAX else 0
 
 
 def _has_valid_trailer(file: DiskFile, size_bytes: int) -> bool:

@@ -75,6 +75,24 @@ class SubscriberFigure(enum.IntEnum):
     DEFERRED = 5
     CONNECTIONS = 6
     DELIVERED = 7
+    PENDING = 8
+    """Sealed bundles that can be claimed now."""
+    WAITING = 9
+    """Deferred bundles whose delay has not passed."""
+    BLOCKED = 10
+    """Delivered too often: kept, or on the way to the dead letter topic."""
+    GAPS = 11
+    """Notices that no consumer has acknowledged."""
+    REDELIVERED = 12
+    EXPIRED = 13
+    """Bundles whose lease ran out."""
+    DEAD_LETTERED = 14
+    DROPPED = 15
+    """Bundles given up: a notice says so."""
+    WINDOW_FULL = 16
+    """Connections that hold as much as their window allows."""
+    DETACHED_SINCE_UNIX_NS = 17
+    """Since when no connection is attached, from the worker's start at the earliest; 0 while one is: above 0 is an orphan."""
 
 
 class ErrorFigure(enum.IntEnum):

@@ -65,8 +65,13 @@ def _reader(figures: type[enum.IntEnum], *, without: frozenset[enum.IntEnum] = f
     return lambda struct: zip(indexes, map(int, fields(struct)), strict=True)
 
 
+_OF_CONNECTIONS: frozenset[enum.IntEnum] = frozenset(
+    [SubscriberFigure.CONNECTIONS, SubscriberFigure.WINDOW_FULL, SubscriberFigure.DETACHED_SINCE_UNIX_NS]
+)
+"""What deliveries know, not the engine."""
+
 _engine_values = _reader(EngineFigure)
-_subscriber_values = _reader(SubscriberFigure, without=frozenset([SubscriberFigure.CONNECTIONS]))
+_subscriber_values = _reader(SubscriberFigure, without=_OF_CONNECTIONS)
 
 
 class FigurePublisher:
@@ -137,7 +142,14 @@ class FigurePublisher:
                 label = f"{topic}/{subscriber}"
                 row = self._subscribers[key] = _Row(self._region.row(RowKind.SUBSCRIBER, label))
             row.publish(_subscriber_values(figures))
-            row.publish([(SubscriberFigure.CONNECTIONS, host.deliveries.connections(subscriber))])
+            deliveries = host.deliveries
+            row.publish(
+                [
+                    (SubscriberFigure.CONNECTIONS, deliveries.connections(subscriber)),
+                    (SubscriberFigure.WINDOW_FULL, deliveries.windows_full(subscriber)),
+                    (SubscriberFigure.DETACHED_SINCE_UNIX_NS, deliveries.detached_since_unix_ns(subscriber)),
+                ]
+            )
         for key in [key for key in self._subscribers if key[0] == topic and key[1] not in present]:
             self._region.drop(self._subscribers.pop(key).writer)
 

@@ -5,6 +5,7 @@ Owner: the loop thread. An actor: requests, finished jobs and the clock go in; a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from quiver_actors import events
@@ -136,7 +137,17 @@ class EngineHost:
                 case events.Retired():
                     self.deliveries.retired(event)
                 case events.GapFound():
-                    self.deliveries.gap(event)
+                    self.deliveries.is_due = True
+                    self._journal.event(
+                        "subscriber.gap",
+                        level=logging.WARNING,
+                        topic=self.engine.topic,
+                        subscriber=event.subscriber,
+                        segment=event.segment_seq,
+                        first=event.bundle_index,
+                        bundles=event.bundle_count,
+                        reason=event.reason,
+                    )
                 case _:
                     # Durable, ProgressDurable, Failed and Resumed are seen in the engine's own state, every turn.
                     continue
@@ -144,6 +155,12 @@ class EngineHost:
     def _set_deadline(self, now_ns: int) -> None:
         wanted = [at for at in (self.engine.next_deadline_ns(), self.ingest.deadline_ns) if at is not None]
         self.deadline_ns = max(min(wanted), now_ns + _TICK_INTERVAL_NS_MIN) if wanted else None
+
+    def sweep(self) -> None:
+        """What needs to be looked at now and then."""
+        self.ingest.trim()
+        if self.deliveries.drop_orphans():
+            self.touch()
 
     def detach(self, session: Session) -> None:
         """The connection has ended."""

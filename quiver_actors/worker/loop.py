@@ -394,7 +394,7 @@ class WorkerLoop:
         self._gap_ns_max_before, self._gap_ns_max = self._gap_ns_max, 0
         self._set_accepting(True)
         for host in self._hosts.values():
-            host.ingest.trim()
+            host.sweep()
         for session in list(self._sessions.values()):
             if session.state is SessionState.GREETING and now_ns - session.opened_ns > HELLO_PATIENCE_NS:
                 self._end(session, ProtocolError("no Hello came in time"))

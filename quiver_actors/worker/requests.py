@@ -11,24 +11,34 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver_actors.errors import BundleTooLarge, ProtocolError, QuiverError, SharedMemoryError, UnknownTopic
+from quiver_actors.errors import BundleTooLarge, Draining, ProtocolError, QuiverError, SharedMemoryError, UnknownTopic
 from quiver_actors.model import ENTRY_BODY_BYTES_MAX, SlotTable
 from quiver_actors.protocol.messages import (
+    AckThrough,
     ArenaAttached,
     AttachArena,
+    BundleTime,
+    ClaimRef,
     Credit,
     DeclareSchema,
+    Done,
+    Extend,
     Flush,
     FlushProgress,
+    GapAck,
     Hello,
     ListSegments,
+    ListSubscribers,
     Message,
     OpenSegment,
+    Pending,
     Push,
     Register,
     Resolve,
     SegmentList,
     SegmentOpened,
+    StopIntake,
+    Unreadable,
     Unregister,
     Welcome,
 )
@@ -106,6 +116,17 @@ class Requests:
             Credit: self._credit,
             Resolve: self._resolve,
             FlushProgress: self._flush_progress,
+            Extend: lambda session, message, _: self._host(message.topic).deliveries.extend(session, message),
+            ClaimRef: lambda session, message, _: self._host(message.topic).deliveries.claim_ref(session, message),
+            AckThrough: lambda session, message, _: self._host(message.topic).deliveries.ack_through(session, message),
+            GapAck: lambda session, message, _: self._host(message.topic).deliveries.gap_ack(session, message),
+            Pending: lambda session, message, _: self._host(message.topic).deliveries.pending(session, message),
+            ListSubscribers: lambda session, message, _: self._host(message.topic).deliveries.list_all(
+                session, message.tag
+            ),
+            Unreadable: lambda session, message, _: self._host(message.topic).deliveries.unreadable(session, message),
+            StopIntake: self._stop_intake,
+            BundleTime: self._bundle_time,
         }
 
     def handle(self, session: Session, message: Message, now_ns: int) -> None:
@@ -206,6 +227,23 @@ class Requests:
     def _flush_progress(self, session: Session, message: FlushProgress, now_ns: int) -> None:
         self._host(message.topic).deliveries.flush_progress(session, message)
 
+    def _stop_intake(self, session: Session, message: StopIntake, now_ns: int) -> None:
+        """All topics, or none: answered once the last one is sealed."""
+        if message.resume:
+            for host in self._hosts.values():
+                host.ingest.reopen()
+            session.send(Done(message.tag))
+            return
+        reason = Draining("this worker was told to take no more bundles (quiver drain): push elsewhere or later")
+        waiting = _SealedAll(session, message.tag, len(self._hosts))
+        for host in self._hosts.values():
+            host.touch()
+            host.ingest.stop(reason, waiting.one_is_sealed)
+
+    def _bundle_time(self, session: Session, message: BundleTime, now_ns: int) -> None:
+        engine = self._host(message.topic).engine
+        session.send(Done(message.tag, engine.bundle_time(message.segment_seq, message.bundle_index)))
+
     def _host(self, topic: str) -> EngineHost:
         host = self._hosts.get(topic)
         if host is None:
@@ -215,6 +253,20 @@ class Requests:
 
     def _unknown_topic(self, topic: str) -> UnknownTopic:
         return UnknownTopic(f"topic {topic!r} does not exist on this node: expected one of {', '.join(self._hosts)}")
+
+
+class _SealedAll:
+    """Answers StopIntake when the last of its topics is sealed."""
+
+    def __init__(self, session: Session, tag: int, topics: int) -> None:
+        self._session = session
+        self._tag = tag
+        self._missing = topics
+
+    def one_is_sealed(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._session.send(Done(self._tag))
 
 
 def _check_schema(message: DeclareSchema) -> None:
