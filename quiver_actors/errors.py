@@ -97,6 +97,12 @@ class NotAllowed(UsageError):
     code = "not_allowed"
 
 
+class NotStored(UsageError):
+    """A bundle of the range is not there: deleted, in quarantine, or not sealed yet."""
+
+    code = "not_stored"
+
+
 class ClosedError(UsageError):
     """The client, subscription or file was closed by its own side before this call."""
 
