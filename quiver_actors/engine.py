@@ -589,7 +589,9 @@ class Engine:
         if self._unverified:
             return jobs.VerifyJob(self._disk, self._paths, self._unverified[0])
         suspect = next(iter(self._suspects), None)
-        return None if suspect is None else jobs.VerifyJob(self._disk, self._paths, suspect)
+        return None if suspect is None else jobs.VerifyJob(
+            self._disk, self._paths, suspect, is_suspect=True
+        )
 
     def _quarantine_job(self) -> Job | None:
         due = (seq for seq, ticket in self._condemned.items() if ticket <= self.progress_durable)
@@ -712,7 +714,7 @@ class Engine:
         """Nobody can read that segment: note what everybody loses; once that is durable the file is moved aside."""
         self._quarantined += 1
         self._give_up(segment_seq, info, "damaged")
-        self._progress_changed()
+        self._progress_due_ns = self._clock.monotonic_ns()
         self._condemned[segment_seq] = self._progress_ticket
 
     def _finish_delete(self, job: jobs.DeleteJob) -> list[Event]:

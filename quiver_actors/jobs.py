@@ -8,6 +8,7 @@ order of effects on disk is the order in which jobs were made.
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.sealing import seal_log
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.wal.log import Log
+
+_log = logging.getLogger(__name__)
 
 NO_SPACE_ERRNOS = frozenset([errno.ENOSPC, errno.EDQUOT])
 
@@ -200,23 +203,33 @@ class VerifyJob(Job):
     segment itself records as lost.
     """
 
-    def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int) -> None:
+    def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int, *, is_suspect: bool = False) -> None:
         super().__init__()
         self._disk = disk
         self._paths = paths
+        self._is_suspect = is_suspect
         self.segment_seq = segment_seq
         self.damage: str | None = None
         self.lost: tuple[int, ...] = ()
 
     def work(self) -> None:
         path = self._paths.segment(self.segment_seq)
-        file = self._disk.open_read(path)
+        try:
+            file = self._disk.open_read(path)
+        except DiskError as error:
+            if not self._is_suspect:
+                raise
+            # Says nothing about what is in it: whoever wants it tries again.
+            _log.warning("event=quiver.segment.unchecked path=%s error=%s", path, error)
+            return
         try:
             reader = SegmentReader(file.read(file.size(), 0), segment_seq=self.segment_seq)
             reader.verify_checksum()
             self.lost = reader.bundles_without_slots()
-        except DiskError:
-            raise
+        except DiskError as error:
+            if error.errno != errno.EIO:
+                raise
+            self.damage = str(error)
         except QuiverError as error:
             self.damage = str(error)
         finally:

@@ -16,6 +16,7 @@ from quiver_actors.events import Event
 from quiver_actors.protocol.messages import AckRun, Push
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.subscriber.gaps import GapNotice
 from quiver_actors.subscriber.grants import Grant
 
 
@@ -63,6 +64,7 @@ class EngineDriver:
         self.clock = ManualClock()
         self.events: list[Event] = []
         self._streams = StreamTable(self.settings.name)
+        self.told: list[GapNotice] = []
         self._tag = 0
         self._tokens: dict[tuple[str, int, int], int] = {}
         self.engine = self.reopen()
@@ -165,9 +167,20 @@ class EngineDriver:
     def claim_numbers(self, subscriber: str, bundles: int = 1_000_000, owner: object = "owner") -> list[int]:
         """Claim and return the numbers of `numbered_batch`es delivered."""
         found = []
-        for grant in self.claim(subscriber, owner, bundles):
-            reader = self.read(grant.segment_seq)
-            found += [reader.bundle(index)[0].column(0)[0].as_py() for index in grant.indexes]
+        while True:
+            grants = self.claim(subscriber, owner, bundles - len(found))
+            for grant in grants:
+                reader = self.read(grant.segment_seq)
+                found += [reader.bundle(index)[0].column(0)[0].as_py() for index in grant.indexes]
+            if not grants and not self.take_gaps(subscriber, owner):
+                return found
+
+    def take_gaps(self, subscriber: str, owner: object = "owner") -> list[GapNotice]:
+        """The notices that can be told now, oldest first; not acknowledged."""
+        found = []
+        while (notice := self.engine.take_gap(subscriber, owner)) is not None:
+            found.append(notice)
+        self.told += found
         return found
 
     def claim(self, subscriber: str, owner: object, bundles: int, **options: Any) -> list[Grant]:

@@ -263,7 +263,8 @@ def test_unregister_deletes_the_progress_file_and_frees_segments(disk: Disk, tmp
     driver.resolve("keeps", "x", segment_seq, "ack", indexes, 0)
     driver.flush_progress()
     assert len(driver.engine.segments()) == 1
-    ticket = driver.engine.unregister("goes")
+    ticket, owed = driver.engine.unregister("goes")
+    assert owed == 1
     driver.settle()
     assert driver.engine.progress_durable >= ticket
     assert not (tmp_path / "default/core_0/quiver.sub.goes").exists()
