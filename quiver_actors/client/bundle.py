@@ -76,6 +76,14 @@ class StoredBundle:
         """When the worker took it in; UNIX time in nanoseconds."""
         return self._read(self._segment.ingestion_ts_nanos)
 
+    @property
+    def incarnation(self) -> bytes | None:
+        """Of the engine that stored it: bundle ids of a store that was made anew begin again, those of one incarnation never repeat.
+
+        None in a segment that another implementation wrote.
+        """
+        return self._read(lambda _: self._segment.incarnation)
+
     def __getitem__(self, slot: str | int) -> pa.RecordBatch:
         """The batch of one slot, by name or id.
 

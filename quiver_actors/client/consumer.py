@@ -50,7 +50,7 @@ RESOLUTIONS_WAITING_MAX = 64
 RESOLUTION_WAIT_NS = 20 * MILLISECOND_NS
 _TEND_NS_MIN = 10 * MILLISECOND_NS
 
-D = TypeVar("D", bound=ClaimedBundle)
+D = TypeVar("D", bound=ClaimedBundle[Any])
 X = TypeVar("X", bound=Exchange)
 
 logger = logging.getLogger("quiver.client")
@@ -195,7 +195,7 @@ class Consumer(Generic[D, X]):
 
     # --- resolving -------------------------------------------------------------------------------------------------------------
 
-    def resolve(self, bundle: ClaimedBundle, outcome: str, delay_ns: int) -> None:
+    def resolve(self, bundle: ClaimedBundle[Any], outcome: str, delay_ns: int) -> None:
         """Note what becomes of a bundle. Takes the lock."""
         with self.exchange:
             bundle._outcome = outcome
@@ -206,7 +206,7 @@ class Consumer(Generic[D, X]):
             parcel.channel.resolve(parcel, bundle._bundle_index, outcome, delay_ns)
             self._noted()
 
-    def report_unreadable(self, bundle: ClaimedBundle, reason: str) -> None:
+    def report_unreadable(self, bundle: ClaimedBundle[Any], reason: str) -> None:
         """Give back a bundle that cannot be read, and have its segment checked. Takes the lock."""
         with self.exchange:
             bundle._outcome = "unreadable"
@@ -258,7 +258,7 @@ class Consumer(Generic[D, X]):
         yield from _answers(requests, timeout_seconds)
         raise_refusals(request.call for request in requests)
 
-    def confirming(self, bundle: ClaimedBundle, timeout_seconds: float) -> Flow[None]:
+    def confirming(self, bundle: ClaimedBundle[Any], timeout_seconds: float) -> Flow[None]:
         """Wait until one bundle's resolution is durable; raise if the worker refused it."""
         parcel = bundle._parcel
         if parcel.is_current:
@@ -311,7 +311,7 @@ class Consumer(Generic[D, X]):
                 f"{bundle!r}: its lease was over, or its connection lost; it may be with another consumer"
             )
 
-    def _is_held(self, bundle: ClaimedBundle, now_ns: int) -> bool:
+    def _is_held(self, bundle: ClaimedBundle[Any], now_ns: int) -> bool:
         parcel = bundle._parcel
         return not bundle.is_resolved and parcel.is_current and not parcel.grant.is_over(now_ns)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.gaps import GapNotice
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ClaimedBundle", "Delivery", "GapNotice", "Ticket"]
 
+K = TypeVar("K")
+
 _UNREADABLE = "unreadable"
 
 
-class ClaimedBundle(StoredBundle):
+class ClaimedBundle(StoredBundle, Generic[K]):
     """A bundle that is claimed for this consumer until it is resolved, its lease is over, or the connection ends.
 
     If it cannot be read, the worker is told: its claim is given back, and should the segment be damaged, a gap notice comes in its place.
+    `K` is the kind of ticket that resolving it gives.
     """
 
     __slots__ = ("_consumer", "_delay_ns", "_outcome", "_parcel", "delivery_count")
@@ -54,8 +57,52 @@ class ClaimedBundle(StoredBundle):
         """When the lease is over, by `time.monotonic_ns()`; None without one. Past or not, the worker has the last word."""
         return self._parcel.grant.lease_until_ns or None
 
+    def ack(self) -> K:
+        """Done with it: it is not delivered to this subscriber again. Repeating it changes nothing.
+
+        The acknowledgement leaves with others; it is durable once the ticket says so, or after `Subscription.flush` or `close`.
+        Should the worker die before that, the bundle is delivered again.
+
+        Raises:
+            AlreadyResolved: it was rejected or deferred before.
+            ClosedError: the subscription was closed.
+        """
+        self._resolve("ack")
+        return self._ticket()
+
+    def reject(self) -> K:
+        """Never deliver it to this subscriber again, and count it as dropped. Raises as `ack`."""
+        self._resolve("reject")
+        return self._ticket()
+
+    def defer(self, delay_seconds: float = 0) -> K:
+        """Give it back, to be delivered again after a delay, perhaps to another consumer. Newer bundles do not wait for it.
+
+        Raises as `ack`.
+        """
+        self._resolve("defer", delay_seconds)
+        return self._ticket()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._outcome:
+            return
+        if error is None:
+            self.ack()
+        else:
+            # A closed subscription has given the bundle back already; that must not hide the block's own error.
+            with contextlib.suppress(ClosedError):
+                self.defer()
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._where()} {self._outcome or 'claimed'}>"
+
+    def _ticket(self) -> K:
+        raise NotImplementedError
 
     def _resolve(self, outcome: str, delay_seconds: float = 0) -> None:
         """Say what becomes of it. The same again changes nothing."""
@@ -95,7 +142,7 @@ class Ticket:
         consumer.exchange.run(consumer.confirming(self._delivery, timeout))
 
 
-class Delivery(ClaimedBundle):
+class Delivery(ClaimedBundle[Ticket]):
     """A bundle that is claimed for this consumer until it is resolved, its lease is over, or the connection ends.
 
     Batches point into the mapped segment file: reading copies nothing, and they stay valid for as long as they are referenced, also
@@ -107,32 +154,6 @@ class Delivery(ClaimedBundle):
 
     __slots__ = ()
 
-    def ack(self) -> Ticket:
-        """Done with it: it is not delivered to this subscriber again. Repeating it changes nothing.
-
-        The acknowledgement leaves with others; it is durable once the ticket says so, or after `Subscription.flush` or `close`.
-        Should the worker die before that, the bundle is delivered again.
-
-        Raises:
-            AlreadyResolved: it was rejected or deferred before.
-            ClosedError: the subscription was closed.
-        """
-        self._resolve("ack")
-        return Ticket(self)
-
-    def reject(self) -> Ticket:
-        """Never deliver it to this subscriber again, and count it as dropped. Raises as `ack`."""
-        self._resolve("reject")
-        return Ticket(self)
-
-    def defer(self, delay_seconds: float = 0) -> Ticket:
-        """Give it back, to be delivered again after a delay, perhaps to another consumer. Newer bundles do not wait for it.
-
-        Raises as `ack`.
-        """
-        self._resolve("defer", delay_seconds)
-        return Ticket(self)
-
     def extend(self, timeout: float = 10.0) -> None:
         """Begin the lease anew, of this bundle and of those that were claimed with it.
 
@@ -143,17 +164,5 @@ class Delivery(ClaimedBundle):
         """
         self._consumer.exchange.run(self._consumer.extending_one(self, timeout))
 
-    def __enter__(self) -> Delivery:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._outcome:
-            return
-        if error is None:
-            self.ack()
-        else:
-            # A closed subscription has given the bundle back already; that must not hide the block's own error.
-            with contextlib.suppress(ClosedError):
-                self.defer()
+    def _ticket(self) -> Ticket:
+        return Ticket(self)

@@ -53,6 +53,13 @@ class MappedSegment:
         with self._lock:
             return self._opened().bundle_count
 
+    @property
+    def incarnation(self) -> bytes | None:
+        """Of the engine that wrote it, None in a segment that another implementation wrote."""
+        with self._lock:
+            extension = self._opened().footer.extension
+        return None if extension is None else extension.incarnation
+
     def bundle(self, index: int) -> dict[int, pa.RecordBatch]:
         """What is asked for of a bundle, by slot id; see `SegmentReader.bundle`."""
         projection = self.projection
