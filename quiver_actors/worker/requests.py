@@ -9,10 +9,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
+from quiver_actors.config import TopicSettings
 from quiver_actors.errors import BundleTooLarge, Draining, ProtocolError, QuiverError, SharedMemoryError, UnknownTopic
-from quiver_actors.model import ENTRY_BODY_BYTES_MAX, SlotTable
+from quiver_actors.model import ENTRY_BODY_BYTES_MAX, SlotTable, check_id
 from quiver_actors.protocol.messages import (
     AckThrough,
     ArenaAttached,
@@ -38,6 +40,7 @@ from quiver_actors.protocol.messages import (
     SegmentList,
     SegmentOpened,
     StopIntake,
+    TopicInfo,
     Unreadable,
     Unregister,
     Welcome,
@@ -46,6 +49,7 @@ from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.shm.arena import ArenaOwner
 from quiver_actors.shm.errors import ShmError
 from quiver_actors.units import MIB, format_size
+from quiver_actors.worker.dead_letters import dead_letter_topic
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.session import EndSession, Session, SessionState
 from quiver_actors.worker.threads import Submit
@@ -89,10 +93,17 @@ class Requests:
     """See the module."""
 
     def __init__(
-        self, hosts: Mapping[str, EngineHost], *, welcome: Welcome, arena_bytes: int, background: Submit
+        self,
+        hosts: Mapping[str, EngineHost],
+        *,
+        welcome: Welcome,
+        arena_bytes: int,
+        background: Submit,
+        open_host: Callable[[str, TopicSettings], None],
     ) -> None:
         """
         Args:
+            open_host: adds a topic, with the settings of another one, to `hosts`.
             arena_bytes: ring size for clients that leave the choice to the worker.
             background: where arenas are made.
         """
@@ -103,6 +114,7 @@ class Requests:
         self._welcome = welcome
         self._arena_bytes = arena_bytes
         self._background = background
+        self._open_host = open_host
         self._handlers: dict[type[Message], _Handler] = {
             Hello: self._hello,
             AttachArena: self._attach_arena,
@@ -213,7 +225,26 @@ class Requests:
         session.send_with_descriptor(opened, descriptor)
 
     def _register(self, session: Session, message: Register, now_ns: int) -> None:
-        self._host(message.topic).deliveries.register(session, message)
+        host = self._host(message.topic)
+        letters = dead_letter_topic(message.topic, message.terms)
+        if letters is not None and letters not in self._hosts:
+            if message.terms.dead_letter_topic:
+                raise self._unknown_topic(letters)
+            self._open_topic(letters, message.topic)
+        host.deliveries.register(session, message)
+
+    def _open_topic(self, topic: str, like: str) -> None:
+        """Make a topic that is not configured; new connections hear of it.
+
+        Raises:
+            QuiverError: its name is not allowed, or its directory cannot be opened.
+        """
+        check_id("topic", topic)
+        settings = self._hosts[like].engine.settings
+        self._open_host(topic, settings)
+        self._slot_tables[topic] = settings.slot_table()
+        info = TopicInfo(topic, settings.slots, settings.durability, settings.wal.flush_interval_ns)
+        self._welcome = msgspec.structs.replace(self._welcome, topics=[*self._welcome.topics, info])
 
     def _unregister(self, session: Session, message: Unregister, now_ns: int) -> None:
         self._host(message.topic).deliveries.unregister(session, message)
