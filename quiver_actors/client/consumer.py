@@ -203,7 +203,7 @@ class Consumer(Generic[D, X]):
             if not parcel.is_current:
                 self.claims_lost += 1
                 return
-            parcel.channel.resolve(parcel, bundle._bundle_index, outcome, delay_ns)
+            bundle._number = parcel.channel.resolve(parcel, bundle._bundle_index, outcome, delay_ns)
             self._noted()
 
     def report_unreadable(self, bundle: ClaimedBundle[Any], reason: str) -> None:
@@ -255,15 +255,18 @@ class Consumer(Generic[D, X]):
         requests = [Request(channel, channel.generation, call) for channel in channels for call in channel.gap_acks]
         for channel in channels:
             requests.append(_sent(channel, lambda tag: FlushProgress(tag, topic, subscriber)))
+        marks = [(channel, channel.generation, channel.resolved_count) for channel in channels]
         yield from _answers(requests, timeout_seconds)
         raise_refusals(request.call for request in requests)
+        for channel, generation, count in marks:
+            channel.durable_counts[generation] = max(count, channel.durable_counts.get(generation, 0))
 
     def confirming(self, bundle: ClaimedBundle[Any], timeout_seconds: float) -> Flow[None]:
         """Wait until one bundle's resolution is durable; raise if the worker refused it."""
         parcel = bundle._parcel
-        if parcel.is_current:
+        if parcel.is_current and not self._is_answered(bundle):
             yield from self.flushing(timeout_seconds)
-        if not parcel.is_current:
+        if not self._is_answered(bundle):
             raise WorkerUnavailable(
                 f"worker {parcel.channel.core} was lost before it had confirmed {bundle!r}: it may be delivered again"
             )
@@ -273,6 +276,10 @@ class Consumer(Generic[D, X]):
             raise refusal_error(
                 Refused(0, code, f"{bundle!r} is not held any more: it was {_MEANINGS.get(code, code)}")
             )
+
+    def _is_answered(self, bundle: ClaimedBundle[Any]) -> bool:
+        parcel = bundle._parcel
+        return 0 < bundle._number <= parcel.channel.durable_counts.get(parcel.generation, 0)
 
     def acking_through(self, bundle_id: BundleId, timeout_seconds: float) -> Flow[None]:
         """Resolve everything of a core up to and including a bundle; durable at the end."""

@@ -29,7 +29,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
     `K` is the kind of ticket that resolving it gives.
     """
 
-    __slots__ = ("_consumer", "_delay_ns", "_outcome", "_parcel", "delivery_count")
+    __slots__ = ("_consumer", "_number", "_outcome", "_parcel", "delivery_count")
 
     _consumer: Consumer[Any, Any]
 
@@ -40,7 +40,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
         self._consumer = consumer
         self._parcel = parcel
         self._outcome = ""
-        self._delay_ns = 0
+        self._number = 0
 
     @property
     def is_resolved(self) -> bool:

@@ -73,6 +73,10 @@ class SubscriberChannel(Channel):
         self.refusals: dict[tuple[int, int, int], str] = {}
         """Codes of resolutions that were refused, by segment, token and bundle: the newest ones."""
         self.refused_count = 0
+        self.resolved_count = 0
+        """Resolutions so far."""
+        self.durable_counts: dict[int, int] = {}
+        """How many of them are known to be durable, or refused, by the generation of their connection."""
         self.claimed: dict[int, Parcel] = {}
         """Bundles that were claimed by reference, by the tag of the request."""
         self.gap_acks: list[Call] = []
@@ -97,8 +101,8 @@ class SubscriberChannel(Channel):
         if 2 * self._taken >= self._wanted.prefetch:
             self._give_credit()
 
-    def resolve(self, parcel: Parcel, bundle_index: int, outcome: str, delay_ns: int) -> None:
-        """Note a resolution; the parcel is of this generation."""
+    def resolve(self, parcel: Parcel, bundle_index: int, outcome: str, delay_ns: int) -> int:
+        """Note a resolution and give it a number; the parcel is of this generation."""
         grant = parcel.grant
         key = (parcel.segment.segment_seq, grant.token, outcome, delay_ns)
         indexes = self._resolutions.get(key)
@@ -106,6 +110,8 @@ class SubscriberChannel(Channel):
             indexes = self._resolutions[key] = array("I")
         indexes.append(bundle_index)
         self._release(grant, 1)
+        self.resolved_count += 1
+        return self.resolved_count
 
     def give_back(self, parcel: Parcel) -> None:
         """Return what nobody has taken of a parcel of this generation, with the next resolutions."""
@@ -305,7 +311,6 @@ class SubscriberChannel(Channel):
         self.grants.clear()
         self.claimed.clear()
         self.gap_acks.clear()
-        self.refusals.clear()
         self._resolutions.clear()
         self._gaps_seen.clear()
         self._gaps_known.clear()
