@@ -1,9 +1,9 @@
 """Nothing unannounced: for each subscriber, acked + given up by itself + notified = everything appended, no overlap, no hole.
 
 Random mixes of pushes, seals, claims, outcomes, cumulative acks, lease expiry, lost consumers, damaged and dropped segments, flushes
-and kills (also between the files of one flush), on a real engine over a real disk. A resolution counts from the flush that made it durable: what was acked later than that and is then
-delivered again after a kill is at-least-once, not a hole. Notices are told once: whoever was told and has durably acknowledged one is never
-told again, and no bundle is both durably acked and notified, nor notified twice.
+and kills (also between the files of one flush), on a real engine over a real disk. A resolution counts from the flush that made it
+durable: what was acked later than that and is then delivered again after a kill is at-least-once, not a hole. Who has durably
+acknowledged a notice is never told again, and no bundle is both durably acked and announced, nor announced twice.
 """
 
 from __future__ import annotations
