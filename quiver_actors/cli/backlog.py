@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from quiver_actors.cli.status_view import EngineView, StatusView, SubscriberView, WorkerView
@@ -17,6 +19,12 @@ class BehindView(msgspec.Struct, kw_only=True):
     claimed: int
     connections: int
     oldest_age_ns: int | None
+    blocked: int = 0
+    """Of these, delivered as often as allowed: somebody has to decide about them."""
+    gaps: int = 0
+    """Notices of bundles that will never come, not yet taken by a consumer."""
+    detached_ns: int | None = None
+    """For how long no consumer has been connected; None while one is."""
 
 
 class UnsealedView(msgspec.Struct, kw_only=True):
@@ -61,8 +69,8 @@ def backlog_of(status: StatusView) -> Backlog:
 
 
 def behind_of(subscribers: list[SubscriberView]) -> list[BehindView]:
-    """The subscribers that lag, those with most to do first."""
-    return [each for each in lags_of(subscribers) if each.lag_bundles]
+    """The subscribers that are owed bundles or notices, those with most to do first."""
+    return [each for each in lags_of(subscribers) if each.lag_bundles or each.gaps]
 
 
 def lags_of(subscribers: list[SubscriberView]) -> list[BehindView]:
@@ -82,8 +90,15 @@ def _summed(topic: str, subscriber: str, cores: list[SubscriberView]) -> BehindV
         claimed=sum(each.claimed for each in cores),
         # A consumer is connected to every core.
         connections=max(each.connections for each in cores),
-        oldest_age_ns=max((each.oldest_age_ns for each in cores if each.oldest_age_ns is not None), default=None),
+        oldest_age_ns=_largest(each.oldest_age_ns for each in cores),
+        blocked=sum(each.blocked for each in cores),
+        gaps=sum(each.gaps for each in cores),
+        detached_ns=_largest(each.detached_ns for each in cores),
     )
+
+
+def _largest(ages: Iterable[int | None]) -> int | None:
+    return max((age for age in ages if age is not None), default=None)
 
 
 def _uncertain(worker: WorkerView) -> UncertainView:
@@ -96,5 +111,8 @@ def _unsealed(engine: EngineView) -> UnsealedView:
 
 def _behind_line(each: BehindView) -> str:
     age = "" if each.oldest_age_ns is None else f", the oldest {format_duration(each.oldest_age_ns)} old"
+    blocked = f", {each.blocked:,} blocked" if each.blocked else ""
+    gaps = f", {each.gaps} gap notices not taken" if each.gaps else ""
     readers = f"{each.connections} connected" if each.connections else "nobody connected"
-    return f"subscriber {each.subscriber} of topic {each.topic}: {each.lag_bundles:,} bundles behind{age}, {readers}"
+    who = f"subscriber {each.subscriber} of topic {each.topic}"
+    return f"{who}: {each.lag_bundles:,} bundles behind{age}{blocked}{gaps}, {readers}"

@@ -98,7 +98,9 @@ def render_lags(subscribers: Sequence[BehindView]) -> str:
     """How far behind each subscriber is, one line each; empty where there is none."""
     if not subscribers:
         return ""
-    numbers = [Column(name, is_number=True) for name in ("LAG", "OLDEST", "CLAIMED", "READERS")]
+    numbers = [
+        Column(name, is_number=True) for name in ("LAG", "OLDEST", "CLAIMED", "BLOCKED", "READERS", "ORPHAN FOR")
+    ]
     rows = [
         [
             each.subscriber,
@@ -106,7 +108,9 @@ def render_lags(subscribers: Sequence[BehindView]) -> str:
             f"{each.lag_bundles:,}",
             _duration(each.oldest_age_ns),
             f"{each.claimed:,}",
+            f"{each.blocked:,}",
             str(each.connections),
+            _duration(each.detached_ns),
         ]
         for each in subscribers
     ]

@@ -158,6 +158,19 @@ class SubscriberView(msgspec.Struct, kw_only=True):
     deferred: int
     delivered: int
     connections: int
+    pending: int = 0
+    waiting: int = 0
+    blocked: int = 0
+    gaps: int = 0
+    """Notices of bundles that will never come, not yet taken by a consumer."""
+    redelivered: int = 0
+    expired: int = 0
+    dead_lettered: int = 0
+    dropped: int = 0
+    window_full: int = 0
+    detached_since_unix_ns: int = 0
+    detached_ns: int | None = None
+    """For how long no consumer has been connected to this core; None while one is."""
 
 
 class ErrorView(msgspec.Struct, kw_only=True):
@@ -428,6 +441,7 @@ class _View:
             core=core,
             figures_age_ns=self._age(region),
             oldest_age_ns=self._since(oldest_unix_ns),
+            detached_ns=self._since(row.values[SubscriberFigure.DETACHED_SINCE_UNIX_NS]),
             **_figures(row, SubscriberFigure, SubscriberView),
         )
 

@@ -109,9 +109,11 @@ def _drop(arguments: argparse.Namespace) -> int:
     from quiver_actors.client import connect
 
     with connect(run_dir.find_run_dir(arguments)) as client:
-        client.unsubscribe(wanted.subscriber, topic=wanted.topic)
+        # Not what the figures said a moment ago decides about consumers: the workers do.
+        drop = client.unsubscribe if arguments.force else client.drop_orphan
+        bundles = drop(wanted.subscriber, topic=wanted.topic)
     print(
-        f"quiver: dropped subscriber {wanted.subscriber} of topic {wanted.topic}, {wanted.lag_bundles:,} bundles behind"
+        f"quiver: dropped subscriber {wanted.subscriber} of topic {wanted.topic} and the {bundles:,} bundles it was owed"
     )
     return SubscribersExit.OK
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from quiver_actors.client.delivery import Delivery
@@ -42,3 +42,5 @@ class Source(Protocol):
     def get(self, timeout: float | None = None) -> Delivery | None: ...
 
     def flush(self, timeout: float = 10.0) -> None: ...
+
+    def extend(self, deliveries: Iterable[Delivery], timeout: float = 10.0) -> Sequence[Delivery]: ...

@@ -3,6 +3,7 @@
 Guarantees:
 - A bundle is acknowledged only after its deliverer has said that it arrived: at least once, whatever is killed when.
 - A bundle that cannot be delivered now is deferred and holds up nobody; one that never can be is rejected.
+- Leases of what is offered and undecided are extended, as long as the deliverer comes back in time.
 - At most `max_in_flight` bundles are offered and undecided.
 - After `stop`, what is under way has until its deadline; the rest is given back, and what was decided is durable.
 
@@ -21,7 +22,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from quiver_actors.client.delivery import Delivery
-from quiver_actors.errors import ClosedError, FormatError, NotClaimed, QuiverError, UsageError
+from quiver_actors.errors import ClosedError, FormatError, NotClaimed, QuiverError, UsageError, WorkerUnavailable
 from quiver_actors.forward.backoff import Backoff
 from quiver_actors.forward.calls import Calls
 from quiver_actors.forward.deliverer import Deliverer, Outcome, Source
@@ -34,6 +35,7 @@ PERMANENT: tuple[type[Exception], ...] = (PermanentFailure, FormatError)
 
 _LOOK_SECONDS = 0.05
 """How long the loop may be deaf to `stop` and to outcomes while it waits for bundles, and the other way round."""
+_EXTEND_INTERVAL_NS_MIN = SECOND_NS // 4
 _LOG_INTERVAL_NS = 10 * SECOND_NS
 
 logger = logging.getLogger("quiver.forward")
@@ -94,6 +96,7 @@ class Forwarder:
         self._counts: Counter[str] = Counter()
         self._last_error = ("", 0)
         self._logged_ns = 0
+        self._extend_at_ns = 0
         self._stop_deadline_ns: int | None = None
         self._ended = threading.Event()
 
@@ -149,6 +152,7 @@ class Forwarder:
     def _advance(self) -> bool:
         """One step; False if nothing came."""
         self._hurry_if_due()
+        self._extend_if_due()
         if len(self._in_flight) >= self._max_in_flight:
             self._deliverer.hurry()
             return self._settle(_LOOK_SECONDS)
@@ -160,6 +164,7 @@ class Forwarder:
     def _offer(self, delivery: Delivery) -> None:
         self._in_flight[id(delivery)] = delivery
         self._counts["offered"] += 1
+        self._note_lease(delivery)
         try:
             self._deliverer.offer(delivery)
         except Exception as error:  # noqa: BLE001 - whatever a deliverer raises is what became of the bundle
@@ -169,6 +174,27 @@ class Forwarder:
         due_ns = self._deliverer.finish_at_ns
         if due_ns is not None and time.monotonic_ns() >= due_ns:
             self._deliverer.hurry()
+
+    def _extend_if_due(self) -> None:
+        """Begin the leases anew that are half over, or may be."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._extend_at_ns:
+            return
+        leased = [each for each in self._in_flight.values() if each.lease_until_ns is not None]
+        if leased:
+            try:
+                self._subscription.extend(leased)
+            except WorkerUnavailable as error:
+                # Its claims are gone or will be; what comes of them is told when they are resolved.
+                logger.warning("quiver.forward.extend error=%s", error)
+        ends_ns = [each.lease_until_ns for each in leased if each.lease_until_ns is not None]
+        left_ns = min(ends_ns, default=0) - time.monotonic_ns()
+        self._extend_at_ns = now_ns + max(_EXTEND_INTERVAL_NS_MIN, left_ns // 2)
+
+    def _note_lease(self, delivery: Delivery) -> None:
+        if delivery.lease_until_ns is not None:
+            now_ns = time.monotonic_ns()
+            self._extend_at_ns = min(self._extend_at_ns, now_ns + (delivery.lease_until_ns - now_ns) // 2)
 
     def _patience_seconds(self) -> float:
         due_ns = self._deliverer.finish_at_ns
@@ -182,6 +208,7 @@ class Forwarder:
         if self._in_flight:
             self._deliverer.hurry()
         while self._in_flight and (left_ns := deadline_ns - time.monotonic_ns()) > 0:
+            self._extend_if_due()
             self._settle(min(_LOOK_SECONDS, left_ns / SECOND_NS))
         self._settle(0)
         for delivery in self._in_flight.values():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quiver_actors.errors import Draining, QuiverError
+from quiver_actors.errors import Draining
 from quiver_actors.wal.layout import CURSOR_NAME, HEADER_BYTES
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, run_quiver
@@ -134,18 +134,20 @@ def test_a_node_can_be_kept_for_those_who_are_behind(node: ClientNode) -> None:
 
 
 def test_a_worker_that_is_started_again_meanwhile_takes_nothing_either(node: ClientNode) -> None:
-    with node.connect() as client, client.subscribe("exporter") as subscription:
+    with node.connect() as client:
+        client.subscribe("exporter").close()
         client.push_many([numbers(n) for n in range(10)])
         with draining(node, "--timeout", "30s") as process:
             for core in range(node.cores):
                 node.signal_worker(core, signal.SIGKILL)
             wait_intake_stopped(node)
-            with pytest.raises(QuiverError):
+            with pytest.raises(Draining):
                 client.push(numbers(99), timeout=0.5)
-            for delivery in take(subscription, 10):
-                delivery.ack()
-            subscription.flush()
-            assert process.wait(DEADLINE_SECONDS) == 0
+            with client.subscribe("exporter") as subscription:
+                for delivery in take(subscription, 10):
+                    delivery.ack()
+                subscription.flush()
+                assert process.wait(DEADLINE_SECONDS) == 0
 
 
 def test_without_a_node_there_is_nothing_to_drain(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -139,3 +141,26 @@ def test_failures_are_retried_or_dropped_and_others_go_past_them(node: ClientNod
         assert attempts[20:] == [1, 1, 1]
     with node.connect() as client, client.subscribe("caller") as subscription:
         assert subscription.get(0.2) is None
+
+
+def test_leases_are_kept_while_a_delivery_is_under_way(node: ClientNode) -> None:
+    arrived: Future[object] = Future()
+    offered = threading.Event()
+
+    def deliver(delivery: Delivery) -> Future[object]:
+        offered.set()
+        return arrived
+
+    with node.connect() as client, client.subscribe("slow", lease=0.6) as subscription, ThreadPoolExecutor() as pool:
+        forwarder = Forwarder(subscription, deliver)
+        running = pool.submit(forwarder.run)
+        try:
+            client.push(numbers(1))
+            assert offered.wait(DEADLINE_SECONDS)
+            with client.subscribe("slow", lease=0.6) as other:
+                assert other.get(2) is None, "the lease ran out"
+            arrived.set_result(None)
+        finally:
+            assert forwarder.drain(10)
+        statistics = running.result(DEADLINE_SECONDS)
+        assert (statistics.delivered, statistics.lost) == (1, 0)

@@ -20,14 +20,17 @@ def test_unsealed_and_unresolved_bundles_count() -> None:
     status.workers[0].intake_stopped = True
     status.engines[0].wal_bytes = 4096
     status.subscribers[0].lag_bundles = 1500
-    status.subscribers[0].connections = 0
+    status.subscribers[0].connections = status.subscribers[0].gaps = 0
+    status.subscribers[0].blocked = 7
     status.subscribers[0].oldest_age_ns = 4_200_000_000
     assert backlog_of(status).lines() == [
         "topic default on core_0: 4,096 bytes are not sealed",
-        "subscriber exporter of topic default: 1,500 bundles behind, the oldest 4.2s old, nobody connected",
+        "subscriber exporter of topic default: 1,500 bundles behind, the oldest 4.2s old, 7 blocked, nobody connected",
     ]
     status.engines[0].wal_bytes = status.engines[0].open_segment_bundles = status.subscribers[0].lag_bundles = 0
     assert backlog_of(status).is_empty
+    status.subscribers[0].gaps = 2
+    assert "2 gap notices not taken" in backlog_of(status).lines()[0]
 
 
 def test_cores_of_a_subscriber_are_summed_and_the_furthest_behind_comes_first() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ class Stored:
         self.resolution = ""
         self.delay_seconds = 0.0
         self.claim_has_ended = False
+        self.lease_until_ns: int | None = None
 
     @property
     def slot_ids(self) -> tuple[int, ...]:
@@ -75,11 +77,25 @@ class Shelf:
         self.all = list(stored)
         self.flushed: list[str] = []
         self.error: Exception | None = None
+        self.lease_ns = 0
+        self.extended: list[int] = []
+        """How many deliveries each call named."""
+
+    def extend(self, deliveries: Iterable[Delivery], timeout: float = 10.0) -> Sequence[Delivery]:
+        held = list(deliveries)
+        self.extended.append(len(held))
+        for each in held:
+            cast(Stored, each).lease_until_ns = time.monotonic_ns() + self.lease_ns
+        return []
 
     def get(self, timeout: float | None = None) -> Delivery | None:
         if self.error is not None:
             raise self.error
-        return as_delivery(self.waiting.popleft()) if self.waiting else None
+        if not self.waiting:
+            return None
+        stored = self.waiting.popleft()
+        stored.lease_until_ns = time.monotonic_ns() + self.lease_ns if self.lease_ns else None
+        return as_delivery(stored)
 
     def flush(self, timeout: float = 10.0) -> None:
         self.flushed = self.resolutions()

@@ -134,6 +134,15 @@ def test_a_deliverer_in_batches_is_hurried_at_the_limit_and_at_the_end() -> None
     assert shelf.flushed == ["ack"] * 8
 
 
+@pytest.mark.parametrize("lease_ns", [0, 10**9])
+def test_leases_are_extended_while_there_is_no_outcome(lease_ns: int) -> None:
+    shelf, deliverer = Shelf(Stored(0), Stored(1)), InBatches()
+    shelf.lease_ns = lease_ns
+    Forwarder(shelf, deliverer).run(idle_timeout=0.8 if lease_ns else 0.3)
+    assert set(shelf.extended) == ({2} if lease_ns else set())
+    assert shelf.flushed == ["ack"] * 2
+
+
 def test_a_claim_that_has_ended_is_counted_as_lost() -> None:
     shelf = Shelf(Stored(0), Stored(1))
     shelf.all[0].claim_has_ended = True
