@@ -702,7 +702,9 @@ class SubscriberState:
     def _take_away(self, live: Live) -> int:
         """End a grant whose owner is gone or silent."""
         held, states = live.held, live.states
-        indexes = states.held_in(live.token, live.start, live.stop)
+        indexes: Sequence[int] = range(live.start, live.stop)
+        if held != len(indexes):  # some are finished, or there were holes
+            indexes = states.held_in(live.token, live.start, live.stop)
         self._note_ended(live.token, given_up=False)
         self._make_pending(live.segment_seq, states, self._without_exhausted(live.segment_seq, states, indexes))
         self._count_off(live, held)
