@@ -3,7 +3,7 @@
 Methods that return a `Flow` are driven by the exchange; the others are called with its lock held, except where they say that they take
 it. Nothing here waits or starts a thread.
 
-A resolution leaves at once when none left in the last 20 ms; otherwise it is collected with others, which leave when 64 wait, when the
+A resolution leaves at once when none left in the last 20 ms; otherwise it is collected with others, which leave when 256 wait, when the
 20 ms are over (noticed by a call that waits, else at the next call), when nothing is there to be taken, and at `flushing`.
 """
 
@@ -46,7 +46,7 @@ from quiver_actors.protocol.messages import (
 )
 from quiver_actors.units import MILLISECOND_NS
 
-RESOLUTIONS_WAITING_MAX = 64
+RESOLUTIONS_WAITING_MAX = 256
 RESOLUTION_WAIT_NS = 20 * MILLISECOND_NS
 _TEND_NS_MIN = 10 * MILLISECOND_NS
 

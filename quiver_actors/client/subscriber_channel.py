@@ -273,7 +273,8 @@ class SubscriberChannel(Channel):
             self._inbox.append(WaitingGap(self, message))
         elif handed_over:
             # The worker has not heard that it was: say it again.
-            self._gaps_seen.append(message.notice)
+            self.gap_acks.append(self._gap_ack(message.notice))
+            self.call(self.gap_acks[-1])
 
     def _not_resolved(self, message: NotResolved) -> None:
         for refusal in message.refusals:

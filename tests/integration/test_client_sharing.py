@@ -184,7 +184,7 @@ def test_after_a_crash_exactly_what_was_not_acknowledged_comes_again() -> None:
                     kept.add(delivery.bundle_id[2:])
                 else:
                     delivery.ack()
-            subscription.flush()
+            subscription.flush(DEADLINE_SECONDS)
             node.kill_worker(0)
             subscription.abort()
         with client.subscribe("holes", prefetch=4096, start="latest") as again:
