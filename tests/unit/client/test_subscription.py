@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.client import Client, GapNotice, Subscription, connect
-from quiver_actors.client.consumer import RESOLUTIONS_WAITING_MAX
 from quiver_actors.errors import (
     AlreadyResolved,
     ClosedError,
@@ -251,14 +250,13 @@ def test_outcomes_reach_the_worker(peer: Peer, feeder: Feeder, subscription: Sub
 
 
 def test_resolutions_travel_together(peer: Peer, feeder: Feeder, subscription: Subscription) -> None:
-    deliveries = take(subscription, 3 * RESOLUTIONS_WAITING_MAX)
-    for delivery in deliveries:
+    for delivery in take(subscription, BUNDLES):
         delivery.ack()
     subscription.flush()
     sent = resolved(peer)
-    assert sorted(index for *_, indexes in sent for index in indexes) == list(range(3 * RESOLUTIONS_WAITING_MAX))
-    assert len(sent) <= 8
-    assert all(len(indexes) <= RESOLUTIONS_WAITING_MAX for *_, indexes in sent)
+    assert sorted(index for *_, indexes in sent for index in indexes) == list(range(BUNDLES))
+    # One message for each token and time of sending.
+    assert len(sent) <= 20
 
 
 def test_first_ack_leaves_at_once(peer: Peer, feeder: Feeder, subscription: Subscription) -> None:
