@@ -589,9 +589,7 @@ class Engine:
         if self._unverified:
             return jobs.VerifyJob(self._disk, self._paths, self._unverified[0])
         suspect = next(iter(self._suspects), None)
-        return None if suspect is None else jobs.VerifyJob(
-            self._disk, self._paths, suspect, is_suspect=True
-        )
+        return None if suspect is None else jobs.VerifyJob(self._disk, self._paths, suspect, is_suspect=True)
 
     def _quarantine_job(self) -> Job | None:
         due = (seq for seq, ticket in self._condemned.items() if ticket <= self.progress_durable)
@@ -983,12 +981,13 @@ class Engine:
     # --- losses -----------------------------------------------------------------------------------------------------------------
 
     def take_gap(self, subscriber: str, owner: object, *, in_order: bool = True) -> GapNotice | None:
-        """The notice that `owner` is to be told now; with `in_order` only once no older bundle is pending. It stays with that owner
-        until `ack_gap`, its `release`, or the end of a lease.
+        """The notice that `owner` is to be told now, if it is durable; with `in_order` only once no older bundle is pending.
+
+        It stays with that owner until `ack_gap`, its `release`, or the end of a lease.
         """
         state = self._registry.get(subscriber)
         notice = state.gaps.next_untold()
-        if notice is None:
+        if notice is None or not state.gaps.is_durable(notice):
             return None
         oldest = state.oldest_pending() if in_order else None
         if oldest is not None and oldest < notice.position:
@@ -1029,6 +1028,7 @@ class Engine:
             position = (segment_seq, notice.bundle_index_first, notice.bundle_count)
             self._events.append(GapFound(subscriber, *position, reason))
         self._note_resolved()
+        self._progress_due_ns = self._clock.monotonic_ns()
 
     # --- dead letters -------------------------------------------------------------------------------------------------------------
 

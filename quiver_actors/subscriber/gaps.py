@@ -51,6 +51,8 @@ class GapNotice:
     """0: nobody knows how many; the whole segment."""
     row_count: int
     reason: str
+    version: int = 0
+    """The version of the ledger that it came with: nobody is told before that is durable."""
     progress_version: int = 0
     """The version of the subscriber's progress that counts the bundles as resolved."""
     is_told: bool = False
@@ -100,10 +102,12 @@ class GapLedger:
         """
         if reason not in REASONS:
             raise UsageError(f"gap reason {reason!r} is unknown: expected one of {', '.join(REASONS)}")
-        notice = GapNotice(self.next_notice, segment_seq, first, bundle_count, row_count, reason, progress_version)
+        self.version += 1
+        notice = GapNotice(
+            self.next_notice, segment_seq, first, bundle_count, row_count, reason, self.version, progress_version
+        )
         self.next_notice += 1
         self._notices[notice.notice] = notice
-        self.version += 1
         return notice
 
     def covers(self, segment_seq: int) -> bool:
@@ -116,6 +120,10 @@ class GapLedger:
             return None
         free = (notice for notice in self if not notice.is_told and notice.owner is None)
         return min(free, key=lambda notice: notice.position, default=None)
+
+    def is_durable(self, notice: GapNotice) -> bool:
+        """Whether a crash cannot take it back: before that its bundles could be delivered again."""
+        return notice.version <= self.flushed_version
 
     def give(self, notice: GapNotice, owner: object, retry_ns: int) -> None:
         """It is being sent to that owner."""

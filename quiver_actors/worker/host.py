@@ -151,6 +151,9 @@ class EngineHost:
                     self.deliveries.is_due = True
                 case events.Claimable():
                     self.deliveries.is_due = True
+                case events.ProgressDurable():
+                    # Notices that became durable with it can be told.
+                    self.deliveries.is_due = True
                 case events.Retired():
                     self.deliveries.retired(event)
                 case events.GapFound():
@@ -166,7 +169,7 @@ class EngineHost:
                         reason=event.reason,
                     )
                 case _:
-                    # Durable, ProgressDurable, Failed and Resumed are seen in the engine's own state, every turn.
+                    # Durable, Failed and Resumed are seen in the engine's own state, every turn.
                     continue
 
     def _set_deadline(self, now_ns: int) -> None:

@@ -16,6 +16,7 @@ import pytest
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import QuiverError
 from quiver_actors.jobs import ProgressJob
+from quiver_actors.subscriber.progress import SubscriberProgress, decode_progress
 from tests.support.engine_driver import EngineDriver, topic_settings
 
 SUBSCRIBERS = ("a", "b")
@@ -219,20 +220,17 @@ class Mix:
             self.driver.clock.advance(60_000_000)
             self.run_some_jobs(self.random.randrange(6))
             self.driver.engine._lock.release()
+            # What was not durable may or may not have become so just now: the files that it is opened from say it.
+            for name, ledger in self.ledgers.items():
+                progress = self.progress_file(name)
+                ledger.resolved = {b for b in ledger.resolved if b in ledger.durable or is_resolved(progress, b)}
+                ledger.held.clear()
             self.driver.reopen()
-        for ledger in self.ledgers.values():
-            ledger.held.clear()
-        # What was not durable may or may not have become so just now: ask.
-        for name, ledger in self.ledgers.items():
-            state = self.driver.engine._registry.get(name)
-            awaited = {seq: progress.bitmap for seq, progress in state._awaited.items()}
-            ledger.resolved = {
-                bundle
-                for bundle in ledger.resolved
-                if bundle in ledger.durable or is_resolved(awaited, state._floor, bundle)
-            }
         self.register()
         self.note_durable()
+
+    def progress_file(self, name: str) -> SubscriberProgress:
+        return decode_progress((self.root / f"default/core_0/quiver.sub.{name}").read_bytes())
 
     def run_some_jobs(self, count: int) -> None:
         """The last one is cut off: a flush may have written some of its files only."""
@@ -297,12 +295,12 @@ def covered(notice: object) -> set[Bundle]:
     return {(notice.segment_seq, index) for index in range(first, first + count)}  # type: ignore[attr-defined]
 
 
-def is_resolved(awaited: dict[int, bytes], floor: int, bundle: Bundle) -> bool:
+def is_resolved(progress: SubscriberProgress, bundle: Bundle) -> bool:
     segment_seq, index = bundle
-    if segment_seq < floor:
+    if segment_seq < progress.watermark:
         return True
-    bits = int.from_bytes(awaited.get(segment_seq, b""), "little")
-    return bool(bits >> index & 1)
+    entry = progress.entries.get(segment_seq)
+    return entry is not None and bool(int.from_bytes(entry.bitmap, "little") >> index & 1)
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -172,6 +172,7 @@ class EngineDriver:
             for grant in grants:
                 reader = self.read(grant.segment_seq)
                 found += [reader.bundle(index)[0].column(0)[0].as_py() for index in grant.indexes]
+            self.settle()  # notices are told once they are durable
             if not grants and not self.take_gaps(subscriber, owner):
                 return found
 
