@@ -55,6 +55,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     wal: WalSettings = WalSettings()
     retention: RetentionSettings = RetentionSettings()
     progress_flush_interval_ns: int = 50 * MILLISECOND_NS
+    orphan_ttl_ns: int = 0
+    """A subscriber that no connection is attached to for so long is dropped; 0 = never."""
 
     def slot_table(self) -> SlotTable:
         return SlotTable(self.slots)
@@ -114,6 +116,7 @@ _RETENTION_KEYS: dict[str, tuple[str, str]] = {
 _TOPIC_KEYS: dict[str, tuple[str, str]] = {
     "durability": ("durability", "str"),
     "progress_flush_interval": ("progress_flush_interval_ns", _DURATION),
+    "orphan_ttl": ("orphan_ttl_ns", _DURATION),
 }
 
 

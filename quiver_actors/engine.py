@@ -15,9 +15,11 @@ from __future__ import annotations
 import enum
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from quiver_actors import jobs
 from quiver_actors.ballast import Ballast
@@ -25,7 +27,7 @@ from quiver_actors.clock import Clock
 from quiver_actors.config import TopicSettings
 from quiver_actors.core_file import SEGMENT_SEQ_BLOCK, SEQUENCE_BLOCK, CoreFile
 from quiver_actors.disk.protocol import DirectoryLock, Disk, write_atomically
-from quiver_actors.engine_figures import EngineFigures, SubscriberFigures
+from quiver_actors.engine_figures import EngineFigures, PendingCounts, SubscriberFigures
 from quiver_actors.errors import (
     AlreadyRunning,
     Draining,
@@ -34,6 +36,7 @@ from quiver_actors.errors import (
     ProtocolError,
     QuiverError,
     StorageFull,
+    UsageError,
 )
 from quiver_actors.events import (
     Claimable,
@@ -48,14 +51,21 @@ from quiver_actors.events import (
     Sealed,
 )
 from quiver_actors.jobs import Job
-from quiver_actors.model import SEGMENT_BUNDLES_MAX, Durability
+from quiver_actors.model import SEGMENT_BUNDLES_MAX, Durability, check_id
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
 from quiver_actors.recovery import Recovered, recover, segment_cfg_hash
 from quiver_actors.rescue import RescueJob
 from quiver_actors.sealing import write_cursor
 from quiver_actors.segment.builder import StreamSchema
-from quiver_actors.subscriber.progress import encode_progress, progress_file_name
+from quiver_actors.segment.codec import decode_manifest
+from quiver_actors.segment.reader import read_footer
+from quiver_actors.subscriber import bitmap as bitmaps
+from quiver_actors.subscriber.claims import OLDEST, SubscriberState
+from quiver_actors.subscriber.gaps import GapNotice, gaps_file_name
+from quiver_actors.subscriber.grants import Grant
+from quiver_actors.subscriber.progress import SegmentProgress, encode_progress, progress_file_name
+from quiver_actors.subscriber.starts import parse_start, resolved_before
 from quiver_actors.units import KIB, MIB, MILLISECOND_NS, SECOND_NS
 from quiver_actors.upkeep import CompactJob, SlicedJob, Upkeep
 from quiver_actors.wal import layout
@@ -125,8 +135,14 @@ class Engine:
         self._unverified: deque[int] = deque(sorted([*recovered.segments, *recovered.damaged]))
         self._announceable: dict[int, int] = {}
         self._registry = recovered.registry
-        self._lost: dict[int, frozenset[int]] = {}
         self._damaged: dict[int, str] = recovered.damaged
+        """Segments that are to be rescued, and what is wrong with them."""
+        self._lost: dict[int, tuple[int, ...]] = {}
+        """Bundles that a segment records as lost, until it is announced."""
+        self._suspects: dict[int, str] = {}
+        """Segments that somebody could not read, to be checked."""
+        self._condemned: dict[int, int] = {}
+        """Damaged segments and the ticket of the progress that must be durable before they are moved aside."""
         self._removed: set[str] = set()
         self._events: list[Event] = []
         # sequences
@@ -145,13 +161,15 @@ class Engine:
         self._syncs = self._seals = self._refused = self._segments_deleted = 0
         self._sync_ns_last = self._seal_ns_last = 0
         self._quarantined = recovered.quarantined
-        for segment_seq in recovered.missing:
-            self._lose_whole(segment_seq)
         # disk space and care of sealed segments
         free_bytes_min = settings.retention.min_free_bytes
         self._ballast = Ballast(disk, paths.ballast, free_bytes_min)
         compacts = settings.segment.compaction == "auto"
         self._upkeep = Upkeep(disk, paths, clock, compacts=compacts, free_bytes_min=free_bytes_min)
+        for segment_seq in recovered.missing:
+            self._give_up(segment_seq, _nothing_known_of(segment_seq), "damaged")
+        if self._progress_dirty:
+            self._progress_changed()
 
     def __repr__(self) -> str:
         return f"<Engine {self.topic}/core_{self.core} {self.state.name} next_sequence={self._next_sequence}>"
@@ -441,6 +459,7 @@ class Engine:
             or self._allocate_job()
             or self._progress_job()
             or self._seal_job()
+            or self._quarantine_job()
             or self._delete_job()
             or self._rescue_job()
             or self._verify_job()
@@ -499,12 +518,30 @@ class Engine:
         due = self._progress_due_ns
         if due is None or self._clock.monotonic_ns() < due or not self._may_try(jobs.ProgressJob):
             return None
-        writes = [jobs.ProgressWrite(self._progress_path(name), None, name, 0) for name in sorted(self._removed)]
+        writes = []
+        for name in sorted(self._removed - set(self.subscribers())):
+            writes.append(jobs.ProgressWrite(self._progress_path(name), None, name, 0))
+            writes.append(jobs.ProgressWrite(self._gaps_path(name), None, name, 0))
+        writes += self._gap_writes()
         for subscriber, version, progress in self._registry.dirty(self._oldest_unannounced()):
             content = encode_progress(progress)
             writes.append(jobs.ProgressWrite(self._progress_path(subscriber), content, subscriber, version))
         self._progress_due_ns = None
         return jobs.ProgressJob(self._disk, self._paths, writes, self._progress_ticket)
+
+    def _gap_writes(self) -> list[jobs.ProgressWrite]:
+        writes = []
+        for state in self._registry:
+            gaps = state.gaps
+            # One that was unregistered and came back at once must not inherit the old notices.
+            if gaps.is_dirty or state.subscriber in self._removed:
+                content = gaps.encode(state.flushed_version)
+                path = self._gaps_path(state.subscriber)
+                writes.append(jobs.ProgressWrite(path, content, state.subscriber, gaps.version, is_gaps=True))
+        return writes
+
+    def _gaps_path(self, subscriber: str) -> str:
+        return self._paths.in_root(gaps_file_name(subscriber))
 
     def _progress_path(self, subscriber: str) -> str:
         return self._paths.in_root(progress_file_name(subscriber))
@@ -521,16 +558,26 @@ class Engine:
 
     def _verify_job(self) -> Job | None:
         """Segments found at open are checked oldest first; those sealed since wait in line behind them."""
-        if not self._unverified or self.state is EngineState.DRAINING or not self._may_try(jobs.VerifyJob):
+        if self.state is EngineState.DRAINING or not self._may_try(jobs.VerifyJob):
             return None
-        if self._unverified[0] in self._damaged:
+        if self._unverified:
+            if self._unverified[0] in self._damaged:
+                return None
+            return jobs.VerifyJob(self._disk, self._paths, self._unverified[0])
+        suspect = next(iter(self._suspects), None)
+        return None if suspect is None else jobs.VerifyJob(self._disk, self._paths, suspect, is_suspect=True)
+
+    def _quarantine_job(self) -> Job | None:
+        due = (seq for seq, ticket in self._condemned.items() if ticket <= self.progress_durable)
+        segment_seq = next(due, None)
+        if segment_seq is None or not self._may_try(jobs.QuarantineJob):
             return None
-        return jobs.VerifyJob(self._disk, self._paths, self._unverified[0])
+        return jobs.QuarantineJob(self._disk, self._paths, segment_seq)
 
     def _delete_job(self) -> Job | None:
         if self.state is EngineState.DRAINING or not self._may_try(jobs.DeleteJob):
             return None
-        deletable = self._registry.deletable(self._segments)
+        deletable = [seq for seq in self._registry.deletable(self._segments) if seq not in self._suspects]
         return jobs.DeleteJob(self._disk, self._paths, deletable) if deletable else None
 
     def _rescue_job(self) -> Job | None:
@@ -539,7 +586,8 @@ class Engine:
         segment_seq = min(self._damaged)
         info = self._segments.get(segment_seq)
         known = info.bundle_count if info else self._registry.known_bundle_count(segment_seq)
-        return RescueJob(self._disk, self._paths, segment_seq, self._damaged[segment_seq], known, self._cfg_hash)
+        damage = self._damaged[segment_seq]
+        return RescueJob(self._disk, self._paths, segment_seq, damage, known, self._cfg_hash, keeps_unprovable=True)
 
     def _ballast_job(self) -> Job | None:
         if self._ballast.is_held or self.state is EngineState.DRAINING or not self._may_try(jobs.BallastJob):
@@ -578,6 +626,9 @@ class Engine:
             return self._finish_ballast()
         if isinstance(job, SlicedJob):
             return self._finish_upkeep(job)
+        if isinstance(job, jobs.QuarantineJob):
+            del self._condemned[job.segment_seq]
+            return []
         assert isinstance(job, jobs.DeleteJob)
         return self._finish_delete(job)
 
@@ -606,6 +657,9 @@ class Engine:
         for write in job.writes:
             if write.content is None:
                 self._removed.discard(write.subscriber)
+            elif write.is_gaps:
+                self._removed.discard(write.subscriber)
+                self._registry.mark_gaps_flushed(write.subscriber, write.version)
             else:
                 self._registry.mark_flushed(write.subscriber, write.version)
         self.progress_durable = job.ticket
@@ -632,17 +686,27 @@ class Engine:
         while self._unverified and self._unverified[0] in self._announceable:
             segment_seq = self._unverified.popleft()
             bundle_count = self._announceable.pop(segment_seq)
-            self._registry.add_segment(segment_seq, bundle_count)
+            info = self._segments[segment_seq]
+            self._registry.add_segment(segment_seq, bundle_count, info.size_bytes)
+            if lost := self._lost.pop(segment_seq, ()):
+                self._give_up(segment_seq, info, "damaged", _runs(lost))
             events.append(Sealed(segment_seq, bundle_count))
-        return [*events, *self._retired_events()]
+        return [*events, *self._retired_events(), *self._take_events()]
+
+    def _take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
 
     def _finish_verify(self, job: jobs.VerifyJob) -> list[Event]:
         segment_seq = job.segment_seq
+        is_suspect = self._suspects.pop(segment_seq, None) is not None
+        if is_suspect and job.damage is None:
+            return self._take_events()
         if job.damage is not None:
             self._damaged[segment_seq] = job.damage
             return []
         if job.lost:
-            self._lost[segment_seq] = frozenset(job.lost)
+            self._lost[segment_seq] = job.lost
         self._announceable[segment_seq] = self._segments[segment_seq].bundle_count
         self._upkeep.checked(segment_seq)
         return self._announce()
@@ -658,22 +722,26 @@ class Engine:
         assert job.rescued is not None
         segment_seq, rescued = job.segment_seq, job.rescued
         del self._damaged[segment_seq]
-        self._quarantined += 1
         self._upkeep.forget(segment_seq)
-        if segment_seq in self._unverified:
-            self._unverified.remove(segment_seq)
-        # Known in any case, so that a gap can name how many bundles are lost.
-        if rescued.bundle_count:
-            self._registry.add_segment(segment_seq, rescued.bundle_count)
+        waits = segment_seq in self._unverified
         if rescued.info is None:
-            self._segments.pop(segment_seq, None)
-            self._lose_whole(segment_seq)
-            return self._announce()
+            if waits:
+                self._unverified.remove(segment_seq)
+            known = self._segments.pop(segment_seq, _nothing_known_of(segment_seq))
+            count = max(known.bundle_count, rescued.bundle_count)
+            self._condemn(segment_seq, msgspec.structs.replace(known, bundle_count=count))
+            return [*self._take_events(), *self._announce()]
+        self._quarantined += 1
         self._segments[segment_seq] = rescued.info
-        if rescued.lost:
-            self._lost[segment_seq] = frozenset(rescued.lost)
         self._upkeep.checked(segment_seq)
-        return [Sealed(segment_seq, rescued.bundle_count), Replaced(segment_seq), *self._announce()]
+        if waits:
+            self._lost[segment_seq] = rescued.lost
+            self._announceable[segment_seq] = rescued.bundle_count
+            return [Replaced(segment_seq), *self._announce()]
+        self._registry.add_segment(segment_seq, rescued.bundle_count, rescued.info.size_bytes)
+        if rescued.lost:
+            self._give_up(segment_seq, rescued.info, "damaged", _runs(rescued.lost))
+        return [Sealed(segment_seq, rescued.bundle_count), Replaced(segment_seq), *self._take_events()]
 
     def _finish_ballast(self) -> list[Event]:
         if not self._ballast.is_held:
@@ -690,21 +758,19 @@ class Engine:
             return [Replaced(job.segment_seq)]
         return []
 
-    def _lose_whole(self, segment_seq: int) -> None:
-        """A segment that cannot be read at all. Where nobody knows how many bundles it had, the gap names 0 of them."""
-        for state in self._registry:
-            if not state.is_complete(segment_seq):
-                runs = state.forget_segment(segment_seq) or [(0, 0)]
-                self._events += [GapFound(state.subscriber, segment_seq, *run, "damaged") for run in runs]
-        self._registry.forget_segment(segment_seq)
-        if self._progress_dirty:
-            self._schedule_progress()
+    def _condemn(self, segment_seq: int, info: SegmentInfo) -> None:
+        """Nobody can read that segment: note what everybody loses; once that is durable the file is moved aside."""
+        self._quarantined += 1
+        self._give_up(segment_seq, info, "damaged")
+        self._progress_due_ns = self._clock.monotonic_ns()
+        self._condemned[segment_seq] = self._progress_ticket
 
     def _finish_delete(self, job: jobs.DeleteJob) -> list[Event]:
         for segment_seq in job.segment_seqs:
             del self._segments[segment_seq]
             self._lost.pop(segment_seq, None)
             self._damaged.pop(segment_seq, None)
+            self._suspects.pop(segment_seq, None)
             self._upkeep.forget(segment_seq)
             self._registry.forget_segment(segment_seq, file_is_gone=True)
             if segment_seq in self._unverified:
@@ -723,8 +789,10 @@ class Engine:
             age_ns = now_ns - active.first_append_ns
             if age_ns >= self.settings.segment.max_open_duration_ns and not active.has_staged:
                 self._close_active()
-        events, self._events = self._events, []
-        return [*events, *(Claimable(subscriber) for subscriber in self._registry.due(now_ns))]
+        due = [Claimable(subscriber) for subscriber in self._registry.due(now_ns)]
+        if due:
+            self._note_dropped()
+        return [*self._take_events(), *due]
 
     def next_deadline_ns(self) -> int | None:
         """When `tick`, `next_commit` and `next_background` should be called even if nothing else happens."""
@@ -748,27 +816,92 @@ class Engine:
     def register(self, subscriber: str, start: str) -> int:
         """Make a subscriber known, or resume it. Durable once `progress_durable` reaches the returned ticket.
 
+        Args:
+            start: see `protocol.messages.Register`; only used when the subscriber is new.
+
         Raises:
             InvalidId, UsageError: bad id or start.
+            DiskError, FormatError: the times of old bundles could not be read.
         """
+        begin = parse_start(start)
         if subscriber in self._registry:
             return self.progress_ticket()
-        active = self._active
-        behind = (active.segment_seq, active.builder.bundle_count) if active else (self._next_segment_seq, 0)
-        self._registry.register(subscriber, start, behind)
+        check_id("subscriber", subscriber)
+        end = self._end()
+        if begin.kind == "latest":
+            self._registry.register_at(subscriber, end)
+        elif begin.kind == "bundle" and begin.core == self.core:
+            self._registry.register_at(subscriber, min(end, (begin.segment_seq, begin.bundle_index)))
+        elif begin.kind == "time":
+            self._registry.register_with(subscriber, self._resolved_before(begin.unix_ns))
+        else:
+            self._registry.register_at(subscriber, (0, 0))
         self._progress_changed()
         return self.flush_progress()
 
-    def unregister(self, subscriber: str) -> int:
-        """Forget a subscriber and what it is owed. Durable once `progress_durable` reaches the returned ticket.
+    def _end(self) -> tuple[int, int]:
+        """Position behind everything appended so far."""
+        active = self._active
+        return (active.segment_seq, active.builder.bundle_count) if active else (self._next_segment_seq, 0)
+
+    def _resolved_before(self, unix_ns: int) -> dict[int, SegmentProgress]:
+        """What of everything appended so far was ingested before that time."""
+        found = {}
+        for seq, info in self._segments.items():
+            if info.last_ingestion_ts_nanos and info.last_ingestion_ts_nanos < unix_ns:
+                found[seq] = SegmentProgress(info.bundle_count, bitmaps.full(info.bundle_count))
+            elif info.first_ingestion_ts_nanos < unix_ns:
+                found[seq] = resolved_before(self._ingestion_times(seq), unix_ns)
+        for log in self._logs:
+            times = log.builder.bundle_summaries().ingestion_ts_nanos
+            if len(times):
+                found[log.segment_seq] = resolved_before(times, unix_ns)
+        return found
+
+    def _ingestion_times(self, segment_seq: int) -> npt.NDArray[np.int64]:
+        """Of a sealed segment, from its manifest only; 0 where it does not say."""
+        file = self._disk.open_read(self._paths.segment(segment_seq))
+        try:
+            footer = read_footer(file.read, file.size())
+            manifest = decode_manifest(file.read(footer.manifest_length, footer.manifest_offset))
+        finally:
+            file.close()
+        times = manifest.ingestion_ts_nanos
+        return np.array([time or 0 for time in times] if times else [0] * manifest.bundle_count, dtype=np.int64)
+
+    def bundle_time(self, segment_seq: int, bundle_index: int) -> int:
+        """When a bundle was ingested, UNIX nanoseconds; 0 where that is not known (any more)."""
+        log = next((log for log in self._logs if log.segment_seq == segment_seq), None)
+        if log is not None:
+            times = log.builder.bundle_summaries().ingestion_ts_nanos
+        elif segment_seq in self._segments:
+            times = self._ingestion_times(segment_seq)
+        else:
+            return 0
+        return int(times[bundle_index]) if 0 <= bundle_index < len(times) else 0
+
+    def set_terms(self, subscriber: str, *, lease_ns: int, max_deliveries: int, exhausted: str) -> None:
+        """
+        Raises:
+            UnknownSubscriber, UsageError: nothing was changed.
+        """
+        self._registry.get(subscriber).set_terms(
+            lease_ns=lease_ns, max_deliveries=max_deliveries, exhausted=exhausted, now_ns=self._clock.monotonic_ns()
+        )
+
+    def unregister(self, subscriber: str) -> tuple[int, int]:
+        """Forget a subscriber and what it is owed.
+
+        Returns:
+            The ticket (durable once `progress_durable` reaches it) and how many bundles it was owed.
 
         Raises:
             UnknownSubscriber: it is not known.
         """
-        self._registry.unregister(subscriber)
+        owed = self._unsealed_of(self._registry.get(subscriber)) + self._registry.unregister(subscriber)
         self._removed.add(subscriber)
         self._progress_changed()
-        return self.flush_progress()
+        return self.flush_progress(), owed
 
     def progress_ticket(self) -> int:
         """The ticket that covers every change of progress so far."""
@@ -776,7 +909,7 @@ class Engine:
 
     @property
     def _progress_dirty(self) -> bool:
-        return bool(self._removed) or any(state.is_dirty for state in self._registry)
+        return bool(self._removed) or self._registry.is_dirty
 
     def _progress_changed(self) -> None:
         self._progress_ticket += 1
@@ -794,56 +927,225 @@ class Engine:
             self._progress_due_ns = self._clock.monotonic_ns()
         return self._progress_ticket
 
-    def claim(self, subscriber: str, owner: object, bundles: int) -> list[tuple[int, list[int]]]:
-        """Give at most that many sealed bundles to `owner`, oldest first, as (segment_seq, bundle indexes)."""
-        state = self._registry.get(subscriber)
-        granted = state.claim(owner, bundles)
-        kept: list[tuple[int, list[int]]] = []
-        while any(segment_seq in self._lost for segment_seq, _ in granted):
-            left = [(seq, found) for seq, all_ in granted if (found := self._skip_lost(subscriber, owner, seq, all_))]
-            kept += left
-            # Whoever gets less than asked for waits until there is more: lost bundles must not look like the end.
-            granted = state.claim(owner, _bundles_in(granted) - _bundles_in(left))
-        return kept + granted
+    # --- claims ---------------------------------------------------------------------------------------------------------------
 
-    def _skip_lost(self, subscriber: str, owner: object, segment_seq: int, indexes: list[int]) -> list[int]:
-        """Take damaged bundles out of a claim; `tick` announces them as a gap."""
-        lost = self._lost.get(segment_seq, frozenset())
-        gone = [index for index in indexes if index in lost]
-        if not gone:
-            return indexes
-        self.resolve(subscriber, owner, segment_seq, "reject", gone, 0)
-        self._events += [GapFound(subscriber, segment_seq, *run, "damaged") for run in _runs(gone)]
-        return [index for index in indexes if index not in lost]
+    def claim(
+        self,
+        subscriber: str,
+        owner: object,
+        bundles: int,
+        *,
+        order: str = OLDEST,
+        backfill_ratio: int = 0,
+        size_limit_bytes: int | None = None,
+    ) -> list[Grant]:
+        """Give at most that many sealed bundles to `owner`; see `SubscriberState.claim`.
+
+        Oldest first stops where a gap notice has to be told first: take it with `take_gap` and claim again.
+        """
+        state = self._registry.get(subscriber)
+        notice = state.gaps.next_untold() if order == OLDEST else None
+        return state.claim(
+            owner,
+            bundles,
+            self._clock.monotonic_ns(),
+            order=order,
+            backfill_ratio=backfill_ratio,
+            before=notice.position if notice else None,
+            size_limit_bytes=size_limit_bytes,
+        )
+
+    def claim_ref(self, subscriber: str, owner: object, segment_seq: int, bundle_index: int) -> Grant:
+        """Raises UnknownSubscriber, AlreadyResolved or NotClaimed; see `SubscriberState.claim_ref`."""
+        now_ns = self._clock.monotonic_ns()
+        return self._registry.get(subscriber).claim_ref(owner, segment_seq, bundle_index, now_ns)
 
     def resolve(
         self,
         subscriber: str,
         owner: object,
         segment_seq: int,
+        token: int,
         outcome: str,
         indexes: Sequence[int],
         delay_ns: int,
-    ) -> list[int]:
-        """Finish claims: `ack`, `reject` or `defer`. Returns the indexes that `owner` does not hold.
+    ) -> list[tuple[str, list[int]]]:
+        """Finish claims; see `SubscriberState.resolve`.
 
         Raises:
             UsageError: unknown outcome or subscriber; nothing was changed.
         """
         state = self._registry.get(subscriber)
         version = state.version
-        refused = state.resolve(owner, segment_seq, outcome, indexes, delay_ns, self._clock.monotonic_ns())
+        refused = state.resolve(owner, segment_seq, token, outcome, indexes, delay_ns, self._clock.monotonic_ns())
         if state.version != version:
-            self._progress_changed()
-            self._events += self._retired_events()
+            self._note_resolved()
         return refused
+
+    def ack_through(self, subscriber: str, segment_seq: int, bundle_index: int) -> int:
+        """Resolve everything up to and including that bundle; returns the ticket that makes it durable.
+
+        Raises:
+            UnknownSubscriber: it is not known.
+            UsageError: no such bundle was appended yet.
+        """
+        state = self._registry.get(subscriber)
+        end = self._end()
+        if (segment_seq, bundle_index) >= end or bundle_index < 0 or segment_seq < 0:
+            raise UsageError(
+                f"bundle {segment_seq}/{bundle_index} does not exist on core {self.core}: the next one is {end[0]}/{end[1]}"
+            )
+        counts = {seq: self._segments[seq].bundle_count for seq in self._unverified if seq in self._segments}
+        counts.update((log.segment_seq, log.builder.bundle_count) for log in self._logs)
+        version = state.version
+        state.ack_through(segment_seq, bundle_index, {seq: n for seq, n in counts.items() if seq <= segment_seq})
+        if state.version != version:
+            self._note_resolved()
+        return self.flush_progress()
+
+    def _note_resolved(self) -> None:
+        self._progress_changed()
+        self._events += self._retired_events()
+
+    def extend(self, subscriber: str, owner: object, tokens: Iterable[int]) -> tuple[int, list[int]]:
+        """Start leases anew; see `SubscriberState.extend`."""
+        return self._registry.get(subscriber).extend(owner, tokens, self._clock.monotonic_ns())
+
+    def held(self, subscriber: str, owner: object) -> tuple[int, int]:
+        """(bundles, bytes) of that subscriber that `owner` holds."""
+        return self._registry.get(subscriber).held(owner)
+
+    def claimable_count(self, subscriber: str) -> int:
+        return self._registry.get(subscriber).claimable_count
+
+    def subscribers(self) -> list[str]:
+        return [state.subscriber for state in self._registry]
 
     def _retired_events(self) -> list[Event]:
         return [Retired(subscriber, segment_seq) for subscriber, segment_seq in self._registry.completed_since()]
 
     def release(self, owner: object) -> list[Event]:
         """A connection is gone: its claims are pending again at once."""
-        return [Claimable(subscriber) for subscriber in self._registry.release(owner)]
+        released: list[Event] = [Claimable(subscriber) for subscriber in self._registry.release(owner)]
+        self._note_dropped()
+        return released
+
+    def _note_dropped(self) -> None:
+        """Giving bundles back may have resolved some: delivered too often."""
+        if self._registry.is_dirty:
+            self._note_resolved()
+
+    # --- losses -----------------------------------------------------------------------------------------------------------------
+
+    def take_gap(self, subscriber: str, owner: object, *, in_order: bool = True) -> GapNotice | None:
+        """The notice that `owner` is to be told now, if it is durable; with `in_order` only once no older bundle is pending.
+
+        It stays with that owner until `ack_gap`, its `release`, or the end of a lease.
+        """
+        state = self._registry.get(subscriber)
+        notice = state.gaps.next_untold()
+        if notice is None or not state.gaps.is_durable(notice):
+            return None
+        oldest = state.oldest_pending() if in_order else None
+        if oldest is not None and oldest < notice.position:
+            return None
+        lease_ns = state.lease_ns
+        state.gaps.give(notice, owner, self._clock.monotonic_ns() + lease_ns if lease_ns else 0)
+        return notice
+
+    def ack_gap(self, subscriber: str, notice: int) -> int:
+        """A consumer has been told. Returns the ticket that makes it durable."""
+        self._registry.get(subscriber).gaps.ack(notice)
+        if self._registry.is_dirty:
+            self._progress_changed()
+        return self.flush_progress()
+
+    def drop_segment(self, segment_seq: int, reason: str) -> int:
+        """Give a sealed segment up for everybody who has not resolved it (`evicted`, `expired`, `dropped`). Its file can go once
+        `progress_durable` reaches the returned ticket, and goes by itself.
+        """
+        info = self._segments.get(segment_seq)
+        if info is not None and segment_seq not in self._unverified:
+            self._give_up(segment_seq, info, reason)
+        return self.flush_progress()
+
+    def check_segment(self, segment_seq: int, reason: str) -> None:
+        """Somebody could not read it: look at the whole file in the background, quarantine it if it is damaged."""
+        if segment_seq in self._segments and segment_seq not in self._unverified:
+            self._suspects.setdefault(segment_seq, reason)
+
+    def _give_up(
+        self, segment_seq: int, info: SegmentInfo, reason: str, lost: list[tuple[int, int]] | None = None
+    ) -> None:
+        def rows(first: int, count: int) -> int:
+            whole = lost is None and count == info.bundle_count and info.row_count
+            return info.row_count if whole else -1
+
+        for subscriber, notice in self._registry.give_up(segment_seq, info.bundle_count, reason, rows, lost):
+            position = (segment_seq, notice.bundle_index_first, notice.bundle_count)
+            self._events.append(GapFound(subscriber, *position, reason))
+        self._note_resolved()
+        self._progress_due_ns = self._clock.monotonic_ns()
+
+    # --- dead letters -------------------------------------------------------------------------------------------------------------
+
+    def exhausted(self, subscriber: str) -> tuple[int, int] | None:
+        """The next bundle that waits for its dead letter, now the caller's to bury; None if there is none."""
+        state = self._registry.get(subscriber)
+        while state.exhausted:
+            position = state.exhausted.popleft()
+            if state.is_exhausted(*position):
+                return position
+        return None
+
+    def exhausted_again(self, subscriber: str, segment_seq: int, bundle_index: int) -> None:
+        """Its dead letter could not be written: try it later."""
+        if subscriber in self._registry:
+            self._registry.get(subscriber).exhausted.append((segment_seq, bundle_index))
+
+    def delivery_count(self, subscriber: str, segment_seq: int, bundle_index: int) -> int:
+        return self._registry.get(subscriber).delivery_count(segment_seq, bundle_index)
+
+    def bury(self, subscriber: str, segment_seq: int, bundle_index: int) -> None:
+        """The dead letter of that bundle is durable. Ignored if the subscriber is gone."""
+        if subscriber in self._registry and self._registry.get(subscriber).bury(segment_seq, bundle_index):
+            self._note_resolved()
+
+    # --- what is owed ---------------------------------------------------------------------------------------------------------------
+
+    def pending(
+        self, subscriber: str, start: tuple[int, int] = (0, 0), end: tuple[int, int] | None = None
+    ) -> PendingCounts:
+        """What the subscriber is owed, and how much of it lies in `start..end`."""
+        state = self._registry.get(subscriber)
+        unsealed = self._unsealed_of(state)
+        in_range = state.unresolved_between(start, end)
+        for seq, count in self._unannounced().items():
+            first = 0 if seq > start[0] else start[1] if seq == start[0] else count
+            stop = count if end is None or seq < end[0] else end[1] if seq == end[0] else 0
+            stop = min(stop, count)
+            if first < stop:
+                in_range += state.unresolved_in_unsealed(seq, stop) - state.unresolved_in_unsealed(seq, first)
+        return PendingCounts(
+            pending=state.claimable_count,
+            claimed=state.claimed_count,
+            deferred=state.waiting_count,
+            blocked=state.blocked_count,
+            unsealed=unsealed,
+            gaps=state.gaps.untold_count,
+            oldest=state.oldest_unresolved(),
+            in_range=in_range,
+            drained=state.needs_nothing and not unsealed,
+        )
+
+    def _unannounced(self) -> dict[int, int]:
+        """Bundle counts of what subscribers have not been told of: unsealed logs, and segments that wait for their check."""
+        counts = {seq: self._segments[seq].bundle_count for seq in self._unverified if seq in self._segments}
+        counts.update((log.segment_seq, log.builder.bundle_count) for log in self._logs)
+        return counts
+
+    def _unsealed_of(self, state: SubscriberState) -> int:
+        return sum(state.unresolved_in_unsealed(seq, count) for seq, count in self._unannounced().items())
 
     # --- reading ------------------------------------------------------------------------------------------------------------
 
@@ -903,22 +1205,29 @@ class Engine:
 
     def subscriber_figures(self) -> dict[str, SubscriberFigures]:
         """A snapshot per subscriber."""
-        found = {}
-        for state in self._registry:
-            unsealed = sum(
-                state.unresolved_in_unsealed(log.segment_seq, log.builder.bundle_count) for log in self._logs
-            )
-            lag = state.unresolved_count + unsealed
-            found[state.subscriber] = SubscriberFigures(
-                lag_bundles=lag,
-                oldest_unix_ns=self._oldest_unix_ns(state.oldest_unresolved()) if lag else 0,
-                claimed=state.claimed_count,
-                acked=state.acked,
-                rejected=state.rejected,
-                deferred=state.deferred,
-                delivered=state.delivered,
-            )
-        return found
+        return {subscriber: self.figures_of(subscriber) for subscriber in self.subscribers()}
+
+    def figures_of(self, subscriber: str) -> SubscriberFigures:
+        """A snapshot of one subscriber. Raises UnknownSubscriber."""
+        state = self._registry.get(subscriber)
+        lag = state.unresolved_count + self._unsealed_of(state)
+        return SubscriberFigures(
+            lag_bundles=lag,
+            oldest_unix_ns=self._oldest_unix_ns(state.oldest_unresolved()) if lag else 0,
+            claimed=state.claimed_count,
+            acked=state.acked,
+            rejected=state.rejected,
+            deferred=state.deferred,
+            delivered=state.delivered,
+            pending=state.claimable_count,
+            waiting=state.waiting_count,
+            blocked=state.blocked_count,
+            gaps=state.gaps.untold_count,
+            redelivered=state.redelivered,
+            expired=state.expired,
+            dead_lettered=state.dead_lettered,
+            dropped=state.dropped,
+        )
 
     def _oldest_unix_ns(self, oldest: tuple[int, int] | None) -> int:
         """Ingestion time of the segment in which the oldest unresolved bundle is: exact to one segment."""
@@ -928,12 +1237,16 @@ class Engine:
         return next((log.builder.first_ingestion_ts_nanos for log in self._logs if not log.is_empty), 0)
 
 
-def _bundles_in(granted: Sequence[tuple[int, list[int]]]) -> int:
-    return sum(len(indexes) for _, indexes in granted)
+def _nothing_known_of(segment_seq: int) -> SegmentInfo:
+    return SegmentInfo(segment_seq, 0, 0, 0, 0, 0)
 
 
 def _runs(indexes: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending indexes as (first, count)."""
-    starts = [place for place, index in enumerate(indexes) if not place or indexes[place - 1] != index - 1]
-    ends = [*starts[1:], len(indexes)]
-    return [(indexes[start], end - start) for start, end in zip(starts, ends, strict=True)]
+    """Rising indexes as (first, count)."""
+    runs: list[tuple[int, int]] = []
+    for index in indexes:
+        if runs and sum(runs[-1]) == index:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return runs

@@ -46,3 +46,26 @@ class SubscriberFigures:
     rejected: int
     deferred: int
     delivered: int
+    pending: int
+    waiting: int
+    blocked: int
+    gaps: int
+    redelivered: int
+    expired: int
+    dead_lettered: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCounts:
+    """See `protocol.messages.PendingInfo`."""
+
+    pending: int
+    claimed: int
+    deferred: int
+    blocked: int
+    unsealed: int
+    gaps: int
+    oldest: tuple[int, int] | None
+    in_range: int
+    drained: bool

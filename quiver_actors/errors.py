@@ -73,10 +73,34 @@ class NotClaimed(UsageError):
     code = "not_claimed"
 
 
+class LeaseExpired(NotClaimed):
+    """The claim's lease ran out before it was resolved or extended; the bundle is pending again, nobody has taken it since."""
+
+    code = "lease_expired"
+
+
+class Fenced(NotClaimed):
+    """The claim's lease ran out, or its connection was lost, and the bundle was given to another consumer since."""
+
+    code = "fenced"
+
+
+class AlreadyResolved(NotClaimed):
+    """The bundle is done with: acknowledged, rejected or dropped in another way than by this claim."""
+
+    code = "already_resolved"
+
+
 class NotAllowed(UsageError):
     """This user may not use that worker: run as the node's user, or ask its operator."""
 
     code = "not_allowed"
+
+
+class NotStored(UsageError):
+    """A bundle of the range is not there: deleted, in quarantine, or not sealed yet."""
+
+    code = "not_stored"
 
 
 class ClosedError(UsageError):

@@ -8,6 +8,7 @@ order of effects on disk is the order in which jobs were made.
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.sealing import seal_file, write_cursor
 from quiver_actors.segment.check import empty_bundles, run_to_end, verify_steps
 from quiver_actors.wal.log import Log
+
+_log = logging.getLogger(__name__)
 
 _SMALL_FILE_BYTES_MAX = 64 << 20
 _SYNC_OPERATIONS = ("fsync", "fdatasync", "sync_directory")
@@ -201,16 +204,20 @@ class SealJob(Job):
 
 @dataclass(frozen=True, slots=True)
 class ProgressWrite:
-    """One subscriber's file: its new content, or None to delete it."""
+    """One file of a subscriber: its new content, or None to delete it."""
 
     path: str
     content: bytes | None
     subscriber: str
     version: int
+    is_gaps: bool = False
+    """Its notices, not its progress."""
 
 
 class ProgressJob(Job):
-    """Write the progress files of all subscribers that changed, then sync their directory once."""
+    """Write the files of all subscribers that changed, gap notices before the progress that goes with them, then sync their
+    directory.
+    """
 
     writes_anew = True
 
@@ -227,6 +234,8 @@ class ProgressJob(Job):
                 self._disk.unlink(write.path)
             else:
                 write_atomically(self._disk, write.path, write.content)
+            if write.is_gaps:
+                self._disk.sync_directory(self._paths.root)
         self._disk.sync_directory(self._paths.root)
 
 
@@ -272,16 +281,25 @@ class VerifyJob(Job):
     records as lost.
     """
 
-    def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int) -> None:
+    def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int, *, is_suspect: bool = False) -> None:
         super().__init__()
         self._disk = disk
         self._paths = paths
+        self._is_suspect = is_suspect
         self.segment_seq = segment_seq
         self.damage: str | None = None
         self.lost: tuple[int, ...] = ()
 
     def work(self) -> None:
-        file = self._disk.open_read(self._paths.segment(self.segment_seq))
+        path = self._paths.segment(self.segment_seq)
+        try:
+            file = self._disk.open_read(path)
+        except DiskError as error:
+            if not self._is_suspect:
+                raise
+            # Says nothing about what is in it: whoever wants it tries again.
+            _log.warning("event=quiver.segment.unchecked path=%s error=%s", path, error)
+            return
         try:
             self._verify(file)
         except FormatError as error:
@@ -296,6 +314,21 @@ class VerifyJob(Job):
     def _verify(self, file: DiskFile) -> None:
         footer = run_to_end(verify_steps(file.read, file.size()))
         self.lost = empty_bundles(file.read, footer)
+
+
+class QuarantineJob(Job):
+    """Move a damaged segment aside. Only made after the gap notices of it are durable."""
+
+    def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int) -> None:
+        super().__init__()
+        self._disk = disk
+        self._paths = paths
+        self.segment_seq = segment_seq
+
+    def work(self) -> None:
+        path = self._paths.segment(self.segment_seq)
+        if self._disk.exists(path):
+            move_to_quarantine(self._disk, self._paths, path)
 
 
 def move_to_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:

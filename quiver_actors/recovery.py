@@ -38,6 +38,7 @@ from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
 from quiver_actors.segment.codec import SegmentFooter
 from quiver_actors.segment.outline import Read
 from quiver_actors.segment.reader import read_footer
+from quiver_actors.subscriber.gaps import GapLedger, decode_gaps, gaps_file_name
 from quiver_actors.subscriber.progress import decode_progress, encode_progress, subscriber_of
 from quiver_actors.subscriber.registry import SubscriberRegistry
 from quiver_actors.wal import layout
@@ -269,24 +270,38 @@ class Recovery:
             if subscriber is None:
                 continue
             path = self._paths.in_root(name)
+            gaps = self._read_gaps(subscriber)
             try:
-                self._registry.load(subscriber, decode_progress(self._read_small(path)))
+                self._registry.load(subscriber, decode_progress(self._read_small(path)), gaps)
             except UnsupportedVersion:
                 raise
             except FormatError as error:
-                self._start_over(subscriber, path, str(error))
+                self._start_over(subscriber, path, str(error), gaps)
         self._next_segment_seq = max(self._next_segment_seq, self._registry.highest_segment_seq_seen() + 1)
 
-    def _start_over(self, subscriber: str, path: str, why: str) -> None:
+    def _start_over(self, subscriber: str, path: str, why: str, gaps: GapLedger) -> None:
         """Keep a subscriber whose progress is damaged, from the beginning: at least once, never silently less.
 
         Its file is replaced and not moved, so that no crash leaves the subscriber unknown.
         """
         state = self._registry.register(subscriber, "earliest", (0, 0))
+        state.gaps = gaps
         kept_as = copy_to_quarantine(self._disk, self._paths, path)
         write_atomically(self._disk, path, encode_progress(state.snapshot(0)))
         self._disk.sync_directory(self._paths.root)
         self._note_quarantined(path, kept_as, why)
+
+    def _read_gaps(self, subscriber: str) -> GapLedger:
+        path = self._paths.in_root(gaps_file_name(subscriber))
+        if not self._disk.exists(path):
+            return GapLedger()
+        try:
+            return decode_gaps(self._read_small(path))
+        except UnsupportedVersion:
+            raise
+        except FormatError as error:
+            self._quarantine(path, str(error))
+            return GapLedger()
 
     # --- bringing it to rest -------------------------------------------------------------------------------------------------
 

@@ -51,16 +51,28 @@ class Rescued:
 
 
 class RescueJob(Job):
-    """See the module. `damage` is why; `bundle_count_min` what is known of it from elsewhere."""
+    """See the module. `damage` is why; `bundle_count_min` what is known of it from elsewhere.
+
+    `keeps_unprovable`: a file of which nothing can be proven stays where it is, for a caller that must first make durable who loses what.
+    """
 
     def __init__(
-        self, disk: Disk, paths: EnginePaths, segment_seq: int, damage: str, bundle_count_min: int, cfg_hash: bytes
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        segment_seq: int,
+        damage: str,
+        bundle_count_min: int,
+        cfg_hash: bytes,
+        *,
+        keeps_unprovable: bool = False,
     ) -> None:
         super().__init__()
         self._disk = disk
         self._paths = paths
         self._cfg_hash = cfg_hash
         self._bundle_count_min = bundle_count_min
+        self._keeps_unprovable = keeps_unprovable
         self.segment_seq = segment_seq
         self.damage = damage
         self.rescued: Rescued | None = None
@@ -68,7 +80,7 @@ class RescueJob(Job):
     def work(self) -> None:
         following = self._next_segment()
         hints = Hints(self.segment_seq, self._cfg_hash, self._bundle_count_min, following)
-        self.rescued = found = _Rescue(self._disk, self._paths, hints).run()
+        self.rescued = found = _Rescue(self._disk, self._paths, hints).run(self._keeps_unprovable)
         _log.warning(
             "event=quiver.segment.damage segment=%d lost=%s of=%d kept=%s reason=%r",
             self.segment_seq,
@@ -144,7 +156,7 @@ class _Rescue:
         self._rescued = paths.rescued(hints.segment_seq)
         self._temporary = self._rescued + TEMPORARY_SUFFIX
 
-    def run(self) -> Rescued:
+    def run(self, keeps_unprovable: bool) -> Rescued:
         path = self._paths.segment(self._hints.segment_seq)
         source = self._disk.open_read(path)
         try:
@@ -155,7 +167,7 @@ class _Rescue:
             source.close()
         if found is None:
             self._disk.unlink(self._temporary)
-            kept_as = move_to_quarantine(self._disk, self._paths, path)
+            kept_as = path if keeps_unprovable else move_to_quarantine(self._disk, self._paths, path)
             return Rescued(None, (), bundle_count, kept_as)
         return Rescued(found.info, found.lost, found.info.bundle_count, self._swap(path))
 

@@ -41,6 +41,11 @@ class Drain(Message, frozen=True, kw_only=True):
     """As SIGTERM: drain, then stop. Asked twice: stop at once. Answered by Accepted."""
 
 
+class StopIntake(Message, frozen=True, kw_only=True):
+    """Have every worker take no more pushes, seal what it has and go on serving subscribers. Lasts until the node ends, also for
+    workers that are started again. Answered by Accepted."""
+
+
 class Stop(Message, frozen=True, kw_only=True):
     """Kill the workers now; the log is replayed at the next start. Answered by Accepted."""
 
@@ -73,7 +78,7 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     children: list[ChildStatus]
 
 
-Request = Ping | Status | Drain | Stop
+Request = Ping | Status | Drain | StopIntake | Stop
 Reply = Pong | Accepted | Refused | NodeStatus
 
 _requests = msgspec.msgpack.Decoder(Request)

@@ -24,6 +24,9 @@ from .restart import RestartHistory
 from .spec import ChildSpec, Patience
 from .state import FINAL, HAS_PROCESS, ChildEvent, ChildState, advance
 
+STOP_INTAKE_SIGNAL = signal.SIGUSR1
+"""Told to ready children only: they have a handler for it, those that are starting would die of it."""
+
 MISSED_LOOKS_MAX = 4
 """Looks at the heartbeats that may fail to happen before the supervisor suspects itself: stopped by job control, a suspended
 virtual machine. Old heartbeats are then no evidence against the children."""
@@ -63,7 +66,13 @@ class StopRequested(msgspec.Struct, frozen=True):
     at_once: bool = False
 
 
-Event = Forked | ForkFailed | Observed | Exited | StopRequested
+class IntakeStopRequested(msgspec.Struct, frozen=True):
+    """Take nothing more in, on any child, until the node ends."""
+
+    reason: str
+
+
+Event = Forked | ForkFailed | Observed | Exited | StopRequested | IntakeStopRequested
 
 # --- what to do ----------------------------------------------------------------------------------------------------------
 
@@ -145,6 +154,7 @@ class Supervision:
         self.children = [Child(spec, patience, now_ns) for spec in specs]
         self.state = NodeState.STARTING
         self.exit_code = ExitCode.CLEAN
+        self.intake_is_stopped = False
         self._by_index = {child.spec.index: child for child in self.children}
         self._drain_deadline_ns: int | None = None
         self._looked_ns = now_ns
@@ -169,6 +179,8 @@ class Supervision:
                 actions = self._exited(self.child(index), wait_status, now_ns)
             case StopRequested(reason, at_once):
                 actions = self._stop_requested(reason, at_once, now_ns)
+            case IntakeStopRequested(reason):
+                actions = self._intake_stop_requested(reason)
         return actions + self._advance_node()
 
     def tick(self, now_ns: int) -> list[Action]:
@@ -217,7 +229,8 @@ class Supervision:
         if child.state is ChildState.STARTING and seen.ready:
             child.state = advance(child.state, ChildEvent.BECAME_READY)
             child.excused_ns = now_ns
-            return [_report(child, "ready", after_ms=(now_ns - child.forked_ns) // 1_000_000)]
+            ready = _report(child, "ready", after_ms=(now_ns - child.forked_ns) // 1_000_000)
+            return [ready, *([_signal(child, STOP_INTAKE_SIGNAL)] if self.intake_is_stopped else [])]
         actions = self._note_stopped(child, seen.stopped, now_ns)
         age_ns = now_ns - max(seen.heartbeat_ns, child.excused_ns)
         if child.state is ChildState.READY and not seen.stopped and age_ns > self.patience.heartbeat_timeout_ns:
@@ -281,6 +294,16 @@ class Supervision:
             # A child that an operator has stopped cannot drain: it has to go on first.
             actions += [_signal(child, signal.SIGTERM), _signal(child, signal.SIGCONT)]
         return actions
+
+    def _intake_stop_requested(self, reason: str) -> list[Action]:
+        if self.intake_is_stopped or self.stopping:
+            return []
+        self.intake_is_stopped = True
+        ready = [child for child in self.children if child.state is ChildState.READY]
+        return [
+            Report("node.intake_stop", {"reason": reason}),
+            *(_signal(child, STOP_INTAKE_SIGNAL) for child in ready),
+        ]
 
     def _force(self, reason: str) -> list[Action]:
         if self.state is NodeState.KILLING:

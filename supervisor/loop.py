@@ -28,6 +28,7 @@ from .decide import (
     Fork,
     Forked,
     ForkFailed,
+    IntakeStopRequested,
     Observed,
     Report,
     Signal,
@@ -138,6 +139,8 @@ class Supervisor:
                 return self._status()
             case control.Drain():
                 self._feed(StopRequested("control drain"))
+            case control.StopIntake():
+                self._feed(IntakeStopRequested("control stop intake"))
             case control.Stop():
                 self._feed(StopRequested("control stop", at_once=True))
         return control.Accepted()

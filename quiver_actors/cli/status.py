@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from quiver_actors.cli import run_dir
 from quiver_actors.errors import NotRunning
 from quiver_actors.units import parse_duration_ns
 
@@ -57,8 +58,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--run-dir", metavar="DIR", help="the node's run directory (default: as `quiver up`)")
-    parser.add_argument("--config", metavar="FILE", help="take the run directory from this file")
+    run_dir.add_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object; with --watch one a line")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
@@ -74,14 +74,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises NotRunning where there is nothing to show, ConfigError for a bad file or duration."""
-    run_dir = os.path.abspath(arguments.run_dir or _configured_run_dir(arguments.config))
+    where = run_dir.find_run_dir(arguments)
     if arguments.check:
-        return _check(run_dir, arguments.check, arguments.json)
+        return _check(where, arguments.check, arguments.json)
     if arguments.wait:
-        return _wait(run_dir, arguments.wait, parse_duration_ns(arguments.timeout), arguments.json)
+        return _wait(where, arguments.wait, parse_duration_ns(arguments.timeout), arguments.json)
     if arguments.watch is not None:
-        return _watch(run_dir, arguments.watch, arguments.json)
-    return _show_once(run_dir, arguments.json)
+        return _watch(where, arguments.watch, arguments.json)
+    return _show_once(where, arguments.json)
 
 
 def _positive(text: str) -> float:
@@ -91,41 +91,35 @@ def _positive(text: str) -> float:
     return seconds
 
 
-def _configured_run_dir(config_path: str | None) -> str:
-    from quiver_actors.config import default_run_dir, load_config
-
-    return load_config(config_path).resolved_run_dir() if config_path else default_run_dir()
-
-
-def _take(run_dir: str) -> StatusView:
+def _take(where: str) -> StatusView:
     from quiver_actors.cli.status_view import take_status
 
-    return take_status(run_dir)
+    return take_status(where)
 
 
-def _show_once(run_dir: str, as_json: bool) -> int:
-    status = _take(run_dir)
+def _show_once(where: str, as_json: bool) -> int:
+    status = _take(where)
     _show(status, as_json)
     return StatusExit.OK if status.node.running else StatusExit.NOT_RUNNING
 
 
-def _check(run_dir: str, wanted: str, as_json: bool) -> int:
-    status = _take(run_dir)
+def _check(where: str, wanted: str, as_json: bool) -> int:
+    status = _take(where)
     if as_json:
         _show(status, as_json)
     if not status.node.running:
-        raise NotRunning(f"the supervisor of {run_dir} (pid {status.node.pid}) is dead")
+        raise NotRunning(f"the supervisor of {where} (pid {status.node.pid}) is dead")
     if _holds(status, wanted):
         return StatusExit.OK
     print(f"quiver: not {wanted}: {'; '.join(status.node.problems) or status.node.state}", file=sys.stderr)
     return StatusExit.CHECK_FAILED
 
 
-def _wait(run_dir: str, wanted: str, timeout_ns: int, as_json: bool) -> int:
+def _wait(where: str, wanted: str, timeout_ns: int, as_json: bool) -> int:
     deadline_ns = time.monotonic_ns() + timeout_ns
     while True:
         try:
-            status = _take(run_dir)
+            status = _take(where)
             if _holds(status, wanted):
                 break
             reason = "; ".join(status.node.problems) or status.node.state
@@ -140,19 +134,19 @@ def _wait(run_dir: str, wanted: str, timeout_ns: int, as_json: bool) -> int:
     return StatusExit.OK
 
 
-def _watch(run_dir: str, interval_seconds: float, as_json: bool) -> int:
+def _watch(where: str, interval_seconds: float, as_json: bool) -> int:
     previous: StatusView | None = None
     try:
         while True:
-            previous = _watch_once(run_dir, as_json, previous)
+            previous = _watch_once(where, as_json, previous)
             time.sleep(interval_seconds)
     except KeyboardInterrupt:
         return StatusExit.OK
 
 
-def _watch_once(run_dir: str, as_json: bool, previous: StatusView | None) -> StatusView | None:
+def _watch_once(where: str, as_json: bool, previous: StatusView | None) -> StatusView | None:
     try:
-        status = _take(run_dir)
+        status = _take(where)
     except NotRunning as error:
         # It may be started, or started again, while somebody watches.
         print(f"quiver: {error}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from quiver_actors.cli.backlog import BehindView
 from quiver_actors.cli.status_view import EngineView, NodeView, StatusView, SubscriberView, WorkerView, severity
 from quiver_actors.units import format_duration, format_size
 
@@ -25,7 +26,7 @@ def render(status: StatusView, *, colour: bool) -> str:
         _headline(status.node, colour),
         _workers(status.workers, colour),
         _engines(status.engines, colour),
-        _subscribers(status.subscribers),
+        render_subscribers(status.subscribers),
         _upkeep(status.engines),
         _memory(status),
         _errors(status),
@@ -94,7 +95,30 @@ def _engines(engines: Sequence[EngineView], colour: bool) -> str:
     return _table(columns, rows, colour) if rows else ""
 
 
-def _subscribers(subscribers: Sequence[SubscriberView]) -> str:
+def render_lags(subscribers: Sequence[BehindView]) -> str:
+    """How far behind each subscriber is, one line each; empty where there is none."""
+    if not subscribers:
+        return ""
+    numbers = [
+        Column(name, is_number=True) for name in ("LAG", "OLDEST", "CLAIMED", "BLOCKED", "READERS", "ORPHAN FOR")
+    ]
+    rows = [
+        [
+            each.subscriber,
+            each.topic,
+            f"{each.lag_bundles:,}",
+            _duration(each.oldest_age_ns),
+            f"{each.claimed:,}",
+            f"{each.blocked:,}",
+            str(each.connections),
+            _duration(each.detached_ns),
+        ]
+        for each in subscribers
+    ]
+    return _table([Column("SUBSCRIBER"), Column("TOPIC"), *numbers], rows, colour=False)
+
+
+def render_subscribers(subscribers: Sequence[SubscriberView]) -> str:
     """One line a subscriber: its cores are summed, the oldest bundle and the oldest figures count."""
     grouped: dict[tuple[str, str], list[SubscriberView]] = {}
     for each in subscribers:

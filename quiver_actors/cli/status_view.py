@@ -113,6 +113,8 @@ class WorkerView(msgspec.Struct, kw_only=True):
     arena_bytes: int = 0
     arena_used_bytes: int = 0
     loop_gap_ns_max: int = 0
+    intake_stopped: bool = False
+    """`quiver drain` is under way: takes no more pushes, serves subscribers; shown as draining."""
 
 
 class EngineView(msgspec.Struct, kw_only=True):
@@ -163,6 +165,19 @@ class SubscriberView(msgspec.Struct, kw_only=True):
     deferred: int
     delivered: int
     connections: int
+    pending: int = 0
+    waiting: int = 0
+    blocked: int = 0
+    gaps: int = 0
+    """Notices of bundles that will never come, not yet taken by a consumer."""
+    redelivered: int = 0
+    expired: int = 0
+    dead_lettered: int = 0
+    dropped: int = 0
+    window_full: int = 0
+    detached_since_unix_ns: int = 0
+    detached_ns: int | None = None
+    """For how long no consumer has been connected to this core; None while one is."""
 
 
 class ErrorView(msgspec.Struct, kw_only=True):
@@ -207,6 +222,22 @@ def take_status(run_dir: str) -> StatusView:
         return _View(run_dir, record, regions, running, page.size_bytes).whole()
     finally:
         page.close()
+
+
+def attach_page(run_dir: str) -> CountersPage:
+    """The node's counters page, to be looked at also after the node has ended. The caller closes it.
+
+    Raises:
+        NotRunning: there is none.
+    """
+    return _attach(run_dir, _read_record(run_dir), _supervisor_lives(run_dir))
+
+
+def worker_exits(page: CountersPage) -> dict[str, str]:
+    """How the last process of each worker ended, by the worker's name; those that never ended are left out."""
+    rows = _rows(page.read_region(SUPERVISOR_REGION), CHILD_ROW)
+    exits = {row.label: _last_exit(row.values[ChildFigure.LAST_EXIT]) for row in rows}
+    return {name: how for name, how in exits.items() if how is not None}
 
 
 def worst(states: Iterable[str]) -> str:
@@ -372,6 +403,9 @@ class _View:
             worker.arena_bytes = row.values[WorkerFigure.ARENA_BYTES]
             worker.arena_used_bytes = row.values[WorkerFigure.ARENA_USED_BYTES]
             worker.loop_gap_ns_max = row.values[WorkerFigure.LOOP_GAP_NS_MAX]
+            worker.intake_stopped = row.values[WorkerFigure.INTAKE_STOPPED] == 1
+            if worker.intake_stopped and worker.state in ("ready", "degraded"):
+                worker.state = "draining"
         published_ns = (worker.uptime_ns or 0) - (worker.figures_age_ns or 0)
         if published_ns > 0:
             worker.cpu_percent = round(100 * worker.cpu_ns / published_ns, 1)
@@ -415,6 +449,7 @@ class _View:
             core=core,
             figures_age_ns=self._age(region),
             oldest_age_ns=self._since(oldest_unix_ns),
+            detached_ns=self._since(row.values[SubscriberFigure.DETACHED_SINCE_UNIX_NS]),
             **_figures(row, SubscriberFigure, SubscriberView),
         )
 

@@ -1,7 +1,18 @@
 """Pushing bundles to a node and reading them back: `connect`, then `Client.push` and `Client.subscribe`."""
 
+from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.client import Client, connect
-from quiver_actors.client.delivery import Delivery, GapNotice
-from quiver_actors.client.subscription import Subscription
+from quiver_actors.client.delivery import Delivery, Ticket
+from quiver_actors.client.gaps import GapNotice
+from quiver_actors.client.subscription import GapSubscription, Subscription
 
-__all__ = ["Client", "Delivery", "GapNotice", "Subscription", "connect"]
+__all__ = [
+    "Client",
+    "Delivery",
+    "GapNotice",
+    "GapSubscription",
+    "StoredBundle",
+    "Subscription",
+    "Ticket",
+    "connect",
+]

@@ -16,6 +16,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from quiver_actors.client.connection import Connection
 from quiver_actors.client.exchange import FOREVER_NS, Exchange
@@ -33,12 +34,16 @@ from quiver_actors.protocol.framing import encode_frame
 from quiver_actors.protocol.messages import (
     PROTOCOL_VERSION,
     ArenaAttached,
+    Deliver,
     Done,
+    Extended,
     Hello,
     Message,
+    PendingInfo,
     Refused,
     SegmentList,
     SegmentOpened,
+    SubscriberList,
     TopicInfo,
     Welcome,
     WorkerMessage,
@@ -51,6 +56,12 @@ LASTING_NS = SECOND_NS
 """A connection that held for so long makes the next retry a quick one again."""
 GREETING_NS_MAX = 5 * SECOND_NS
 """A worker that took the connection but says nothing for so long (stopped, hung) is tried again."""
+
+Answer: TypeAlias = (
+    Done | Refused | SegmentList | SegmentOpened | ArenaAttached | Deliver | Extended | PendingInfo | SubscriberList
+)
+_ANSWERS = (Done, Refused, SegmentList, SegmentOpened, ArenaAttached, Extended, PendingInfo, SubscriberList)
+"""What may answer a call as it stands. A Deliver is for subclasses: they hand it to `_answer`."""
 
 _REFUSALS = error_classes()
 
@@ -67,13 +78,15 @@ def refusal_error(refused: Refused) -> QuiverError:
 class Call:
     """One request and its answer. Sent again on the next connection as long as it is not done."""
 
-    __slots__ = ("answer", "descriptor", "error", "make", "tag")
+    __slots__ = ("answer", "descriptor", "error", "make", "request", "tag")
 
     def __init__(self, make: Callable[[int], Message]) -> None:
         """`make`: builds the request for a tag."""
         self.make = make
         self.tag = 0
         """0 while it is not under way."""
+        self.request: Message | None = None
+        """As it was last sent."""
         self.answer: WorkerMessage | None = None
         self.descriptor: int | None = None
         """What the answer carried; the caller owns it."""
@@ -91,7 +104,7 @@ class ChannelState(enum.Enum):
 
 
 class Channel:
-    """The connection to the worker of one core. Subclasses add what they push or receive through the three hooks at the end."""
+    """The connection to the worker of one core. Subclasses add what they push or receive through the hooks at the end."""
 
     def __init__(self, exchange: Exchange, directory: NodeDirectory, core: int, client_name: str) -> None:
         self.core = core
@@ -167,7 +180,8 @@ class Channel:
         """Send a request whose answer will be in `call`; the channel must be open."""
         call.tag = self.next_tag()
         self._calls[call.tag] = call
-        self.send([call.make(call.tag)])
+        call.request = call.make(call.tag)
+        self.send([call.request])
 
     def forget(self, call: Call) -> None:
         """Nobody waits for the answer any more."""
@@ -210,19 +224,24 @@ class Channel:
     def _handle(self, message: WorkerMessage, descriptor: int | None) -> None:
         if isinstance(message, Welcome):
             self._welcome(message)
-        elif (
-            isinstance(message, Done | Refused | SegmentList | SegmentOpened | ArenaAttached)
-            and message.tag in self._calls
-        ):
-            call = self._calls.pop(message.tag)
-            call.answer, call.descriptor = message, descriptor
-            if isinstance(message, Refused):
-                call.error = refusal_error(message)
+        elif isinstance(message, _ANSWERS) and self._answer(message, descriptor):
+            pass
         elif isinstance(message, Refused) and message.tag == 0:
             # It answers no request in particular: what this connection is for cannot go on.
             self._fail_connection(refusal_error(message))
         elif not self._received(message, descriptor) and descriptor is not None:
             os.close(descriptor)
+
+    def _answer(self, message: Answer, descriptor: int | None) -> bool:
+        """Hand an answer to the call that waits for it; False if none does."""
+        call = self._calls.pop(message.tag, None)
+        if call is None:
+            return False
+        call.answer, call.descriptor = message, descriptor
+        if isinstance(message, Refused):
+            call.error = refusal_error(message)
+        self._answered(call)
+        return True
 
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.version != PROTOCOL_VERSION:
@@ -271,6 +290,9 @@ class Channel:
 
     def _opened(self) -> None:
         """The worker has welcomed this client."""
+
+    def _answered(self, call: Call) -> None:
+        """A call has its answer."""
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
         """Take a message that answers no call, and its descriptor; False: neither is of interest."""

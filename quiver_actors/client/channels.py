@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from quiver_actors.client.channel import Call, Channel
-from quiver_actors.client.exchange import Exchange, deadline_after
+from quiver_actors.client.exchange import Exchange, Flow, deadline_after
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.errors import QuiverError, WorkerUnavailable
 
@@ -48,27 +48,26 @@ class ChannelSet(Generic[C]):
         for channel in self._channels.values():
             channel.close()
 
-    def wait_open(self, core: int, timeout_seconds: float | None) -> C:
-        """The channel to a core's worker, once it is open. Takes the lock.
+    def opening(self, core: int, timeout_seconds: float | None) -> Flow[C]:
+        """Wait until the channel to a core's worker is open, and return it.
 
         Raises:
             WorkerUnavailable: it did not open in time.
         """
         deadline_ns = deadline_after(timeout_seconds)
         channel = self.channel(core)
-        with self.exchange:
-            while True:
-                now_ns = time.monotonic_ns()
-                channel.connect_if_due(now_ns)
-                if channel.is_open:
-                    return channel
-                channel.check_usable()
-                if now_ns >= deadline_ns:
-                    raise unavailable_error(channel, timeout_seconds)
-                self.exchange.wait(min(deadline_ns, channel.retry_at_ns))
+        while True:
+            now_ns = time.monotonic_ns()
+            channel.connect_if_due(now_ns)
+            if channel.is_open:
+                return channel
+            channel.check_usable()
+            if now_ns >= deadline_ns:
+                raise unavailable_error(channel, timeout_seconds)
+            yield min(deadline_ns, channel.retry_at_ns)
 
-    def complete(self, calls: Mapping[int, Call], timeout_seconds: float | None) -> None:
-        """Send each call to the core that it is filed under, again after each loss, until all are done. Takes the lock.
+    def completing(self, calls: Mapping[int, Call], timeout_seconds: float | None) -> Flow[None]:
+        """Send each call to the core that it is filed under, again after each loss, until all are done.
 
         A refusal is left in its call.
 
@@ -78,14 +77,10 @@ class ChannelSet(Generic[C]):
         deadline_ns = deadline_after(timeout_seconds)
         pending = dict(calls)
         try:
-            with self.exchange:
-                while self._advance(pending):
-                    now_ns = time.monotonic_ns()
-                    late = next(iter(pending))
-                    if now_ns >= deadline_ns:
-                        raise unavailable_error(self.channel(late), timeout_seconds)
-                    retry_at_ns = min(self.channel(core).retry_at_ns for core in pending)
-                    self.exchange.wait(min(deadline_ns, retry_at_ns))
+            while self._advance(pending):
+                if time.monotonic_ns() >= deadline_ns:
+                    raise unavailable_error(self.channel(next(iter(pending))), timeout_seconds)
+                yield min(deadline_ns, *(self.channel(core).retry_at_ns for core in pending))
         finally:
             for core, call in pending.items():
                 self.channel(core).forget(call)

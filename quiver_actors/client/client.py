@@ -9,29 +9,38 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
+from typing import Literal, Unpack, overload
 
+from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.channel import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
-from quiver_actors.client.delivery import GapNotice
+from quiver_actors.client.consumer import dropped_by, starting
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
+from quiver_actors.client.projection import Asked, Projection
 from quiver_actors.client.push_channel import PushChannel
-from quiver_actors.client.segments import map_segment
-from quiver_actors.client.slots import Bundle
-from quiver_actors.client.subscription import Subscription
-from quiver_actors.errors import ClosedError, UnknownSubscriber
-from quiver_actors.model import DEFAULT_TOPIC, Receipt, check_id
+from quiver_actors.client.ranges import SegmentPart, parts_of
+from quiver_actors.client.segments import MappedSegment, map_segment
+from quiver_actors.client.slots import Bundle, TopicSlots
+from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
+from quiver_actors.client.wanted import Gaps, SubscribeOptions, Wanted
+from quiver_actors.errors import ClosedError, UsageError
+from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt, check_id
 from quiver_actors.protocol.messages import (
+    AckThrough,
     Flush,
     ListSegments,
+    ListSubscribers,
     Message,
     OpenSegment,
     SegmentInfo,
     SegmentList,
     SegmentOpened,
+    SubscriberInfo,
+    SubscriberList,
     TopicInfo,
     Unregister,
 )
@@ -65,7 +74,7 @@ class Client:
         self._exchange = Exchange()
         self._channels = ChannelSet(self._exchange, directory, self._make_channel)
         self._producer = Producer(self._channels)
-        self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+        self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
 
     @property
     def run_dir(self) -> str:
@@ -100,10 +109,10 @@ class Client:
             WorkerUnavailable: the worker was away all the time.
             StorageFull, DurabilityUnknown, EngineFailed, Draining: what the worker could not do.
         """
-        receipts = self._producer.push_all(
+        steps = self._producer.pushing(
             (bundle,), topic=topic, key=key, item_counts=(item_count,), timeout_seconds=timeout
         )
-        return receipts[0]
+        return self._exchange.run_steps(steps)[0]
 
     def push_many(
         self,
@@ -127,44 +136,57 @@ class Client:
             As `push`. A bundle that cannot be pushed raises once those before it are stored; after any other error some
             of the bundles may have been stored.
         """
-        return self._producer.push_all(bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout)
+        steps = self._producer.pushing(bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout)
+        return self._exchange.run_steps(steps)
 
     # --- subscribing ---------------------------------------------------------------------------------------------------------
+
+    @overload
+    def subscribe(
+        self,
+        subscriber: str,
+        *,
+        topic: str = DEFAULT_TOPIC,
+        gaps: Literal["log"] = "log",
+        **options: Unpack[SubscribeOptions],
+    ) -> Subscription: ...
+
+    @overload
+    def subscribe(
+        self,
+        subscriber: str,
+        *,
+        topic: str = DEFAULT_TOPIC,
+        gaps: Literal["deliver"],
+        **options: Unpack[SubscribeOptions],
+    ) -> GapSubscription: ...
 
     def subscribe(
         self,
         subscriber: str,
         *,
         topic: str = DEFAULT_TOPIC,
-        start: str = "latest",
-        prefetch: int = 64,
-        idle_timeout: float | None = None,
-        on_gap: Callable[[GapNotice], None] | None = None,
-    ) -> Subscription:
+        gaps: Gaps = "log",
+        **options: Unpack[SubscribeOptions],
+    ) -> Subscription | GapSubscription:
         """Attach to a durable subscriber on all workers, creating it if it is new.
 
         Args:
-            start: for a new subscriber, what it gets: `latest`, bundles pushed from now on; `earliest`, all that are stored.
-            prefetch: bundles that each worker may send ahead of `get`.
-            idle_timeout: iteration ends when nothing came for so many seconds; None: never.
-            on_gap: called, from `get`, with each notice of bundles that will never come; they are logged in any case.
+            gaps: what becomes of notices of bundles that will never come: `log` (default) logs and counts them and calls `on_gap`;
+                `deliver` gives them out too, among the deliveries, where the bundles would have come.
+            options: `start`, `order`, `backfill_ratio`, `prefetch`, `max_in_flight`, `max_in_flight_bytes`, `lease`, `max_deliveries`,
+                `exhausted`, `dead_letter_topic`, `slots`, `columns`, `idle_timeout`, `on_bundle`, `on_gap`: see `SubscribeOptions`.
 
         Raises:
-            InvalidId, UnknownTopic, UsageError: the call is wrong.
+            InvalidId, UnknownTopic, UnknownSlot, UsageError: the call is wrong.
             WorkerUnavailable: a worker was away; the subscriber needs all of them.
             NotRunning: the node was stopped.
         """
         self._exchange.check_open()
-        subscription = Subscription(
-            NodeDirectory(self.run_dir),
-            self._name,
-            subscriber,
-            topic=topic,
-            start=start,
-            prefetch=prefetch,
-            idle_timeout=idle_timeout,
-            on_gap=on_gap,
-        )
+        wanted = Wanted.parse(topic, subscriber, gaps, options)
+        starts = self._exchange.run(starting(self._channels, wanted, self._timeout_seconds))
+        kind = GapSubscription if wanted.are_gaps_delivered else Subscription
+        subscription = kind(NodeDirectory(self.run_dir), self._name, wanted, starts)
         try:
             subscription.register(self._timeout_seconds)
         except BaseException:
@@ -173,21 +195,51 @@ class Client:
         self._subscriptions.add(subscription)
         return subscription
 
-    def unsubscribe(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> None:
+    def unsubscribe(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
         """Delete a subscriber with its progress, on all workers. What only it had not resolved may be deleted then.
+
+        Returns:
+            How many bundles it had not resolved: they are dropped.
 
         Raises:
             UnknownSubscriber: no worker knows it.
             UnknownTopic, WorkerUnavailable: as everywhere.
         """
-        check_id("subscriber", subscriber)
-        calls = self._ask_all(lambda tag: Unregister(tag, topic, subscriber))
-        unknown = [call for call in calls.values() if isinstance(call.error, UnknownSubscriber)]
-        if len(unknown) < len(calls):
-            # A worker that had lost it, or was added later, is no reason to complain.
-            raise_refusals(call for call in calls.values() if call not in unknown)
-        else:
-            raise_refusals(unknown)
+        return self._unregister(subscriber, topic, only_orphan=False)
+
+    def drop_orphan(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
+        """As `unsubscribe`, but only where no consumer is attached to it.
+
+        Raises:
+            UsageError: a consumer is; on workers that had none it may be gone now, and begins there anew with the next one that attaches.
+            UnknownSubscriber, UnknownTopic, WorkerUnavailable: as `unsubscribe`.
+        """
+        attached = [info for infos in self.subscribers(topic).values() for info in infos if info.connections]
+        if subscriber in {info.subscriber for info in attached}:
+            raise UsageError(f"subscriber {subscriber!r} of topic {topic!r} is no orphan: a consumer is attached to it")
+        return self._unregister(subscriber, topic, only_orphan=True)
+
+    def subscribers(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SubscriberInfo]]:
+        """The durable subscribers of a topic and how far they are, by core. Raises as `flush`."""
+        calls = self._ask_all(lambda tag: ListSubscribers(tag, topic))
+        raise_refusals(calls.values())
+        return {
+            core: list(call.answer.subscribers)
+            for core, call in calls.items()
+            if isinstance(call.answer, SubscriberList)
+        }
+
+    def ack_through(self, bundle_id: BundleId, *, subscriber: str) -> None:
+        """Resolve, for one subscriber, everything of that bundle's core up to and including it; durable on return.
+
+        Raises:
+            UsageError: no such bundle was appended yet.
+            UnknownSubscriber, UnknownTopic, WorkerUnavailable: as everywhere.
+        """
+        topic, core, segment_seq, bundle_index = bundle_id
+        call = Call(lambda tag: AckThrough(tag, topic, subscriber, segment_seq, bundle_index))
+        self._ask({core: call})
+        raise_refusals([call])
 
     # --- what is stored ------------------------------------------------------------------------------------------------------
 
@@ -197,7 +249,7 @@ class Client:
         Raises:
             WorkerUnavailable: no worker answered in time.
         """
-        channel = self._channels.wait_open(self._directory.cores[0], self._timeout_seconds)
+        channel = self._exchange.run(self._channels.opening(self._directory.cores[0], self._timeout_seconds))
         return dict(channel.topic_infos)
 
     def flush(self, topic: str = DEFAULT_TOPIC) -> None:
@@ -224,12 +276,52 @@ class Client:
             FormatError: it cannot be read.
             UnknownTopic, WorkerUnavailable: as everywhere.
         """
-        call = Call(lambda tag: OpenSegment(tag, topic, segment_seq))
+        descriptor, size_bytes = self._open_segment(core, topic, segment_seq)
+        return SegmentReader(map_segment(descriptor, size_bytes, segment_seq), segment_seq=segment_seq)
+
+    def read(
+        self,
+        topic: str,
+        core: int,
+        start: BundleId | None = None,
+        end: BundleId | None = None,
+        *,
+        slots: Iterable[str | int] | None = None,
+        columns: Mapping[str | int, Iterable[str]] | None = None,
+    ) -> Iterator[StoredBundle]:
+        """Read stored bundles of one core in order, from `start` up to and not including `end`, without claiming anything.
+
+        The same range gives the same bytes again, at least until every subscriber has resolved it. The segments are fixed and checked by
+        this call, and mapped one after the other as the iterator comes to them.
+
+        Args:
+            start: None: the first that is stored.
+            end: None: up to the last that is sealed.
+            slots, columns: as of `subscribe`.
+
+        Raises:
+            NotStored: a bundle of the range is not stored any more, or not sealed yet.
+            UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: as everywhere.
+        """
+        asked = Asked.parse(slots, columns)
+        channel = self._exchange.run(self._channels.opening(core, self._timeout_seconds))
+        topic_slots = channel.slots_of(topic)
+        projection = asked.resolve(topic_slots)
+        call = Call(lambda tag: ListSegments(tag, topic))
         self._ask({core: call})
         raise_refusals([call])
-        assert isinstance(call.answer, SegmentOpened), "only this answers OpenSegment"
-        assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
-        return SegmentReader(map_segment(call.descriptor, call.answer.size_bytes, segment_seq), segment_seq=segment_seq)
+        parts = parts_of(_segments_in(call), start, end, topic, core)
+        return self._read_parts(parts, core, topic_slots, projection)
+
+    def _read_parts(
+        self, parts: list[SegmentPart], core: int, slots: TopicSlots, projection: Projection
+    ) -> Iterator[StoredBundle]:
+        for part in parts:
+            segment = MappedSegment(
+                *self._open_segment(core, slots.topic, part.segment_seq), part.segment_seq, projection
+            )
+            for index in range(part.first, part.end):
+                yield StoredBundle(segment, slots, core, index)
 
     # --- life ----------------------------------------------------------------------------------------------------------------
 
@@ -257,6 +349,20 @@ class Client:
 
     # --- private -------------------------------------------------------------------------------------------------------------
 
+    def _open_segment(self, core: int, topic: str, segment_seq: int) -> tuple[int, int]:
+        """A segment's descriptor, for the caller to close, and its size."""
+        call = Call(lambda tag: OpenSegment(tag, topic, segment_seq))
+        self._ask({core: call})
+        raise_refusals([call])
+        assert isinstance(call.answer, SegmentOpened), "only this answers OpenSegment"
+        assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
+        return call.descriptor, call.answer.size_bytes
+
+    def _unregister(self, subscriber: str, topic: str, *, only_orphan: bool) -> int:
+        check_id("subscriber", subscriber)
+        calls = self._ask_all(lambda tag: Unregister(tag, topic, subscriber, only_orphan))
+        return dropped_by(calls.values())
+
     def _make_channel(self, core: int) -> PushChannel:
         return PushChannel(self._exchange, self._directory, core, self._name)
 
@@ -266,7 +372,7 @@ class Client:
         return calls
 
     def _ask(self, calls: dict[int, Call]) -> None:
-        self._channels.complete(calls, self._timeout_seconds)
+        self._exchange.run(self._channels.completing(calls, self._timeout_seconds))
 
 
 def _segments_in(call: Call) -> list[SegmentInfo]:

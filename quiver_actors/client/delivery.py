@@ -3,156 +3,93 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-import pyarrow as pa
-
-from quiver_actors.client.segments import MappedSegment
-from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import ClosedError, InvalidBundle, UsageError
-from quiver_actors.model import BundleId
+from quiver_actors.client.bundle import StoredBundle
+from quiver_actors.client.gaps import GapNotice
+from quiver_actors.client.grants import Parcel
+from quiver_actors.errors import AlreadyResolved, ClosedError, UsageError
 from quiver_actors.units import SECOND_NS
 
 if TYPE_CHECKING:
-    from quiver_actors.client.subscription import Subscription
+    from quiver_actors.client.consumer import Consumer
+
+__all__ = ["ClaimedBundle", "Delivery", "GapNotice", "Ticket"]
+
+K = TypeVar("K")
+
+_UNREADABLE = "unreadable"
 
 
-class GapNotice(NamedTuple):
-    """Bundles that a subscriber will never get, and why: `damaged`, `evicted`, `expired` or `dropped`."""
+class ClaimedBundle(StoredBundle, Generic[K]):
+    """A bundle that is claimed for this consumer until it is resolved, its lease is over, or the connection ends.
 
-    topic: str
-    core: int
-    segment_seq: int
-    bundle_index_first: int
-    bundle_count: int
-    reason: str
-
-
-class Claim(NamedTuple):
-    """What a connection holds: valid as long as the channel's generation is the same."""
-
-    core: int
-    generation: int
-    segment_seq: int
-    bundle_index: int
-
-
-class Delivery:
-    """A bundle that is claimed for this consumer until it is resolved or the connection ends.
-
-    Batches point into the mapped segment file: reading copies nothing, and they stay valid for as long as they are referenced, also
-    after the delivery was resolved and the subscription closed. Slots that are never asked for are never touched.
-
-        with delivery:                        # ack at the end, defer if the block raises
-            write(delivery["flights"])
+    If it cannot be read, the worker is told: its claim is given back, and should the segment be damaged, a gap notice comes in its place.
+    `K` is the kind of ticket that resolving it gives.
     """
 
-    __slots__ = ("_claim", "_is_resolved", "_segment", "_slots", "_subscription", "bundle_id")
+    __slots__ = ("_consumer", "_number", "_outcome", "_parcel", "delivery_count")
 
-    def __init__(
-        self, subscription: Subscription, slots: TopicSlots, segment: MappedSegment, bundle_id: BundleId, claim: Claim
-    ) -> None:
-        self.bundle_id = bundle_id
-        self._subscription = subscription
-        self._slots = slots
-        self._segment = segment
-        self._claim = claim
-        self._is_resolved = False
+    _consumer: Consumer[Any, Any]
 
-    @property
-    def slots(self) -> Mapping[int, pa.RecordBatch]:
-        """The batches of all slots that the bundle has, by slot id.
-
-        Raises:
-            FormatError: the stored bundle cannot be read; `reject` it to go on without it.
-        """
-        return self._segment.bundle(self.bundle_id.bundle_index)
-
-    @property
-    def slot_ids(self) -> tuple[int, ...]:
-        """The slots that the bundle has."""
-        return self._segment.slot_ids(self.bundle_id.bundle_index)
-
-    @property
-    def batch(self) -> pa.RecordBatch:
-        """The batch of the only slot.
-
-        Raises:
-            InvalidBundle: the bundle has several slots.
-            FormatError: the stored bundle cannot be read.
-        """
-        slot_ids = self.slot_ids
-        if len(slot_ids) != 1:
-            raise InvalidBundle(f"bundle {self.bundle_id} has the slots {list(slot_ids)}: choose one, delivery[slot]")
-        return self._segment.batch(self.bundle_id.bundle_index, slot_ids[0])
-
-    @property
-    def row_count(self) -> int:
-        """Rows of all slots."""
-        return self._segment.row_count(self.bundle_id.bundle_index)
-
-    @property
-    def item_count(self) -> int | None:
-        """What the producer said it holds, None if it did not."""
-        return self._segment.item_count(self.bundle_id.bundle_index)
-
-    @property
-    def ingestion_unix_ns(self) -> int | None:
-        """When the worker took it in; UNIX time in nanoseconds."""
-        return self._segment.ingestion_ts_nanos(self.bundle_id.bundle_index)
+    def __init__(self, consumer: Consumer[Any, Any], parcel: Parcel, position: int) -> None:
+        super().__init__(parcel.segment, parcel.slots, parcel.channel.core, parcel.indexes[position])
+        self.delivery_count = parcel.counts[position]
+        """How often it was delivered to this subscriber since the worker started, this time included."""
+        self._consumer = consumer
+        self._parcel = parcel
+        self._outcome = ""
+        self._number = 0
 
     @property
     def is_resolved(self) -> bool:
         """Whether this object has said what becomes of the bundle."""
-        return self._is_resolved
+        return bool(self._outcome)
 
-    def __getitem__(self, slot: str | int) -> pa.RecordBatch:
-        """The batch of one slot, by name or id.
+    @property
+    def token(self) -> int:
+        """The fencing token of the claim: rises with every claim of this worker, so that a later writer can shut out an earlier one."""
+        return self._parcel.grant.token
 
-        Raises:
-            UnknownSlot: the topic has no such slot.
-            SlotNotInBundle: this bundle has nothing in it.
-            FormatError: the stored batch cannot be read.
-        """
-        return self._segment.batch(self.bundle_id.bundle_index, self._slots.table.resolve(slot))
+    @property
+    def lease_until_ns(self) -> int | None:
+        """When the lease is over, by `time.monotonic_ns()`; None without one. Past or not, the worker has the last word."""
+        return self._parcel.grant.lease_until_ns or None
 
-    def __contains__(self, slot: str | int) -> bool:
-        return self._slots.table.resolve(slot) in self.slot_ids
+    def ack(self) -> K:
+        """Done with it: it is not delivered to this subscriber again. Repeating it changes nothing.
 
-    def ack(self) -> None:
-        """Done with it: it is not delivered to this subscriber again.
-
-        The acknowledgement leaves with others; it is durable after `Subscription.flush` or `close`. Should the worker die
-        before that, the bundle is delivered again.
+        The acknowledgement leaves with others; it is durable once the ticket says so, or after `Subscription.flush` or `close`.
+        Should the worker die before that, the bundle is delivered again.
 
         Raises:
-            NotClaimed: it was resolved before.
+            AlreadyResolved: it was rejected or deferred before.
             ClosedError: the subscription was closed.
         """
-        self._resolve("ack", 0)
+        self._resolve("ack")
+        return self._ticket()
 
-    def reject(self) -> None:
+    def reject(self) -> K:
         """Never deliver it to this subscriber again, and count it as dropped. Raises as `ack`."""
-        self._resolve("reject", 0)
+        self._resolve("reject")
+        return self._ticket()
 
-    def defer(self, delay_seconds: float = 0) -> None:
+    def defer(self, delay_seconds: float = 0) -> K:
         """Give it back, to be delivered again after a delay, perhaps to another consumer. Newer bundles do not wait for it.
 
         Raises as `ack`.
         """
-        if delay_seconds < 0:
-            raise UsageError(f"a delay of {delay_seconds} s is not possible: expected 0 or more")
-        self._resolve("defer", round(delay_seconds * SECOND_NS))
+        self._resolve("defer", delay_seconds)
+        return self._ticket()
 
-    def __enter__(self) -> Delivery:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_resolved:
+        if self._outcome:
             return
         if error is None:
             self.ack()
@@ -162,9 +99,70 @@ class Delivery:
                 self.defer()
 
     def __repr__(self) -> str:
-        state = "resolved" if self._is_resolved else "claimed"
-        topic, core, segment_seq, bundle_index = self.bundle_id
-        return f"<Delivery {topic} core={core} segment={segment_seq} bundle={bundle_index} {state}>"
+        return f"<{type(self).__name__} {self._where()} {self._outcome or 'claimed'}>"
 
-    def _resolve(self, outcome: str, delay_ns: int) -> None:
-        self._subscription._resolve(self, outcome, delay_ns)
+    def _ticket(self) -> K:
+        raise NotImplementedError
+
+    def _resolve(self, outcome: str, delay_seconds: float = 0) -> None:
+        """Say what becomes of it. The same again changes nothing."""
+        if delay_seconds < 0:
+            raise UsageError(f"a delay of {delay_seconds} s is not possible: expected 0 or more")
+        delay_ns = round(delay_seconds * SECOND_NS)
+        if self._outcome:
+            if self._outcome not in (outcome, _UNREADABLE):
+                raise AlreadyResolved(f"{self!r} was resolved before: it cannot be {outcome}ed any more")
+            return
+        self._consumer.resolve(self, outcome, delay_ns)
+
+    def _unreadable(self, reason: str) -> None:
+        # After the subscription was closed the claim is gone, and reading goes on for what it is worth.
+        with contextlib.suppress(ClosedError):
+            if not self._outcome:
+                self._consumer.report_unreadable(self, reason)
+
+
+class Ticket:
+    """The receipt of a resolution: ask it whether the worker has it for good."""
+
+    __slots__ = ("_delivery",)
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    def wait(self, timeout: float = 10.0) -> None:
+        """Return when the resolution is durable. Every resolution that was made before rides along.
+
+        Raises:
+            LeaseExpired, Fenced, AlreadyResolved, NotClaimed: it came too late: the claim was gone.
+            WorkerUnavailable: the worker was lost or did not answer: the bundle may be delivered again.
+            EngineFailed, QuiverError: the worker could not make it durable.
+        """
+        consumer = self._delivery._consumer
+        consumer.exchange.run(consumer.confirming(self._delivery, timeout))
+
+
+class Delivery(ClaimedBundle[Ticket]):
+    """A bundle that is claimed for this consumer until it is resolved, its lease is over, or the connection ends.
+
+    Batches point into the mapped segment file: reading copies nothing, and they stay valid for as long as they are referenced, also
+    after the delivery was resolved and the subscription closed. Slots that are never asked for are never touched.
+
+        with delivery:                        # ack at the end, defer if the block raises
+            write(delivery["flights"])
+    """
+
+    __slots__ = ()
+
+    def extend(self, timeout: float = 10.0) -> None:
+        """Begin the lease anew, of this bundle and of those that were claimed with it.
+
+        Raises:
+            LeaseExpired: it was over, or its connection lost: the bundle may have gone to another consumer.
+            AlreadyResolved: it is not held any more.
+            WorkerUnavailable: the worker did not answer.
+        """
+        self._consumer.exchange.run(self._consumer.extending_one(self, timeout))
+
+    def _ticket(self) -> Ticket:
+        return Ticket(self)

@@ -17,13 +17,23 @@ import select
 import threading
 import time
 import weakref
-from typing import Protocol
+from collections.abc import Generator
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from quiver_actors.errors import ClosedError
 from quiver_actors.units import SECOND_NS
 
 FOREVER_NS = 1 << 63
 """A deadline that never comes."""
+
+T = TypeVar("T")
+
+Flow: TypeAlias = Generator[int, None, T]
+"""A call that may have to wait. It runs with the lock held and does no I/O that blocks: it yields until when it waits at the longest
+(monotonic ns), looks again when it is resumed, which may be early, and returns its result. Threads and asyncio drive the same flows."""
+
+Steps: TypeAlias = Generator[Flow[Any], Any, T]
+"""A call in several flows, with work outside of the lock between them: yields each flow, and is resumed with its result or error."""
 
 
 def deadline_after(timeout_seconds: float | None) -> int:
@@ -86,6 +96,38 @@ class Exchange:
         if self._watched.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
+    def run(self, flow: Flow[T]) -> T:
+        """Drive a flow to its end; this thread waits. Takes the lock.
+
+        Raises:
+            ClosedError: the exchange was closed, now or meanwhile.
+            And what the flow raises.
+        """
+        with self:
+            try:
+                while True:
+                    self.wait(next(flow))
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            finally:
+                flow.close()
+
+    def run_steps(self, steps: Steps[T]) -> T:
+        """Drive the flows of a call, one after the other. The lock must not be held."""
+        try:
+            flow = next(steps)
+            while True:
+                try:
+                    result = self.run(flow)
+                except BaseException as error:  # noqa: BLE001 - the steps decide what it means
+                    flow = steps.throw(error)
+                else:
+                    flow = steps.send(result)
+        except StopIteration as stop:
+            returned: T = stop.value
+            return returned
+
     def wait(self, deadline_ns: int) -> None:
         """Wait, with the lock held, until something was handled or the deadline has come; may return early.
 
@@ -93,9 +135,9 @@ class Exchange:
             ClosedError: another thread closed the exchange meanwhile.
         """
         if self._is_polling:
-            self._condition.wait(_seconds_until(deadline_ns))
+            self._condition.wait(seconds_until(deadline_ns))
         else:
-            self._poll_for_all(_seconds_until(deadline_ns))
+            self._poll_for_all(seconds_until(deadline_ns))
         self.check_open()
 
     def notify(self) -> None:
@@ -114,6 +156,22 @@ class Exchange:
             if not self._is_polling:
                 self._release()
 
+    def fileno(self) -> int:
+        """Readable when `handle_ready` has something to do: for an event loop that waits instead of `wait`."""
+        return self._epoll.fileno()
+
+    def handle_ready(self) -> None:
+        """Handle what has arrived, without waiting, with the lock held."""
+        self._handle(self._epoll.poll(0))
+
+    def _handle(self, ready: list[tuple[int, int]]) -> None:
+        for fd, events in ready:
+            watched = self._watched.get(fd)
+            if watched is not None:
+                watched.handle_events(events)
+            elif fd == self._wakeup:
+                os.eventfd_read(fd)
+
     def _poll_for_all(self, timeout_seconds: float | None) -> None:
         condition = self._condition
         self._is_polling = True
@@ -123,12 +181,7 @@ class Exchange:
                 ready = self._epoll.poll(timeout_seconds)
             finally:
                 condition.acquire()
-            for fd, events in ready:
-                watched = self._watched.get(fd)
-                if watched is not None:
-                    watched.handle_events(events)
-                elif fd == self._wakeup:
-                    os.eventfd_read(fd)
+            self._handle(ready)
         finally:
             self._is_polling = False
             condition.notify_all()
@@ -159,7 +212,8 @@ class Exchange:
             each.abandon()
 
 
-def _seconds_until(deadline_ns: int) -> float | None:
+def seconds_until(deadline_ns: int) -> float | None:
+    """From now, at least 0; None for a deadline that never comes."""
     if deadline_ns >= FOREVER_NS:
         return None
     return max(0, deadline_ns - time.monotonic_ns()) / SECOND_NS

@@ -21,10 +21,10 @@ import xxhash
 
 from quiver_actors.client.channels import ChannelSet, unavailable_error
 from quiver_actors.client.encoder import BundlePlan, plan
-from quiver_actors.client.exchange import deadline_after
+from quiver_actors.client.exchange import Flow, Steps, deadline_after
 from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.schemas import StreamTable
-from quiver_actors.client.slots import Bundle
+from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.errors import (
     ClosedError,
     Draining,
@@ -60,7 +60,7 @@ class Producer:
         self._turn = next(_clients)
         self._streams: dict[str, StreamTable] = {}
 
-    def push_all(
+    def pushing(
         self,
         bundles: Iterable[Bundle],
         *,
@@ -68,22 +68,24 @@ class Producer:
         key: str | bytes | None,
         item_counts: Iterable[int | None] | None,
         timeout_seconds: float,
-    ) -> list[Receipt]:
-        """Push bundles in order to one core and wait for all receipts.
+    ) -> Steps[list[Receipt]]:
+        """Push bundles in order to one core and wait for all receipts. Bundles are planned between the steps, outside of the lock.
 
         The timeout is the longest time without an acknowledgement.
         """
         run = _PushRun(self, self._channels, topic, key, timeout_seconds)
         try:
-            for plans in self._grouped(run, bundles, item_counts):
-                run.submit(plans)
-            run.finish()
+            slots = yield run.opening()
+            for plans in self._grouped(run, slots, bundles, item_counts):
+                yield run.submitting(plans)
+            yield run.finishing()
         except WorkerUnavailable:
             if key is None:
                 self._turn += 1
             raise
         finally:
             run.withdraw()
+        run.check_bundles()
         return run.receipts
 
     def streams(self, topic: str) -> StreamTable:
@@ -100,13 +102,12 @@ class Producer:
         return cores[xxhash.xxh3_64_intdigest(key_bytes) % len(cores)]
 
     def _grouped(
-        self, run: _PushRun, bundles: Iterable[Bundle], item_counts: Iterable[int | None] | None
+        self, run: _PushRun, slots: TopicSlots, bundles: Iterable[Bundle], item_counts: Iterable[int | None] | None
     ) -> Iterator[list[BundlePlan]]:
-        """Plan bundles, outside the lock, and give out as many as go into one message.
+        """Plan bundles and give out as many as go into one message.
 
-        A bundle that cannot be pushed ends the run, but not before those in front of it are acknowledged.
+        A bundle that cannot be pushed is the last one, and left in the run: those in front of it are to be acknowledged first.
         """
-        slots = run.open_channel().slots_of(run.topic)
         streams = self.streams(run.topic)
         group: list[BundlePlan] = []
         group_bytes = 0
@@ -119,14 +120,7 @@ class Producer:
                 group.append(planned)
                 group_bytes += planned.entry_bytes
         except UsageError as error:
-            if group:
-                yield group
-            run.finish()
-            if run.receipts:
-                error.add_note(
-                    f"bundle {len(run.receipts)} of this push_many: the {len(run.receipts)} before it are stored"
-                )
-            raise
+            run.bundle_error = error
         if group:
             yield group
 
@@ -143,6 +137,8 @@ class _PushRun:
     ) -> None:
         self.topic = topic
         self.receipts: list[Receipt] = []
+        self.bundle_error: UsageError | None = None
+        """What is wrong with the bundle behind those that were submitted."""
         self._producer = producer
         self._channels = channels
         self._exchange = channels.exchange
@@ -158,29 +154,38 @@ class _PushRun:
         self._retry_at_ns = 0
         self._refusal: QuiverError | None = None
 
-    def open_channel(self) -> PushChannel:
-        """The channel, once it is open."""
-        with self._exchange:
-            while not self._connect():
-                self._wait()
-            self._remaining_seconds = max(0, self._deadline_ns - time.monotonic_ns()) / SECOND_NS
-            return self._channel
+    def opening(self) -> Flow[TopicSlots]:
+        """Wait until the channel is open.
 
-    def submit(self, plans: list[BundlePlan]) -> None:
+        Raises:
+            UnknownTopic: the node does not have the run's topic.
+        """
+        while not self._connect():
+            yield self._wake_at_ns()
+        self._remaining_seconds = max(0, self._deadline_ns - time.monotonic_ns()) / SECOND_NS
+        return self._channel.slots_of(self.topic)
+
+    def submitting(self, plans: list[BundlePlan]) -> Flow[None]:
         """Send bundles behind the others; wait while there is no room for them."""
-        group = PushGroup(next(self._numbers), plans)
-        with self._exchange:
-            if not self._under_way and not self._waiting:
-                self._deadline_ns = deadline_after(self._remaining_seconds)
-            self._waiting.append(group)
-            while not self._advance():
-                self._wait()
+        if not self._under_way and not self._waiting:
+            self._deadline_ns = deadline_after(self._remaining_seconds)
+        self._waiting.append(PushGroup(next(self._numbers), plans))
+        while not self._advance():
+            yield self._wake_at_ns()
 
-    def finish(self) -> None:
+    def finishing(self) -> Flow[None]:
         """Wait until everything is acknowledged."""
-        with self._exchange:
-            while not self._advance() or self._under_way:
-                self._wait()
+        while not self._advance() or self._under_way:
+            yield self._wake_at_ns()
+
+    def check_bundles(self) -> None:
+        """Raise what was wrong with a bundle."""
+        if self.bundle_error is None:
+            return
+        stored = len(self.receipts)
+        if stored:
+            self.bundle_error.add_note(f"bundle {stored} of this push_many: the {stored} before it are stored")
+        raise self.bundle_error
 
     def withdraw(self) -> None:
         """Give up whatever is not acknowledged."""
@@ -248,14 +253,15 @@ class _PushRun:
             self._remaining_seconds = self._timeout_seconds
             self._deadline_ns = deadline_after(self._timeout_seconds)
 
-    def _wait(self) -> None:
+    def _wake_at_ns(self) -> int:
+        """Until when to wait for something to happen; raises when the time is over."""
         now_ns = time.monotonic_ns()
         if now_ns >= self._deadline_ns:
             raise self._timeout_error()
         wake_at_ns = self._channel.retry_at_ns
         if self._retry_at_ns > now_ns:
             wake_at_ns = min(wake_at_ns, self._retry_at_ns)
-        self._exchange.wait(min(self._deadline_ns, wake_at_ns))
+        return min(self._deadline_ns, wake_at_ns)
 
     def _timeout_error(self) -> QuiverError:
         if self._refusal is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Collection
 
 import pyarrow as pa
 
+from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.errors import DiskError, Truncated
 from quiver_actors.segment.reader import SegmentReader
 
@@ -34,36 +34,58 @@ def map_segment(descriptor: int, size_bytes: int, segment_seq: int) -> mmap.mmap
 class MappedSegment:
     """One mapped segment whose reader is made when it is first needed. Any number of threads may read bundles.
 
-    The mapping lives as long as this object or any batch that points into it.
+    The mapping lives as long as this object or any batch that points into it. All methods raise FormatError where the file cannot be
+    read, IndexError for a bundle that it does not hold.
     """
 
-    __slots__ = ("_lock", "_mapping", "_reader", "segment_seq")
+    __slots__ = ("_lock", "_mapping", "_reader", "projection", "segment_seq")
 
-    def __init__(self, descriptor: int, size_bytes: int, segment_seq: int) -> None:
+    def __init__(self, descriptor: int, size_bytes: int, segment_seq: int, projection: Projection = EVERYTHING) -> None:
         """Takes ownership of the descriptor. Raises what `map_segment` raises."""
         self.segment_seq = segment_seq
+        self.projection = projection
         self._mapping = map_segment(descriptor, size_bytes, segment_seq)
         self._reader: SegmentReader | None = None
         self._lock = threading.Lock()
 
-    def bundle(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
-        """The record batches of a bundle by slot id; see `SegmentReader.bundle`."""
+    @property
+    def bundle_count(self) -> int:
         with self._lock:
-            return self._opened().bundle(index, slots)
+            return self._opened().bundle_count
+
+    @property
+    def incarnation(self) -> bytes | None:
+        """Of the engine that wrote it, None in a segment that another implementation wrote."""
+        with self._lock:
+            extension = self._opened().footer.extension
+        return None if extension is None else extension.incarnation
+
+    def bundle(self, index: int) -> dict[int, pa.RecordBatch]:
+        """What is asked for of a bundle, by slot id; see `SegmentReader.bundle`."""
+        projection = self.projection
+        with self._lock:
+            found = self._opened().bundle(index, projection.slots)
+        if projection.columns:
+            return {slot_id: projection.of_slot(slot_id, batch) for slot_id, batch in found.items()}
+        return found
 
     def batch(self, index: int, slot_id: int) -> pa.RecordBatch:
-        """One slot of a bundle; see `SegmentReader.batch`."""
+        """What is asked for of one slot of a bundle; see `SegmentReader.batch`.
+
+        Raises:
+            UsageError: the slot is not asked for.
+        """
+        self.projection.check(slot_id)
         with self._lock:
-            return self._opened().batch(index, slot_id)
+            found = self._opened().batch(index, slot_id)
+        return self.projection.of_slot(slot_id, found)
 
     def slot_ids(self, index: int) -> tuple[int, ...]:
+        """The slots that a bundle has, as far as they are asked for."""
         with self._lock:
-            return self._opened().slot_ids(index)
-
-    def row_count(self, index: int) -> int:
-        """Rows of all slots of a bundle."""
-        with self._lock:
-            return sum(self._opened().row_counts(index).values())
+            found = self._opened().slot_ids(index)
+        slots = self.projection.slots
+        return found if slots is None else tuple(slot_id for slot_id in found if slot_id in slots)
 
     def item_count(self, index: int) -> int | None:
         with self._lock:

@@ -33,6 +33,9 @@ class WorkerFigure(enum.IntEnum):
     """Longest time between two turns of the loop in the last second."""
     PUSHES_WAITING = 6
     TURNS = 7
+    INTAKE_STOPPED = 8
+    """1: takes no more pushes. Written after all other figures of the region that show what was taken, so a reader that reads
+    this row first and finds 1 finds nothing older in the others."""
 
 
 class EngineFigure(enum.IntEnum):
@@ -78,6 +81,24 @@ class SubscriberFigure(enum.IntEnum):
     DEFERRED = 5
     CONNECTIONS = 6
     DELIVERED = 7
+    PENDING = 8
+    """Sealed bundles that can be claimed now."""
+    WAITING = 9
+    """Deferred bundles whose delay has not passed."""
+    BLOCKED = 10
+    """Delivered too often: kept, or on the way to the dead letter topic."""
+    GAPS = 11
+    """Notices that no consumer has acknowledged."""
+    REDELIVERED = 12
+    EXPIRED = 13
+    """Bundles whose lease ran out."""
+    DEAD_LETTERED = 14
+    DROPPED = 15
+    """Bundles given up: a notice says so."""
+    WINDOW_FULL = 16
+    """Connections that hold as much as their window allows."""
+    DETACHED_SINCE_UNIX_NS = 17
+    """Since when no connection is attached, from the worker's start at the earliest; 0 while one is: above 0 is an orphan."""
 
 
 class ErrorFigure(enum.IntEnum):

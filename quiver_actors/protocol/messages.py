@@ -13,7 +13,7 @@ import struct
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 FRAME_BYTES_MAX = 16 << 20
 """A longer frame is a protocol error: the peer is broken or hostile, the connection is closed."""
 
@@ -103,6 +103,28 @@ class OpenSegment(Message, tag=7, frozen=True):
     segment_seq: int
 
 
+class Terms(msgspec.Struct, array_like=True, frozen=True):
+    """How a subscriber wants its bundles. `order`, `backfill_ratio` and the in-flight window hold for the connection that registers;
+    of the others the newest Register of the subscriber wins. Memory of the worker: a restart waits for the next Register."""
+
+    lease_ns: int = 30_000_000_000
+    """How long a claim lives without Extend; 0 = as long as its connection."""
+    order: str = "oldest"
+    """`oldest`, `newest` or `newest_backfill`."""
+    backfill_ratio: int = 2
+    """Of 10 bundles that `newest_backfill` claims, so many are the oldest ones; 0..10."""
+    max_in_flight_bundles: int = 0
+    """Most bundles claimed by this connection at a time; 0 = only credit limits."""
+    max_in_flight_bytes: int = 0
+    """The same in bytes; one bundle is always allowed. 0 = no limit."""
+    max_deliveries: int = 0
+    """A bundle that was delivered so often and comes back is exhausted; 0 = never."""
+    exhausted: str = "dead_letter"
+    """What becomes of it: `dead_letter`, `drop` (rejected) or `block` (kept, given out by ClaimRef only)."""
+    dead_letter_topic: str = ""
+    """Empty: `<topic>-dead`, which is created when it does not exist. Any other must be configured."""
+
+
 class Register(Message, tag=8, frozen=True):
     """Attach this connection to a durable subscriber, creating it if needed; answered by Done once it is durable."""
 
@@ -110,37 +132,52 @@ class Register(Message, tag=8, frozen=True):
     topic: str
     subscriber: str
     start: str
-    """`latest` or `earliest`; only used when the subscriber is new."""
+    """Only used when the subscriber is new: `latest`, `earliest`, `time:<unix ns>` (bundles ingested at or after it) or
+    `bundle:<core>/<segment_seq>/<bundle_index>` (that bundle is the first of its core; another core takes it for `earliest`)."""
+    terms: Terms = Terms()
 
 
 class Unregister(Message, tag=9, frozen=True):
-    """Delete the subscriber and its progress; answered by Done once durable."""
+    """Delete the subscriber and its progress; answered by Done once durable, whose `value` is the number of bundles dropped."""
 
     tag: int
     topic: str
     subscriber: str
+    only_orphan: bool = False
+    """Refuse (`usage`) while any connection is attached to it."""
 
 
 class Credit(Message, tag=10, frozen=True):
-    """Let the worker have at most `bundles` more bundles claimed for this connection and deliver them as they come."""
+    """This connection may be given `total` bundles in all, counted from its Register, claims by reference not included.
+
+    Absolute, so that sending it again changes nothing; it also makes the worker look for something to deliver. A lower number
+    takes back what is unused.
+    """
 
     topic: str
     subscriber: str
-    bundles: int
+    total: int
 
 
 class Resolve(Message, tag=11, frozen=True):
-    """Finish claims of one segment. `outcome`: ack, reject or defer. Applied in order; answered by Refused only if some claim is
-    not held (the others are applied)."""
+    """Finish claims of one Deliver. Applied in order and as far as possible; answered by NotResolved if some claim is not held (any
+    more), and with `durable` by Done once everything else of it is on disk. The same again is no error.
+
+    `outcome`: `ack`, `reject` (never again, counted), `defer` (again after `delay_ns`), `return` (again at once, and this delivery
+    does not count: it was never looked at).
+    """
 
     tag: int
     topic: str
     subscriber: str
     segment_seq: int
+    token: int
+    """Of the Deliver."""
     outcome: str
     bundle_indexes: bytes
     """u32 array."""
     delay_ns: int = 0
+    durable: bool = False
 
 
 class FlushProgress(Message, tag=12, frozen=True):
@@ -149,6 +186,100 @@ class FlushProgress(Message, tag=12, frozen=True):
     tag: int
     topic: str
     subscriber: str
+
+
+class Extend(Message, tag=13, frozen=True):
+    """Let claims live for another `lease_ns` from now; answered by Extended."""
+
+    tag: int
+    topic: str
+    subscriber: str
+    tokens: bytes
+    """u64 array."""
+
+
+class ClaimRef(Message, tag=14, frozen=True):
+    """Claim one bundle by its id, also a deferred or blocked one, outside credit and window; answered by a Deliver with this `tag`,
+    or refused: `already_resolved`, or `not_claimed` (somebody holds it, or it is not sealed yet)."""
+
+    tag: int
+    topic: str
+    subscriber: str
+    segment_seq: int
+    bundle_index: int
+
+
+class AckThrough(Message, tag=15, frozen=True):
+    """Resolve everything of this core up to and including that bundle, claimed or not; answered by Done once durable.
+
+    Refused (`usage`) if no such bundle was appended yet. The same or less again is no error.
+    """
+
+    tag: int
+    topic: str
+    subscriber: str
+    segment_seq: int
+    bundle_index: int
+
+
+class GapAck(Message, tag=16, frozen=True):
+    """The consumer has been handed that notice; answered by Done once durable: it is not sent again to anybody of this subscriber."""
+
+    tag: int
+    topic: str
+    subscriber: str
+    notice: int
+
+
+class Pending(Message, tag=17, frozen=True):
+    """Ask what a subscriber is still owed on this core, or in a range of it; answered by PendingInfo."""
+
+    tag: int
+    topic: str
+    subscriber: str
+    from_segment_seq: int = 0
+    from_bundle_index: int = 0
+    to_segment_seq: int = -1
+    """Exclusive end of the range together with `to_bundle_index`; -1 = no end."""
+    to_bundle_index: int = 0
+
+
+class ListSubscribers(Message, tag=18, frozen=True):
+    """Answered by SubscriberList."""
+
+    tag: int
+    topic: str
+
+
+class Unreadable(Message, tag=19, frozen=True):
+    """The consumer could not read these bundles of a segment that it was given. Their claims return; the worker checks the file, and
+    if it is damaged it goes to quarantine and every subscriber gets a Gap; otherwise they are delivered again after a second."""
+
+    tag: int
+    topic: str
+    subscriber: str
+    segment_seq: int
+    token: int
+    bundle_indexes: bytes
+    """u32 array."""
+    reason: str
+
+
+class StopIntake(Message, tag=20, frozen=True):
+    """Refuse pushes to every topic of this worker (`draining`) while delivery goes on; answered by Done once all is sealed and
+    readable. With `resume` pushes are taken again, answered at once."""
+
+    tag: int
+    resume: bool = False
+
+
+class BundleTime(Message, tag=21, frozen=True):
+    """Ask when a bundle was ingested: Done, whose `value` is UNIX nanoseconds, 0 where that is not known (any more)."""
+
+    tag: int
+    topic: str
+    segment_seq: int
+    bundle_index: int
 
 
 ClientMessage = (
@@ -164,6 +295,15 @@ ClientMessage = (
     | Credit
     | Resolve
     | FlushProgress
+    | Extend
+    | ClaimRef
+    | AckThrough
+    | GapAck
+    | Pending
+    | ListSubscribers
+    | Unreadable
+    | StopIntake
+    | BundleTime
 )
 
 # --- worker to client ----------------------------------------------------------------------------------------------------
@@ -219,6 +359,8 @@ class Refused(Message, tag=67, frozen=True):
 
 class Done(Message, tag=68, frozen=True):
     tag: int
+    value: int = 0
+    """What the request says that it is."""
 
 
 class SegmentInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -245,13 +387,21 @@ class SegmentOpened(Message, tag=70, frozen=True):
 
 
 class Deliver(Message, tag=71, frozen=True):
-    """Bundles of one segment, now claimed by this connection, in order."""
+    """Bundles of one segment, now claimed by this connection, in the order of its terms."""
 
     topic: str
     subscriber: str
     segment_seq: int
     bundle_indexes: bytes
     """u32 array."""
+    token: int
+    """Fencing token: what Resolve and Extend name. Rises with every claim; several Delivers may share one."""
+    delivery_counts: bytes
+    """u16 array beside `bundle_indexes`: how often each was delivered since the worker started, this time included."""
+    lease_until_ns: int = 0
+    """CLOCK_MONOTONIC of this machine; 0 = no lease."""
+    tag: int = 0
+    """Of the ClaimRef that this answers."""
 
 
 class SegmentRetired(Message, tag=72, frozen=True):
@@ -263,18 +413,113 @@ class SegmentRetired(Message, tag=72, frozen=True):
 
 
 class Gap(Message, tag=73, frozen=True):
-    """Bundles that this subscriber will never get, and why (`damaged`, `evicted`, `expired`, `dropped`)."""
+    """Consecutive bundles that this subscriber will never get, sent where they would have come, to one connection of the subscriber.
+    Sent again, perhaps to another one, until a GapAck is durable."""
 
     topic: str
     subscriber: str
+    notice: int
+    """Names it in GapAck; unique per subscriber and core."""
     segment_seq: int
     bundle_index_first: int
+    bundle_index_last: int
     bundle_count: int
+    """0: nobody knows how many; the whole segment is gone."""
+    row_count: int
+    """Rows of all slots; -1 where nobody knows."""
     reason: str
+    """`damaged`, `evicted`, `expired` or `dropped`."""
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True):
+    code: str
+    """`lease_expired`, `fenced`, `already_resolved` or `not_claimed`."""
+    bundle_indexes: bytes
+    """u32 array."""
+
+
+class NotResolved(Message, tag=74, frozen=True):
+    """Some bundles of a Resolve or Unreadable were not held under that token; the others are done."""
+
+    tag: int
+    topic: str
+    subscriber: str
+    segment_seq: int
+    token: int
+    refusals: list[Refusal]
+
+
+class Extended(Message, tag=75, frozen=True):
+    tag: int
+    lease_until_ns: int
+    """CLOCK_MONOTONIC; 0 = no lease."""
+    ended: bytes
+    """u64 array of the tokens that hold nothing any more: resolved, or their lease ran out."""
+
+
+class PendingInfo(Message, tag=76, frozen=True):
+    """Sealed bundles by state, then those that are not sealed yet. With a range only `in_range` is limited to it."""
+
+    tag: int
+    pending: int
+    claimed: int
+    deferred: int
+    blocked: int
+    """Exhausted ones: waiting for their dead letter, or kept by `block`."""
+    unsealed: int
+    gaps: int
+    """Notices that no consumer has acknowledged."""
+    oldest_segment_seq: int
+    """Of the oldest unresolved sealed bundle; -1 if there is none."""
+    oldest_bundle_index: int
+    in_range: int
+    """Unresolved bundles in the range, sealed or not."""
+    drained: bool
+    """Nothing is owed: no unresolved bundle, sealed or not, and no notice."""
+
+
+class SubscriberInfo(msgspec.Struct, array_like=True, frozen=True):
+    subscriber: str
+    connections: int
+    detached_since_unix_ns: int
+    """0 while a connection is attached; counted from the worker's start at the earliest."""
+    pending: int
+    claimed: int
+    deferred: int
+    blocked: int
+    unsealed: int
+    gaps: int
+    delivered: int
+    redelivered: int
+    acked: int
+    rejected: int
+    dead_lettered: int
+    oldest_segment_seq: int
+    """-1 if nothing sealed is owed."""
+    oldest_bundle_index: int
+    oldest_unix_ns: int
+
+
+class SubscriberList(Message, tag=77, frozen=True):
+    tag: int
+    subscribers: list[SubscriberInfo]
 
 
 WorkerMessage = (
-    Welcome | ArenaAttached | Acked | Refused | Done | SegmentList | SegmentOpened | Deliver | SegmentRetired | Gap
+    Welcome
+    | ArenaAttached
+    | Acked
+    | Refused
+    | Done
+    | SegmentList
+    | SegmentOpened
+    | Deliver
+    | SegmentRetired
+    | Gap
+    | NotResolved
+    | Extended
+    | PendingInfo
+    | SubscriberList
 )
 
 DESCRIPTORS_CARRIED: dict[type[Message], int] = {ArenaAttached: 1, SegmentOpened: 1}

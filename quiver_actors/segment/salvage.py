@@ -33,7 +33,6 @@ from quiver_actors.segment.outline import (
     unpack_blocks,
 )
 
-
 _MESSAGE_BYTES_MIN = 16
 """No Arrow message is shorter: a stream that claims more batches than fit is not believed, and no memory taken for them."""
 

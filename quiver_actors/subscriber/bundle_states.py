@@ -1,12 +1,13 @@
-"""The states of one segment's bundles for one subscriber: a byte a bundle, and who holds the claimed ones.
+"""The states of one segment's bundles for one subscriber: a byte a bundle, who was given it last, and how often it was delivered.
 
 Owner: the `SubscriberState` that made it. Invariants:
-- `holders[i]` is not 0 exactly when bundle i is CLAIMED; it then is the number of the holder.
+- `tokens[i]` is the fencing token of the last claim of bundle i, 0 if there was none that we know of; `GIVEN_BACK` is set in it once
+  its holder has deferred or returned it.
 - The counts agree with the bytes.
-- At rest (nothing claimed or deferred) only the packed bitmap is kept; the byte arrays come with the first claim. An untouched
+- At rest (nothing unresolved was ever delivered) only the packed bitmap is kept; the arrays come with the first claim. An untouched
   segment costs this object and no more.
 
-Bulk work is done on slices by bytes methods, because a Python step per bundle is what limits a consumer.
+Bulk work is done on slices by bytes and numpy operations, because a Python step per bundle is what limits a consumer.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from quiver_actors.subscriber import bitmap as bitmaps
 from quiver_actors.subscriber.transitions import BundleEvent, BundleState, advance
@@ -23,11 +26,14 @@ from quiver_actors.subscriber.transitions import BundleEvent, BundleState, advan
 # Plain ints: an operation on a member of an IntEnum costs three times as much, and these are in every step.
 _PENDING = int(BundleState.PENDING)
 _DEFERRED = int(BundleState.DEFERRED)
+_EXHAUSTED = int(BundleState.EXHAUSTED)
+_BLOCKED = int(BundleState.BLOCKED)
 _ACKED = int(BundleState.ACKED)
 _CLAIMED = int(advance(BundleState.PENDING, BundleEvent.CLAIM))
-_AFTER_RELEASE = int(advance(BundleState.CLAIMED, BundleEvent.RELEASE))
 _AFTER_DUE = int(advance(BundleState.DEFERRED, BundleEvent.DUE))
+_CLAIMABLE_BY_REFERENCE = frozenset([_PENDING, _DEFERRED, _BLOCKED])
 
+_PENDING_BYTE = bytes((_PENDING,))
 _CLAIMED_BYTE = bytes((_CLAIMED,))
 _RUN_MIN = 4
 """Fewer bundles than this are moved one by one: cheaper than a slice."""
@@ -35,8 +41,21 @@ _RUN_MIN = 4
 _PENDING_RUN = re.compile(b"%c*" % _PENDING)
 _UNRESOLVED = re.compile(b"[%c-%c]" % (_PENDING, _ACKED - 1))
 
-HOLDER = "I"
-"""Array type of holder numbers."""
+GIVEN_BACK = 1 << 63
+TOKEN_MASK = GIVEN_BACK - 1
+DELIVERIES_MAX = 65_535
+"""Counts stop there."""
+
+
+class Resolved(NamedTuple):
+    """What `resolve_span` has ended."""
+
+    bundles: int
+    deferred: int
+    blocked: int
+    """Exhausted ones included."""
+    claimed: list[tuple[int, int]]
+    """(token, how many of its bundles)."""
 
 
 class BundleStates:
@@ -45,32 +64,45 @@ class BundleStates:
     __slots__ = (
         "_bitmap",
         "_bitmap_is_current",
-        "_holders",
+        "_counts",
         "_oldest_hint",
         "_states",
+        "_tokens",
+        "blocked_count",
+        "bundle_bytes",
         "bundle_count",
         "claimed_count",
         "deferred_count",
+        "live",
         "resolved_count",
     )
 
-    def __init__(self, bundle_count: int, bitmap: bytes = b"") -> None:
+    def __init__(self, bundle_count: int, bitmap: bytes = b"", bundle_bytes: int = 0) -> None:
         """Start with the bundles of `bitmap` resolved and all others pending."""
         self.bundle_count = bundle_count
+        self.bundle_bytes = bundle_bytes
+        """Mean size of a bundle, for windows in bytes."""
         self.claimed_count = 0
         self.deferred_count = 0
+        self.blocked_count = 0
+        """Exhausted and blocked bundles."""
+        self.live: set[int] = set()
+        """Tokens that hold bundles; the owner's own note."""
         self._bitmap = bitmaps.resized(bitmap, bundle_count) if bitmap else b""
         self._bitmap_is_current = True
         self.resolved_count = bitmaps.resolved_count(self._bitmap)
         self._states = bytearray()
-        self._holders = array(HOLDER)
+        self._tokens = array("Q")
+        self._counts: npt.NDArray[np.uint16] = _NO_COUNTS
         self._oldest_hint = 0
 
     @property
     def is_complete(self) -> bool:
         return self.resolved_count == self.bundle_count
 
-    def claim(self, start: int, end: int, limit: int, holder: int) -> range:
+    # --- claiming ----------------------------------------------------------------------------------------------------------
+
+    def claim(self, start: int, end: int, limit: int, token: int) -> range:
         """Claim the first run of pending bundles in `start..end`, at most `limit` of them; empty if there is none.
 
         Cost: what lies between `start` and the end of the result is looked at, and nothing behind it.
@@ -82,83 +114,192 @@ class BundleStates:
         if first < 0:
             return range(end, end)
         found = _PENDING_RUN.match(states, first, min(end, first + limit))
-        run = range(first, found.end() if found else first)
-        if len(run) == 1:
-            states[first] = _CLAIMED
-            self._holders[first] = holder
+        return self._grant(range(first, found.end() if found else first), token)
+
+    def claim_newest(self, start: int, end: int, limit: int, token: int) -> range:
+        """Claim the last run of pending bundles in `start..end`, at most `limit` of them; `range(start, start)` if there is none."""
+        if not self._states:
+            self._wake()
+        states = self._states
+        last = states.rfind(_PENDING, start, end)
+        if last < 0:
+            return range(start, start)
+        lowest = max(start, last + 1 - limit)
+        behind = states[lowest : last + 1].rstrip(_PENDING_BYTE)
+        return self._grant(range(lowest + len(behind), last + 1), token)
+
+    def claim_one(self, index: int, token: int) -> int | None:
+        """Claim one bundle, also a deferred or blocked one; returns the state it was in, None if it cannot be claimed."""
+        if not self._states:
+            self._wake()
+        was = self._states[index]
+        if was not in _CLAIMABLE_BY_REFERENCE:
+            return None
+        self.deferred_count -= was == _DEFERRED
+        self.blocked_count -= was == _BLOCKED
+        self._grant(range(index, index + 1), token)
+        return was
+
+    def _grant(self, run: range, token: int) -> range:
+        first, size = run.start, len(run)
+        if size == 1:
+            self._states[first] = _CLAIMED
+            self._tokens[first] = token
+            if self._counts[first] < DELIVERIES_MAX:
+                self._counts[first] += 1
         else:
-            states[first : run.stop] = _CLAIMED_BYTE * len(run)
-            self._holders[first : run.stop] = array(HOLDER, (holder,)) * len(run)
-        self.claimed_count += len(run)
+            self._states[first : run.stop] = _CLAIMED_BYTE * size
+            self._tokens[first : run.stop] = array("Q", (token,)) * size
+            counts = self._counts[first : run.stop]
+            np.add(counts, 1, out=counts, where=counts < DELIVERIES_MAX)
+        self.claimed_count += size
         return run
 
-    def move(self, indexes: Sequence[int], holder: int, target: int) -> tuple[Sequence[int], list[int]]:
-        """Take the bundles of `indexes` that `holder` holds from CLAIMED to `target`.
+    def counts(self, run: range) -> bytes:
+        """Deliveries of consecutive bundles as a u16 array."""
+        return self._counts[run.start : run.stop].tobytes()
+
+    def count(self, index: int) -> int:
+        return int(self._counts[index]) if self._states else 0
+
+    # --- ending claims -----------------------------------------------------------------------------------------------------
+
+    def move(self, indexes: Sequence[int], token: int, target: int) -> tuple[Sequence[int], list[int]]:
+        """Take the bundles of `indexes` that are claimed under `token` to `target`.
 
         Returns:
-            The bundles that moved, and those that `holder` does not hold (unknown indexes and repetitions among them).
+            The bundles that moved, and those that are not (unknown indexes and repetitions among them).
         """
+        moved, refused = self.held(indexes, token)
+        self._set(moved, target)
+        return moved, refused
+
+    def held(self, indexes: Sequence[int], token: int) -> tuple[Sequence[int], list[int]]:
+        """Split `indexes` by whether they are claimed under `token`; a repeated one is held once."""
         if not self.claimed_count:
             return [], list(indexes)
-        moved, refused = self._held(indexes, holder)
-        if isinstance(moved, range):
-            self._states[moved.start : moved.stop] = bytes((target,)) * len(moved)
-        else:
-            states = self._states
-            for index in moved:
-                states[index] = target
-        self._count_moved(len(moved), target)
-        return moved, refused
-
-    def _held(self, indexes: Sequence[int], holder: int) -> tuple[Sequence[int], list[int]]:
-        """Split `indexes` by whether `holder` holds them, and end its holding them."""
         run = _as_run(indexes)
-        if run and self._holders[run.start : run.stop] == array(HOLDER, (holder,)) * len(run):
-            self._holders[run.start : run.stop] = array(HOLDER, (0,)) * len(run)
+        size = len(run)
+        states, tokens = self._states, self._tokens
+        if (
+            run
+            and run.stop <= self.bundle_count
+            and states[run.start : run.stop] == _CLAIMED_BYTE * size
+            and tokens[run.start : run.stop] == array("Q", (token,)) * size
+        ):
             return run, []
-        holders = self._holders
-        moved, refused = [], []
+        found: dict[int, None] = {}
+        refused = []
         for index in indexes:
-            if 0 <= index < self.bundle_count and holders[index] == holder:
-                holders[index] = 0
-                moved.append(index)
+            if (
+                0 <= index < self.bundle_count
+                and tokens[index] == token
+                and states[index] == _CLAIMED
+                and index not in found
+            ):
+                found[index] = None
             else:
                 refused.append(index)
-        return moved, refused
+        return list(found), refused
 
-    def _count_moved(self, count: int, target: int) -> None:
+    def set_claimed(self, indexes: Sequence[int], target: int) -> None:
+        """Take bundles that `held` has named to `target`."""
+        self._set(indexes, target)
+
+    def _set(self, moved: Sequence[int], target: int) -> None:
+        states, count = self._states, len(moved)
+        if isinstance(moved, range):
+            states[moved.start : moved.stop] = bytes((target,)) * count
+        else:
+            for index in moved:
+                states[index] = target
         self.claimed_count -= count
         if target >= _ACKED:
             self.resolved_count += count
             self._bitmap_is_current &= count == 0
         elif target == _DEFERRED:
             self.deferred_count += count
+        elif target in (_EXHAUSTED, _BLOCKED):
+            self.blocked_count += count
 
-    def release(self, holder: int) -> range:
-        """Make all that `holder` holds pending again.
+    def mark_given_back(self, indexes: Sequence[int]) -> None:
+        """Their holder itself has ended the claims of these bundles, so that saying it again is no error."""
+        for index in indexes:
+            self._tokens[index] |= GIVEN_BACK
 
-        Returns:
-            The span from the first to the last of them.
-        """
-        indexes = np.flatnonzero(np.frombuffer(self._holders, dtype=np.uint32) == holder)
-        if not indexes.size:
-            return range(0)
-        np.frombuffer(self._states, dtype=np.uint8)[indexes] = _AFTER_RELEASE
-        np.frombuffer(self._holders, dtype=np.uint32)[indexes] = 0
-        self.claimed_count -= int(indexes.size)
-        self.rest()
-        return range(int(indexes[0]), int(indexes[-1]) + 1)
+    def uncount(self, indexes: Sequence[int]) -> None:
+        """The last delivery of these bundles does not count."""
+        for index in indexes:
+            self._counts[index] -= 1
 
-    def end_delay(self, indexes: Sequence[int]) -> int:
-        """Make the deferred bundles of `indexes` pending again; returns how many they were."""
-        states = self._states
+    def split_exhausted(self, indexes: Sequence[int], deliveries_max: int) -> tuple[Sequence[int], list[int]]:
+        """Those that may be delivered again, and those that were delivered `deliveries_max` times (0 = no limit)."""
+        if not deliveries_max:
+            return indexes, []
+        counts = self._counts
+        gone = [index for index in indexes if counts[index] >= deliveries_max]
+        if not gone:
+            return indexes, gone
+        return [index for index in indexes if counts[index] < deliveries_max], gone
+
+    def held_in(self, token: int, start: int, stop: int) -> list[int]:
+        """What is claimed under `token` within `start..stop`."""
+        tokens = np.frombuffer(self._tokens, dtype=np.uint64)[start:stop]
+        states = np.frombuffer(self._states, dtype=np.uint8)[start:stop]
+        found: list[int] = (np.flatnonzero((tokens == token) & (states == _CLAIMED)) + start).tolist()
+        return found
+
+    def end_delay(self, indexes: Sequence[int], token: int) -> int:
+        """Make those bundles of `indexes` pending again that `token` has deferred; returns how many they were."""
+        if not self._states:
+            return 0
+        states, tokens = self._states, self._tokens
         count = 0
         for index in indexes:
-            if states[index] == _DEFERRED:
+            if states[index] == _DEFERRED and tokens[index] & TOKEN_MASK == token:
                 states[index] = _AFTER_DUE
                 count += 1
         self.deferred_count -= count
         return count
+
+    def move_exhausted(self, index: int, target: int) -> bool:
+        """Take an exhausted bundle to `target`; False if it is not exhausted (any more)."""
+        if not self._states or self._states[index] != _EXHAUSTED:
+            return False
+        self._states[index] = target
+        self.blocked_count -= 1
+        if target >= _ACKED:
+            self.resolved_count += 1
+            self._bitmap_is_current = False
+        return True
+
+    def resolve_span(self, start: int, stop: int, target: int) -> Resolved:
+        """Take everything unresolved in `start..stop` to `target`, whoever holds it."""
+        if not self._states:
+            self._wake()
+        states = np.frombuffer(self._states, dtype=np.uint8)[start:stop]
+        claimed = np.frombuffer(self._tokens, dtype=np.uint64)[start:stop][states == _CLAIMED]
+        tokens, held = np.unique(claimed, return_counts=True)
+        deferred = int(np.count_nonzero(states == _DEFERRED))
+        blocked = int(np.count_nonzero((states == _EXHAUSTED) | (states == _BLOCKED)))
+        unresolved = states < _ACKED
+        count = int(np.count_nonzero(unresolved))
+        states[unresolved] = target
+        self.claimed_count -= int(claimed.size)
+        self.deferred_count -= deferred
+        self.blocked_count -= blocked
+        self.resolved_count += count
+        self._bitmap_is_current &= count == 0
+        return Resolved(count, deferred, blocked, list(zip(tokens.tolist(), held.tolist(), strict=True)))
+
+    # --- looking -----------------------------------------------------------------------------------------------------------
+
+    def at(self, index: int) -> tuple[int, int]:
+        """(state, token with flag) of one bundle. At rest a resolved one counts as acked, and nobody knows by whom."""
+        if self._states:
+            return self._states[index], self._tokens[index]
+        is_resolved = self._bitmap and self._bitmap[index >> 3] >> (index & 7) & 1
+        return (_ACKED if is_resolved else _PENDING), 0
 
     def first_unresolved(self) -> int:
         """Index of the oldest bundle that is not resolved; the bundle count if all are."""
@@ -168,6 +309,22 @@ class BundleStates:
         found = _UNRESOLVED.search(self._states, self._oldest_hint)
         self._oldest_hint = found.start() if found else self.bundle_count
         return self._oldest_hint
+
+    def first_pending(self, start: int) -> int:
+        """Index of the first pending bundle from `start` on; the bundle count if there is none."""
+        if self._states:
+            found = self._states.find(_PENDING, start)
+            return found if found >= 0 else self.bundle_count
+        missing = ~(int.from_bytes(self._bitmap, "little") >> start)
+        return min(self.bundle_count, start + (missing & -missing).bit_length() - 1)
+
+    def unresolved_in(self, start: int, stop: int) -> int:
+        """How many of the bundles in `start..stop` are not resolved."""
+        stop = min(stop, self.bundle_count)
+        if start >= stop:
+            return 0
+        bits = int.from_bytes(self.bitmap(), "little") >> start & ((1 << stop - start) - 1)
+        return stop - start - bits.bit_count()
 
     def bitmap(self) -> bytes:
         """The resolved bundles as a bitmap of full length."""
@@ -179,14 +336,21 @@ class BundleStates:
         return self._bitmap or bytes(bitmaps.word_count(self.bundle_count) * 8)
 
     def rest(self) -> None:
-        """Give the byte arrays back if nothing is claimed or deferred."""
-        if self._states and not self.claimed_count and not self.deferred_count:
-            self._bitmap = self.bitmap() if self.resolved_count else b""
-            self._states = bytearray()
-            self._holders = array(HOLDER)
+        """Give the arrays back if nothing in them matters: whatever was delivered is resolved."""
+        if not self._states or self.claimed_count or self.deferred_count or self.blocked_count:
+            return
+        unresolved = np.frombuffer(self._states, dtype=np.uint8) < _ACKED
+        if self._counts[unresolved].any():
+            return
+        self._bitmap = self.bitmap() if self.resolved_count else b""
+        del unresolved
+        self._states = bytearray()
+        self._tokens = array("Q")
+        self._counts = _NO_COUNTS
 
     def _wake(self) -> None:
-        self._holders = array(HOLDER, bytes(self.bundle_count * self._holders.itemsize))
+        self._tokens = array("Q", bytes(self.bundle_count * 8))
+        self._counts = np.zeros(self.bundle_count, dtype=np.uint16)
         self._states = bytearray(self.bundle_count)
         if self._bitmap:
             bits = np.unpackbits(np.frombuffer(self._bitmap, np.uint8), count=self.bundle_count, bitorder="little")
@@ -194,11 +358,16 @@ class BundleStates:
             np.frombuffer(self._states, dtype=np.uint8)[:] = bits * np.uint8(_ACKED)
 
 
+_NO_COUNTS: npt.NDArray[np.uint16] = np.zeros(0, dtype=np.uint16)
+
+
 def _as_run(indexes: Sequence[int]) -> range:
     """`indexes` as a range if they are consecutive, rising and enough to gain by it, else an empty one.
 
     Mostly they are: what was delivered together is finished together.
     """
+    if isinstance(indexes, range):
+        return indexes if indexes.step == 1 and indexes and indexes.start >= 0 else range(0)
     size = len(indexes)
     if size < _RUN_MIN or indexes[0] < 0 or indexes[-1] - indexes[0] != size - 1:
         return range(0)

@@ -7,12 +7,14 @@ or not anybody is attached to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from quiver_actors.errors import UnknownSubscriber, UsageError
 from quiver_actors.model import check_id
 from quiver_actors.subscriber.claims import SubscriberState
-from quiver_actors.subscriber.progress import SubscriberProgress
+from quiver_actors.subscriber.gaps import GapLedger, GapNotice
+from quiver_actors.subscriber.grants import TokenSource
+from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress
 
 START_LATEST = "latest"
 START_EARLIEST = "earliest"
@@ -23,8 +25,9 @@ class SubscriberRegistry:
 
     def __init__(self) -> None:
         self._states: dict[str, SubscriberState] = {}
-        self._sealed: dict[int, int] = {}
+        self._sealed: dict[int, tuple[int, int]] = {}
         self._version_start = 0
+        self._tokens = TokenSource()
 
     def __len__(self) -> int:
         return len(self._states)
@@ -50,16 +53,16 @@ class SubscriberRegistry:
 
     # --- subscribers come and go -----------------------------------------------------------------------------------------
 
-    def load(self, subscriber: str, progress: SubscriberProgress) -> SubscriberState:
-        """Make a subscriber known from its progress file; it owes no flush.
+    def load(self, subscriber: str, progress: SubscriberProgress, gaps: GapLedger | None = None) -> SubscriberState:
+        """Make a subscriber known from its files; without gap notices it owes no flush.
 
         Raises:
             UsageError: it is known already.
         """
         if subscriber in self._states:
             raise UsageError(f"subscriber {subscriber!r} is loaded already")
-        state = SubscriberState(subscriber, version=self._version_start)
-        state.load(progress)
+        state = self._new(subscriber)
+        state.load(progress, gaps)
         return self._adopt(state)
 
     def register(self, subscriber: str, start: str, open_segment: tuple[int, int]) -> SubscriberState:
@@ -79,14 +82,27 @@ class SubscriberRegistry:
         known = self._states.get(subscriber)
         if known is not None:
             return known
-        state = SubscriberState(subscriber, version=self._version_start)
-        state.start_at(*(open_segment if start == START_LATEST else (0, 0)))
+        return self.register_at(subscriber, open_segment if start == START_LATEST else (0, 0))
+
+    def register_at(self, subscriber: str, position: tuple[int, int]) -> SubscriberState:
+        """Make a new subscriber that begins at that (segment, bundle index). Raises InvalidId."""
+        state = self._new(check_id("subscriber", subscriber))
+        state.start_at(*position)
         return self._adopt(state)
+
+    def register_with(self, subscriber: str, resolved: Mapping[int, SegmentProgress]) -> SubscriberState:
+        """Make a new subscriber to which those bundles count as resolved. Raises InvalidId."""
+        state = self._new(check_id("subscriber", subscriber))
+        state.start_with(resolved)
+        return self._adopt(state)
+
+    def _new(self, subscriber: str) -> SubscriberState:
+        return SubscriberState(subscriber, version=self._version_start, tokens=self._tokens)
 
     def _adopt(self, state: SubscriberState) -> SubscriberState:
         self._states[state.subscriber] = state
         for segment_seq in sorted(self._sealed):
-            state.add_segment(segment_seq, self._sealed[segment_seq])
+            state.add_segment(segment_seq, *self._sealed[segment_seq])
         return state
 
     def unregister(self, subscriber: str) -> int:
@@ -106,11 +122,46 @@ class SubscriberRegistry:
 
     # --- segments come and go --------------------------------------------------------------------------------------------
 
-    def add_segment(self, segment_seq: int, bundle_count: int) -> None:
+    def add_segment(self, segment_seq: int, bundle_count: int, size_bytes: int = 0) -> None:
         """A segment is sealed and readable: every subscriber that is not past it is owed its bundles."""
-        self._sealed[segment_seq] = bundle_count
+        self._sealed[segment_seq] = bundle_count, size_bytes
         for state in self:
-            state.add_segment(segment_seq, bundle_count)
+            state.add_segment(segment_seq, bundle_count, size_bytes)
+
+    def give_up(
+        self,
+        segment_seq: int,
+        bundle_count: int,
+        reason: str,
+        rows: Callable[[int, int], int],
+        lost: Iterable[tuple[int, int]] | None = None,
+    ) -> list[tuple[str, GapNotice]]:
+        """Nobody gets the bundles of a segment, or the `lost` ones of it, any more: note it for each subscriber that was owed them.
+
+        Args:
+            bundle_count: of the segment; 0 if nobody knows.
+            rows: how many rows are in (first index, count), -1 if nobody knows.
+            lost: runs as (first index, count) of a segment that was added; None: all of it.
+
+        Returns:
+            (subscriber, its new notice).
+        """
+        noted = []
+        if lost is None:
+            self._sealed.pop(segment_seq, None)
+        for state in self:
+            if state.is_complete(segment_seq):
+                continue
+            if lost is None:
+                runs = _all_unresolved(state, segment_seq, bundle_count)
+            else:
+                runs = [run for first, count in lost for run in state.drop(segment_seq, first, count)]
+            for first, count in runs:
+                number = rows(first, count) if count else -1
+                noted.append(
+                    (state.subscriber, state.gaps.add(segment_seq, first, count, number, reason, state.version))
+                )
+        return noted
 
     def forget_segment(
         self, segment_seq: int, *, file_is_gone: bool = False
@@ -186,3 +237,24 @@ class SubscriberRegistry:
         state = self._states.get(subscriber)
         if state is not None:
             state.mark_flushed(version)
+
+    def mark_gaps_flushed(self, subscriber: str, version: int) -> None:
+        """The gap notices as they stood at that version are durable. Ignored if the subscriber is gone."""
+        state = self._states.get(subscriber)
+        if state is not None:
+            state.gaps.mark_flushed(version)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether any file is behind."""
+        return any(state.is_dirty or state.gaps.is_dirty for state in self)
+
+
+def _all_unresolved(state: SubscriberState, segment_seq: int, bundle_count: int) -> list[tuple[int, int]]:
+    """Drop a whole segment; the runs that were unresolved, [(0, 0)] where nobody knows how many there were."""
+    if bundle_count:
+        state.add_segment(segment_seq, bundle_count)
+        return state.forget_segment(segment_seq)
+    if state.awaits_complete(segment_seq):
+        return state.forget_segment(segment_seq)
+    return state.forget_segment(segment_seq) or [(0, 0)]

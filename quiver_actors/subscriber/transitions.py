@@ -3,11 +3,16 @@
     pending --claim--> claimed --ack----> acked      (resolved)
                                --reject-> rejected   (resolved)
                                --defer--> deferred --due--> pending
-                               --release> pending
-    anything unresolved --drop--> rejected
+                               --release> pending                   (returned, lease over, connection gone)
+                               --exhaust> exhausted --bury--> rejected   (its dead letter is durable)
+                                                    --release> pending   (it cannot be written)
+                               --block--> blocked                   (too many deliveries, kept for an operator)
+    deferred or blocked --claim--> claimed           (by reference only)
+    anything unresolved --drop--> rejected           (a gap notice says so)
+    anything unresolved --pass--> acked              (cumulative ack)
 
 The value of a state is the byte that stands for it in `bundle_states.BundleStates`; everything from `ACKED` up is resolved, for
-ever. Only "resolved" is durable: claims and deferrals are memory of the worker, and a restart makes them pending.
+ever. Only "resolved" is durable: everything else is memory of the worker, and a restart makes it pending.
 """
 
 from __future__ import annotations
@@ -31,8 +36,12 @@ class BundleState(enum.IntEnum):
     CLAIMED = 1
     DEFERRED = 2
     """Given back with a delay that has not passed."""
-    ACKED = 3
-    REJECTED = 4
+    EXHAUSTED = 3
+    """Delivered too often: the engine has it until its dead letter is durable."""
+    BLOCKED = 4
+    """Delivered too often: kept, and only given out by reference."""
+    ACKED = 5
+    REJECTED = 6
     """Never again: rejected by a consumer, or dropped with its segment."""
 
 
@@ -43,7 +52,11 @@ class BundleEvent(enum.Enum):
     DEFER = "defer"
     RELEASE = "release"
     DUE = "due"
+    EXHAUST = "exhaust"
+    BLOCK = "block"
+    BURY = "bury"
     DROP = "drop"
+    PASS = "pass"
 
 
 _S, _E = BundleState, BundleEvent
@@ -54,10 +67,23 @@ TRANSITIONS: Mapping[tuple[BundleState, BundleEvent], BundleState] = {
     (_S.CLAIMED, _E.REJECT): _S.REJECTED,
     (_S.CLAIMED, _E.DEFER): _S.DEFERRED,
     (_S.CLAIMED, _E.RELEASE): _S.PENDING,
+    (_S.CLAIMED, _E.EXHAUST): _S.EXHAUSTED,
+    (_S.CLAIMED, _E.BLOCK): _S.BLOCKED,
     (_S.DEFERRED, _E.DUE): _S.PENDING,
+    (_S.DEFERRED, _E.CLAIM): _S.CLAIMED,
+    (_S.BLOCKED, _E.CLAIM): _S.CLAIMED,
+    (_S.EXHAUSTED, _E.BURY): _S.REJECTED,
+    (_S.EXHAUSTED, _E.RELEASE): _S.PENDING,
     (_S.PENDING, _E.DROP): _S.REJECTED,
     (_S.CLAIMED, _E.DROP): _S.REJECTED,
     (_S.DEFERRED, _E.DROP): _S.REJECTED,
+    (_S.EXHAUSTED, _E.DROP): _S.REJECTED,
+    (_S.BLOCKED, _E.DROP): _S.REJECTED,
+    (_S.PENDING, _E.PASS): _S.ACKED,
+    (_S.CLAIMED, _E.PASS): _S.ACKED,
+    (_S.DEFERRED, _E.PASS): _S.ACKED,
+    (_S.EXHAUSTED, _E.PASS): _S.ACKED,
+    (_S.BLOCKED, _E.PASS): _S.ACKED,
 }
 
 

@@ -1,7 +1,8 @@
 """The subscribers' side of one engine: attachments, credit, claims out, acks in.
 
 Owner: the loop thread. Invariants:
-- a connection has no more bundles claimed through credit than it asked for;
+- a connection has no more bundles claimed through credit than it asked for, and no more than its window allows;
+- connections of one subscriber share evenly what there is; a gap notice goes to one of them, where its bundles would have come;
 - the descriptor of a segment arrives before the first bundle of that segment, once a connection until the segment is retired;
 - a connection that does not read its answers gets no more deliveries, and holds up nobody else;
 - what a connection holds is given back the moment it ends.
@@ -10,48 +11,79 @@ Owner: the loop thread. Invariants:
 from __future__ import annotations
 
 import array
+import logging
 from collections import deque
+from collections.abc import Sequence
 
+import numpy as np
+
+from quiver_actors.clock import Clock, SystemClock
 from quiver_actors.engine import Engine
-from quiver_actors.errors import NotClaimed, ProtocolError, QuiverError, UnknownSubscriber, UsageError
-from quiver_actors.events import GapFound, Retired
+from quiver_actors.errors import (
+    InvalidFormat,
+    ProtocolError,
+    QuiverError,
+    UnknownSubscriber,
+    UsageError,
+)
+from quiver_actors.events import Retired
 from quiver_actors.model import check_id
 from quiver_actors.protocol.messages import (
+    AckThrough,
+    ClaimRef,
     Credit,
     Deliver,
     Done,
+    Extend,
+    Extended,
     FlushProgress,
     Gap,
+    GapAck,
+    NotResolved,
+    Pending,
+    PendingInfo,
+    Refusal,
     Register,
     Resolve,
     SegmentOpened,
     SegmentRetired,
+    SubscriberInfo,
+    SubscriberList,
+    Terms,
+    Unreadable,
     Unregister,
 )
+from quiver_actors.subscriber.claims import EXHAUSTED_TARGETS, OLDEST, ORDERS
+from quiver_actors.subscriber.grants import BACKFILL_CYCLE, Grant
 from quiver_actors.units import SECOND_NS
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.session import Attachment, Session
 
-STARTS = ("latest", "earliest")
-OUTCOMES = ("ack", "reject", "defer")
+OUTCOMES = ("ack", "reject", "defer", "return")
 UNREADABLE_DELAY_NS = SECOND_NS
-"""When bundles of a segment that could not be opened are tried again."""
+"""When bundles of a segment that could not be opened or read are tried again."""
 
 
 class Deliveries:
     """See the module."""
 
-    def __init__(self, engine: Engine, journal: Journal) -> None:
+    def __init__(self, engine: Engine, journal: Journal, clock: Clock | None = None) -> None:
         self._engine = engine
         self._topic = engine.topic
         self._journal = journal
+        self._clock = clock or SystemClock()
         self._attachments: dict[tuple[Session, str], Attachment] = {}
         self._order: deque[Attachment] = deque()
         """All attachments; who is served first changes with every round."""
+        self.terms: dict[str, Terms] = {}
+        """By subscriber: those of its newest Register."""
+        self._detached: dict[str, tuple[int, int]] = {}
+        """(monotonic, UNIX) time since when nobody is attached to a subscriber."""
+        self._started = (self._clock.monotonic_ns(), self._clock.unix_ns())
         self.is_due = False
         """Something may be claimable for somebody with credit."""
-        self._awaited: deque[tuple[int, Session, int]] = deque()
-        """(progress ticket, who waits for it, tag), rising."""
+        self._awaited: deque[tuple[int, Session, Done]] = deque()
+        """(progress ticket, who waits for it, the answer), rising."""
         self._failed_by: QuiverError | None = None
         self.is_open = True
         """False: nothing new is delivered."""
@@ -59,77 +91,205 @@ class Deliveries:
     def connections(self, subscriber: str) -> int:
         return sum(attachment.subscriber == subscriber for attachment in self._order)
 
-    # --- requests ------------------------------------------------------------------------------------------------------
+    def windows_full(self, subscriber: str) -> int:
+        """Connections that could have more but for the window of their terms."""
+        return sum(attachment.subscriber == subscriber and attachment.is_window_full for attachment in self._order)
+
+    def detached_since_unix_ns(self, subscriber: str) -> int:
+        """0 while a connection is attached."""
+        return 0 if self.connections(subscriber) else self._detached.get(subscriber, self._started)[1]
+
+    # --- subscribers come and go -----------------------------------------------------------------------------------------
 
     def register(self, session: Session, message: Register) -> None:
         """
         Raises:
-            QuiverError: an id or start that is not allowed, or the engine refuses.
+            QuiverError: an id, start or terms that are not allowed, or the engine refuses.
         """
-        check_id("subscriber", message.subscriber)
-        if message.start not in STARTS:
-            raise UsageError(f"start {message.start!r} is unknown: expected one of {', '.join(STARTS)}")
-        ticket = self._engine.register(message.subscriber, message.start)
-        key = (session, message.subscriber)
+        subscriber, terms = message.subscriber, message.terms
+        check_id("subscriber", subscriber)
+        _check_terms(terms)
+        ticket = self._engine.register(subscriber, message.start)
+        self._engine.set_terms(
+            subscriber, lease_ns=terms.lease_ns, max_deliveries=terms.max_deliveries, exhausted=terms.exhausted
+        )
+        self.terms[subscriber] = terms
+        self._detached.pop(subscriber, None)
+        key = (session, subscriber)
         if key not in self._attachments:
-            self._attachments[key] = attachment = Attachment(session, message.subscriber)
-            self._order.append(attachment)
-        self._await(ticket, session, message.tag)
+            self._attachments[key] = Attachment(session, subscriber)
+            self._order.append(self._attachments[key])
+        self._attachments[key].terms = terms
+        self.is_due = True
+        self._await(ticket, session, Done(message.tag))
 
     def unregister(self, session: Session, message: Unregister) -> None:
         """
         Raises:
-            QuiverError: no such subscriber.
+            UnknownSubscriber: there is none.
+            UsageError: only an orphan was meant, and it is none.
         """
-        ticket = self._engine.unregister(message.subscriber)
-        for attachment in [a for a in self._order if a.subscriber == message.subscriber]:
-            self._drop(attachment)
-        self._await(ticket, session, message.tag)
-
-    def credit(self, session: Session, message: Credit) -> None:
-        """Add to the credit; a negative number takes it back, as far as it is unused.
-
-        Raises:
-            UnknownSubscriber: the connection is not attached to it (any more).
-        """
-        attachment = self._attachments.get((session, message.subscriber))
-        if attachment is None:
-            raise self._not_attached(message.subscriber)
-        attachment.credit = max(0, attachment.credit + message.bundles)
-        self.is_due = True
-
-    def resolve(self, session: Session, message: Resolve) -> None:
-        """
-        Raises:
-            NotClaimed: some of the bundles are not held by this connection; the others are resolved.
-            QuiverError: no such subscriber.
-            ProtocolError: the message makes no sense.
-        """
-        if message.outcome not in OUTCOMES or len(message.bundle_indexes) % 4 or message.delay_ns < 0:
-            raise ProtocolError(f"resolve {message.tag}: outcome {message.outcome!r} or its bundles make no sense")
-        indexes = array.array("I", message.bundle_indexes)
-        missing = self._engine.resolve(
-            message.subscriber, session, message.segment_seq, message.outcome, indexes, message.delay_ns
-        )
-        if message.outcome == "defer":
-            self.is_due = True
-        if missing:
-            raise NotClaimed(
-                f"{len(missing)} of {len(indexes)} bundles of segment {message.segment_seq} (the first is {missing[0]}) are not"
-                f" claimed by this connection for subscriber {message.subscriber!r}: they were given back or resolved before"
+        connections = self.connections(message.subscriber)
+        if message.only_orphan and connections:
+            raise UsageError(
+                f"subscriber {message.subscriber!r} of topic {self._topic!r} is no orphan: {connections} connections of core"
+                f" {self._engine.core} are attached to it; close them or unregister it"
             )
+        ticket, owed = self._unregister(message.subscriber)
+        self._await(ticket, session, Done(message.tag, owed))
 
-    def flush_progress(self, session: Session, message: FlushProgress) -> None:
-        self._await(self._engine.flush_progress(), session, message.tag)
+    def _unregister(self, subscriber: str) -> tuple[int, int]:
+        ticket, owed = self._engine.unregister(subscriber)
+        for attachment in [a for a in self._order if a.subscriber == subscriber]:
+            self._drop(attachment)
+        self._detached.pop(subscriber, None)
+        self.terms.pop(subscriber, None)
+        self._journal.event("subscriber.unregistered", topic=self._topic, subscriber=subscriber, dropped=owed)
+        return ticket, owed
+
+    def drop_orphans(self) -> bool:
+        """Unregister those that nobody was attached to for the topic's `orphan_ttl`; whether there were any."""
+        ttl_ns = self._engine.settings.orphan_ttl_ns
+        if not ttl_ns or not self.is_open:
+            return False
+        limit_ns = self._clock.monotonic_ns() - ttl_ns
+        attached = {attachment.subscriber for attachment in self._order}
+        idle = [name for name in self._engine.subscribers() if name not in attached]
+        late = [name for name in idle if self._detached.get(name, self._started)[0] <= limit_ns]
+        for subscriber in late:
+            self._journal.event(
+                "subscriber.orphan_dropped", level=logging.WARNING, topic=self._topic, subscriber=subscriber
+            )
+            self._unregister(subscriber)
+        return bool(late)
 
     def detach(self, session: Session) -> None:
         """The connection has ended: everything that it held can be claimed by others at once."""
         mine = [attachment for attachment in self._order if attachment.session is session]
         for attachment in mine:
             self._drop(attachment)
-        if mine:
-            self._engine.release(session)
+            if not self.connections(attachment.subscriber):
+                self._detached[attachment.subscriber] = self._clock.monotonic_ns(), self._clock.unix_ns()
+        # Also without an attachment: bundles claimed by reference.
+        if self._engine.release(session) or mine:
             self.is_due = True
+
+    # --- claims ------------------------------------------------------------------------------------------------------------
+
+    def credit(self, session: Session, message: Credit) -> None:
+        """Set how much may be delivered in all.
+
+        Raises:
+            UnknownSubscriber: the connection is not attached to it (any more).
+        """
+        self._attachment(session, message.subscriber).credit_total = message.total
+        self.is_due = True
+
+    def claim_ref(self, session: Session, message: ClaimRef) -> None:
+        """
+        Raises:
+            UnknownSubscriber, AlreadyResolved, NotClaimed: nothing was claimed.
+            QuiverError: the segment cannot be opened.
+        """
+        grant = self._engine.claim_ref(message.subscriber, session, message.segment_seq, message.bundle_index)
+        if not self._hand_over(session, message.subscriber, grant, message.tag):
+            raise InvalidFormat(
+                f"segment {message.segment_seq} of topic {self._topic!r} cannot be read now: it is being checked"
+            )
+
+    def resolve(self, session: Session, message: Resolve) -> None:
+        """
+        Raises:
+            UnknownSubscriber: no such subscriber.
+            ProtocolError: the message makes no sense.
+        """
+        if message.outcome not in OUTCOMES or message.delay_ns < 0:
+            raise ProtocolError(f"resolve {message.tag}: outcome {message.outcome!r} or its bundles make no sense")
+        indexes = _indexes(message.bundle_indexes)
+        refused = self._engine.resolve(
+            message.subscriber,
+            session,
+            message.segment_seq,
+            message.token,
+            message.outcome,
+            indexes,
+            message.delay_ns,
+        )
+        self.is_due |= message.outcome in ("defer", "return") or self._has_window(session, message.subscriber)
+        self._refuse(session, message, refused)
+        if message.durable:
+            self._await(self._engine.flush_progress(), session, Done(message.tag))
+
+    def extend(self, session: Session, message: Extend) -> None:
+        if len(message.tokens) % 8:
+            raise ProtocolError(f"extend {message.tag}: {len(message.tokens)} bytes are no tokens")
+        until_ns, ended = self._engine.extend(message.subscriber, session, array.array("Q", message.tokens))
+        session.send(Extended(message.tag, until_ns, array.array("Q", ended).tobytes()))
+
+    def ack_through(self, session: Session, message: AckThrough) -> None:
+        ticket = self._engine.ack_through(message.subscriber, message.segment_seq, message.bundle_index)
+        self._await(ticket, session, Done(message.tag))
+
+    def gap_ack(self, session: Session, message: GapAck) -> None:
+        self._await(self._engine.ack_gap(message.subscriber, message.notice), session, Done(message.tag))
+
+    def unreadable(self, session: Session, message: Unreadable) -> None:
+        """A consumer cannot read what it was given: give it back, and have the file looked at."""
+        indexes = _indexes(message.bundle_indexes)
+        refused = self._engine.resolve(
+            message.subscriber, session, message.segment_seq, message.token, "defer", indexes, UNREADABLE_DELAY_NS
+        )
+        self._journal.error("segment.unreadable", message.reason, topic=self._topic, segment=message.segment_seq)
+        self._engine.check_segment(message.segment_seq, message.reason)
+        self._refuse(session, message, refused)
+
+    def flush_progress(self, session: Session, message: FlushProgress) -> None:
+        self._await(self._engine.flush_progress(), session, Done(message.tag))
+
+    # --- questions -----------------------------------------------------------------------------------------------------------
+
+    def pending(self, session: Session, message: Pending) -> None:
+        end = (message.to_segment_seq, message.to_bundle_index) if message.to_segment_seq >= 0 else None
+        start = message.from_segment_seq, message.from_bundle_index
+        counts = self._engine.pending(message.subscriber, start, end)
+        session.send(
+            PendingInfo(
+                message.tag,
+                counts.pending,
+                counts.claimed,
+                counts.deferred,
+                counts.blocked,
+                counts.unsealed,
+                counts.gaps,
+                *(counts.oldest or (-1, 0)),
+                counts.in_range,
+                counts.drained,
+            )
+        )
+
+    def list_all(self, session: Session, tag: int) -> None:
+        session.send(SubscriberList(tag, [self._info(subscriber) for subscriber in self._engine.subscribers()]))
+
+    def _info(self, subscriber: str) -> SubscriberInfo:
+        counts, figures = self._engine.pending(subscriber), self._engine.figures_of(subscriber)
+        return SubscriberInfo(
+            subscriber,
+            self.connections(subscriber),
+            self.detached_since_unix_ns(subscriber),
+            counts.pending,
+            counts.claimed,
+            counts.deferred,
+            counts.blocked,
+            counts.unsealed,
+            counts.gaps,
+            figures.delivered,
+            figures.redelivered,
+            figures.acked,
+            figures.rejected,
+            figures.dead_lettered,
+            *(counts.oldest or (-1, 0)),
+            figures.oldest_unix_ns,
+        )
 
     # --- turns ---------------------------------------------------------------------------------------------------------
 
@@ -137,24 +297,36 @@ class Deliveries:
         """Answer whoever waited for progress that is durable now."""
         awaited = self._awaited
         while awaited and awaited[0][0] <= self._engine.progress_durable:
-            _, session, tag = awaited.popleft()
-            session.send(Done(tag))
+            _, session, answer = awaited.popleft()
+            session.send(answer)
 
     def deliver(self) -> None:
-        """Hand out what is claimable to those who have credit and read their answers."""
+        """Hand out what is claimable to those who have credit and read their answers, evenly, round by round."""
         if not self.is_due:
             return
         self.is_due = False
         if not self.is_open:
             return
+        while self._round():
+            self._order.rotate(-1)
+
+    def _round(self) -> bool:
+        """Give everybody who can take something a fair share; whether anything was given."""
+        ready: dict[str, list[Attachment]] = {}
         for attachment in self._order:
-            if not attachment.credit:
-                continue
             if attachment.session.connection.is_congested:
                 self.is_due = True
             else:
-                self._deliver_to(attachment)
-        self._order.rotate(-1)
+                ready.setdefault(attachment.subscriber, []).append(attachment)
+        has_given = False
+        for subscriber, attachments in ready.items():
+            takers = [attachment for attachment in attachments if self._room(attachment)]
+            share = -(-self._engine.claimable_count(subscriber) // max(1, len(takers)))
+            for attachment in attachments:
+                has_given |= self._tell_gaps(attachment)
+                if share and attachment in takers:
+                    has_given |= self._deliver_to(attachment, share)
+        return has_given
 
     def retired(self, event: Retired) -> None:
         """The subscriber has finished a segment: its connections can unmap it."""
@@ -171,40 +343,93 @@ class Deliveries:
                 session.announced.discard(key)
                 self._announce(session, segment_seq)
 
-    def gap(self, event: GapFound) -> None:
-        for session in self._sessions_of(event.subscriber):
-            session.send(
-                Gap(
-                    self._topic,
-                    event.subscriber,
-                    event.segment_seq,
-                    event.bundle_index,
-                    event.bundle_count,
-                    event.reason,
-                )
-            )
-
     def fail(self, error: QuiverError) -> None:
         """The engine has failed: progress that is not durable will not become so here."""
         self.is_open = False
         self._failed_by = error
         while self._awaited:
-            _, session, tag = self._awaited.popleft()
-            session.refuse(tag, error)
+            _, session, answer = self._awaited.popleft()
+            session.refuse(answer.tag, error)
 
     # --- private -------------------------------------------------------------------------------------------------------
 
-    def _deliver_to(self, attachment: Attachment) -> None:
-        session, subscriber = attachment.session, attachment.subscriber
-        for segment_seq, indexes in self._engine.claim(subscriber, session, attachment.credit):
-            try:
-                self._announce(session, segment_seq)
-            except QuiverError as error:
-                self._engine.resolve(subscriber, session, segment_seq, "defer", indexes, UNREADABLE_DELAY_NS)
-                self._journal.error("segment.unreadable", str(error), topic=self._topic, segment=segment_seq)
-                continue
-            attachment.credit -= len(indexes)
-            session.send(Deliver(self._topic, subscriber, segment_seq, array.array("I", indexes).tobytes()))
+    def _room(self, attachment: Attachment) -> int:
+        """How many bundles credit and window let it have now. Notes whether it is the window that holds it up."""
+        terms, credit = attachment.terms, attachment.credit
+        if not terms.max_in_flight_bundles and not terms.max_in_flight_bytes:
+            return credit
+        bundles, size_bytes = self._engine.held(attachment.subscriber, attachment.session)
+        room = terms.max_in_flight_bundles - bundles if terms.max_in_flight_bundles else credit
+        if terms.max_in_flight_bytes and size_bytes >= terms.max_in_flight_bytes:
+            room = 0
+        attachment.is_window_full = room <= 0 < credit
+        return max(0, min(room, credit))
+
+    def _room_bytes(self, attachment: Attachment) -> int | None:
+        limit = attachment.terms.max_in_flight_bytes
+        if not limit:
+            return None
+        return limit - self._engine.held(attachment.subscriber, attachment.session)[1]
+
+    def _tell_gaps(self, attachment: Attachment) -> bool:
+        subscriber, session = attachment.subscriber, attachment.session
+        in_order, has_told = attachment.terms.order == OLDEST, False
+        while (notice := self._engine.take_gap(subscriber, session, in_order=in_order)) is not None:
+            has_told = True
+            first, count = notice.bundle_index_first, notice.bundle_count
+            last = first + max(0, count - 1)
+            position = (notice.segment_seq, first, last)
+            rows, reason = notice.row_count, notice.reason
+            session.send(Gap(self._topic, subscriber, notice.notice, *position, count, rows, reason))
+        return has_told
+
+    def _deliver_to(self, attachment: Attachment, share: int) -> bool:
+        terms, subscriber = attachment.terms, attachment.subscriber
+        room = min(share, self._room(attachment))
+        if not room:
+            return False
+        size_limit = self._room_bytes(attachment)
+        if size_limit is not None and not self._engine.held(subscriber, attachment.session)[0]:
+            size_limit = None if room == 1 else size_limit
+        granted = self._claim(attachment, room, size_limit)
+        if not granted and size_limit is not None and not self._engine.held(subscriber, attachment.session)[0]:
+            granted = self._claim(attachment, 1, None)  # one bundle is always allowed, however large
+        has_given = False
+        for grant in granted:
+            if self._hand_over(attachment.session, subscriber, grant):
+                attachment.given += len(grant.indexes)
+                has_given = True
+        if not granted and terms.max_in_flight_bytes and self._engine.claimable_count(subscriber):
+            attachment.is_window_full = True
+        return has_given
+
+    def _claim(self, attachment: Attachment, bundles: int, size_limit_bytes: int | None) -> Sequence[Grant]:
+        terms = attachment.terms
+        return self._engine.claim(
+            attachment.subscriber,
+            attachment.session,
+            bundles,
+            order=terms.order,
+            backfill_ratio=terms.backfill_ratio,
+            size_limit_bytes=size_limit_bytes,
+        )
+
+    def _hand_over(self, session: Session, subscriber: str, grant: Grant, tag: int = 0) -> bool:
+        """Send claimed bundles; if their file cannot be opened they go back and it is checked."""
+        segment_seq = grant.segment_seq
+        try:
+            self._announce(session, segment_seq)
+        except QuiverError as error:
+            self._engine.resolve(
+                subscriber, session, segment_seq, grant.token, "defer", grant.indexes, UNREADABLE_DELAY_NS
+            )
+            self._journal.error("segment.unreadable", str(error), topic=self._topic, segment=segment_seq)
+            self._engine.check_segment(segment_seq, str(error))
+            return False
+        indexes = np.array(grant.indexes, dtype=np.uint32).tobytes()
+        lease = grant.lease_until_ns
+        session.send(Deliver(self._topic, subscriber, segment_seq, indexes, grant.token, grant.counts, lease, tag))
+        return True
 
     def _announce(self, session: Session, segment_seq: int) -> None:
         if (self._topic, segment_seq) in session.announced:
@@ -214,11 +439,31 @@ class Deliveries:
         session.send_with_descriptor(SegmentOpened(0, self._topic, segment_seq, size_bytes), descriptor)
         session.announced.add((self._topic, segment_seq))
 
-    def _await(self, ticket: int, session: Session, tag: int) -> None:
+    def _refuse(self, session: Session, message: Resolve | Unreadable, refused: list[tuple[str, list[int]]]) -> None:
+        if refused:
+            refusals = [Refusal(code, array.array("I", indexes).tobytes()) for code, indexes in refused]
+            session.send(
+                NotResolved(message.tag, self._topic, message.subscriber, message.segment_seq, message.token, refusals)
+            )
+
+    def _await(self, ticket: int, session: Session, answer: Done) -> None:
         if self._failed_by is not None:
-            session.refuse(tag, self._failed_by)
+            session.refuse(answer.tag, self._failed_by)
         else:
-            self._awaited.append((ticket, session, tag))
+            self._awaited.append((ticket, session, answer))
+
+    def _has_window(self, session: Session, subscriber: str) -> bool:
+        attachment = self._attachments.get((session, subscriber))
+        return attachment is not None and attachment.is_window_full
+
+    def _attachment(self, session: Session, subscriber: str) -> Attachment:
+        attachment = self._attachments.get((session, subscriber))
+        if attachment is None:
+            raise UnknownSubscriber(
+                f"this connection is not attached to subscriber {subscriber!r} of topic {self._topic!r} on core"
+                f" {self._engine.core}: it was unregistered, or Register is missing"
+            )
+        return attachment
 
     def _drop(self, attachment: Attachment) -> None:
         del self._attachments[attachment.session, attachment.subscriber]
@@ -227,8 +472,28 @@ class Deliveries:
     def _sessions_of(self, subscriber: str) -> list[Session]:
         return [attachment.session for attachment in self._order if attachment.subscriber == subscriber]
 
-    def _not_attached(self, subscriber: str) -> UnknownSubscriber:
-        return UnknownSubscriber(
-            f"this connection is not attached to subscriber {subscriber!r} of topic {self._topic!r} on core"
-            f" {self._engine.core}: it was unregistered, or Register is missing"
-        )
+
+def _indexes(packed: bytes) -> array.array[int]:
+    """
+    Raises:
+        ProtocolError: no whole number of indexes.
+    """
+    if len(packed) % 4:
+        raise ProtocolError(f"{len(packed)} bytes of bundle indexes make no sense")
+    return array.array("I", packed)
+
+
+def _check_terms(terms: Terms) -> None:
+    """
+    Raises:
+        UsageError: a value that makes no sense.
+    """
+    if terms.order not in ORDERS:
+        raise UsageError(f"order {terms.order!r} is unknown: expected one of {', '.join(ORDERS)}")
+    if terms.exhausted not in EXHAUSTED_TARGETS:
+        raise UsageError(f"exhausted {terms.exhausted!r} is unknown: expected one of {', '.join(EXHAUSTED_TARGETS)}")
+    if not 0 <= terms.backfill_ratio <= BACKFILL_CYCLE:
+        raise UsageError(f"backfill_ratio {terms.backfill_ratio}: expected 0..{BACKFILL_CYCLE} of {BACKFILL_CYCLE}")
+    numbers = (terms.lease_ns, terms.max_in_flight_bundles, terms.max_in_flight_bytes, terms.max_deliveries)
+    if min(numbers) < 0:
+        raise UsageError(f"terms with a negative number: {terms}")

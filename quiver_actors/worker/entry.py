@@ -13,6 +13,8 @@ import signal
 import sys
 from collections.abc import Mapping
 
+import msgspec
+
 from quiver_actors.clock import Clock, SystemClock
 from quiver_actors.config import TopicSettings
 from quiver_actors.disk.posix import PosixDisk
@@ -23,6 +25,7 @@ from quiver_actors.metrics.figures import WorkerState
 from quiver_actors.node import WorkerContext
 from quiver_actors.protocol.messages import PROTOCOL_VERSION, TopicInfo, Welcome
 from quiver_actors.supervisor.exitcodes import ChildExit
+from quiver_actors.worker.dead_letters import SUFFIX
 from quiver_actors.worker.figures import FigurePublisher, tell_supervisor
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.journal import Journal
@@ -55,6 +58,7 @@ def main(context: WorkerContext) -> int:
         figures.set_state(WorkerState.FAILED)
         return ChildExit.CANNOT_OPEN
     signal.signal(signal.SIGTERM, lambda *_: worker.loop.request_drain())
+    signal.signal(signal.SIGUSR1, lambda *_: worker.loop.request_intake_stop())
     _settle_garbage()
     return worker.serve()
 
@@ -71,6 +75,7 @@ class Worker:
         self._figures = figures
         self._journal = journal
         self._engines: dict[str, Engine] = {}
+        self._hosts: dict[str, EngineHost] = {}
         self.loop: WorkerLoop
         """From `open` on."""
 
@@ -82,19 +87,28 @@ class Worker:
             OSError: the socket cannot be made.
         """
         self._set_state(WorkerState.RECOVERING)
-        for topic, settings in self._context.settings.all_topics().items():
+        topics = self._all_topics()
+        for topic, settings in topics.items():
             self._engines[topic] = self._open_engine(topic, settings)
         wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         sync, seal = JobThread("quiver-sync", wake_fd), JobThread("quiver-seal", wake_fd)
-        hosts = {topic: self._host(engine, sync, seal) for topic, engine in self._engines.items()}
+        hosts = self._hosts
+        hosts.update((topic, self._host(engine, sync, seal)) for topic, engine in self._engines.items())
+
+        def open_host(topic: str, like: TopicSettings) -> None:
+            settings = msgspec.structs.replace(like, name=topic)
+            self._engines[topic] = self._open_engine(topic, settings)
+            hosts[topic] = self._host(self._engines[topic], sync, seal)
+
         self.loop = WorkerLoop(
             listener=Listener(self._context.run_dir, f"core_{self._context.core}.sock"),
             hosts=hosts,
             requests=Requests(
                 hosts,
-                welcome=_welcome(self._context.core, self._context.settings.all_topics()),
+                welcome=_welcome(self._context.core, topics),
                 arena_bytes=self._context.settings.arena_bytes,
                 background=seal.submit,
+                open_host=open_host,
             ),
             threads=[sync, seal],
             wake_fd=wake_fd,
@@ -141,7 +155,17 @@ class Worker:
             commit=sync.submit,
             background=seal.submit,
             journal=self._journal,
+            host_of=self._hosts.get,
         )
+
+    def _all_topics(self) -> dict[str, TopicSettings]:
+        """The configured ones, and dead letter topics that were made for them before."""
+        found = self._context.settings.all_topics()
+        for topic, settings in list(found.items()):
+            name = topic + SUFFIX
+            if name not in found and self._disk.exists(f"{name}/core_{self._context.core}"):
+                found[name] = msgspec.structs.replace(settings, name=name)
+        return found
 
 
 def _welcome(core: int, topics: Mapping[str, TopicSettings]) -> Welcome:

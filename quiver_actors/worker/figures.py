@@ -40,6 +40,7 @@ class LoopFigures:
     arena_used_bytes: int
     loop_gap_ns_max: int
     turns: int
+    intake_stopped: bool = False
 
 
 class _Row:
@@ -64,8 +65,13 @@ def _reader(figures: type[enum.IntEnum], *, without: frozenset[enum.IntEnum] = f
     return lambda struct: zip(indexes, map(int, fields(struct)), strict=True)
 
 
+_OF_CONNECTIONS: frozenset[enum.IntEnum] = frozenset(
+    [SubscriberFigure.CONNECTIONS, SubscriberFigure.WINDOW_FULL, SubscriberFigure.DETACHED_SINCE_UNIX_NS]
+)
+"""What deliveries know, not the engine."""
+
 _engine_values = _reader(EngineFigure)
-_subscriber_values = _reader(SubscriberFigure, without=frozenset([SubscriberFigure.CONNECTIONS]))
+_subscriber_values = _reader(SubscriberFigure, without=_OF_CONNECTIONS)
 
 
 class FigurePublisher:
@@ -97,7 +103,6 @@ class FigurePublisher:
 
     def publish(self, loop: LoopFigures, hosts: Mapping[str, EngineHost]) -> None:
         self.heartbeat()
-        self._publish_worker(loop, hosts)
         try:
             for topic, host in hosts.items():
                 self._publish_engine(topic, host)
@@ -105,6 +110,7 @@ class FigurePublisher:
             self._publish_error()
         except ShmError as error:
             self._report_full_table(error)
+        self._publish_worker(loop, hosts)
 
     def _publish_worker(self, loop: LoopFigures, hosts: Mapping[str, EngineHost]) -> None:
         self._worker.publish(
@@ -117,6 +123,7 @@ class FigurePublisher:
                 (WorkerFigure.LOOP_GAP_NS_MAX, loop.loop_gap_ns_max),
                 (WorkerFigure.PUSHES_WAITING, sum(host.ingest.waiting_count for host in hosts.values())),
                 (WorkerFigure.TURNS, loop.turns),
+                (WorkerFigure.INTAKE_STOPPED, int(loop.intake_stopped)),
             ]
         )
 
@@ -135,7 +142,14 @@ class FigurePublisher:
                 label = f"{topic}/{subscriber}"
                 row = self._subscribers[key] = _Row(self._region.row(RowKind.SUBSCRIBER, label))
             row.publish(_subscriber_values(figures))
-            row.publish([(SubscriberFigure.CONNECTIONS, host.deliveries.connections(subscriber))])
+            deliveries = host.deliveries
+            row.publish(
+                [
+                    (SubscriberFigure.CONNECTIONS, deliveries.connections(subscriber)),
+                    (SubscriberFigure.WINDOW_FULL, deliveries.windows_full(subscriber)),
+                    (SubscriberFigure.DETACHED_SINCE_UNIX_NS, deliveries.detached_since_unix_ns(subscriber)),
+                ]
+            )
         for key in [key for key in self._subscribers if key[0] == topic and key[1] not in present]:
             self._region.drop(self._subscribers.pop(key).writer)
 

@@ -5,13 +5,15 @@ Owner: the loop thread. An actor: requests, finished jobs and the clock go in; a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 from quiver_actors import events
 from quiver_actors.engine import Engine, EngineState
 from quiver_actors.errors import EngineFailed, QuiverError
 from quiver_actors.jobs import Job
 from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.worker.dead_letters import DeadLetters
 from quiver_actors.worker.deliveries import Deliveries
 from quiver_actors.worker.ingest import Ingest
 from quiver_actors.worker.journal import Journal
@@ -25,10 +27,24 @@ _TICK_INTERVAL_NS_MIN = MILLISECOND_NS
 class EngineHost:
     """See the module. Requests go to `ingest` and `deliveries`; whoever makes one calls `touch()`."""
 
-    def __init__(self, engine: Engine, *, commit: Submit, background: Submit, journal: Journal) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        commit: Submit,
+        background: Submit,
+        journal: Journal,
+        host_of: Callable[[str], EngineHost | None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            host_of: the other topics of this core, for dead letters.
+        """
         self.engine = engine
         self.ingest = Ingest(engine, self._start_jobs)
         self.deliveries = Deliveries(engine, journal)
+        self._dead_letters = DeadLetters(engine, self.deliveries.terms, host_of, background, journal)
+        self._letters_at_ns: int | None = None
         self.deadline_ns: int | None = None
         """When `turn` must be called again, whatever happens."""
         self._commit = commit
@@ -37,6 +53,7 @@ class EngineHost:
         self.is_touched = True
         """There is work for `turn` now."""
         self._is_failed = False
+        self._intake_is_stopped = False
 
     @property
     def is_failed(self) -> bool:
@@ -66,9 +83,19 @@ class EngineHost:
         self.ingest.write()
         while self.ingest.retry(now_ns):
             self.ingest.write()
+        if self._intake_is_stopped and not self._is_failed:
+            self.engine.seal_now()
+        if not self._is_failed and self.deliveries.is_open:
+            self._letters_at_ns = self._dead_letters.step(now_ns)
         self._start_jobs()
         self._answer()
         self._set_deadline(now_ns)
+
+    def stop_intake(self, reason: QuiverError) -> None:
+        """Take no more pushes and seal at once what is there; subscribers are served as before."""
+        self.touch()
+        self._intake_is_stopped = True
+        self.ingest.close(reason)
 
     def drain(self) -> None:
         """Take no more pushes, seal, make all progress durable; `is_drained` tells when."""
@@ -126,17 +153,37 @@ class EngineHost:
                     self.deliveries.is_due = True
                 case events.Replaced():
                     self.deliveries.replaced(event.segment_seq)
+                case events.ProgressDurable():
+                    # Notices that became durable with it can be told.
+                    self.deliveries.is_due = True
                 case events.Retired():
                     self.deliveries.retired(event)
                 case events.GapFound():
-                    self.deliveries.gap(event)
+                    self.deliveries.is_due = True
+                    self._journal.event(
+                        "subscriber.gap",
+                        level=logging.WARNING,
+                        topic=self.engine.topic,
+                        subscriber=event.subscriber,
+                        segment=event.segment_seq,
+                        first=event.bundle_index,
+                        bundles=event.bundle_count,
+                        reason=event.reason,
+                    )
                 case _:
-                    # Durable, ProgressDurable, Failed and Resumed are seen in the engine's own state, every turn.
+                    # Durable, Failed and Resumed are seen in the engine's own state, every turn.
                     continue
 
     def _set_deadline(self, now_ns: int) -> None:
-        wanted = [at for at in (self.engine.next_deadline_ns(), self.ingest.deadline_ns) if at is not None]
+        deadlines = (self.engine.next_deadline_ns(), self.ingest.deadline_ns, self._letters_at_ns)
+        wanted = [at for at in deadlines if at is not None]
         self.deadline_ns = max(min(wanted), now_ns + _TICK_INTERVAL_NS_MIN) if wanted else None
+
+    def sweep(self) -> None:
+        """What needs to be looked at now and then."""
+        self.ingest.trim()
+        if self.deliveries.drop_orphans():
+            self.touch()
 
     def detach(self, session: Session) -> None:
         """The connection has ended."""

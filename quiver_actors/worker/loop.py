@@ -98,6 +98,8 @@ class WorkerLoop:
         self._phase = Phase.SERVING
         self._phase_since_ns = 0
         self._drain_is_requested = False
+        self._intake_stop_is_requested = False
+        self._intake_is_stopped = False
         self._sessions: dict[int, Session] = {}
         self._unsent: set[Session] = set()
         """Have answers that were not tried to be sent."""
@@ -122,6 +124,11 @@ class WorkerLoop:
     def request_drain(self) -> None:
         """Stop in good order. May be called by a signal handler or another thread."""
         self._drain_is_requested = True
+        os.eventfd_write(self._wake_fd, 1)
+
+    def request_intake_stop(self) -> None:
+        """Take no more pushes, go on with everything else. May be called by a signal handler or another thread."""
+        self._intake_stop_is_requested = True
         os.eventfd_write(self._wake_fd, 1)
 
     def run(self) -> ChildExit:
@@ -298,6 +305,8 @@ class WorkerLoop:
                 self._begin_failing(failed[0], now_ns)
             elif self._drain_is_requested:
                 self._begin_draining(now_ns)
+            elif self._intake_stop_is_requested and not self._intake_is_stopped:
+                self._stop_intake()
         elif self._phase is Phase.DRAINING:
             if all(host.is_drained for host in hosts):
                 self._enter(Phase.LEAVING, now_ns)
@@ -312,6 +321,13 @@ class WorkerLoop:
         self._stop_listening()
         for host in self._hosts.values():
             host.drain()
+
+    def _stop_intake(self) -> None:
+        self._intake_is_stopped = True
+        self._journal.event("worker.intake_stop", sessions=len(self._sessions))
+        reason = Draining("the node is being drained: it takes no more bundles until it is started again")
+        for host in self._hosts.values():
+            host.stop_intake(reason)
 
     def _begin_failing(self, failed: EngineHost, now_ns: int) -> None:
         self._enter(Phase.FAILING, now_ns)
@@ -357,6 +373,7 @@ class WorkerLoop:
             arena_used_bytes=sum(arena.used_bytes() for arena in arenas),
             loop_gap_ns_max=max(self._gap_ns_max, self._gap_ns_max_before),
             turns=self._turns,
+            intake_stopped=self._intake_is_stopped,
         )
         self._figures.publish(figures, self._hosts)
         if now_ns >= self._sweep_at_ns:
@@ -377,7 +394,7 @@ class WorkerLoop:
         self._gap_ns_max_before, self._gap_ns_max = self._gap_ns_max, 0
         self._set_accepting(True)
         for host in self._hosts.values():
-            host.ingest.trim()
+            host.sweep()
         for session in list(self._sessions.values()):
             if session.state is SessionState.GREETING and now_ns - session.opened_ns > HELLO_PATIENCE_NS:
                 self._end(session, ProtocolError("no Hello came in time"))

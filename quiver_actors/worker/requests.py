@@ -9,26 +9,39 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
-from quiver_actors.errors import BundleTooLarge, ProtocolError, QuiverError, SharedMemoryError, UnknownTopic
-from quiver_actors.model import ENTRY_BODY_BYTES_MAX, SlotTable
+from quiver_actors.config import TopicSettings
+from quiver_actors.errors import BundleTooLarge, Draining, ProtocolError, QuiverError, SharedMemoryError, UnknownTopic
+from quiver_actors.model import ENTRY_BODY_BYTES_MAX, SlotTable, check_id
 from quiver_actors.protocol.messages import (
+    AckThrough,
     ArenaAttached,
     AttachArena,
+    BundleTime,
+    ClaimRef,
     Credit,
     DeclareSchema,
+    Done,
+    Extend,
     Flush,
     FlushProgress,
+    GapAck,
     Hello,
     ListSegments,
+    ListSubscribers,
     Message,
     OpenSegment,
+    Pending,
     Push,
     Register,
     Resolve,
     SegmentList,
     SegmentOpened,
+    StopIntake,
+    TopicInfo,
+    Unreadable,
     Unregister,
     Welcome,
 )
@@ -36,6 +49,7 @@ from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.shm.arena import ArenaOwner
 from quiver_actors.shm.errors import ShmError
 from quiver_actors.units import MIB, format_size
+from quiver_actors.worker.dead_letters import dead_letter_topic
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.session import EndSession, Session, SessionState
 from quiver_actors.worker.threads import Submit
@@ -79,10 +93,17 @@ class Requests:
     """See the module."""
 
     def __init__(
-        self, hosts: Mapping[str, EngineHost], *, welcome: Welcome, arena_bytes: int, background: Submit
+        self,
+        hosts: Mapping[str, EngineHost],
+        *,
+        welcome: Welcome,
+        arena_bytes: int,
+        background: Submit,
+        open_host: Callable[[str, TopicSettings], None],
     ) -> None:
         """
         Args:
+            open_host: adds a topic, with the settings of another one, to `hosts`.
             arena_bytes: ring size for clients that leave the choice to the worker.
             background: where arenas are made.
         """
@@ -93,6 +114,7 @@ class Requests:
         self._welcome = welcome
         self._arena_bytes = arena_bytes
         self._background = background
+        self._open_host = open_host
         self._handlers: dict[type[Message], _Handler] = {
             Hello: self._hello,
             AttachArena: self._attach_arena,
@@ -106,6 +128,17 @@ class Requests:
             Credit: self._credit,
             Resolve: self._resolve,
             FlushProgress: self._flush_progress,
+            Extend: lambda session, message, _: self._host(message.topic).deliveries.extend(session, message),
+            ClaimRef: lambda session, message, _: self._host(message.topic).deliveries.claim_ref(session, message),
+            AckThrough: lambda session, message, _: self._host(message.topic).deliveries.ack_through(session, message),
+            GapAck: lambda session, message, _: self._host(message.topic).deliveries.gap_ack(session, message),
+            Pending: lambda session, message, _: self._host(message.topic).deliveries.pending(session, message),
+            ListSubscribers: lambda session, message, _: self._host(message.topic).deliveries.list_all(
+                session, message.tag
+            ),
+            Unreadable: lambda session, message, _: self._host(message.topic).deliveries.unreadable(session, message),
+            StopIntake: self._stop_intake,
+            BundleTime: self._bundle_time,
         }
 
     def handle(self, session: Session, message: Message, now_ns: int) -> None:
@@ -192,7 +225,26 @@ class Requests:
         session.send_with_descriptor(opened, descriptor)
 
     def _register(self, session: Session, message: Register, now_ns: int) -> None:
-        self._host(message.topic).deliveries.register(session, message)
+        host = self._host(message.topic)
+        letters = dead_letter_topic(message.topic, message.terms)
+        if letters is not None and letters not in self._hosts:
+            if message.terms.dead_letter_topic:
+                raise self._unknown_topic(letters)
+            self._open_topic(letters, message.topic)
+        host.deliveries.register(session, message)
+
+    def _open_topic(self, topic: str, like: str) -> None:
+        """Make a topic that is not configured; new connections hear of it.
+
+        Raises:
+            QuiverError: its name is not allowed, or its directory cannot be opened.
+        """
+        check_id("topic", topic)
+        settings = self._hosts[like].engine.settings
+        self._open_host(topic, settings)
+        self._slot_tables[topic] = settings.slot_table()
+        info = TopicInfo(topic, settings.slots, settings.durability, settings.wal.flush_interval_ns)
+        self._welcome = msgspec.structs.replace(self._welcome, topics=[*self._welcome.topics, info])
 
     def _unregister(self, session: Session, message: Unregister, now_ns: int) -> None:
         self._host(message.topic).deliveries.unregister(session, message)
@@ -206,6 +258,23 @@ class Requests:
     def _flush_progress(self, session: Session, message: FlushProgress, now_ns: int) -> None:
         self._host(message.topic).deliveries.flush_progress(session, message)
 
+    def _stop_intake(self, session: Session, message: StopIntake, now_ns: int) -> None:
+        """All topics, or none: answered once the last one is sealed."""
+        if message.resume:
+            for host in self._hosts.values():
+                host.ingest.reopen()
+            session.send(Done(message.tag))
+            return
+        reason = Draining("this worker was told to take no more bundles (quiver drain): push elsewhere or later")
+        waiting = _SealedAll(session, message.tag, len(self._hosts))
+        for host in self._hosts.values():
+            host.touch()
+            host.ingest.stop(reason, waiting.one_is_sealed)
+
+    def _bundle_time(self, session: Session, message: BundleTime, now_ns: int) -> None:
+        engine = self._host(message.topic).engine
+        session.send(Done(message.tag, engine.bundle_time(message.segment_seq, message.bundle_index)))
+
     def _host(self, topic: str) -> EngineHost:
         host = self._hosts.get(topic)
         if host is None:
@@ -215,6 +284,20 @@ class Requests:
 
     def _unknown_topic(self, topic: str) -> UnknownTopic:
         return UnknownTopic(f"topic {topic!r} does not exist on this node: expected one of {', '.join(self._hosts)}")
+
+
+class _SealedAll:
+    """Answers StopIntake when the last of its topics is sealed."""
+
+    def __init__(self, session: Session, tag: int, topics: int) -> None:
+        self._session = session
+        self._tag = tag
+        self._missing = topics
+
+    def one_is_sealed(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._session.send(Done(self._tag))
 
 
 def _check_schema(message: DeclareSchema) -> None:

@@ -37,7 +37,7 @@ def opened_copy(disk: PosixDisk, tmp_path: Path, directory: str) -> EngineDriver
 def delivered(driver: EngineDriver, subscriber: str) -> list[tuple[int, dict[int, pa.RecordBatch]]]:
     return [
         (driver.read(segment_seq).sequence(index) or 0, driver.read(segment_seq).bundle(index))
-        for segment_seq, indexes in driver.engine.claim(subscriber, "owner", 100)
+        for segment_seq, indexes, *_ in driver.claim(subscriber, "owner", 100)
         for index in indexes
     ]
 
@@ -82,8 +82,8 @@ def test_files_of_ours_pass_the_independent_parser(disk: PosixDisk, tmp_path: Pa
     log = parse_log((root / "wal/quiver.wal").read_bytes(), aligned=True)
     assert [entry.sequence for entry in log.entries] == list(range(6))
     driver.seal()
-    ((segment_seq, indexes),) = driver.engine.claim("s", "x", 4)
-    driver.engine.resolve("s", "x", segment_seq, "ack", indexes, 0)
+    ((segment_seq, indexes, *_),) = driver.claim("s", "x", 4)
+    driver.resolve("s", "x", segment_seq, "ack", indexes, 0)
     driver.flush_progress()
     segment = parse_segment((root / "segments/0000000000000000.qseg").read_bytes())
     assert len(segment.bundles) == 6

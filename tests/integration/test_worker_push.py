@@ -254,8 +254,8 @@ def ends_with(worker: WorkerThread, client: WireClient, code: str, text: str) ->
         (m.DeclareSchema(1, "default", 0, bytes(32), b"no schema at all"), "protocol", "no Arrow schema"),
         (m.Push(1, "default", 0, 64, 64, b"", b"", b""), "protocol", "before ArenaAttached"),
         (m.Hello(m.PROTOCOL_VERSION, 1, "again"), "protocol", "second Hello"),
-        (m.Resolve(1, "default", "s", 0, "burn", b""), "protocol", "make no sense"),
-        (m.Resolve(1, "default", "s", 0, "ack", b"abc"), "protocol", "make no sense"),
+        (m.Resolve(1, "default", "s", 0, 1, "burn", b""), "protocol", "make no sense"),
+        (m.Resolve(1, "default", "s", 0, 1, "ack", b"abc"), "protocol", "make no sense"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, m.Message) else str(value)[:20],
 )

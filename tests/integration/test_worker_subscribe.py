@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import os
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_delivery_never_passes_the_credit(tmp_path: Path) -> None:
         client.resolve(deliver, indexes)
         client.flush_progress("s")
         assert not [message for message in client.received if isinstance(message, m.Deliver)]
-        client.send(m.Credit("default", "s", 100))
+        client.credit("s", 100)
         assert client.delivered()[1] == [4, 5, 6, 7, 8, 9]
 
 
@@ -54,12 +55,13 @@ def test_credit_can_be_taken_back(tmp_path: Path) -> None:
         producer = worker.producer()
         client = worker.connect()
         client.register("s", credit=10)
-        client.send(m.Credit("default", "s", -7))
+        client.credit("s", -7)
         client.flush_progress("s")
         producer.push_and_wait(*(table(value) for value in range(10)))
         producer.flush()
         assert client.delivered()[1] == [0, 1, 2]
-        client.send(m.Credit("default", "s", -1 << 40), m.Credit("default", "s", 2))
+        client.credit("s", -1 << 40)
+        client.credit("s", (1 << 40) + 2)
         assert client.delivered()[1] == [3, 4]
 
 
@@ -80,7 +82,7 @@ def test_descriptor_comes_once_for_all_subscribers_of_a_connection(tmp_path: Pat
         client.register("b", credit=2)
         client.values(1, "a")
         client.values(2, "b")
-        client.send(m.Credit("default", "a", 1))
+        client.credit("a", 1)
         client.values(1, "a")
         assert not client.descriptors
         assert not [message for message in client.received if isinstance(message, m.SegmentOpened)]
@@ -133,7 +135,7 @@ def test_segment_stays_for_the_subscriber_that_is_behind(tmp_path: Path) -> None
         client.resolve(deliver, indexes)
         client.expect(m.SegmentRetired)
         client.flush_progress("fast")
-        client.send(m.Credit("default", "slow", 1))
+        client.credit("slow", 1)
         assert first_values(client.values(1, "slow")) == [1]
 
 
@@ -144,7 +146,7 @@ def test_deferred_bundle_comes_again_and_blocks_nobody(tmp_path: Path) -> None:
         client.register("s", credit=1)
         deliver, indexes = client.delivered()
         client.resolve(deliver, indexes, outcome="defer", delay_ns=30_000_000)
-        client.send(m.Credit("default", "s", 3))
+        client.credit("s", 3)
         assert first_values(client.values(3)) == [2, 3, 1]
 
 
@@ -157,7 +159,7 @@ def test_defer_without_delay_returns_the_bundle_at_once(tmp_path: Path) -> None:
             deliver, indexes = client.delivered()
             assert indexes == [0]
             client.resolve(deliver, indexes, outcome="defer")
-            client.send(m.Credit("default", "s", 1))
+            client.credit("s", 1)
 
 
 def test_claims_of_a_dead_consumer_go_to_another_at_once(tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ def test_work_is_shared_without_overlap(tmp_path: Path) -> None:
         for client in clients:
             client.register("s")
         for client in clients:
-            client.send(m.Credit("default", "s", 25))
+            client.credit("s", 25)
         shares = [first_values(client.values(25)) for client in clients]
         assert sorted(value for share in shares for value in share) == list(range(100))
 
@@ -193,11 +195,14 @@ def test_claim_of_another_connection_cannot_be_resolved(tmp_path: Path) -> None:
         holder.register("s", credit=1)
         deliver, _ = holder.delivered()
         other.register("s", credit=1)
-        assert other.delivered()[1] == [1]
+        own, _ = other.delivered()
         tag = other.resolve(deliver, [0, 1])
-        answer = other.expect(m.Refused)
-        assert (answer.tag, answer.code) == (tag, "not_claimed")
-        assert "1 of 2 bundles" in answer.message
+        answer = other.expect(m.NotResolved)
+        assert answer.tag == tag
+        # Its own claim does not go under the token of another one either: it is newer.
+        assert refused(answer) == [("not_claimed", [0]), ("fenced", [1])]
+        other.resolve(own, [1])
+        other.flush_progress("s")
         holder.resolve(deliver, [0])
         holder.flush_progress("s")
         holder.expect(m.SegmentRetired)
@@ -265,7 +270,7 @@ def test_unregister_forgets_progress_and_detaches_every_connection(tmp_path: Pat
         second.send(m.Unregister(7, "default", "s"))
         second.done(7)
         assert not (worker.data_dir / "default/core_0/quiver.sub.s").exists()
-        first.send(m.Credit("default", "s", 1))
+        first.credit("s", 1)
         answer = first.expect(m.Refused)
         assert (answer.tag, answer.code) == (0, "unknown_subscriber")
         until(lambda: subscriber_figure(worker, "default/s", SubscriberFigure.CLAIMED) is None, "its figures to go")
@@ -281,7 +286,7 @@ def test_unregister_forgets_progress_and_detaches_every_connection(tmp_path: Pat
         (m.Unregister(1, "default", "s"), "unknown_subscriber"),
         (m.OpenSegment(1, "default", 99), "invalid_format"),
         (m.Flush(1, "nowhere"), "unknown_topic"),
-        (m.Resolve(1, "default", "s", 0, "ack", bytes(4)), "unknown_subscriber"),
+        (m.Resolve(1, "default", "s", 0, 1, "ack", bytes(4)), "unknown_subscriber"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, m.Message) else str(value),
 )
@@ -398,3 +403,7 @@ def test_listener_is_gone_while_draining_and_claims_stay_unresolved(
             lambda: any(row.kind == RowKind.WORKER and row.values[WorkerFigure.CPU_NS] for row in worker.region().rows),
             "CPU",
         )
+
+
+def refused(answer: m.NotResolved) -> list[tuple[str, list[int]]]:
+    return [(refusal.code, list(array.array("I", refusal.bundle_indexes))) for refusal in answer.refusals]

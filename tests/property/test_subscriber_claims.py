@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.progress import decode_progress, encode_progress
+from tests.support.consumers import RememberingState as SubscriberState
 
 OWNERS = ("alice", "bob", "carol")
 RESOLVED, PENDING = "resolved", "pending"

@@ -264,15 +264,17 @@ _DAMAGES: dict[str, Callable[[SimDisk], None]] = {
     "rotated log of nothing": _add("wal/quiver.wal.900", bytes(5000)),
     "rotated log of rubbish": _add("wal/quiver.wal.901", b"rubbish!" * 700),
     "empty rotated log": _add("wal/quiver.wal.902", b""),
-    "temporaries": lambda disk: [
-        _add(path, b"left over")(disk)
-        for path in ("quiver.core.tmp", "wal/quiver.wal.cursor.tmp", "segments/0000000000000099.qseg.tmp")
-    ]
-    and None,
-    "strangers": lambda disk: [
-        _add(path, b"not ours")(disk) for path in ("notes.txt", "wal/notes.txt", "segments/notes.txt", "quiver.sub.")
-    ]
-    and None,
+    "temporaries": lambda disk: (
+        [
+            _add(path, b"left over")(disk)
+            for path in ("quiver.core.tmp", "wal/quiver.wal.cursor.tmp", "segments/0000000000000099.qseg.tmp")
+        ]
+        and None
+    ),
+    "strangers": lambda disk: (
+        [_add(path, b"not ours")(disk) for path in ("notes.txt", "wal/notes.txt", "segments/notes.txt", "quiver.sub.")]
+        and None
+    ),
 }
 
 __all__ = ["NEVER", "Scene", "damage_scenes", "golden_disk", "put_file", "rust_scenes"]

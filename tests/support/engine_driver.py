@@ -16,6 +16,8 @@ from quiver_actors.events import Event
 from quiver_actors.protocol.messages import AckRun, Push
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.subscriber.gaps import GapNotice
+from quiver_actors.subscriber.grants import Grant
 
 
 class ManualClock:
@@ -62,7 +64,9 @@ class EngineDriver:
         self.clock = ManualClock()
         self.events: list[Event] = []
         self._streams = StreamTable(self.settings.name)
+        self.told: list[GapNotice] = []
         self._tag = 0
+        self._tokens: dict[tuple[str, int, int], int] = {}
         self.engine = self.reopen()
 
     def reopen(self) -> Engine:
@@ -173,7 +177,36 @@ class EngineDriver:
     def claim_numbers(self, subscriber: str, bundles: int = 1_000_000, owner: object = "owner") -> list[int]:
         """Claim and return the numbers of `numbered_batch`es delivered."""
         found = []
-        for segment_seq, indexes in self.engine.claim(subscriber, owner, bundles):
-            reader = self.read(segment_seq)
-            found += [reader.bundle(index)[0].column(0)[0].as_py() for index in indexes]
+        while True:
+            grants = self.claim(subscriber, owner, bundles - len(found))
+            for grant in grants:
+                reader = self.read(grant.segment_seq)
+                found += [reader.bundle(index)[0].column(0)[0].as_py() for index in grant.indexes]
+            self.settle()  # notices are told once they are durable
+            if not grants and not self.take_gaps(subscriber, owner):
+                return found
+
+    def take_gaps(self, subscriber: str, owner: object = "owner") -> list[GapNotice]:
+        """The notices that can be told now, oldest first; not acknowledged."""
+        found = []
+        while (notice := self.engine.take_gap(subscriber, owner)) is not None:
+            found.append(notice)
+        self.told += found
         return found
+
+    def claim(self, subscriber: str, owner: object, bundles: int, **options: Any) -> list[Grant]:
+        """Claim, and remember the tokens for `resolve`."""
+        grants = self.engine.claim(subscriber, owner, bundles, **options)
+        for grant in grants:
+            self._tokens.update(((subscriber, grant.segment_seq, index), grant.token) for index in grant.indexes)
+        return grants
+
+    def resolve(
+        self, subscriber: str, owner: object, segment_seq: int, outcome: str, indexes: Sequence[int], delay_ns: int = 0
+    ) -> list[tuple[str, list[int]]]:
+        """Resolve under the tokens that the bundles were claimed with last."""
+        refused = []
+        for index in indexes:
+            token = self._tokens.get((subscriber, segment_seq, index), 0)
+            refused += self.engine.resolve(subscriber, owner, segment_seq, token, outcome, [index], delay_ns)
+        return refused

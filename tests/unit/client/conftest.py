@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.client import Client, connect
+from quiver_actors.client import Client, Subscription, connect
+from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
+from tests.unit.client.feeding import BUNDLES, Feeder, batch
 from tests.unit.client.peer import Peer
 
 
@@ -30,3 +32,26 @@ def two_cores(run_dir: Path) -> Iterator[Peer]:
 def client(peer: Peer) -> Iterator[Client]:
     with connect(peer.run_dir) as connected:
         yield connected
+
+
+@pytest.fixture(scope="session")
+def segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real segment: bundle n has slot 3 with 2 rows from n on; every tenth has slot 7 too."""
+    bundles = [
+        DecodedBundle({3: batch(n)} | ({7: batch(-n, 1)} if n % 10 == 0 else {}), n, 1000 + n, n % 5)
+        for n in range(BUNDLES)
+    ]
+    path = tmp_path_factory.mktemp("segment") / "0000000000000004.qseg"
+    path.write_bytes(encode_contiguous(bundles))
+    return path
+
+
+@pytest.fixture
+def feeder(peer: Peer, segment: Path) -> Feeder:
+    return Feeder(peer, segment)
+
+
+@pytest.fixture
+def subscription(client: Client) -> Iterator[Subscription]:
+    with client.subscribe("exporter", topic="travel", idle_timeout=10) as subscribed:
+        yield subscribed

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +25,18 @@ from quiver_actors.protocol.messages import (
     SLOT_ROW,
     Acked,
     AckRun,
+    AckThrough,
     ArenaAttached,
     AttachArena,
+    BundleTime,
     ClientMessage,
     DeclareSchema,
     Done,
+    Extend,
+    Extended,
     Flush,
     FlushProgress,
+    GapAck,
     Hello,
     ListSegments,
     Message,
@@ -224,7 +230,11 @@ class Peer:
             self._push(session, message)
         elif isinstance(message, ListSegments):
             session.send(SegmentList(message.tag, []))
-        elif isinstance(message, Register | Unregister | Flush | FlushProgress):
+        elif isinstance(message, BundleTime):
+            session.send(Done(message.tag, 777))
+        elif isinstance(message, Extend):
+            session.send(Extended(message.tag, time.monotonic_ns() + 30_000_000_000, b""))
+        elif isinstance(message, Register | Unregister | Flush | FlushProgress | AckThrough | GapAck):
             session.send(Done(message.tag))
 
     def attach_arena(self, session: PeerSession, message: AttachArena) -> None:

@@ -1,23 +1,20 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from quiver_actors.client import Client, Delivery, GapNotice, Subscription, connect
-from quiver_actors.client.subscription import RESOLUTIONS_WAITING_MAX
+from quiver_actors.client import Client, GapNotice, Subscription, connect
 from quiver_actors.errors import (
+    AlreadyResolved,
     ClosedError,
     InvalidBundle,
     InvalidFormat,
     InvalidId,
-    NotClaimed,
     ProtocolError,
     SlotNotInBundle,
     Truncated,
@@ -31,101 +28,18 @@ from quiver_actors.model import BundleId
 from quiver_actors.protocol.messages import (
     ClientMessage,
     Credit,
-    Deliver,
     Done,
     FlushProgress,
-    Gap,
     Hello,
     Register,
     Resolve,
-    SegmentOpened,
     SegmentRetired,
+    Terms,
+    Unreadable,
     Unregister,
 )
-from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
+from tests.unit.client.feeding import BUNDLES, Feeder, batch, deliver, gap, open_segment, resolved, take
 from tests.unit.client.peer import Background, Peer, PeerSession, refuse, write_node_file
-
-BUNDLES = 200
-
-
-def batch(value: int, rows: int = 2) -> pa.RecordBatch:
-    return pa.record_batch({"id": [value + row for row in range(rows)]})
-
-
-@pytest.fixture(scope="module")
-def segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real segment: bundle n has slot 3 with 2 rows from n on; every tenth has slot 7 too."""
-    bundles = [
-        DecodedBundle({3: batch(n)} | ({7: batch(-n, 1)} if n % 10 == 0 else {}), n, 1000 + n, n % 5)
-        for n in range(BUNDLES)
-    ]
-    path = tmp_path_factory.mktemp("segment") / "0000000000000004.qseg"
-    path.write_bytes(encode_contiguous(bundles))
-    return path
-
-
-def open_segment(session: PeerSession, path: Path, segment_seq: int = 4, size_bytes: int | None = None) -> None:
-    size = path.stat().st_size if size_bytes is None else size_bytes
-    with open(path, "rb") as file:
-        session.send_with_descriptors([SegmentOpened(0, "travel", segment_seq, size)], file.fileno())
-
-
-def deliver(session: PeerSession, *indexes: int, segment_seq: int = 4) -> None:
-    session.send(Deliver("travel", "exporter", segment_seq, array("I", indexes).tobytes()))
-
-
-class Feeder:
-    """Delivers a segment's bundles for as long as there is credit, from the first one that was not acknowledged."""
-
-    def __init__(self, peer: Peer, segment: Path) -> None:
-        self.peer = peer
-        self.segment = segment
-        self.resolved: set[int] = set()
-        self.next: dict[PeerSession, Iterator[int]] = {}
-        peer.handlers[Credit] = self.credit
-        peer.handlers[Resolve] = self.resolve
-
-    def credit(self, session: PeerSession, message: ClientMessage) -> bool:
-        assert isinstance(message, Credit)
-        if session not in self.next:
-            self.next[session] = iter([n for n in range(BUNDLES) if n not in self.resolved])
-            open_segment(session, self.segment)
-        deliver(session, *itertools.islice(self.next[session], message.bundles))
-        return True
-
-    def resolve(self, session: PeerSession, message: ClientMessage) -> bool:
-        assert isinstance(message, Resolve)
-        self.resolved.update(array("I", message.bundle_indexes))
-        return True
-
-
-@pytest.fixture
-def feeder(peer: Peer, segment: Path) -> Feeder:
-    return Feeder(peer, segment)
-
-
-@pytest.fixture
-def subscription(client: Client) -> Iterator[Subscription]:
-    with client.subscribe("exporter", topic="travel", idle_timeout=10) as subscribed:
-        yield subscribed
-
-
-def take(subscription: Subscription, count: int = 1) -> list[Delivery]:
-    deliveries = []
-    for _ in range(count):
-        delivery = subscription.get(10)
-        assert delivery is not None, "nothing was delivered in time"
-        deliveries.append(delivery)
-    return deliveries
-
-
-def resolved(peer: Peer) -> list[tuple[int, str, int, list[int]]]:
-    return [
-        (message.segment_seq, message.outcome, message.delay_ns, array("I", message.bundle_indexes).tolist())
-        for message in peer.of_type(Resolve)
-        if isinstance(message, Resolve)
-    ]
-
 
 # --- attaching ---------------------------------------------------------------------------------------------------------------
 
@@ -133,7 +47,7 @@ def resolved(peer: Peer) -> list[tuple[int, str, int, list[int]]]:
 def test_subscribe_registers_on_all_workers_and_gives_credit(two_cores: Peer) -> None:
     with connect(two_cores.run_dir) as client, client.subscribe("exporter", topic="travel", prefetch=10):
         two_cores.wait_for(lambda: len([m for _, m in two_cores.received if isinstance(m, Credit)]) == 2)
-        assert two_cores.of_type(Register) == [Register(1, "travel", "exporter", "latest")] * 2
+        assert two_cores.of_type(Register) == [Register(1, "travel", "exporter", "latest", Terms())] * 2
         assert two_cores.of_type(Credit) == [Credit("travel", "exporter", 10)] * 2
 
 
@@ -221,10 +135,10 @@ def test_batches_are_views_of_the_mapping_and_outlive_everything(feeder: Feeder,
 def test_credit_comes_back_in_portions_as_bundles_are_taken(peer: Peer, feeder: Feeder, client: Client) -> None:
     with client.subscribe("exporter", topic="travel", prefetch=16) as subscription:
         take(subscription, BUNDLES)
-        given = [message.bundles for message in peer.of_type(Credit)]  # type: ignore[attr-defined]
+        given = [message.total for message in peer.of_type(Credit)]  # type: ignore[attr-defined]
         assert given[0] == 16
-        assert set(given[1:]) == {8}
-        assert sum(given) <= BUNDLES + 16
+        # The watchdog may repeat one.
+        assert sorted(set(given)) == list(range(16, BUNDLES + 17, 8))
 
 
 def test_prefetch_of_one_delivers_everything(feeder: Feeder, client: Client) -> None:
@@ -288,10 +202,17 @@ def test_damaged_segment_is_an_error_of_its_deliveries_only(
     deliver(session, 0, segment_seq=3)
     deliver(session, 1, segment_seq=4)
     bad, good = take(subscription, 2)
-    with pytest.raises(InvalidFormat):
-        _ = bad.slots
+    for _ in range(2):
+        with pytest.raises(InvalidFormat):
+            _ = bad.slots
     bad.reject()
     assert good.batch.equals(batch(1))
+    peer.wait_for(lambda: bool(peer.of_type(Unreadable)))
+    (told,) = peer.of_type(Unreadable)
+    assert isinstance(told, Unreadable)
+    assert (told.segment_seq, told.token, array("I", told.bundle_indexes).tolist()) == (3, 1, [0])
+    subscription.flush()
+    assert resolved(peer) == [], "the worker has it back already"
 
 
 def test_segment_shorter_than_announced_is_truncated_not_a_crash(
@@ -329,14 +250,13 @@ def test_outcomes_reach_the_worker(peer: Peer, feeder: Feeder, subscription: Sub
 
 
 def test_resolutions_travel_together(peer: Peer, feeder: Feeder, subscription: Subscription) -> None:
-    deliveries = take(subscription, 3 * RESOLUTIONS_WAITING_MAX)
-    for delivery in deliveries:
+    for delivery in take(subscription, BUNDLES):
         delivery.ack()
     subscription.flush()
     sent = resolved(peer)
-    assert sorted(index for *_, indexes in sent for index in indexes) == list(range(3 * RESOLUTIONS_WAITING_MAX))
-    assert len(sent) <= 8
-    assert all(len(indexes) <= RESOLUTIONS_WAITING_MAX for *_, indexes in sent)
+    assert sorted(index for *_, indexes in sent for index in indexes) == list(range(BUNDLES))
+    # One message for each token and time of sending.
+    assert len(sent) <= 20
 
 
 def test_first_ack_leaves_at_once(peer: Peer, feeder: Feeder, subscription: Subscription) -> None:
@@ -382,13 +302,18 @@ def test_block_acknowledges_or_defers(peer: Peer, feeder: Feeder, subscription: 
     assert sorted(resolved(peer)) == [(4, "ack", 0, [0]), (4, "defer", 0, [1]), (4, "reject", 0, [2])]
 
 
-def test_resolving_twice_is_not_claimed(feeder: Feeder, subscription: Subscription) -> None:
+def test_resolving_twice_the_same_way_changes_nothing_and_another_way_is_refused(
+    peer: Peer, feeder: Feeder, subscription: Subscription
+) -> None:
     (delivery,) = take(subscription)
     delivery.ack()
-    for again in (delivery.ack, delivery.reject, delivery.defer):
-        with pytest.raises(NotClaimed, match="resolved before"):
+    delivery.ack()
+    for again in (delivery.reject, delivery.defer):
+        with pytest.raises(AlreadyResolved, match="resolved before"):
             again()
     assert delivery.is_resolved
+    subscription.flush()
+    assert resolved(peer) == [(4, "ack", 0, [0])]
 
 
 def test_negative_delay_is_refused(feeder: Feeder, subscription: Subscription) -> None:
@@ -475,19 +400,19 @@ def test_gap_notice_reaches_the_callback(peer: Peer, client: Client, segment: Pa
     notices: list[GapNotice] = []
     with client.subscribe("exporter", topic="travel", on_gap=notices.append) as subscription:
         peer.wait_for(lambda: bool(peer.of_type(Credit)))
-        peer.sessions[-1].send(Gap("travel", "exporter", 4, 10, 5, "damaged"))
+        peer.sessions[-1].send(gap())
         open_segment(peer.sessions[-1], segment)
         deliver(peer.sessions[-1], 0)
         take(subscription)
         assert subscription.get(0) is None
-    assert notices == [GapNotice("travel", 0, 4, 10, 5, "damaged")]
+    assert notices == [GapNotice("travel", 0, 4, 10, 14, 5, 20, "damaged")]
 
 
 def test_gap_notice_is_logged_without_a_callback(
     peer: Peer, subscription: Subscription, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer.wait_for(lambda: bool(peer.of_type(Credit)))
-    peer.sessions[-1].send(Gap("travel", "exporter", 4, 10, 5, "damaged"))
+    peer.sessions[-1].send(gap())
     assert subscription.get(0.1) is None
     assert "quiver.subscription.gap" in caplog.text
     assert "damaged" in caplog.text

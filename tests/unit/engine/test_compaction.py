@@ -185,8 +185,8 @@ def test_a_segment_that_is_deleted_in_the_middle_stays_deleted(disk: Disk, tmp_p
     small_bundles(driver)
     job = started(driver)
     driver.engine.finish(job)
-    for segment_seq, indexes in driver.engine.claim("s", "x", COUNT):
-        driver.engine.resolve("s", "x", segment_seq, "ack", indexes, 0)
+    for segment_seq, indexes, *_ in driver.claim("s", "x", COUNT):
+        driver.resolve("s", "x", segment_seq, "ack", indexes, 0)
     driver.flush_progress()
     assert list((tmp_path / PATH).parent.iterdir()) == [], "neither the segment nor what was to replace it"
     driver.run_for(2 * COMPACTION_AGE_NS)

@@ -229,8 +229,8 @@ def test_a_segment_is_deleted_only_when_every_subscriber_has_durably_resolved_it
     segment = tmp_path / "default/core_0/segments/0000000000000000.qseg"
     for subscriber in ("a", "b"):
         assert segment.exists()
-        for segment_seq, indexes in driver.engine.claim(subscriber, "x", 10):
-            driver.engine.resolve(subscriber, "x", segment_seq, "ack", indexes, 0)
+        for segment_seq, indexes, *_ in driver.claim(subscriber, "x", 10):
+            driver.resolve(subscriber, "x", segment_seq, "ack", indexes, 0)
         driver.run_background()
         assert segment.exists(), "not before the progress is durable"
         driver.flush_progress()
@@ -243,8 +243,8 @@ def test_resolved_bundles_do_not_come_back_after_a_kill_once_progress_is_durable
     driver.push_numbered(0, 10)
     driver.settle()
     driver.seal()
-    ((segment_seq, indexes),) = driver.engine.claim("s", "x", 10)
-    driver.engine.resolve("s", "x", segment_seq, "ack", indexes[1::2], 0)
+    ((segment_seq, indexes, *_),) = driver.claim("s", "x", 10)
+    driver.resolve("s", "x", segment_seq, "ack", indexes[1::2], 0)
     driver.flush_progress()
     driver.engine._lock.release()
     driver.reopen()
@@ -259,17 +259,18 @@ def test_unregister_deletes_the_progress_file_and_frees_segments(disk: Disk, tmp
     driver.push_numbered(0)
     driver.settle()
     driver.seal()
-    ((segment_seq, indexes),) = driver.engine.claim("keeps", "x", 10)
-    driver.engine.resolve("keeps", "x", segment_seq, "ack", indexes, 0)
+    ((segment_seq, indexes, *_),) = driver.claim("keeps", "x", 10)
+    driver.resolve("keeps", "x", segment_seq, "ack", indexes, 0)
     driver.flush_progress()
     assert len(driver.engine.segments()) == 1
-    ticket = driver.engine.unregister("goes")
+    ticket, owed = driver.engine.unregister("goes")
+    assert owed == 1
     driver.settle()
     assert driver.engine.progress_durable >= ticket
     assert not (tmp_path / "default/core_0/quiver.sub.goes").exists()
     assert driver.engine.segments() == []
     with pytest.raises(UnknownSubscriber):
-        driver.engine.claim("goes", "x", 1)
+        driver.claim("goes", "x", 1)
 
 
 # --- the door ---------------------------------------------------------------------------------------------------------------

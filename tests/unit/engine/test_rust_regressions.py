@@ -17,10 +17,10 @@ from tests.support.engine_driver import EngineDriver, numbered_batch, topic_sett
 
 def acknowledge_all(driver: EngineDriver, subscriber: str) -> list[int]:
     numbers = []
-    for segment_seq, indexes in driver.engine.claim(subscriber, "x", 1_000_000):
+    for segment_seq, indexes, *_ in driver.claim(subscriber, "x", 1_000_000):
         reader = driver.read(segment_seq)
         numbers += [reader.bundle(index)[0].column(0)[0].as_py() for index in indexes]
-        assert driver.engine.resolve(subscriber, "x", segment_seq, "ack", indexes, 0) == []
+        assert driver.resolve(subscriber, "x", segment_seq, "ack", indexes, 0) == []
     driver.flush_progress()
     return numbers
 
@@ -158,8 +158,8 @@ def test_one_deferred_bundle_does_not_block_newer_ones(disk: Disk) -> None:
     driver.push_numbered(0, 3)
     driver.settle()
     driver.seal()
-    ((segment_seq, indexes),) = driver.engine.claim("s", "x", 1)
-    driver.engine.resolve("s", "x", segment_seq, "defer", indexes, 30 * SECOND_NS)
+    ((segment_seq, indexes, *_),) = driver.claim("s", "x", 1)
+    driver.resolve("s", "x", segment_seq, "defer", indexes, 30 * SECOND_NS)
     assert driver.claim_numbers("s") == [1, 2]
     driver.clock.advance(30 * SECOND_NS)
     driver.settle()
@@ -225,8 +225,8 @@ def test_progress_is_flushed_at_shutdown(disk: Disk) -> None:
     driver.push_numbered(0, 2)
     driver.settle()
     driver.seal()
-    ((segment_seq, indexes),) = driver.engine.claim("s", "x", 1)
-    driver.engine.resolve("s", "x", segment_seq, "ack", indexes, 0)
+    ((segment_seq, indexes, *_),) = driver.claim("s", "x", 1)
+    driver.resolve("s", "x", segment_seq, "ack", indexes, 0)
     driver.drain_and_close()
     driver.reopen()
     driver.settle()

@@ -44,8 +44,8 @@ def write_store(root: Path) -> None:
         driver.push_numbered(first, 3)
         driver.settle()
         driver.seal()
-    for segment_seq, indexes in driver.engine.claim("exporter", "owner", 4):
-        driver.engine.resolve("exporter", "owner", segment_seq, "ack", indexes, 0)
+    for segment_seq, indexes, *_ in driver.claim("exporter", "owner", 4):
+        driver.resolve("exporter", "owner", segment_seq, "ack", indexes, 0)
     driver.flush_progress()
     driver.push_numbered(9, 4)
     driver.commit()

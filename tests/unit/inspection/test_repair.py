@@ -49,7 +49,7 @@ def delivered(root: Path) -> list[int]:
     driver = EngineDriver(disk, topic_settings(segment_target_size_bytes=64 << 10))
     numbers = []
     driver.settle()
-    for segment_seq, indexes in driver.engine.claim("exporter", "owner", 1000):
+    for segment_seq, indexes, *_ in driver.claim("exporter", "owner", 1000):
         reader = driver.read(segment_seq)
         batches = [reader.bundle(index)[0] for index in indexes]
         numbers += [batch.column(0)[0].as_py() for batch in batches if batch.schema.names[0] == "number"]

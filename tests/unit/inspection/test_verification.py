@@ -328,8 +328,8 @@ class _Ingest(threading.Thread):
         if self.rounds % 3 == 0:
             driver.engine.seal_now()
             driver.settle()
-        for segment_seq, indexes in driver.engine.claim("exporter", "owner", 15):
-            driver.engine.resolve("exporter", "owner", segment_seq, "ack", indexes, 0)
+        for segment_seq, indexes, *_ in driver.claim("exporter", "owner", 15):
+            driver.resolve("exporter", "owner", segment_seq, "ack", indexes, 0)
         driver.flush_progress()
 
 

@@ -135,8 +135,17 @@ def client_messages() -> list[messages.Message]:
         messages.Register(6, "default", "exporter", "latest"),
         messages.Unregister(7, "default", "exporter"),
         messages.Credit("default", "exporter", 64),
-        messages.Resolve(8, "default", "exporter", 9, "defer", b"\0\0\0\0", 5),
+        messages.Resolve(8, "default", "exporter", 9, 1 << 62, "defer", b"\0\0\0\0", 5),
         messages.FlushProgress(9, "default", "exporter"),
+        messages.Extend(10, "default", "exporter", bytes(8)),
+        messages.ClaimRef(11, "default", "exporter", 9, 3),
+        messages.AckThrough(12, "default", "exporter", 9, 3),
+        messages.GapAck(13, "default", "exporter", 1),
+        messages.Pending(14, "default", "exporter", 1, 2, 3, 4),
+        messages.ListSubscribers(15, "default"),
+        messages.Unreadable(16, "default", "exporter", 9, 1 << 62, bytes(4), "checksum"),
+        messages.StopIntake(17, resume=True),
+        messages.BundleTime(18, "default", 9, 3),
     ]
 
 
@@ -149,9 +158,13 @@ def worker_messages() -> list[messages.Message]:
         messages.Done(3),
         messages.SegmentList(4, [messages.SegmentInfo(1, 2, 3, 4, 5, 6)]),
         messages.SegmentOpened(0, "default", 1, 4096),
-        messages.Deliver("default", "exporter", 1, b"\0\0\0\0"),
+        messages.Deliver("default", "exporter", 1, b"\0\0\0\0", 1 << 62, b"\1\0", 77),
         messages.SegmentRetired("default", "exporter", 1),
-        messages.Gap("default", "exporter", 1, 0, 3, "damaged"),
+        messages.Gap("default", "exporter", 7, 1, 0, 2, 3, 30, "damaged"),
+        messages.NotResolved(5, "default", "exporter", 1, 1 << 62, [messages.Refusal("fenced", bytes(4))]),
+        messages.Extended(6, 77, bytes(8)),
+        messages.PendingInfo(7, 1, 2, 3, 4, 5, 6, -1, 0, 9, False),
+        messages.SubscriberList(8, [messages.SubscriberInfo("exporter", *range(16))]),
     ]
 
 

@@ -13,8 +13,8 @@ import pytest
 from quiver_actors.errors import UsageError
 from quiver_actors.subscriber.bitmap import full
 from quiver_actors.subscriber.bundle_states import BundleStates
-from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress, decode_progress, encode_progress
+from tests.support.consumers import RememberingState as SubscriberState
 
 ALICE, BOB = object(), object()
 
@@ -605,10 +605,16 @@ def test_backlog_holds_no_object_per_bundle() -> None:
 def test_segment_at_rest_keeps_only_its_bitmap() -> None:
     states = BundleStates(50_000)
     states.claim(0, 50_000, 50_000, 1)
-    states.move(range(10), 1, 3)
+    states.move(range(50_000 - 10), 1, 5)
     assert states._states
-    states.release(1)
+    states.rest()
+    assert states._states, "what was delivered and is not resolved keeps its count"
+    states.move(range(50_000 - 10, 49_999), 1, 5)
+    states.resolve_span(49_999, 50_000, 5)
+    states.rest()
     assert not states._states
-    assert not states._holders
+    assert not states._tokens
+    assert states.first_unresolved() == 50_000
+    states = BundleStates(50_000, full(10))
     assert states.first_unresolved() == 10
     assert states.claim(0, 50_000, 1, 2) == range(10, 11)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quiver_actors.errors import InvalidId, UnknownSubscriber, UsageError
+from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress, decode_progress, encode_progress
 from quiver_actors.subscriber.registry import SubscriberRegistry
 from tests.unit.subscriber.test_progress import GOLDEN
@@ -21,8 +22,12 @@ def registry_with(*segments: tuple[int, int]) -> SubscriberRegistry:
 
 def finish(registry: SubscriberRegistry, subscriber: str, bundles: int = 1_000_000) -> None:
     state = registry.get(subscriber)
-    for segment_seq, indexes in state.claim(OWNER, bundles):
-        assert state.resolve(OWNER, segment_seq, "ack", indexes, 0, 0) == []
+    for segment_seq, indexes, token, *_ in state.claim(OWNER, bundles):
+        assert state.resolve(OWNER, segment_seq, token, "ack", indexes, 0, 0) == []
+
+
+def claimed(state: SubscriberState, bundles: int) -> list[tuple[int, list[int]]]:
+    return [(segment_seq, list(indexes)) for segment_seq, indexes, *_ in state.claim(OWNER, bundles)]
 
 
 def flush(registry: SubscriberRegistry, next_segment_seq: int) -> dict[str, bytes]:
@@ -42,7 +47,7 @@ def test_golden_subscriber_is_owed_what_its_readme_says() -> None:
     registry.add_segment(1, 2)
     # The four bundles of the log are sealed as the next segment.
     registry.add_segment(2, 4)
-    assert registry.get("sub-a").claim(OWNER, 100) == [(0, [1]), (1, [1]), (2, [0, 1, 2, 3])]
+    assert claimed(registry.get("sub-a"), 100) == [(0, [1]), (1, [1]), (2, [0, 1, 2, 3])]
 
 
 def test_register_latest_owes_nothing_older() -> None:
@@ -50,14 +55,14 @@ def test_register_latest_owes_nothing_older() -> None:
     state = registry.register("sub", "latest", (2, 3))
     assert state.pending_count() == 0
     registry.add_segment(2, 4)
-    assert state.claim(OWNER, 100) == [(2, [3])]
+    assert claimed(state, 100) == [(2, [3])]
 
 
 def test_register_earliest_owes_everything_there_is() -> None:
     registry = registry_with((3, 2), (4, 1))
     state = registry.register("sub", "earliest", (5, 3))
     registry.add_segment(5, 3)
-    assert state.claim(OWNER, 100) == [(3, [0, 1]), (4, [0]), (5, [0, 1, 2])]
+    assert claimed(state, 100) == [(3, [0, 1]), (4, [0]), (5, [0, 1, 2])]
 
 
 def test_register_known_subscriber_resumes_whatever_start_says() -> None:
@@ -79,7 +84,7 @@ def test_register_is_durable_with_the_next_flush() -> None:
     after = registry_with((0, 5))
     after.load("sub", decode_progress(encode_progress(progress)))
     after.add_segment(1, 5)
-    assert after.get("sub").claim(OWNER, 100) == [(1, [2, 3, 4])]
+    assert claimed(after.get("sub"), 100) == [(1, [2, 3, 4])]
 
 
 @pytest.mark.parametrize("start", ["", "newest", "LATEST"])
@@ -169,7 +174,7 @@ def test_deleted_segment_is_not_owed_to_later_subscribers() -> None:
     flush(registry, 2)
     assert registry.deletable([0, 1]) == [0]
     assert registry.forget_segment(0, file_is_gone=True) == [], "nobody loses anything"
-    assert registry.register("b", "earliest", (2, 0)).claim(OWNER, 100) == [(1, [0, 1])]
+    assert claimed(registry.register("b", "earliest", (2, 0)), 100) == [(1, [0, 1])]
 
 
 def test_damaged_segment_names_each_subscribers_losses() -> None:
@@ -207,8 +212,8 @@ def test_release_and_due_go_over_all_subscribers() -> None:
     for subscriber in ("a", "b", "c"):
         registry.register(subscriber, "earliest", (1, 0))
     for subscriber, delay_ns in (("a", 30), ("b", 20)):
-        registry.get(subscriber).claim(OWNER, 2)
-        registry.get(subscriber).resolve(OWNER, 0, "defer", [0], delay_ns, 1000)
+        ((segment_seq, _, token, *_),) = registry.get(subscriber).claim(OWNER, 2)
+        registry.get(subscriber).resolve(OWNER, segment_seq, token, "defer", [0], delay_ns, 1000)
     assert registry.next_due_ns() == 1020
     assert registry.release(OWNER) == ["a", "b"]
     assert registry.release(OWNER) == []

@@ -13,6 +13,7 @@ from quiver_actors.supervisor.decide import (
     Fork,
     Forked,
     ForkFailed,
+    IntakeStopRequested,
     Observed,
     Report,
     Signal,
@@ -283,3 +284,22 @@ def test_sigkill_from_outside_is_reported_with_the_usual_culprit() -> None:
     assert report.fields["status"] == "SIGKILL"
     assert "out of memory" in str(report.fields["hint"])
     assert os.WIFSIGNALED(KILLED)
+
+
+def test_intake_is_stopped_once_on_ready_children_and_on_those_that_become_ready() -> None:
+    world = World()
+    world.start()
+    world.look(0)
+    assert world.feed(IntakeStopRequested("asked")) == [Signal(0, signal.SIGUSR1)]
+    assert world.feed(IntakeStopRequested("asked again")) == []
+    assert world.look(1) == [Signal(1, signal.SIGUSR1), AnnounceReady()]
+    world.feed(Exited(0, KILLED))
+    assert world.tick(1) == [Fork(0)]
+    assert world.feed(Forked(0, 500)) == []
+    assert Signal(0, signal.SIGUSR1) in world.look(0)
+
+
+def test_intake_of_a_node_that_stops_is_left_alone() -> None:
+    world = World().ready()
+    world.feed(StopRequested("TERM"))
+    assert world.feed(IntakeStopRequested("asked")) == []

@@ -10,7 +10,7 @@ import select
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,6 +103,7 @@ class WireClient:
         self.runs: dict[int, tuple[m.AckRun, int]] = {}
         self.arena: ArenaProducer | None = None
         self.tag = 100
+        self.credits: Counter[tuple[str, str]] = Counter()
         self.welcome: m.Welcome | None = None
         try:
             self.socket.connect(path)
@@ -222,12 +223,25 @@ class WireClient:
         self.send(m.Flush(tag, topic))
         self.done(tag)
 
-    def register(self, subscriber: str, *, topic: str = "default", start: str = "earliest", credit: int = 0) -> None:
+    def register(
+        self,
+        subscriber: str,
+        *,
+        topic: str = "default",
+        start: str = "earliest",
+        credit: int = 0,
+        terms: m.Terms | None = None,
+    ) -> None:
         tag = self.next_tag()
-        self.send(m.Register(tag, topic, subscriber, start))
+        self.send(m.Register(tag, topic, subscriber, start, terms or m.Terms()))
         self.done(tag)
         if credit:
-            self.send(m.Credit(topic, subscriber, credit))
+            self.credit(subscriber, credit, topic=topic)
+
+    def credit(self, subscriber: str, bundles: int, *, topic: str = "default") -> None:
+        """Let so many more bundles come (fewer, if negative)."""
+        self.credits[topic, subscriber] += bundles
+        self.send(m.Credit(topic, subscriber, self.credits[topic, subscriber]))
 
     def delivered(self, subscriber: str | None = None) -> tuple[m.Deliver, list[int]]:
         """The next delivery and its bundle indexes; its segment is open in `segments`."""
@@ -264,7 +278,8 @@ class WireClient:
     def resolve(self, deliver: m.Deliver, indexes: Sequence[int], outcome: str = "ack", delay_ns: int = 0) -> int:
         tag = self.next_tag()
         packed = array.array("I", indexes).tobytes()
-        self.send(m.Resolve(tag, deliver.topic, deliver.subscriber, deliver.segment_seq, outcome, packed, delay_ns))
+        names = (deliver.topic, deliver.subscriber, deliver.segment_seq, deliver.token)
+        self.send(m.Resolve(tag, *names, outcome, packed, delay_ns))
         return tag
 
     def flush_progress(self, subscriber: str, topic: str = "default") -> None:

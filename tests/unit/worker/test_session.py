@@ -50,7 +50,7 @@ def ends() -> Iterator[Ends]:
 
 def test_hello_of_another_version_names_both_and_what_to_do(ends: Ends) -> None:
     ends.session.state = SessionState.GREETING
-    with pytest.raises(ProtocolError, match="speaks protocol version 99, this worker 1: install the same release"):
+    with pytest.raises(ProtocolError, match="speaks protocol version 99, this worker 2: install the same release"):
         ends.session.greet(m.Hello(99, 1, "old"))
 
 

@@ -1,0 +1,231 @@
+"""How fast do sealed bundles reach another process, and how soon after the push?
+
+Rate: one worker, bundles of two slots with 1,000 rows each (16 and 12 KB), all sealed before the clock starts. Every consumer is a
+process with a subscriber of its own that gets each bundle (claimed by the worker for it), maps the segment, makes the batches of both slots
+and acknowledges; the clock stops when all acknowledgements are durable. The figure is one consumer's, the slowest's: with more
+consumers than cores it falls by their number; `sum` adds them up. CPU is user + system of one consumer, and of the worker.
+
+Limit in the same run, interleaved: `ipc-files`, as many processes that map plain Arrow files with the same batches (one a slot and 1,024
+bundles) and get each batch by `pyarrow.ipc.open_file`, with nobody to claim from or to tell.
+
+Latency: a producer pushes single bundles at a steady pace, a consumer notes the time from before the push to when it has the batch.
+At the default settings that is nearly all waiting for the seal (32 MiB or 5 s).
+
+    python -m benchmarks.deliver [--quick] [--json] [--rounds N] [--dir D]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+import quiver_actors
+from benchmarks.harness import (
+    Candidate,
+    Figure,
+    Measurements,
+    Report,
+    arguments,
+    machine_line,
+    median,
+    median_ratio,
+    percentile,
+    run_interleaved,
+    running_node,
+    scratch,
+)
+from quiver_actors.client.node_view import read_node_view
+
+ROWS = 1000
+PREFETCH = 2048
+PUSHES_PER_SECOND = 200
+LATENCY_CONFIGS = {"default": "", "max_open=10ms": '[segment]\nmax_open_duration = "10ms"\n'}
+_DISTINCT_BUNDLES = 64
+_BUNDLES_PER_FILE = 1024
+
+Bundle = dict[str | int, pa.RecordBatch]
+Consumer = Callable[..., None]
+
+
+def make_bundles() -> list[Bundle]:
+    """Distinct bundles of two slots, 28 KB each."""
+    rng = np.random.default_rng(1)
+    return [
+        {
+            1: pa.record_batch({"id": rng.integers(0, 1 << 40, ROWS), "value": rng.random(ROWS)}),
+            2: pa.record_batch({"ts": rng.integers(0, 1 << 50, ROWS), "kind": rng.integers(0, 9, ROWS, np.int32)}),
+        }
+        for _ in range(_DISTINCT_BUNDLES)
+    ]
+
+
+# --- rate ----------------------------------------------------------------------------------------------------------------
+
+
+def consume(run_dir: str, subscriber: str, total: int, barrier: Barrier, results: Any) -> None:
+    """One consumer process: get, read both slots, acknowledge, all durable at the end."""
+    with quiver_actors.connect(run_dir) as client:
+        subscription = client.subscribe(subscriber, prefetch=PREFETCH)
+        barrier.wait()
+        cpu, started, rows = time.process_time(), time.perf_counter(), 0
+        for _ in range(total):
+            delivery = subscription.get()
+            assert delivery is not None
+            for batch in delivery.slots.values():
+                rows += batch.num_rows
+            delivery.ack()
+        subscription.flush()
+        results.put((time.perf_counter() - started, time.process_time() - cpu))
+        assert rows == 2 * ROWS * total
+        subscription.close()
+
+
+def deliver(directory: str, consumers: int, total: int) -> Measurements:
+    """Push and seal, then let the consumers go."""
+    names = [f"consumer-{number}" for number in range(consumers)]
+    bundles = make_bundles()
+    with running_node(directory) as run_dir, quiver_actors.connect(run_dir) as client:
+        for name in names:
+            client.subscribe(name).close()
+        client.push_many(bundles[number % len(bundles)] for number in range(total))
+        client.flush()
+        worker = psutil.Process(psutil.Process(read_node_view(run_dir).pid).children()[0].pid)
+        cpu_before = sum(worker.cpu_times()[:2])
+        measured = _run_together(consume, [(run_dir, name, total) for name in names])
+        measured["worker_cpu"] = (sum(worker.cpu_times()[:2]) - cpu_before) / (total * consumers) * 1e6
+    return _per_bundle(measured, consumers, total)
+
+
+def read_files(paths: Sequence[str], barrier: Barrier, results: Any) -> None:
+    """One process of the limit."""
+    barrier.wait()
+    cpu, started, rows = time.process_time(), time.perf_counter(), 0
+    for path in paths:
+        with pa.memory_map(path) as first, pa.memory_map(path.replace("slot-1", "slot-2")) as second:
+            readers = [pa.ipc.open_file(first), pa.ipc.open_file(second)]
+            for number in range(readers[0].num_record_batches):
+                for reader in readers:
+                    rows += reader.get_batch(number).num_rows
+    results.put((time.perf_counter() - started, time.process_time() - cpu))
+
+
+def ipc_files(directory: str, consumers: int, total: int) -> Measurements:
+    """The same batches in plain Arrow files."""
+    bundles = make_bundles()
+    paths = []
+    for first in range(0, total, _BUNDLES_PER_FILE):
+        for slot in (1, 2):
+            paths.append(os.path.join(directory, f"slot-{slot}-{first}.arrow"))
+            with pa.OSFile(paths[-1], "wb") as file, pa.ipc.new_file(file, bundles[0][slot].schema) as writer:
+                for number in range(first, min(total, first + _BUNDLES_PER_FILE)):
+                    writer.write_batch(bundles[number % len(bundles)][slot])
+    try:
+        measured = _run_together(read_files, [(paths[::2],)] * consumers)
+    finally:
+        for path in paths:
+            os.unlink(path)
+    return _per_bundle(measured, consumers, total)
+
+
+def _run_together(target: Consumer, calls: Sequence[tuple[Any, ...]]) -> Measurements:
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(len(calls)), context.SimpleQueue()
+    processes = [context.Process(target=target, args=(*call, barrier, results)) for call in calls]
+    for process in processes:
+        process.start()
+    parts = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return {"seconds": max(part[0] for part in parts), "cpu": sum(part[1] for part in parts)}
+
+
+def _per_bundle(measured: Measurements, consumers: int, total: int) -> Measurements:
+    rate = total / measured["seconds"]
+    return {
+        "bundles/s": rate,
+        "sum": rate * consumers,
+        "consumer_cpu": measured["cpu"] / (total * consumers) * 1e6,
+        "worker_cpu": measured.get("worker_cpu", 0.0),
+    }
+
+
+def compare(report: Report, directory: str, consumers: int, total: int, rounds: int) -> None:
+    candidates: dict[str, Candidate] = {
+        "ours": lambda: deliver(directory, consumers, total),
+        "ipc-files": lambda: ipc_files(directory, consumers, total),
+    }
+    results = run_interleaved(candidates, rounds)
+    ours, limit = results["ours"], results["ipc-files"]
+    case = f"deliver/1000rows/2slots/{consumers}sub"
+    ratio = median_ratio(ours, limit, "bundles/s")
+    report.show(Figure(case, median(ours, "bundles/s"), "bundles/s", "ipc-files", ratio, "synced", rounds))
+    for key, unit in (("sum", "bundles/s"), ("consumer_cpu", "us/bundle"), ("worker_cpu", "us/bundle")):
+        report.show(Figure(f"{case}/{key}", median(ours, key), unit, "", None, "synced", rounds))
+
+
+# --- latency -------------------------------------------------------------------------------------------------------------
+
+
+def note_latencies(run_dir: str, total: int, barrier: Barrier, results: Any) -> None:
+    """A consumer process that reads when each bundle was pushed."""
+    took = []
+    with quiver_actors.connect(run_dir) as client, client.subscribe("latency") as subscription:
+        barrier.wait()
+        for _ in range(total):
+            delivery = subscription.get()
+            assert delivery is not None
+            pushed_ns = delivery[1].column(0)[0].as_py()
+            took.append((time.monotonic_ns() - pushed_ns) / 1e6)
+            delivery.ack()
+    results.put(sorted(took))
+
+
+def latency(directory: str, config: str, seconds: float) -> Measurements:
+    """Push at a steady pace; milliseconds from before the push to the batch in the consumer."""
+    total = round(seconds * PUSHES_PER_SECOND)
+    context = multiprocessing.get_context("spawn")
+    with running_node(directory, config) as run_dir, quiver_actors.connect(run_dir) as client:
+        barrier, results = context.Barrier(2), context.SimpleQueue()
+        process = context.Process(target=note_latencies, args=(run_dir, total, barrier, results))
+        process.start()
+        barrier.wait()
+        started_ns = time.monotonic_ns()
+        for number in range(total):
+            due_ns = started_ns + number * 10**9 // PUSHES_PER_SECOND
+            time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+            client.push({1: pa.record_batch({"pushed_ns": [time.monotonic_ns()] * ROWS})})
+        took = results.get()
+        process.join()
+    return {"p50": percentile(took, 0.5), "p99": percentile(took, 0.99), "max": took[-1]}
+
+
+def show_latency(report: Report, directory: str, name: str, seconds: float, rounds: int) -> None:
+    results = [latency(directory, LATENCY_CONFIGS[name], seconds) for _ in range(rounds)]
+    for key in ("p50", "p99", "max"):
+        case = f"deliver/latency/{name}/{key}"
+        report.show(Figure(case, median(results, key), "ms", "", None, "synced", rounds))
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    report = Report(options.json)
+    with scratch(options) as directory:
+        report.note(machine_line(directory))
+        for consumers, total in ((1, 24_576), (4, 24_576), (16, 8_192)):
+            compare(report, directory, consumers, total // 8 if options.quick else total, options.rounds)
+        for name in LATENCY_CONFIGS:
+            show_latency(
+                report, directory, name, 1 if options.quick else 12, 1 if options.quick else min(3, options.rounds)
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The client of one node for asyncio. See `quiver_actors.client.Client`, whose namesakes these methods are."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Literal, Unpack, overload
+
+from quiver_actors.aio.exchange import LoopExchange
+from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
+from quiver_actors.client.channel import Call
+from quiver_actors.client.channels import ChannelSet, raise_refusals
+from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
+from quiver_actors.client.consumer import dropped_by, starting
+from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.producer import Producer
+from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.slots import Bundle
+from quiver_actors.client.wanted import Gaps, SubscribeOptions, Wanted
+from quiver_actors.model import DEFAULT_TOPIC, Receipt, check_id
+from quiver_actors.protocol.messages import Flush, TopicInfo, Unregister
+
+
+def connect(run_dir: str | os.PathLike[str] | None = None, *, timeout: float = 10.0) -> Client:
+    """Open a client of the node whose run directory this is, in the running event loop. Reads a file, but connects to nothing yet.
+
+    Args and raises: as `quiver_actors.client.connect`.
+    """
+    return Client(NodeDirectory(None if run_dir is None else os.fspath(run_dir)), timeout=timeout)
+
+
+class Client:
+    """See `connect`. An asynchronous context manager; `close` is idempotent."""
+
+    def __init__(self, directory: NodeDirectory, *, timeout: float) -> None:
+        self._directory = directory
+        self._timeout_seconds = timeout
+        self._name = os.path.basename(sys.argv[0] or "python") if sys.argv else "python"
+        self._exchange = LoopExchange()
+        self._channels = ChannelSet(self._exchange, directory, self._make_channel)
+        self._producer = Producer(self._channels)
+        self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
+
+    @property
+    def run_dir(self) -> str:
+        return self._directory.run_dir
+
+    async def push(
+        self,
+        bundle: Bundle,
+        *,
+        topic: str = DEFAULT_TOPIC,
+        key: str | bytes | None = None,
+        item_count: int | None = None,
+        timeout: float = PUSH_TIMEOUT_SECONDS,
+    ) -> Receipt:
+        """Store one bundle. Any number of tasks may push at once: their bundles share the worker's syncs.
+
+        Cancelling does not take back what was sent.
+        """
+        receipts = await self.push_many((bundle,), topic=topic, key=key, item_counts=(item_count,), timeout=timeout)
+        return receipts[0]
+
+    async def push_many(
+        self,
+        bundles: Iterable[Bundle],
+        *,
+        topic: str = DEFAULT_TOPIC,
+        key: str | bytes | None = None,
+        item_counts: Iterable[int | None] | None = None,
+        timeout: float = PUSH_TIMEOUT_SECONDS,
+    ) -> list[Receipt]:
+        """Store bundles in order, many at a time. The event loop gets its turn between groups of up to 64 bundles or 1 MiB."""
+        steps = self._producer.pushing(bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout)
+        return await self._exchange.complete_steps(steps)
+
+    @overload
+    async def subscribe(
+        self,
+        subscriber: str,
+        *,
+        topic: str = DEFAULT_TOPIC,
+        gaps: Literal["log"] = "log",
+        **options: Unpack[SubscribeOptions],
+    ) -> Subscription: ...
+
+    @overload
+    async def subscribe(
+        self,
+        subscriber: str,
+        *,
+        topic: str = DEFAULT_TOPIC,
+        gaps: Literal["deliver"],
+        **options: Unpack[SubscribeOptions],
+    ) -> GapSubscription: ...
+
+    async def subscribe(
+        self,
+        subscriber: str,
+        *,
+        topic: str = DEFAULT_TOPIC,
+        gaps: Gaps = "log",
+        **options: Unpack[SubscribeOptions],
+    ) -> Subscription | GapSubscription:
+        """Attach to a durable subscriber; the options are those of `SubscribeOptions`. The callbacks may be coroutine functions."""
+        wanted = Wanted.parse(topic, subscriber, gaps, options)
+        starts = await self._exchange.complete(starting(self._channels, wanted, self._timeout_seconds))
+        kind = GapSubscription if wanted.are_gaps_delivered else Subscription
+        subscription = kind(NodeDirectory(self.run_dir), self._name, wanted, starts)
+        try:
+            await subscription.register(self._timeout_seconds)
+        except BaseException:
+            subscription.abort()
+            raise
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def unsubscribe(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
+        check_id("subscriber", subscriber)
+        calls = {core: Call(lambda tag: Unregister(tag, topic, subscriber)) for core in self._directory.cores}
+        await self._exchange.complete(self._channels.completing(calls, self._timeout_seconds))
+        return dropped_by(calls.values())
+
+    async def flush(self, topic: str = DEFAULT_TOPIC) -> None:
+        calls = {core: Call(lambda tag: Flush(tag, topic)) for core in self._directory.cores}
+        await self._exchange.complete(self._channels.completing(calls, self._timeout_seconds))
+        raise_refusals(calls.values())
+
+    async def topics(self) -> dict[str, TopicInfo]:
+        first = self._directory.cores[0]
+        channel = await self._exchange.complete(self._channels.opening(first, self._timeout_seconds))
+        return dict(channel.topic_infos)
+
+    async def close(self) -> None:
+        """Close all connections and subscriptions. Idempotent."""
+        for subscription in list(self._subscriptions):
+            await subscription.close()
+        if not self._exchange.is_closed:
+            with self._exchange:
+                self._channels.close()
+            self._exchange.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client run_dir={self.run_dir} {'closed' if self._exchange.is_closed else 'open'}>"
+
+    def _make_channel(self, core: int) -> PushChannel:
+        return PushChannel(self._exchange, self._directory, core, self._name)

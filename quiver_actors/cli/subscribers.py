@@ -1,0 +1,154 @@
+"""`quiver subscribers`: who they are, how far behind, which have nobody, and dropping one.
+
+Looking reads the counters page alone, as `quiver status` does; only `drop` talks to the workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from quiver_actors.cli import run_dir
+from quiver_actors.errors import NotRunning, UnknownSubscriber, UsageError
+
+if TYPE_CHECKING:
+    from quiver_actors.cli.backlog import BehindView
+    from quiver_actors.cli.status_view import StatusView
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EPILOG = """\
+exit codes:
+  0    shown or done
+  1    unexpected error
+  2    wrong arguments, no such subscriber, or one that is in use
+  3    not running
+  4    lag --max: some subscriber is further behind
+"""
+
+
+class SubscribersExit(enum.IntEnum):
+    """Exit codes of this command alone; they agree with those of `quiver status`."""
+
+    OK = 0
+    TOO_FAR_BEHIND = 4
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "subscribers",
+        help="list subscribers, show how far behind they are, drop one",
+        description="List durable subscribers, show how far behind they are, drop those that nobody needs any more.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = _add(commands, "list", "all subscribers with their figures", _list)
+    listing.add_argument("--json", action="store_true", help="one JSON array, an object for each subscriber and core")
+    lag = _add(commands, "lag", "bundles that each subscriber has not resolved yet, sealed or not", _lag)
+    lag.add_argument("subscriber", nargs="?", help="only this one")
+    lag.add_argument("--max", metavar="BUNDLES", type=int, help="exit code 4 if some subscriber is further behind")
+    lag.add_argument("--json", action="store_true", help="one JSON array, an object for each subscriber")
+    orphans = _add(commands, "orphans", "subscribers that no consumer is connected to", _orphans)
+    orphans.add_argument("--json", action="store_true", help="one JSON array, an object for each subscriber")
+    drop = _add(commands, "drop", "delete a subscriber: what it has not resolved is never delivered to it", _drop)
+    drop.add_argument("subscriber")
+    drop.add_argument("--force", action="store_true", help="also when consumers are connected")
+
+
+def _add(
+    commands: Subparsers, name: str, help_text: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
+    run_dir.add_options(parser)
+    parser.add_argument("--topic", metavar="TOPIC", help="only of this topic")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from quiver_actors.cli.status_table import render_subscribers
+
+    status = _look(arguments)
+    found = [each for each in status.subscribers if arguments.topic in (None, each.topic)]
+    _show(found, render_subscribers(found), as_json=arguments.json)
+    return SubscribersExit.OK
+
+
+def _lag(arguments: argparse.Namespace) -> int:
+    found = [each for each in _summed(arguments) if arguments.subscriber in (None, each.subscriber)]
+    if arguments.subscriber is not None and not found:
+        raise _unknown(arguments.subscriber, arguments.topic)
+    _show(found, _render(found), as_json=arguments.json)
+    too_far = arguments.max is not None and any(each.lag_bundles > arguments.max for each in found)
+    return SubscribersExit.TOO_FAR_BEHIND if too_far else SubscribersExit.OK
+
+
+def _orphans(arguments: argparse.Namespace) -> int:
+    found = [each for each in _summed(arguments) if not each.connections]
+    _show(found, _render(found), as_json=arguments.json)
+    return SubscribersExit.OK
+
+
+def _drop(arguments: argparse.Namespace) -> int:
+    found = [each for each in _summed(arguments) if each.subscriber == arguments.subscriber]
+    if not found:
+        raise _unknown(arguments.subscriber, arguments.topic)
+    if len(found) > 1:
+        topics = ", ".join(each.topic for each in found)
+        raise UsageError(f"subscriber {arguments.subscriber!r} is one of the topics {topics}: choose one with --topic")
+    (wanted,) = found
+    if wanted.connections and not arguments.force:
+        raise UsageError(
+            f"subscriber {wanted.subscriber!r} of topic {wanted.topic!r} is in use: {wanted.connections} consumers are "
+            "connected; stop them, or drop it all the same with --force"
+        )
+    # Imported here: the client loads pyarrow, which no other command needs.
+    from quiver_actors.client import connect
+
+    with connect(run_dir.find_run_dir(arguments)) as client:
+        # Not what the figures said a moment ago decides about consumers: the workers do.
+        drop = client.unsubscribe if arguments.force else client.drop_orphan
+        bundles = drop(wanted.subscriber, topic=wanted.topic)
+    print(
+        f"quiver: dropped subscriber {wanted.subscriber} of topic {wanted.topic} and the {bundles:,} bundles it was owed"
+    )
+    return SubscribersExit.OK
+
+
+def _look(arguments: argparse.Namespace) -> StatusView:
+    from quiver_actors.cli.status_view import take_status
+
+    where = run_dir.find_run_dir(arguments)
+    status = take_status(where)
+    if not status.node.running:
+        raise NotRunning(f"the supervisor of {where} (pid {status.node.pid}) is dead")
+    return status
+
+
+def _summed(arguments: argparse.Namespace) -> list[BehindView]:
+    from quiver_actors.cli.backlog import lags_of
+
+    return [each for each in lags_of(_look(arguments).subscribers) if arguments.topic in (None, each.topic)]
+
+
+def _unknown(subscriber: str, topic: str | None) -> UnknownSubscriber:
+    where = "any topic" if topic is None else f"topic {topic!r}"
+    return UnknownSubscriber(f"no subscriber {subscriber!r} of {where}: look at `quiver subscribers list`")
+
+
+def _render(found: Sequence[BehindView]) -> str:
+    from quiver_actors.cli.status_table import render_lags
+
+    return render_lags(found)
+
+
+def _show(found: Sequence[object], text: str, *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode(found).decode())
+    elif text:
+        print(text)

@@ -1,0 +1,119 @@
+"""One stored bundle, to be read: no claim, no obligation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import pyarrow as pa
+
+from quiver_actors.client.segments import MappedSegment
+from quiver_actors.client.slots import TopicSlots
+from quiver_actors.errors import FormatError, InvalidBundle, SlotNotInBundle
+from quiver_actors.model import BundleId
+
+T = TypeVar("T")
+
+
+class StoredBundle:
+    """A bundle of a sealed segment.
+
+    Batches point into the mapped segment file: reading copies nothing, and they stay valid for as long as they are referenced.
+    Slots that are never asked for are never touched.
+    """
+
+    __slots__ = ("_bundle_index", "_core", "_segment", "_slots")
+
+    def __init__(self, segment: MappedSegment, slots: TopicSlots, core: int, bundle_index: int) -> None:
+        self._segment = segment
+        self._slots = slots
+        self._core = core
+        self._bundle_index = bundle_index
+
+    @property
+    def bundle_id(self) -> BundleId:
+        return BundleId(self._slots.topic, self._core, self._segment.segment_seq, self._bundle_index)
+
+    @property
+    def slots(self) -> Mapping[int, pa.RecordBatch]:
+        """The batches of all slots that the bundle has and that are asked for, by slot id.
+
+        Raises:
+            FormatError: the stored bundle cannot be read.
+        """
+        return self._read(self._segment.bundle)
+
+    @property
+    def slot_ids(self) -> tuple[int, ...]:
+        """The slots that the bundle has, as far as they are asked for."""
+        return self._read(self._segment.slot_ids)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The batch of the only slot.
+
+        Raises:
+            InvalidBundle: the bundle has several slots.
+            FormatError: the stored bundle cannot be read.
+        """
+        slot_ids = self.slot_ids
+        if len(slot_ids) != 1:
+            raise InvalidBundle(f"bundle {self.bundle_id} has the slots {list(slot_ids)}: choose one, delivery[slot]")
+        return self._read(lambda index: self._segment.batch(index, slot_ids[0]))
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all slots that are asked for."""
+        return sum(batch.num_rows for batch in self.slots.values())
+
+    @property
+    def item_count(self) -> int | None:
+        """What the producer said it holds, None if it did not."""
+        return self._read(self._segment.item_count)
+
+    @property
+    def ingestion_unix_ns(self) -> int | None:
+        """When the worker took it in; UNIX time in nanoseconds."""
+        return self._read(self._segment.ingestion_ts_nanos)
+
+    @property
+    def incarnation(self) -> bytes | None:
+        """Of the engine that stored it: bundle ids of a store that was made anew begin again, those of one incarnation never repeat.
+
+        None in a segment that another implementation wrote.
+        """
+        return self._read(lambda _: self._segment.incarnation)
+
+    def __getitem__(self, slot: str | int) -> pa.RecordBatch:
+        """The batch of one slot, by name or id.
+
+        Raises:
+            UnknownSlot: the topic has no such slot.
+            UsageError: the slot is not asked for.
+            SlotNotInBundle: this bundle has nothing in it.
+            FormatError: the stored batch cannot be read.
+        """
+        slot_id = self._slots.table.resolve(slot)
+        return self._read(lambda index: self._segment.batch(index, slot_id))
+
+    def __contains__(self, slot: str | int) -> bool:
+        return self._slots.table.resolve(slot) in self.slot_ids
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._where()}>"
+
+    def _where(self) -> str:
+        topic, core, segment_seq, bundle_index = self.bundle_id
+        return f"{topic} core={core} segment={segment_seq} bundle={bundle_index}"
+
+    def _read(self, read: Callable[[int], T]) -> T:
+        try:
+            return read(self._bundle_index)
+        except SlotNotInBundle:
+            raise
+        except (FormatError, IndexError) as error:
+            self._unreadable(str(error))
+            raise
+
+    def _unreadable(self, reason: str) -> None:
+        """The stored bundle cannot be read."""

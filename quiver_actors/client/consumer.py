@@ -1,0 +1,495 @@
+"""A subscriber's consumer without its waiting: what threads (`subscription`) and asyncio (`aio`) have in common.
+
+Methods that return a `Flow` are driven by the exchange; the others are called with its lock held, except where they say that they take
+it. Nothing here waits or starts a thread.
+
+A resolution leaves at once when none left in the last 20 ms; otherwise it is collected with others, which leave when 256 wait, when the
+20 ms are over (noticed by a call that waits, else at the next call), when nothing is there to be taken, and at `flushing`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from quiver_actors.client.channel import Call, refusal_error
+from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
+from quiver_actors.client.delivery import ClaimedBundle
+from quiver_actors.client.exchange import FOREVER_NS, Exchange, Flow, deadline_after
+from quiver_actors.client.gaps import WaitingGap
+from quiver_actors.client.grants import Grant, Parcel
+from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.subscriber_channel import WATCHDOG_NS, SubscriberChannel
+from quiver_actors.client.wanted import StartPoints, Wanted, start_text
+from quiver_actors.errors import (
+    AlreadyResolved,
+    LeaseExpired,
+    NotClaimed,
+    UnknownSubscriber,
+    UsageError,
+    WorkerUnavailable,
+)
+from quiver_actors.model import BundleId
+from quiver_actors.protocol.messages import (
+    AckThrough,
+    BundleTime,
+    ClaimRef,
+    Done,
+    FlushProgress,
+    Message,
+    Pending,
+    PendingInfo,
+    Refused,
+)
+from quiver_actors.units import MILLISECOND_NS
+
+RESOLUTIONS_WAITING_MAX = 256
+RESOLUTION_WAIT_NS = 20 * MILLISECOND_NS
+_TEND_NS_MIN = 10 * MILLISECOND_NS
+
+D = TypeVar("D", bound=ClaimedBundle[Any])
+X = TypeVar("X", bound=Exchange)
+
+logger = logging.getLogger("quiver.client")
+
+
+class Request(NamedTuple):
+    """One request to one worker, on the connection that it was sent over."""
+
+    channel: SubscriberChannel
+    generation: int
+    call: Call
+
+
+class Consumer(Generic[D, X]):
+    """One consumer of a durable subscriber, over connections of its own to all workers."""
+
+    def __init__(
+        self,
+        exchange: X,
+        directory: NodeDirectory,
+        client_name: str,
+        wanted: Wanted,
+        starts: StartPoints,
+        make: Callable[[Consumer[D, X], Parcel, int], D],
+    ) -> None:
+        self.exchange = exchange
+        self.wanted = wanted
+        self.channels = ChannelSet(exchange, directory, self._make_channel)
+        self.claims_lost = 0
+        """Claims that were resolved too late, as the connection had been lost, or not given out, as their lease was over."""
+        self.gap_count = 0
+        self._directory = directory
+        self._client_name = client_name
+        self._starts = starts
+        self._make = make
+        self._inbox: deque[Parcel | WaitingGap] = deque()
+        self._waiting_count = 0
+        self._sent_at_ns = 0
+        self._tend_at_ns = 0
+        self._tend_every_ns = WATCHDOG_NS // 4
+        if wanted.terms.lease_ns:
+            self._tend_every_ns = max(_TEND_NS_MIN, min(self._tend_every_ns, wanted.terms.lease_ns // 6))
+
+    @property
+    def waiting(self) -> int:
+        """Bundles that could be taken now, at most."""
+        return sum(item.waiting for item in self._inbox if isinstance(item, Parcel))
+
+    # --- bundles -------------------------------------------------------------------------------------------------------------
+
+    def registering(self, timeout_seconds: float) -> Flow[None]:
+        """Attach to the subscriber on every worker, creating it where it is new; durable at the end.
+
+        Raises:
+            UnknownTopic, QuiverError: a worker refused.
+            WorkerUnavailable: a worker did not answer in time.
+        """
+        deadline_ns = deadline_after(timeout_seconds)
+        while True:
+            now_ns = time.monotonic_ns()
+            missing = [channel for channel in self._connected(now_ns) if not channel.is_registered]
+            if not missing:
+                # Workers that the node gets later may hold bundles that were pushed since: those are wanted too.
+                self._starts = StartPoints("earliest")
+                return
+            if now_ns >= deadline_ns:
+                raise unavailable_error(missing[0], timeout_seconds)
+            yield min(deadline_ns, self._wake_at_ns())
+
+    def take(self, now_ns: int) -> D | WaitingGap | None:
+        """What comes next, if it is there."""
+        if now_ns >= self._tend_at_ns:
+            self._tend(now_ns)
+        if self._waiting_count and now_ns - self._sent_at_ns >= RESOLUTION_WAIT_NS:
+            self.send_resolutions(now_ns)
+        inbox = self._inbox
+        while inbox:
+            head = inbox[0]
+            if isinstance(head, Parcel) and head.is_current and not head.grant.is_over(now_ns):
+                position = head.position
+                head.position = position + 1
+                head.grant.waiting -= 1
+                if head.position == len(head.indexes):
+                    inbox.popleft()
+                head.channel.take()
+                return self._make(self, head, position)
+            inbox.popleft()
+            if isinstance(head, Parcel):
+                self._drop(head)
+            elif head.is_current:
+                return head
+        return None
+
+    def taking(self, deadline_ns: int) -> Flow[D | WaitingGap | None]:
+        """What comes next; None when nothing came in time."""
+        has_looked = False
+        while True:
+            now_ns = time.monotonic_ns()
+            found = self.take(now_ns)
+            if found is not None:
+                return found
+            if has_looked and now_ns >= deadline_ns:
+                self.send_resolutions(now_ns)
+                return None
+            # What has arrived may not have been read yet: look once, even if it is time.
+            has_looked = True
+            self._connected(now_ns)
+            yield min(deadline_ns, self._wake_at_ns())
+
+    def take_more(self, bundles_max: int) -> list[D]:
+        """Bundles that are there, up to the next gap notice."""
+        found: list[D] = []
+        now_ns = time.monotonic_ns()
+        while len(found) < bundles_max and not (self._inbox and isinstance(self._inbox[0], WaitingGap)):
+            item = self.take(now_ns)
+            if item is None or isinstance(item, WaitingGap):
+                # A notice behind parcels that were dropped: it waits for its turn.
+                if item is not None:
+                    self._inbox.appendleft(item)
+                break
+            found.append(item)
+        return found
+
+    def claiming(self, bundle_id: BundleId, timeout_seconds: float) -> Flow[D]:
+        """Claim one bundle by its id.
+
+        Raises:
+            AlreadyResolved, NotClaimed: it is done with; or somebody holds it, or it is not sealed yet.
+        """
+        topic, subscriber = self.wanted.topic, self.wanted.subscriber
+        segment_seq, bundle_index = self._checked(bundle_id)[2:]
+        call = Call(lambda tag: ClaimRef(tag, topic, subscriber, segment_seq, bundle_index))
+        yield from self.channels.completing({bundle_id.core: call}, timeout_seconds)
+        raise_refusals([call])
+        channel = self.channels.channel(bundle_id.core)
+        parcel = channel.claimed.pop(call.tag, None)
+        if parcel is None:
+            raise WorkerUnavailable(f"worker {bundle_id.core} was lost while {bundle_id} was being claimed: try again")
+        parcel.position = 1
+        parcel.grant.waiting -= 1
+        return self._make(self, parcel, 0)
+
+    # --- resolving -------------------------------------------------------------------------------------------------------------
+
+    def resolve(self, bundle: ClaimedBundle[Any], outcome: str, delay_ns: int) -> None:
+        """Note what becomes of a bundle. Takes the lock."""
+        with self.exchange:
+            bundle._outcome = outcome
+            parcel = bundle._parcel
+            if not parcel.is_current:
+                self.claims_lost += 1
+                return
+            bundle._number = parcel.channel.resolve(parcel, bundle._bundle_index, outcome, delay_ns)
+            self._noted()
+
+    def report_unreadable(self, bundle: ClaimedBundle[Any], reason: str) -> None:
+        """Give back a bundle that cannot be read, and have its segment checked. Takes the lock."""
+        with self.exchange:
+            bundle._outcome = "unreadable"
+            if bundle._parcel.is_current:
+                bundle._parcel.channel.report_unreadable(bundle._parcel, bundle._bundle_index, reason)
+        logger.warning("quiver.subscription.unreadable bundle=%s error=%s", bundle.bundle_id, reason)
+
+    def confirm_gap(self, gap: WaitingGap) -> None:
+        """A notice was handed over. Takes the lock."""
+        with self.exchange:
+            self.gap_count += 1
+            if gap.is_current:
+                gap.channel.confirm_gap(gap)
+                self._noted()
+
+    def put_back(self, gap: WaitingGap) -> None:
+        """A notice could not be handed over: it comes next again. Takes the lock."""
+        with self.exchange:
+            self._inbox.appendleft(gap)
+
+    def send_resolutions(self, now_ns: int) -> None:
+        if self._waiting_count:
+            self._waiting_count = 0
+            self._sent_at_ns = now_ns
+            for channel in self.channels.opened():
+                channel.send_resolutions()
+
+    def give_back_untaken(self) -> None:
+        """Return what waits in the inbox, without counting as a delivery."""
+        for item in self._inbox:
+            if isinstance(item, Parcel) and item.is_current:
+                item.channel.give_back(item)
+                self._waiting_count += 1
+        self._inbox.clear()
+
+    def flushing(self, timeout_seconds: float) -> Flow[None]:
+        """Wait until everything resolved so far is durable.
+
+        Raises:
+            WorkerUnavailable: a worker was lost or did not answer: some of its bundles may be delivered again.
+            EngineFailed, QuiverError: a worker could not make it durable.
+        """
+        topic, subscriber = self.wanted.topic, self.wanted.subscriber
+        self.send_resolutions(time.monotonic_ns())
+        channels = [channel for channel in self.channels.opened() if channel.is_registered]
+        requests = [Request(channel, channel.generation, call) for channel in channels for call in channel.gap_acks]
+        for channel in channels:
+            requests.append(_sent(channel, lambda tag: FlushProgress(tag, topic, subscriber)))
+        marks = [(channel, channel.generation, channel.resolved_count) for channel in channels]
+        yield from _answers(requests, timeout_seconds)
+        raise_refusals(request.call for request in requests)
+        for channel, generation, count in marks:
+            channel.durable_counts[generation] = max(count, channel.durable_counts.get(generation, 0))
+
+    def confirming(self, bundle: ClaimedBundle[Any], timeout_seconds: float) -> Flow[None]:
+        """Wait until one bundle's resolution is durable; raise if the worker refused it."""
+        parcel = bundle._parcel
+        if parcel.is_current and not self._is_answered(bundle):
+            yield from self.flushing(timeout_seconds)
+        if not self._is_answered(bundle):
+            raise WorkerUnavailable(
+                f"worker {parcel.channel.core} was lost before it had confirmed {bundle!r}: it may be delivered again"
+            )
+        key = (parcel.segment.segment_seq, parcel.grant.token, bundle._bundle_index)
+        code = parcel.channel.refusals.get(key)
+        if code is not None:
+            raise refusal_error(
+                Refused(0, code, f"{bundle!r} is not held any more: it was {_MEANINGS.get(code, code)}")
+            )
+
+    def _is_answered(self, bundle: ClaimedBundle[Any]) -> bool:
+        parcel = bundle._parcel
+        return 0 < bundle._number <= parcel.channel.durable_counts.get(parcel.generation, 0)
+
+    def acking_through(self, bundle_id: BundleId, timeout_seconds: float) -> Flow[None]:
+        """Resolve everything of a core up to and including a bundle; durable at the end."""
+        topic, subscriber = self.wanted.topic, self.wanted.subscriber
+        segment_seq, bundle_index = self._checked(bundle_id)[2:]
+        call = Call(lambda tag: AckThrough(tag, topic, subscriber, segment_seq, bundle_index))
+        yield from self.channels.completing({bundle_id.core: call}, timeout_seconds)
+        raise_refusals([call])
+
+    # --- leases --------------------------------------------------------------------------------------------------------------
+
+    def extending(self, bundles: Iterable[D], timeout_seconds: float) -> Flow[list[D]]:
+        """Begin leases anew; returns the bundles that are not held any more, among them those that were resolved."""
+        bundles = list(bundles)
+        now_ns = time.monotonic_ns()
+        grants: dict[SubscriberChannel, set[Grant]] = {}
+        for bundle in bundles:
+            if self._is_held(bundle, now_ns):
+                grants.setdefault(bundle._parcel.channel, set()).add(bundle._parcel.grant)
+        requests = []
+        for channel, held in grants.items():
+            requests.append(Request(channel, channel.generation, channel.extension(held, now_ns)))
+            channel.call(requests[-1].call)
+        yield from _answers(requests, timeout_seconds, is_loss_an_error=False)
+        raise_refusals(request.call for request in requests)
+        now_ns = time.monotonic_ns()
+        return [bundle for bundle in bundles if not self._is_held(bundle, now_ns)]
+
+    def extending_one(self, bundle: D, timeout_seconds: float) -> Flow[None]:
+        """Begin the lease of a bundle anew, or raise."""
+        lost = yield from self.extending([bundle], timeout_seconds)
+        if bundle.is_resolved:
+            raise AlreadyResolved(f"{bundle!r} is not held any more")
+        if lost:
+            raise LeaseExpired(
+                f"{bundle!r}: its lease was over, or its connection lost; it may be with another consumer"
+            )
+
+    def _is_held(self, bundle: ClaimedBundle[Any], now_ns: int) -> bool:
+        parcel = bundle._parcel
+        return not bundle.is_resolved and parcel.is_current and not parcel.grant.is_over(now_ns)
+
+    # --- questions -----------------------------------------------------------------------------------------------------------
+
+    def asking(self, timeout_seconds: float) -> Flow[dict[int, PendingInfo]]:
+        """What the subscriber is owed, worker by worker. What this consumer resolved before counts as resolved."""
+        topic, subscriber = self.wanted.topic, self.wanted.subscriber
+        self.send_resolutions(time.monotonic_ns())
+        calls = {core: Call(lambda tag: Pending(tag, topic, subscriber)) for core in self._directory.cores}
+        return (yield from self._pending(calls, timeout_seconds))
+
+    def asking_range(self, start: BundleId, end: BundleId, timeout_seconds: float) -> Flow[int]:
+        """Unresolved bundles from `start` up to and not including `end`, on one core."""
+        topic, core, from_segment, from_bundle = self._checked(start)
+        subscriber, (to_segment, to_bundle) = self.wanted.subscriber, self._checked(end)[2:]
+        if end.core != core:
+            raise UsageError(f"a range lies on one core: {start} and {end} do not")
+        self.send_resolutions(time.monotonic_ns())
+        call = Call(lambda tag: Pending(tag, topic, subscriber, from_segment, from_bundle, to_segment, to_bundle))
+        infos = yield from self._pending({core: call}, timeout_seconds)
+        return infos[core].in_range
+
+    def _pending(self, calls: dict[int, Call], timeout_seconds: float) -> Flow[dict[int, PendingInfo]]:
+        yield from self.channels.completing(calls, timeout_seconds)
+        raise_refusals(calls.values())
+        return {core: call.answer for core, call in calls.items() if isinstance(call.answer, PendingInfo)}
+
+    # --- private -------------------------------------------------------------------------------------------------------------
+
+    def _checked(self, bundle_id: BundleId) -> BundleId:
+        if bundle_id.topic != self.wanted.topic or bundle_id.core not in self._directory.cores:
+            raise UsageError(
+                f"{bundle_id} is not of topic {self.wanted.topic!r} and one of the cores {list(self._directory.cores)}"
+            )
+        return bundle_id
+
+    def _noted(self) -> None:
+        self._waiting_count += 1
+        now_ns = time.monotonic_ns()
+        if self._waiting_count >= RESOLUTIONS_WAITING_MAX or now_ns - self._sent_at_ns >= RESOLUTION_WAIT_NS:
+            self.send_resolutions(now_ns)
+        elif self._waiting_count == 1:
+            # Whoever waits for bundles is to send it in time.
+            self.exchange.notify()
+
+    def _drop(self, parcel: Parcel) -> None:
+        """The claims of what waited in a parcel are gone."""
+        if parcel.is_current:
+            self.claims_lost += parcel.waiting
+            parcel.grant.waiting -= parcel.waiting
+            parcel.channel.take(parcel.waiting)
+
+    def _tend(self, now_ns: int) -> None:
+        self._tend_at_ns = now_ns + self._tend_every_ns
+        for channel in self.channels.opened():
+            channel.tend(now_ns)
+
+    def _connected(self, now_ns: int) -> list[SubscriberChannel]:
+        """A channel to every worker that the node has, connecting where it is due.
+
+        Raises:
+            QuiverError: a worker refused for good.
+        """
+        cores = self._directory.cores
+        for channel in self.channels.opened():
+            if channel.core not in cores:
+                self.channels.drop(channel.core)
+        channels = [self.channels.channel(core) for core in cores]
+        for channel in channels:
+            channel.connect_if_due(now_ns)
+            channel.check_usable()
+        return channels
+
+    def _wake_at_ns(self) -> int:
+        """When there is something to do even if nothing arrives: connect again, send resolutions, tend the channels."""
+        wake_at_ns = min((channel.retry_at_ns for channel in self.channels.opened()), default=FOREVER_NS)
+        if self._waiting_count:
+            wake_at_ns = min(wake_at_ns, self._sent_at_ns + RESOLUTION_WAIT_NS)
+        return min(wake_at_ns, self._tend_at_ns)
+
+    def _make_channel(self, core: int) -> SubscriberChannel:
+        return SubscriberChannel(
+            self.exchange,
+            self._directory,
+            core,
+            self._client_name,
+            wanted=self.wanted,
+            start=self._starts.on(core),
+            inbox=self._inbox,
+        )
+
+
+_MEANINGS = {
+    LeaseExpired.code: "too late: its lease was over",
+    "fenced": "given to another consumer",
+    AlreadyResolved.code: "resolved in another way",
+    NotClaimed.code: "given back",
+}
+
+
+def starting(channels: ChannelSet[Any], wanted: Wanted, timeout_seconds: float) -> Flow[StartPoints]:
+    """Where a new subscriber starts on each worker. To start at a bundle, its worker says when it came: so others know where to begin.
+
+    Raises:
+        UsageError: the bundle is of another topic or node.
+        WorkerUnavailable: its worker did not answer.
+    """
+    start, text = wanted.start, start_text(wanted.start)
+    if not isinstance(start, BundleId):
+        return StartPoints(text)
+    if start.topic != wanted.topic or start.core not in channels.directory.cores:
+        raise UsageError(
+            f"{start} is not of topic {wanted.topic!r} and one of the cores {list(channels.directory.cores)}"
+        )
+    call = Call(lambda tag: BundleTime(tag, wanted.topic, start.segment_seq, start.bundle_index))
+    yield from channels.completing({start.core: call}, timeout_seconds)
+    raise_refusals([call])
+    unix_ns = call.answer.value if isinstance(call.answer, Done) else 0
+    return StartPoints(f"time:{unix_ns}" if unix_ns else "earliest", start.core, text)
+
+
+def dropped_by(calls: Collection[Call]) -> int:
+    """The bundles that answered Unregister requests dropped.
+
+    Raises:
+        UnknownSubscriber: no worker knew the subscriber.
+        QuiverError: a worker refused for another reason.
+    """
+    known = [call for call in calls if not isinstance(call.error, UnknownSubscriber)]
+    # A worker that had lost it, or was added later, is no reason to complain.
+    raise_refusals(known or calls)
+    return sum(call.answer.value for call in known if isinstance(call.answer, Done))
+
+
+def oldest_of(infos: dict[int, PendingInfo], topic: str) -> dict[int, BundleId]:
+    """The oldest unresolved sealed bundle of each core that has one."""
+    return {
+        core: BundleId(topic, core, info.oldest_segment_seq, info.oldest_bundle_index)
+        for core, info in infos.items()
+        if info.oldest_segment_seq >= 0
+    }
+
+
+def pending_of(infos: dict[int, PendingInfo]) -> int:
+    """Unresolved bundles in any state."""
+    return sum(info.pending + info.claimed + info.deferred + info.blocked + info.unsealed for info in infos.values())
+
+
+def _sent(channel: SubscriberChannel, make: Callable[[int], Message]) -> Request:
+    request = Request(channel, channel.generation, Call(make))
+    channel.call(request.call)
+    return request
+
+
+def _answers(requests: Sequence[Request], timeout_seconds: float, *, is_loss_an_error: bool = True) -> Flow[None]:
+    """Wait until all requests, which were sent and are not to be repeated, are answered."""
+    deadline_ns = deadline_after(timeout_seconds)
+    try:
+        for channel, generation, call in requests:
+            while not call.is_done:
+                if channel.generation != generation:
+                    if not is_loss_an_error:
+                        break
+                    raise WorkerUnavailable(
+                        f"worker {channel.core} was lost before it had confirmed what was resolved: "
+                        "some of its bundles may be delivered again"
+                    )
+                if time.monotonic_ns() >= deadline_ns:
+                    raise unavailable_error(channel, timeout_seconds)
+                yield deadline_ns
+    finally:
+        for channel, _, call in requests:
+            channel.forget(call)

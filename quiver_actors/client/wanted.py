@@ -1,0 +1,174 @@
+"""What a subscription asks for: checked, and turned into the words of the protocol."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+from quiver_actors.client.gaps import GapNotice
+from quiver_actors.client.projection import Asked
+from quiver_actors.errors import UsageError
+from quiver_actors.model import BundleId, check_id
+from quiver_actors.protocol.messages import Terms
+from quiver_actors.units import SECOND_NS
+
+Start: TypeAlias = "str | int | datetime.datetime | BundleId"
+Gaps: TypeAlias = Literal["log", "deliver"]
+
+ORDERS = ("oldest", "newest", "newest_backfill")
+EXHAUSTED = ("dead_letter", "drop", "block")
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_COUNT_MAX = (1 << 63) - 1
+
+
+class SubscribeOptions(TypedDict, total=False):
+    """Keyword arguments of `Client.subscribe`; all have defaults."""
+
+    start: Start
+    """For a new subscriber, what it gets: `latest` (default), bundles pushed from now on; `earliest`, all that are stored; an aware
+    datetime or UNIX nanoseconds, those taken in at or after that time; a BundleId, that one and what came after it."""
+    order: Literal["oldest", "newest", "newest_backfill"]
+    """Of this consumer: `oldest` first (default), `newest` first, or `newest_backfill`: newest first with old ones in between."""
+    backfill_ratio: int
+    """Of 10 bundles that `newest_backfill` gives, so many are the oldest ones; 0..10, default 2."""
+    prefetch: int
+    """Bundles that each worker may send ahead of `get`; default 64."""
+    max_in_flight: int | None
+    """Most bundles that this consumer holds of one worker, those ahead of `get` included; None (default): as many as it takes."""
+    max_in_flight_bytes: int | None
+    """The same in stored bytes; one bundle is always allowed."""
+    lease: float | None
+    """Seconds after which a bundle that was neither resolved nor extended goes to another consumer; default 30, None: as long as the
+    connection stands. Bundles ahead of `get` are extended by themselves while `get` is called."""
+    max_deliveries: int | None
+    """A bundle that comes back after so many deliveries is exhausted; None (default): it never is."""
+    exhausted: Literal["dead_letter", "drop", "block"]
+    """What becomes of it: into the dead-letter topic (default), rejected, or kept for `claim` only."""
+    dead_letter_topic: str | None
+    """None: `<topic>-dead`, made when needed; another one must be configured."""
+    slots: Iterable[str | int] | None
+    """Only these slots of each bundle, by name or id; the others are not touched."""
+    columns: Mapping[str | int, Iterable[str]] | None
+    """For some slots, only these columns."""
+    idle_timeout: float | None
+    """Iteration and `run` end when nothing came for so many seconds; None (default): never."""
+    on_bundle: Callable[[Any], Any] | None
+    """Called by `run` with each delivery."""
+    on_gap: Callable[[GapNotice], None] | None
+    """Called, from `get`, with each notice of bundles that will never come. They are counted and logged in any case."""
+
+
+class StartPoints(NamedTuple):
+    """Where a new subscriber starts, worker by worker."""
+
+    others: str
+    core: int = -1
+    at_core: str = ""
+    """The start on `core`."""
+
+    def on(self, core: int) -> str:
+        return self.at_core if core == self.core else self.others
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A checked subscription."""
+
+    topic: str
+    subscriber: str
+    start: Start
+    prefetch: int
+    terms: Terms
+    asked: Asked
+    idle_timeout: float | None = None
+    on_bundle: Callable[[Any], Any] | None = None
+    on_gap: Callable[[GapNotice], None] | None = None
+    are_gaps_delivered: bool = False
+
+    @classmethod
+    def parse(cls, topic: str, subscriber: str, gaps: str, options: SubscribeOptions) -> Wanted:
+        """Check everything that can be checked without a worker.
+
+        Raises:
+            InvalidId, UsageError: the call is wrong.
+        """
+        if gaps not in ("log", "deliver"):
+            raise UsageError(f"gaps={gaps!r} is unknown: expected 'log' or 'deliver'")
+        unknown = options.keys() - SubscribeOptions.__annotations__.keys()
+        if unknown:
+            raise UsageError(
+                f"subscribe has no option {sorted(unknown)}: it has {sorted(SubscribeOptions.__annotations__)}"
+            )
+        start = options.get("start", "latest")
+        start_text(start)
+        prefetch = options.get("prefetch", 64)
+        _check_count("prefetch", prefetch, 1)
+        return cls(
+            check_id("topic", topic),
+            check_id("subscriber", subscriber),
+            start,
+            prefetch,
+            _terms_of(options),
+            Asked.parse(options.get("slots"), options.get("columns")),
+            options.get("idle_timeout"),
+            options.get("on_bundle"),
+            options.get("on_gap"),
+            gaps == "deliver",
+        )
+
+
+def start_text(start: Start) -> str:
+    """A start as Register has it; that of a BundleId is for its own core.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(start, BundleId):
+        return f"bundle:{start.core}/{start.segment_seq}/{start.bundle_index}"
+    if start in ("latest", "earliest"):
+        return str(start)
+    if isinstance(start, datetime.datetime) and start.tzinfo is not None:
+        microseconds = (start - _EPOCH) // datetime.timedelta(microseconds=1)
+        return f"time:{microseconds * 1000}"
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= _COUNT_MAX:
+        return f"time:{start}"
+    raise UsageError(
+        f"start {start!r} is not possible: expected 'latest', 'earliest', a datetime with a time zone, UNIX nanoseconds or a BundleId"
+    )
+
+
+def _terms_of(options: SubscribeOptions) -> Terms:
+    order, exhausted = options.get("order", "oldest"), options.get("exhausted", "dead_letter")
+    if order not in ORDERS or exhausted not in EXHAUSTED:
+        raise UsageError(f"order={order!r}, exhausted={exhausted!r}: expected one of {ORDERS} and one of {EXHAUSTED}")
+    lease = options.get("lease", 30.0)
+    if lease is not None and not 0 < lease < _COUNT_MAX / SECOND_NS:
+        raise UsageError(f"a lease of {lease} s is not possible: expected more than 0, or None for no lease")
+    ratio = options.get("backfill_ratio", 2)
+    if not 0 <= ratio <= 10:
+        raise UsageError(f"backfill_ratio {ratio} is not possible: expected 0..10, of 10 bundles")
+    return Terms(
+        lease_ns=0 if lease is None else round(lease * SECOND_NS),
+        order=order,
+        backfill_ratio=ratio,
+        max_in_flight_bundles=_limit(options, "max_in_flight"),
+        max_in_flight_bytes=_limit(options, "max_in_flight_bytes"),
+        max_deliveries=_limit(options, "max_deliveries"),
+        exhausted=exhausted,
+        dead_letter_topic=options.get("dead_letter_topic") or "",
+    )
+
+
+def _limit(options: SubscribeOptions, name: str) -> int:
+    value = options.get(name)
+    if value is None:
+        return 0
+    return _check_count(name, value, 1)
+
+
+def _check_count(name: str, value: object, least: int) -> int:
+    if not isinstance(value, int) or not least <= value <= _COUNT_MAX:
+        raise UsageError(f"{name} {value} is not possible: expected at least {least}")
+    return value

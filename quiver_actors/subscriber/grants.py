@@ -1,0 +1,135 @@
+"""Grants: what was claimed in one go, under which token, by whom, and the arithmetic of putting them together.
+
+Owner: `claims.SubscriberState`. Pure values and notes; the state of every bundle is in `bundle_states`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quiver_actors.subscriber.bundle_states import BundleStates
+
+BACKFILL_CYCLE = 10
+"""A backfill ratio counts bundles of so many."""
+
+
+class Grant(NamedTuple):
+    """Bundles of one segment, claimed together."""
+
+    segment_seq: int
+    indexes: Sequence[int]
+    """In the order in which they are to be delivered."""
+    token: int
+    counts: bytes
+    """u16 array: deliveries of each, this one included."""
+    lease_until_ns: int
+    """0: as long as its owner lives."""
+
+
+class TokenSource:
+    """Fencing tokens of one engine: rising, from a random start, so that those of a former process never match."""
+
+    def __init__(self, first: int | None = None) -> None:
+        self.first = secrets.randbits(61) + 1 if first is None else first
+        self.next = self.first
+
+    def take(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+    def was_given(self, token: int) -> bool:
+        return self.first <= token < self.next
+
+
+class Owner:
+    __slots__ = ("held_bytes", "held_count", "mix", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: set[int] = set()
+        self.held_count = 0
+        self.held_bytes = 0
+        self.mix = 0
+        """Bundles claimed in mixed order so far."""
+
+
+class Live:
+    """A grant of which something is held."""
+
+    __slots__ = ("held", "lease_until_ns", "owner", "owner_key", "segment_seq", "start", "states", "stop", "token")
+
+    def __init__(self, token: int, owner_key: object, owner: Owner, segment_seq: int, states: BundleStates) -> None:
+        self.token = token
+        self.owner_key = owner_key
+        self.owner = owner
+        self.segment_seq = segment_seq
+        self.states = states
+        self.held = 0
+        self.start, self.stop = states.bundle_count, 0
+        self.lease_until_ns = 0
+
+
+class Room:
+    """What may still be claimed."""
+
+    __slots__ = ("bundles", "bytes")
+
+    def __init__(self, bundles: int, size_bytes: int | None) -> None:
+        self.bundles = bundles
+        self.bytes = size_bytes
+
+    def limit(self, bundle_bytes: int) -> int:
+        if self.bytes is None:
+            return self.bundles
+        return min(self.bundles, max(0, self.bytes // max(1, bundle_bytes)))
+
+    def use(self, count: int, bundle_bytes: int) -> None:
+        self.bundles -= count
+        if self.bytes is not None:
+            self.bytes -= count * bundle_bytes
+
+
+class Building:
+    """A grant that is being put together from runs of one segment."""
+
+    __slots__ = ("_counts", "_runs", "count", "segment_seq", "start", "states", "stop", "token")
+
+    def __init__(self, token: int, segment_seq: int, states: BundleStates) -> None:
+        self.token = token
+        self.segment_seq = segment_seq
+        self.states = states
+        self.count = 0
+        self.start, self.stop = states.bundle_count, 0
+        self._runs: list[range] = []
+        self._counts: list[bytes] = []
+
+    def add(self, run: range, room: Room) -> None:
+        """Take a run in the order in which it is to be delivered: rising or falling."""
+        if not run:
+            return
+        ascending = run if run.step > 0 else run[::-1]
+        counts = self.states.counts(ascending)
+        if run.step < 0:
+            counts = array("H", array("H", counts)[::-1]).tobytes()
+        self._runs.append(run)
+        self._counts.append(counts)
+        self.count += len(run)
+        self.start, self.stop = min(self.start, ascending.start), max(self.stop, ascending.stop)
+        room.use(len(run), self.states.bundle_bytes)
+
+    def indexes(self) -> Sequence[int]:
+        return self._runs[0] if len(self._runs) == 1 else [index for run in self._runs for index in run]
+
+    def counts(self) -> bytes:
+        return self._counts[0] if len(self._counts) == 1 else b"".join(self._counts)
+
+
+def backfill_share(bundles: int, ratio: int) -> int:
+    """How many of the first `bundles` of a mixed order are old ones."""
+    return bundles * ratio // BACKFILL_CYCLE
+
+
+def first_deliveries(counts: bytes) -> int:
+    return array("H", counts).count(1)

@@ -1,0 +1,231 @@
+"""Moves bundles that were delivered too often into a dead letter topic of the same core.
+
+Owner: the loop thread. The slots go over as they are; slot 63 says in one row where the bundle came from and why it is here. The
+original is resolved only after its dead letter is durable: a crash in between makes a second dead letter and never loses the bundle.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from quiver_actors.client.encoder import PushRows, plan, write
+from quiver_actors.client.schemas import StreamTable
+from quiver_actors.engine import Engine
+from quiver_actors.errors import QuiverError
+from quiver_actors.model import ENVELOPE_SLOT
+from quiver_actors.protocol.messages import Push, Terms
+from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.worker.journal import Journal
+from quiver_actors.worker.threads import Submit
+
+if TYPE_CHECKING:
+    from quiver_actors.worker.host import EngineHost
+
+IN_FLIGHT_MAX = 16
+"""Bundles on their way at a time; each is held in memory once."""
+POLL_NS = 2 * MILLISECOND_NS
+"""How often the other topic is asked whether it has room, and whether a dead letter is durable."""
+RETRY_NS = SECOND_NS
+REASON = "max_deliveries"
+SUFFIX = "-dead"
+
+ENVELOPE = pa.schema(
+    [
+        pa.field("dead_letter.topic", pa.string(), nullable=False),
+        pa.field("dead_letter.core", pa.uint32(), nullable=False),
+        pa.field("dead_letter.segment_seq", pa.uint64(), nullable=False),
+        pa.field("dead_letter.bundle_index", pa.uint32(), nullable=False),
+        pa.field("dead_letter.subscriber", pa.string(), nullable=False),
+        pa.field("dead_letter.delivery_count", pa.uint32(), nullable=False),
+        pa.field("dead_letter.reason", pa.string(), nullable=False),
+        pa.field("dead_letter.ingestion_ts_nanos", pa.int64()),
+    ]
+)
+
+
+def dead_letter_topic(topic: str, terms: Terms) -> str | None:
+    """Where exhausted bundles of a subscriber with these terms go; None if nowhere."""
+    if not terms.max_deliveries or terms.exhausted != "dead_letter":
+        return None
+    return terms.dead_letter_topic or topic + SUFFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The bundle that a dead letter is made of."""
+
+    topic: str
+    core: int
+    segment_seq: int
+    bundle_index: int
+    subscriber: str
+    delivery_count: int
+
+
+class LetterJob:
+    """Reads a bundle and lays it out as a Push of one; takes over the segment's descriptor."""
+
+    def __init__(self, origin: Origin, target_topic: str, descriptor: int, size_bytes: int) -> None:
+        self.origin = origin
+        self.error: str = ""
+        self.memory = memoryview(bytearray())
+        self.push: Push | None = None
+        self.schemas: dict[int, StreamSchema] = {}
+        self._target_topic = target_topic
+        self._descriptor = descriptor
+        self._size_bytes = size_bytes
+
+    def run(self) -> None:
+        try:
+            self._lay_out()
+        except (QuiverError, OSError, ValueError) as error:
+            self.error = str(error)
+        finally:
+            os.close(self._descriptor)
+
+    def _lay_out(self) -> None:
+        mapping = mmap.mmap(self._descriptor, self._size_bytes, prot=mmap.PROT_READ)
+        reader = SegmentReader(mapping, segment_seq=self.origin.segment_seq)
+        index = self.origin.bundle_index
+        slots = dict(reader.bundle(index))
+        slots[ENVELOPE_SLOT] = envelope(self.origin, reader.ingestion_ts(index), slots.get(ENVELOPE_SLOT))
+        planned = plan(sorted(slots.items()), StreamTable(self._target_topic), reader.item_count(index))
+        self.memory = memoryview(bytearray(planned.entry_bytes))
+        rows = PushRows()
+        write(planned, self.memory, 0, rows)
+        for stream in rows.streams:
+            self.schemas[stream.handle] = StreamSchema(stream.slot_id, stream.fingerprint, stream.message)
+        size = len(self.memory)
+        packed = (b"".join(rows.entries), b"".join(rows.slots), b"".join(rows.dictionaries))
+        self.push = Push(0, self._target_topic, 0, size, size, *packed)
+
+
+def envelope(origin: Origin, ingestion_ts_nanos: int | None, present: pa.RecordBatch | None) -> pa.RecordBatch:
+    """The row that says where a dead letter comes from, behind the columns of an envelope that the bundle had."""
+    values = [
+        origin.topic,
+        origin.core,
+        origin.segment_seq,
+        origin.bundle_index,
+        origin.subscriber,
+        origin.delivery_count,
+        REASON,
+        ingestion_ts_nanos,
+    ]
+    columns = [pa.array([value], field.type) for value, field in zip(values, ENVELOPE, strict=True)]
+    if present is None or present.num_rows != 1:
+        return pa.record_batch(columns, schema=ENVELOPE)
+    kept = [i for i, field in enumerate(present.schema) if not field.name.startswith("dead_letter.")]
+    fields = [present.schema.field(i) for i in kept] + list(ENVELOPE)
+    return pa.record_batch([*(present.column(i) for i in kept), *columns], schema=pa.schema(fields))
+
+
+class DeadLetters:
+    """The exhausted bundles of one engine's subscribers. `step` is called in every turn of its host."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        terms: dict[str, Terms],
+        host_of: Callable[[str], EngineHost | None],
+        background: Submit,
+        journal: Journal,
+    ) -> None:
+        """
+        Args:
+            terms: of the engine's subscribers; owned by its deliveries.
+            host_of: where a topic of this core lives.
+        """
+        self._engine = engine
+        self._terms = terms
+        self._host_of = host_of
+        self._background = background
+        self._journal = journal
+        self._reading = 0
+        self._laid_out: list[LetterJob] = []
+        self._written: list[tuple[int, EngineHost, Origin]] = []
+        """(its sequence, where, what), until it is durable."""
+        self._paused_until_ns = 0
+
+    def step(self, now_ns: int) -> int | None:
+        """Go on with what can go on; returns when to be called again, None if there is nothing to do."""
+        self._bury_durable()
+        self._stage_laid_out()
+        if now_ns >= self._paused_until_ns:
+            self._start_reading(now_ns)
+        if self._reading or self._laid_out or self._written:
+            return now_ns + POLL_NS
+        return self._paused_until_ns if self._paused_until_ns > now_ns else None
+
+    def _start_reading(self, now_ns: int) -> None:
+        for subscriber, terms in self._terms.items():
+            topic = dead_letter_topic(self._engine.topic, terms)
+            if topic is None or self._host_of(topic) is None:
+                continue
+            while self._reading + len(self._laid_out) + len(self._written) < IN_FLIGHT_MAX:
+                position = self._engine.exhausted(subscriber)
+                if position is None:
+                    break
+                count = self._engine.delivery_count(subscriber, *position)
+                origin = Origin(self._engine.topic, self._engine.core, *position, subscriber, count)
+                if not self._read(origin, topic, now_ns):
+                    return
+
+    def _read(self, origin: Origin, topic: str, now_ns: int) -> bool:
+        try:
+            job = LetterJob(origin, topic, *self._engine.open_segment(origin.segment_seq))
+        except QuiverError as error:
+            self._put_off(origin, str(error), now_ns)
+            return False
+        self._reading += 1
+        self._background(job, lambda: self._is_read(job, now_ns))
+        return True
+
+    def _is_read(self, job: LetterJob, now_ns: int) -> None:
+        self._reading -= 1
+        if job.error:
+            self._put_off(job.origin, job.error, now_ns)
+            self._engine.check_segment(job.origin.segment_seq, job.error)
+        else:
+            self._laid_out.append(job)
+
+    def _put_off(self, origin: Origin, reason: str, now_ns: int) -> None:
+        self._engine.exhausted_again(origin.subscriber, origin.segment_seq, origin.bundle_index)
+        self._paused_until_ns = now_ns + RETRY_NS
+        self._journal.error("dead_letter.put_off", reason, topic=origin.topic, segment=origin.segment_seq)
+
+    def _stage_laid_out(self) -> None:
+        waiting, self._laid_out = self._laid_out, []
+        for job in waiting:
+            host = self._host_of(job.push.topic) if job.push else None
+            if host is None or job.push is None:
+                continue
+            host.touch()
+            if not host.engine.can_stage(len(job.memory)):
+                self._laid_out.append(job)
+                continue
+            run = host.engine.stage(job.memory, job.push, job.schemas)[-1]
+            self._written.append((run.sequence, host, job.origin))
+
+    def _bury_durable(self) -> None:
+        for written in list(self._written):
+            sequence, host, origin = written
+            if host.engine.sequence_durable > sequence:
+                self._written.remove(written)
+                self._engine.bury(origin.subscriber, origin.segment_seq, origin.bundle_index)
+                self._journal.event(
+                    "subscriber.dead_letter",
+                    topic=origin.topic,
+                    subscriber=origin.subscriber,
+                    segment=origin.segment_seq,
+                    bundle=origin.bundle_index,
+                    deliveries=origin.delivery_count,
+                )

@@ -1,0 +1,189 @@
+"""What a subscription can do beside taking the next bundle, against a real node of two workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from quiver_actors import aio
+from quiver_actors.client import Client, Subscription
+from quiver_actors.errors import AlreadyResolved, NotClaimed, NotStored, UnknownSubscriber, UsageError
+from quiver_actors.model import BundleId, Receipt
+from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ClientNode]:
+    with client_node(cores=2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(node: ClientNode) -> Iterator[Client]:
+    with node.connect() as connected:
+        connected.subscribe("keeper").close()
+        yield connected
+
+
+def pushed(client: Client, count: int, *, key: str = "k") -> list[Receipt]:
+    receipts = client.push_many([numbers(n) for n in range(count)], key=key)
+    client.flush()
+    return receipts
+
+
+def ids_of(subscription: Subscription, seconds: float = 0.5) -> list[int]:
+    found = []
+    while (delivery := subscription.get(seconds)) is not None:
+        found.append(first_id(delivery))
+    return found
+
+
+def test_new_subscriber_starts_at_a_bundle_or_a_time(client: Client) -> None:
+    first = pushed(client, 20)
+    between = time.time_ns()
+    pushed(client, 5)
+    with client.subscribe("at-bundle", start=first[12].bundle_id) as subscription:
+        assert sorted(ids_of(subscription)) == sorted([*range(12, 20), *range(5)])
+    with client.subscribe("at-time", start=between) as subscription:
+        assert ids_of(subscription) == list(range(5))
+
+
+def test_claim_by_reference(client: Client) -> None:
+    with client.subscribe("by-reference", prefetch=1, max_in_flight=1) as subscription:
+        receipts = pushed(client, 10)
+        delivery = subscription.claim(receipts[7].bundle_id)
+        assert first_id(delivery) == 7
+        with pytest.raises(NotClaimed):
+            subscription.claim(receipts[7].bundle_id)
+        delivery.ack().wait()
+        with pytest.raises(AlreadyResolved):
+            subscription.claim(receipts[7].bundle_id)
+        found = []
+        for _ in range(9):
+            (next_one,) = take(subscription, 1)
+            with next_one:
+                found.append(first_id(next_one))
+        assert found == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+        subscription.flush()
+        assert subscription.all_drained()
+
+
+def test_questions_and_cumulative_acknowledgement(client: Client) -> None:
+    with client.subscribe("asker", max_in_flight=1) as subscription:
+        assert subscription.all_drained()
+        receipts = pushed(client, 50)
+        start, end = receipts[0].bundle_id, receipts[-1].bundle_id
+        assert subscription.pending_count() == 50
+        assert subscription.oldest_incomplete() == {start.core: start}
+        assert subscription.pending_in_range(start, end) == 49
+        subscription.ack_through(receipts[29].bundle_id)
+        assert subscription.pending_count() == 20
+        client.ack_through(receipts[39].bundle_id, subscriber="asker")
+        client.ack_through(receipts[9].bundle_id, subscriber="asker")
+        assert subscription.pending_count() == 10
+        assert subscription.pending_in_range(start, end) == 9
+        with pytest.raises(UsageError):
+            subscription.ack_through(end._replace(segment_seq=end.segment_seq + 1000))
+        subscription.ack_through(end)
+        assert subscription.all_drained()
+
+
+def test_range_read_is_repeatable_until_acknowledged(client: Client) -> None:
+    with client.subscribe("replayer", max_in_flight=1):
+        receipts = pushed(client, 30)
+        start, end = receipts[3].bundle_id, receipts[25].bundle_id
+        for _ in range(2):
+            found = list(client.read("default", start.core, start, end))
+            assert [bundle.bundle_id for bundle in found] == [receipt.bundle_id for receipt in receipts[3:25]]
+            assert [bundle.batch.column(0)[0].as_py() for bundle in found] == list(range(3, 25))
+        with pytest.raises(NotStored):
+            client.read("default", start.core, start, end._replace(segment_seq=end.segment_seq + 1000))
+
+
+def test_projection_gives_only_what_is_asked_for(client: Client) -> None:
+    with client.subscribe("projected", topic="travel", slots=["weather"], columns={"weather": ["id"]}) as subscription:
+        client.push(
+            {"flights": numbers(1), "weather": numbers(7).append_column("more", numbers(1).column(0))}, topic="travel"
+        )
+        (delivery,) = take(subscription, 1)
+        assert delivery.slot_ids == (7,)
+        assert delivery.batch.equals(numbers(7))
+        with pytest.raises(UsageError):
+            delivery["flights"]
+
+
+def test_newest_first(client: Client) -> None:
+    client.subscribe("newest").close()
+    pushed(client, 20)
+    with client.subscribe("newest", order="newest") as subscription:
+        assert ids_of(subscription) == list(range(19, -1, -1))
+
+
+def test_in_flight_window_holds_back_until_something_is_resolved(client: Client) -> None:
+    client.subscribe("window").close()
+    pushed(client, 20)
+    with client.subscribe("window", max_in_flight=4) as subscription:
+        held = take(subscription, 4)
+        assert subscription.get(0.2) is None
+        held[0].ack()
+        assert take(subscription, 1)
+
+
+def test_exhausted_bundle_is_dropped(client: Client) -> None:
+    with client.subscribe("dropper", max_deliveries=2, exhausted="drop") as subscription:
+        pushed(client, 1)
+        counts = []
+        while (delivery := subscription.get(0.5)) is not None:
+            counts.append(delivery.delivery_count)
+            delivery.defer()
+        assert counts == [1, 2]
+        assert subscription.all_drained()
+
+
+def test_exhausted_bundle_goes_to_the_dead_letter_topic(node: ClientNode, client: Client) -> None:
+    with client.subscribe("mourner", topic="other", max_deliveries=1) as subscription:
+        receipt = client.push(numbers(3), topic="other")
+        (delivery,) = take(subscription, 1)
+        delivery.defer()
+        with node.connect() as fresh, fresh.subscribe("undertaker", topic="other-dead", start="earliest") as dead:
+            (letter,) = take(dead, 1)
+            assert letter[0].equals(numbers(3))
+            envelope = letter[63].to_pylist()[0]
+            assert envelope["dead_letter.subscriber"] == "mourner"
+            assert (envelope["dead_letter.core"], envelope["dead_letter.segment_seq"]) == receipt.bundle_id[1:3]
+            letter.ack()
+        assert subscription.get(0.2) is None
+
+
+def test_orphan_is_dropped_but_no_attached_subscriber(client: Client) -> None:
+    with client.subscribe("orphan"):
+        with pytest.raises(UsageError, match="no orphan"):
+            client.drop_orphan("orphan")
+        pushed(client, 3)
+    assert client.drop_orphan("orphan") == 3
+    with pytest.raises(UnknownSubscriber):
+        client.drop_orphan("orphan")
+
+
+def test_asyncio_client_end_to_end(node: ClientNode) -> None:
+    async def main() -> list[BundleId]:
+        async with aio.connect(node.directories.run, timeout=20.0) as client:
+            async with await client.subscribe("tasks", idle_timeout=10) as subscription:
+                pushes = asyncio.gather(*(client.push(numbers(n)) for n in range(100)))
+                found = []
+                async for delivery in subscription:
+                    with delivery:
+                        found.append(delivery.bundle_id)
+                    if len(found) == 100:
+                        break
+                receipts = await pushes
+                await subscription.flush()
+                assert await subscription.all_drained()
+                assert sorted(receipt.bundle_id for receipt in receipts) == sorted(found)
+            assert await client.unsubscribe("tasks") == 0
+        return found
+
+    assert len(set(asyncio.run(main()))) == 100

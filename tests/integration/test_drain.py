@@ -1,0 +1,157 @@
+"""`quiver drain` on a real node: what is waited for, what is said of those who are behind, and what a restart finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver_actors.errors import Draining
+from quiver_actors.wal.layout import CURSOR_NAME, HEADER_BYTES
+from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, run_quiver
+
+CONFIG = """
+[segment]
+max_open_duration = "1h"
+"""
+"""Nothing is sealed unless something asks for it."""
+
+
+@pytest.fixture
+def node() -> Iterator[ClientNode]:
+    with client_node(cores=2, config=CONFIG) as started:
+        yield started
+
+
+@contextmanager
+def draining(node: ClientNode, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`quiver drain` in the background, from when every worker has stopped its intake."""
+    command = command_line("quiver_actors.cli.main", "drain", "--run-dir", str(node.directories.run), *arguments)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_intake_stopped(node)
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_intake_stopped(node: ClientNode) -> None:
+    """On as many workers as there are, from now on."""
+    for _ in range(node.cores):
+        node.process.wait_for("worker.intake_stop")
+
+
+def status(node: ClientNode) -> Any:
+    return json.loads(run_quiver("status", "--run-dir", str(node.directories.run), "--json").stdout)
+
+
+def unsealed_bytes(node: ClientNode) -> int:
+    """Bytes in logs that recovery would have to read: entries behind the header of the active log, and whole rotated logs."""
+    logs = [path for path in node.directories.data.glob("*/core_*/wal/*") if path.name != CURSOR_NAME]
+    assert len(logs) >= node.cores
+    return sum(path.stat().st_size - HEADER_BYTES for path in logs)
+
+
+def test_drain_waits_for_subscribers_and_a_restart_finds_nothing(node: ClientNode) -> None:
+    with node.connect() as client, client.subscribe("exporter") as subscription:
+        client.push_many([numbers(n) for n in range(300)])
+        with draining(node, "--timeout", "30s") as process:
+            delivered = take(subscription, 300)
+            assert [first_id(delivery) for delivery in delivered] == list(range(300))
+            assert process.poll() is None, "nothing is acknowledged yet"
+            for delivery in delivered:
+                delivery.ack()
+            subscription.flush()
+            out, err = process.communicate(timeout=DEADLINE_SECONDS)
+            assert (process.returncode, err) == (0, "")
+            assert "everything is resolved" in out
+    assert node.process.end()[0] == 0
+    assert unsealed_bytes(node) == 0
+    node.restart()
+    with node.connect() as client, client.subscribe("exporter") as subscription:
+        assert subscription.get(0.5) is None
+        assert {(each["wal_bytes"], each["state"]) for each in status(node)["engines"]} == {(0, "ready")}
+        client.push(numbers(7))
+        client.flush()
+        assert [first_id(delivery) for delivery in take(subscription, 1)] == [7]
+
+
+def test_pushes_are_refused_while_subscribers_are_served(node: ClientNode) -> None:
+    with node.connect() as client, client.subscribe("exporter") as subscription:
+        client.push(numbers(1))
+        with draining(node) as process:
+            with pytest.raises(Draining, match="is being drained"):
+                client.push(numbers(2), timeout=0.5)
+            with client.subscribe("latecomer", start="earliest") as latecomer:
+                for consumer in (subscription, latecomer):
+                    (delivery,) = take(consumer, 1)
+                    delivery.ack()
+                    consumer.flush()
+                assert process.wait(DEADLINE_SECONDS) == 0
+
+
+def test_who_is_behind_is_named_and_gets_the_rest_after_a_restart(node: ClientNode) -> None:
+    with node.connect() as client:
+        with client.subscribe("slow"), client.subscribe("done") as done:
+            client.push_many([numbers(n) for n in range(20)])
+            client.flush()
+            for delivery in take(done, 20):
+                delivery.ack()
+        drained = run_quiver("drain", "--run-dir", str(node.directories.run), "--timeout", "300ms")
+    assert drained.returncode == 5
+    assert "subscriber slow of topic default: 20 bundles behind" in drained.stderr
+    assert "nobody connected" in drained.stderr
+    assert "done" not in drained.stderr
+    assert node.process.end()[0] == 0
+    assert unsealed_bytes(node) == 0
+    node.restart()
+    with node.connect() as client, client.subscribe("slow") as slow:
+        assert [first_id(delivery) for delivery in take(slow, 20)] == list(range(20))
+
+
+def test_a_node_can_be_kept_for_those_who_are_behind(node: ClientNode) -> None:
+    run_dir = str(node.directories.run)
+    with node.connect() as client, client.subscribe("slow") as slow:
+        client.push(numbers(1))
+        first = run_quiver("drain", "--run-dir", run_dir, "--timeout", "200ms", "--keep-behind", "--json")
+        report = json.loads(first.stdout)
+        assert (first.returncode, report["drained"], report["ended"]) == (5, False, False)
+        assert [(each["subscriber"], each["lag_bundles"]) for each in report["behind"]] == [("slow", 1)]
+        assert {worker["state"] for worker in status(node)["workers"]} == {"draining"}
+        (delivery,) = take(slow, 1)
+        delivery.ack()
+        slow.flush()
+        second = run_quiver("drain", "--run-dir", run_dir, "--json")
+        assert (second.returncode, json.loads(second.stdout)["drained"]) == (0, True)
+
+
+def test_a_worker_that_is_started_again_meanwhile_takes_nothing_either(node: ClientNode) -> None:
+    with node.connect() as client:
+        client.subscribe("exporter").close()
+        client.push_many([numbers(n) for n in range(10)])
+        with draining(node, "--timeout", "30s") as process:
+            for core in range(node.cores):
+                node.signal_worker(core, signal.SIGKILL)
+            wait_intake_stopped(node)
+            with pytest.raises(Draining):
+                client.push(numbers(99), timeout=0.5)
+            with client.subscribe("exporter") as subscription:
+                for delivery in take(subscription, 10):
+                    delivery.ack()
+                subscription.flush()
+                assert process.wait(DEADLINE_SECONDS) == 0
+
+
+def test_without_a_node_there_is_nothing_to_drain(tmp_path: Path) -> None:
+    drained = run_quiver("drain", "--run-dir", str(tmp_path))
+    assert drained.returncode == 3
+    assert "no node is running" in drained.stderr
+    assert not os.listdir(tmp_path)

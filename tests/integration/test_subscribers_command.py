@@ -1,0 +1,68 @@
+"""`quiver subscribers` on a real node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.client_node import ClientNode, client_node, numbers, take
+from tests.integration.node_process import run_quiver
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ClientNode]:
+    with client_node(cores=2) as started:
+        yield started
+
+
+def subscribers(node: ClientNode, command: str, *arguments: str) -> Any:
+    found = run_quiver("subscribers", command, "--run-dir", str(node.directories.run), *arguments)
+    assert not found.stderr
+    return found
+
+
+def wait_lag(node: ClientNode, subscriber: str, topic: str, wanted: int) -> None:
+    """Wait until the figures, which are published ten times a second, show it."""
+    for _ in range(100):
+        found = json.loads(subscribers(node, "lag", subscriber, "--topic", topic, "--json").stdout)
+        if [each["lag_bundles"] for each in found] == [wanted]:
+            return
+    raise AssertionError(f"{subscriber} is not {wanted} bundles behind: {found}")
+
+
+def test_list_lag_orphans_and_drop(node: ClientNode) -> None:
+    with node.connect() as client:
+        with client.subscribe("left", topic="travel"):
+            pass
+        with client.subscribe("here", topic="travel") as here:
+            client.push_many([{"flights": numbers(n)} for n in range(30)], topic="travel")
+            client.flush("travel")
+            for delivery in take(here, 10):
+                delivery.ack()
+            here.flush()
+            wait_lag(node, "here", "travel", 20)
+            wait_lag(node, "left", "travel", 30)
+            listed = subscribers(node, "list", "--topic", "travel").stdout.splitlines()
+            assert [line.split()[:3] for line in listed] == [
+                ["SUBSCRIBER", "TOPIC", "LAG"],
+                ["left", "travel", "30"],
+                ["here", "travel", "20"],
+            ]
+            assert subscribers(node, "lag", "--topic", "travel", "--max", "30").returncode == 0
+            assert subscribers(node, "lag", "--topic", "travel", "--max", "29").returncode == 4
+            orphans = json.loads(subscribers(node, "orphans", "--json").stdout)
+            assert [each["subscriber"] for each in orphans] == ["left"]
+            refused = run_quiver("subscribers", "drop", "here", "--run-dir", str(node.directories.run))
+            assert refused.returncode == 2
+            assert "is in use" in refused.stderr
+        assert "dropped subscriber left" in subscribers(node, "drop", "left").stdout
+        unknown = run_quiver("subscribers", "drop", "left", "--run-dir", str(node.directories.run), "--topic", "travel")
+        while unknown.returncode == 0:  # its figures may be shown for another moment
+            unknown = run_quiver(
+                "subscribers", "drop", "left", "--run-dir", str(node.directories.run), "--topic", "travel"
+            )
+        assert unknown.returncode == 2
+        assert "no subscriber 'left'" in unknown.stderr or "unknown" in unknown.stderr

@@ -1,0 +1,332 @@
+"""Delivery through a real socket: leases, fencing, windows, orders, claims by reference, dead letters, gaps, questions."""
+
+from __future__ import annotations
+
+import array
+from pathlib import Path
+
+import pytest
+
+from quiver_actors.protocol import messages as m
+from quiver_actors.units import MILLISECOND_NS
+from tests.unit.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
+
+SHORT_LEASE = 50 * MILLISECOND_NS
+
+
+def pushed(worker: WorkerThread, *values: int) -> WireClient:
+    producer = worker.producer()
+    for value in values:
+        producer.push_and_wait(table(value))
+    producer.flush()
+    return producer
+
+
+def refused(answer: m.NotResolved) -> list[tuple[str, list[int]]]:
+    return [(refusal.code, list(array.array("I", refusal.bundle_indexes))) for refusal in answer.refusals]
+
+
+def numbers(found: list[tuple[m.Deliver, int, list[int]]]) -> list[int]:
+    return [values[0] for _, _, values in found]
+
+
+def info(client: WireClient, subscriber: str) -> m.PendingInfo:
+    tag = client.next_tag()
+    client.send(m.Pending(tag, "default", subscriber))
+    return client.expect(m.PendingInfo, lambda found: found.tag == tag)
+
+
+def test_silent_consumers_bundles_go_to_another_and_its_late_ack_is_fenced(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        pushed(worker, 1, 2)
+        silent, other = worker.connect(), worker.connect()
+        silent.register("s", credit=2, terms=m.Terms(lease_ns=SHORT_LEASE))
+        late, indexes = silent.delivered()
+        assert late.lease_until_ns > 0
+        other.register("s", credit=2, terms=m.Terms(lease_ns=SHORT_LEASE))
+        taken, again = other.delivered()
+        assert again == indexes
+        assert array.array("H", taken.delivery_counts).tolist() == [2, 2]
+        other.resolve(taken, again)
+        other.flush_progress("s")
+        silent.resolve(late, indexes)
+        assert refused(silent.expect(m.NotResolved)) == [("fenced", [0, 1])]
+
+
+def test_extended_claims_stay(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        pushed(worker, 1)
+        client = worker.connect()
+        client.register("s", credit=10, terms=m.Terms(lease_ns=2000 * MILLISECOND_NS))
+        deliver, indexes = client.delivered()
+        client.send(m.Extend(7, "default", "s", array.array("Q", [deliver.token, 3]).tobytes()))
+        extended = client.expect(m.Extended)
+        assert extended.lease_until_ns > deliver.lease_until_ns
+        assert array.array("Q", extended.ended).tolist() == [3]
+        client.resolve(deliver, indexes)
+        client.flush_progress("s")
+
+
+def test_window_holds_back_what_credit_would_allow(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        pushed(worker, *range(6))
+        client = worker.connect()
+        client.register("s", credit=100, terms=m.Terms(max_in_flight_bundles=2))
+        deliver, indexes = client.delivered()
+        assert indexes == [0, 1]
+        assert info(client, "s").claimed == 2
+        client.resolve(deliver, [1])
+        assert client.delivered()[1] == [2]
+
+
+def test_one_bundle_is_always_allowed_by_a_window_in_bytes(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        pushed(worker, 1, 2)
+        client = worker.connect()
+        client.register("s", credit=100, terms=m.Terms(max_in_flight_bytes=1))
+        deliver, indexes = client.delivered()
+        assert indexes == [0]
+        client.resolve(deliver, indexes)
+        assert client.delivered()[1] == [1]
+
+
+def test_newest_first(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        pushed(worker, 1, 2, 3)
+        client = worker.connect()
+        client.register("s", credit=100, terms=m.Terms(order="newest"))
+        assert numbers(client.values(3)) == [3, 2, 1]
+
+
+def test_claim_by_reference_answers_with_its_tag(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        pushed(worker, 1, 2)
+        client = worker.connect()
+        client.register("s")
+        client.send(m.ClaimRef(50, "default", "s", 0, 1))
+        deliver, indexes = client.delivered()
+        assert (deliver.tag, indexes) == (50, [1])
+        client.send(m.ClaimRef(51, "default", "s", 0, 1))
+        assert client.expect(m.Refused).code == "not_claimed"
+        client.resolve(deliver, [1])
+        client.send(m.ClaimRef(52, "default", "s", 0, 1))
+        assert client.expect(m.Refused).code == "already_resolved"
+
+
+def test_durable_ack_is_answered_once_it_is_on_disk(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        pushed(worker, 1)
+        client = worker.connect()
+        client.register("s", credit=1)
+        deliver, indexes = client.delivered()
+        packed = array.array("I", indexes).tobytes()
+        client.send(m.Resolve(60, "default", "s", 0, deliver.token, "ack", packed, durable=True))
+        client.done(60)
+        assert info(client, "s").drained
+
+
+def test_ack_through_and_what_is_pending(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        producer = pushed(worker, 1, 2, 3)
+        producer.push_and_wait(table(4))
+        client = worker.connect()
+        client.register("s")
+        found = info(client, "s")
+        assert (found.pending, found.unsealed, found.oldest_segment_seq, found.drained) == (3, 1, 0, False)
+        client.send(m.Pending(9, "default", "s", 0, 1, 0, 3))
+        assert client.expect(m.PendingInfo, lambda answer: answer.tag == 9).in_range == 2
+        client.send(m.AckThrough(10, "default", "s", 0, 1))
+        client.done(10)
+        client.credit("s", 1)
+        assert client.delivered()[1] == [2]
+        client.send(m.AckThrough(11, "default", "s", 5, 0))
+        assert client.expect(m.Refused).code == "usage"
+
+
+@pytest.mark.parametrize("start", ["time", "bundle"])
+def test_start_at_a_time_or_bundle(tmp_path: Path, start: str) -> None:
+    with running(tmp_path) as worker:
+        producer = pushed(worker, 1, 2)
+        producer.push_and_wait(table(3))
+        client = worker.connect()
+        client.send(m.BundleTime(5, "default", 0, 1))
+        answer = client.expect(m.Done, lambda done: done.tag == 5)
+        client.register("s", start=f"time:{answer.value}" if start == "time" else "bundle:0/0/1", credit=10)
+        assert numbers(client.values(1)) == [2]
+        producer.flush()
+        assert numbers(client.values(1)) == [3]
+
+
+def test_bundle_that_is_delivered_too_often_becomes_a_dead_letter(tmp_path: Path) -> None:
+    terms = m.Terms(max_deliveries=2)
+    with running(tmp_path) as worker:
+        producer = pushed(worker, 7, 8)
+        client = worker.connect()
+        client.register("s", credit=1, terms=terms)
+        for _ in range(2):
+            deliver, indexes = client.delivered()
+            assert indexes == [0]
+            client.resolve(deliver, [0], outcome="defer")
+            client.credit("s", 1)
+        assert client.delivered()[1] == [1]
+        until(lambda: info(client, "s").blocked == 0, "the dead letter to be durable")
+        reader = worker.connect()
+        assert reader.welcome is not None
+        assert {found.name for found in reader.welcome.topics} == {"default", "default-dead"}
+        reader.register("d", topic="default-dead", credit=5)
+        reader.flush("default-dead")
+        letter, _ = reader.delivered("d")
+        bundle = reader.segments["default-dead", letter.segment_seq].bundle(0)
+        assert bundle[0].column("x").to_pylist() == [7]
+        row = bundle[63].to_pylist()[0]
+        assert (row["dead_letter.topic"], row["dead_letter.subscriber"]) == ("default", "s")
+        assert (row["dead_letter.segment_seq"], row["dead_letter.bundle_index"]) == (0, 0)
+        assert (row["dead_letter.delivery_count"], row["dead_letter.reason"]) == (2, "max_deliveries")
+        client.flush_progress("s")
+        assert worker.stop() == 0
+        producer.close()
+    with running(tmp_path) as worker:
+        reader = worker.connect()
+        reader.register("d", topic="default-dead", credit=5)
+        assert len(reader.values(1, "d")) == 1, "the topic is there after a restart"
+
+
+def test_damage_found_by_a_consumer_is_announced_once(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        pushed(worker, 1, 2)
+        pushed(worker, 3)
+        client = worker.connect()
+        client.register("s", credit=10)
+        first, indexes = client.delivered()
+        client.delivered()
+        path = tmp_path / "data/default/core_0/segments/0000000000000000.qseg"
+        path.chmod(0o600)
+        content = bytearray(path.read_bytes())
+        content[300] ^= 0xFF
+        path.write_bytes(content)
+        packed = array.array("I", indexes).tobytes()
+        client.send(m.Unreadable(70, "default", "s", 0, first.token, packed, "checksum"))
+        gap = client.expect(m.Gap)
+        assert (gap.segment_seq, gap.bundle_index_first, gap.bundle_index_last) == (0, 0, 1)
+        assert (gap.bundle_count, gap.row_count, gap.reason) == (2, 2, "damaged")
+        client.send(m.GapAck(71, "default", "s", gap.notice))
+        client.done(71)
+        until(lambda: not path.exists(), "the file to be in quarantine")
+        other = worker.connect()
+        other.register("s", credit=10)
+        assert info(other, "s").gaps == 0
+
+
+def test_unacknowledged_gap_goes_to_the_next_connection_also_after_a_restart(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        pushed(worker, 1)
+        client = worker.connect()
+        client.register("s")
+        worker.stop()
+    path = tmp_path / "data/default/core_0/segments/0000000000000000.qseg"
+    path.chmod(0o600)
+    content = bytearray(path.read_bytes())
+    content[300] ^= 0xFF
+    path.write_bytes(content)
+    notices = set()
+    for _ in range(2):
+        with running(tmp_path) as worker:
+            for _ in range(2):
+                client = worker.connect()
+                client.register("s", credit=1)
+                notices.add(client.expect(m.Gap).notice)
+                client.close()
+    assert len(notices) == 1
+    with running(tmp_path) as worker:
+        client = worker.connect()
+        client.register("s", credit=1)
+        client.send(m.GapAck(1, "default", "s", client.expect(m.Gap).notice))
+        client.done(1)
+        worker.stop()
+    with running(tmp_path) as worker:
+        client = worker.connect()
+        client.register("s", credit=1)
+        assert info(client, "s").drained
+
+
+def test_consumers_of_one_subscriber_share_evenly(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        producer = worker.producer()
+        clients = [worker.connect() for _ in range(4)]
+        for client in clients:
+            client.register("s", credit=100)
+        producer.push_and_wait(*(table(number) for number in range(20)))
+        producer.flush()
+        assert [len(client.delivered()[1]) for client in clients] == [5, 5, 5, 5]
+
+
+def test_credit_sent_again_changes_nothing_and_makes_up_for_a_lost_notification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path) as worker:
+        client = worker.connect()
+        client.register("s", credit=2)
+        # Every notification is dropped: what an event asks for is not remembered.
+        monkeypatch.setattr("quiver_actors.worker.host.EngineHost._apply", drop_notifications)
+        pushed(worker, 1, 2, 3)
+        client.credit("s", 0)
+        assert numbers(client.values(2)) == [1, 2]
+        client.credit("s", 0)
+        assert info(client, "s").claimed == 2
+
+
+def drop_notifications(host: object, happened: object) -> None:
+    """As `EngineHost._apply`, but deliveries hear nothing."""
+    for event in happened:  # type: ignore[attr-defined]
+        if type(event).__name__ == "Sealed":
+            host.ingest.sealed(event.segment_seq)  # type: ignore[attr-defined]
+
+
+def test_orphans_are_listed_and_dropped(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        pushed(worker, 1, 2)
+        client, gone = worker.connect(), worker.connect()
+        client.register("stays")
+        gone.register("orphan", credit=1)
+        gone.delivered()
+        client.send(m.Unregister(1, "default", "orphan", only_orphan=True))
+        assert client.expect(m.Refused).code == "usage"
+        gone.close()
+        until(lambda: listed(client)["orphan"].connections == 0, "the connection to be gone")
+        assert listed(client)["orphan"].detached_since_unix_ns > 0
+        assert (listed(client)["orphan"].pending, listed(client)["stays"].detached_since_unix_ns) == (2, 0)
+        client.send(m.Unregister(2, "default", "orphan", only_orphan=True))
+        assert client.expect(m.Done, lambda done: done.tag == 2).value == 2
+        assert set(listed(client)) == {"stays"}
+
+
+def test_orphan_ttl_drops_by_itself(tmp_path: Path) -> None:
+    with running(tmp_path, settings(topic(orphan_ttl_ns=100 * MILLISECOND_NS))) as worker:
+        client, gone = worker.connect(), worker.connect()
+        client.register("stays")
+        gone.register("orphan")
+        gone.close()
+        until(lambda: set(listed(client)) == {"stays"}, "the orphan to be dropped")
+
+
+def listed(client: WireClient) -> dict[str, m.SubscriberInfo]:
+    tag = client.next_tag()
+    client.send(m.ListSubscribers(tag, "default"))
+    answer = client.expect(m.SubscriberList, lambda found: found.tag == tag)
+    return {found.subscriber: found for found in answer.subscribers}
+
+
+def test_stopped_intake_seals_and_goes_on_delivering(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        producer = worker.producer()
+        producer.push_and_wait(table(1))
+        client = worker.connect()
+        client.register("s", credit=5)
+        client.send(m.StopIntake(1))
+        client.done(1)
+        assert numbers(client.values(1)) == [1]
+        producer.push(table(2))
+        assert producer.expect(m.Refused).code == "draining"
+        client.send(m.StopIntake(2, resume=True))
+        client.done(2)
+        producer.push_and_wait(table(3))

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from quiver_actors.forward import Outcome, ParquetFiles, PermanentFailure
+from quiver_actors.forward.parquet_files import TEMPORARY_PREFIX
+from tests.unit.forward.stored import Stored, as_delivery
+
+DURATION = pa.month_day_nano_interval()
+
+
+def rows(directory: Path) -> list[int]:
+    """All values of column n, in files that readers of a data set see."""
+    found: list[int] = []
+    for path in sorted(directory.glob("[!.]*.parquet")):
+        found += pq.read_table(path).column("n").to_pylist()
+    return sorted(found)
+
+
+def offer(files: ParquetFiles, *stored: Stored) -> list[Outcome]:
+    for each in stored:
+        files.offer(as_delivery(each))
+    files.hurry()
+    return list(files.outcomes(0))
+
+
+def test_bundles_arrive_in_one_file_a_slot_and_core(tmp_path: Path) -> None:
+    schema_metadata = {"unit": "km"}
+    flights = [pa.record_batch({"n": [n]}).replace_schema_metadata(schema_metadata) for n in range(6)]
+    weather = pa.record_batch({"n": [77], "wind": [1.5]})
+    with ParquetFiles(tmp_path, slots=["flights", "weather"]) as files:
+        outcomes = offer(
+            files,
+            *(Stored(n, {0: flights[n], **({1: weather} if n == 2 else {})}, core=n % 2) for n in range(6)),
+        )
+        assert [outcome.error for outcome in outcomes] == [None] * 6
+        assert (files.statistics().files, files.statistics().rows) == (3, 7)
+    assert rows(tmp_path / "flights") == list(range(6))
+    assert rows(tmp_path / "weather") == [77]
+    names = sorted(path.name for path in (tmp_path / "flights").glob("*.parquet"))
+    assert names == [
+        "clicks-core_0-00010203-00000000.00000-00000000.00004-3.parquet",
+        "clicks-core_1-00010203-00000000.00001-00000000.00005-3.parquet",
+    ]
+    assert pq.read_table(tmp_path / "flights" / names[0]).schema.metadata[b"unit"] == b"km"
+
+
+def test_what_is_in_a_file_is_not_written_again(tmp_path: Path) -> None:
+    with ParquetFiles(tmp_path) as files:
+        offer(files, *map(Stored, [1, 2, 4]))
+    with ParquetFiles(tmp_path) as files:
+        outcomes = offer(files, *map(Stored, range(6)))
+        assert [outcome.error for outcome in outcomes] == [None] * 6
+        assert (files.statistics().rows, files.statistics().skipped) == (3, 3)
+        assert [outcome.error for outcome in offer(files, Stored(3))] == [None]
+        assert files.statistics().files == 1
+    assert rows(tmp_path / "slot_0") == list(range(6))
+
+
+def test_the_same_place_in_another_life_of_the_topic_is_another_bundle(tmp_path: Path) -> None:
+    with ParquetFiles(tmp_path) as files:
+        offer(files, Stored(1))
+        offer(files, Stored(1, incarnation=bytes(16)), Stored(1, incarnation=None))
+    assert rows(tmp_path / "slot_0") == [1, 1]
+
+
+def test_one_bundle_taken_twice_is_written_once(tmp_path: Path) -> None:
+    with ParquetFiles(tmp_path) as files:
+        assert len(offer(files, Stored(1), Stored(1))) == 2
+    assert rows(tmp_path / "slot_0") == [1]
+
+
+def test_another_writer_may_have_been_faster(tmp_path: Path) -> None:
+    """The other one finishes its file while ours is written: we find out before ours gets its name."""
+    with ParquetFiles(tmp_path) as ours, ParquetFiles(tmp_path) as theirs:
+        slow = Stored(1)
+        ours.offer(as_delivery(slow))
+        ours.offer(as_delivery(Stored(2)))
+        directory = ours._slot_directory("slot_0")
+        parts = next(iter(ours._groups.values()))
+        with directory._written({part.place: part for part in parts}, "zstd"):
+            offer(theirs, Stored(1))
+        ours.hurry()
+        assert [outcome.error for outcome in ours.outcomes(0)] == [None, None]
+        assert ours.statistics().skipped == 1
+    assert rows(tmp_path / "slot_0") == [1, 2]
+
+
+def test_files_are_finished_by_size_and_by_age(tmp_path: Path) -> None:
+    with ParquetFiles(tmp_path, target_bytes=24, max_age=3600) as files:
+        assert files.finish_at_ns is None
+        for number in range(2):
+            files.offer(as_delivery(Stored(number)))
+        assert not files.outcomes(0)
+        assert files.finish_at_ns is not None
+        files.offer(as_delivery(Stored(2)))
+        assert len(files.outcomes(0)) == 3
+        assert files.finish_at_ns is None
+
+
+def test_a_bundle_that_parquet_cannot_hold_is_refused_alone(tmp_path: Path) -> None:
+    odd = pa.record_batch([pa.array([(1, 2, 3)], DURATION)], ["n"])
+    with ParquetFiles(tmp_path) as files:
+        with pytest.raises(PermanentFailure, match="as Parquet"):
+            files.offer(as_delivery(Stored(1, {0: odd})))
+        assert [outcome.error for outcome in offer(files, Stored(2))] == [None]
+    assert rows(tmp_path / "slot_0") == [2]
+
+
+def test_schemas_have_files_of_their_own(tmp_path: Path) -> None:
+    with ParquetFiles(tmp_path) as files:
+        offer(files, Stored(1), Stored(2, {0: pa.record_batch({"n": [2], "more": ["x"]})}), Stored(3))
+        assert files.statistics().files == 2
+    assert rows(tmp_path / "slot_0") == [1, 2, 3]
+
+
+def test_a_directory_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
+    with ParquetFiles(tmp_path) as files:
+        (tmp_path / "slot_0").write_text("in the way")
+        (outcome,) = offer(files, Stored(1))
+        assert isinstance(outcome.error, OSError)
+        (tmp_path / "slot_0").unlink()
+        assert [outcome.error for outcome in offer(files, Stored(1))] == [None]
+    assert rows(tmp_path / "slot_0") == [1]
+
+
+def test_files_of_dead_writers_are_swept_those_of_living_ones_are_not(tmp_path: Path) -> None:
+    slot = tmp_path / "slot_0"
+    slot.mkdir()
+    dead, living = slot / f"{TEMPORARY_PREFIX}1-dead", slot / f"{TEMPORARY_PREFIX}2-living"
+    dead.touch()
+    with living.open("wb") as held, ParquetFiles(tmp_path) as files:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        offer(files, Stored(1))
+        assert sorted(name for name in os.listdir(slot) if name.startswith(TEMPORARY_PREFIX)) == [living.name]
+
+
+def test_only_wanted_slots_are_written_and_a_bundle_without_them_is_done(tmp_path: Path) -> None:
+    with ParquetFiles(tmp_path, slots={1: "weather"}) as files:
+        batches = {0: pa.record_batch({"n": [1]}), 1: pa.record_batch({"n": [2]})}
+        assert [outcome.error for outcome in offer(files, Stored(1, batches), Stored(2))] == [None, None]
+    assert rows(tmp_path / "weather") == [2]
+    assert os.listdir(tmp_path) == ["weather"]
