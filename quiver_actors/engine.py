@@ -152,15 +152,7 @@ class Engine:
         self._progress_ticket = 0
         self.progress_durable = 0
         self._progress_due_ns: int | None = None
-        # jobs and time
-        self._commit: jobs.CommitJob | None = None
-        self._background: Job | None = None
-        self._retry_ns: dict[type[Job], int] = {}
-        # figures
-        self._bundles_in = self._rows_in = self._bytes_in = 0
-        self._syncs = self._seals = self._refused = self._segments_deleted = 0
-        self._sync_ns_last = self._seal_ns_last = 0
-        self._quarantined = recovered.quarantined
+        self._begin_bookkeeping(recovered.quarantined)
         # disk space and care of sealed segments
         free_bytes_min = settings.retention.min_free_bytes
         self._ballast = Ballast(disk, paths.ballast, free_bytes_min)
@@ -170,6 +162,18 @@ class Engine:
             self._give_up(segment_seq, _nothing_known_of(segment_seq), "damaged")
         if self._progress_dirty:
             self._progress_changed()
+
+    def _begin_bookkeeping(self, quarantined: int) -> None:
+        """What is under way, and what has been counted: nothing yet."""
+        # jobs and time
+        self._commit: jobs.CommitJob | None = None
+        self._background: Job | None = None
+        self._retry_ns: dict[type[Job], int] = {}
+        # figures
+        self._bundles_in = self._rows_in = self._bytes_in = 0
+        self._syncs = self._seals = self._refused = self._segments_deleted = 0
+        self._sync_ns_last = self._seal_ns_last = 0
+        self._quarantined = quarantined
 
     def __repr__(self) -> str:
         return f"<Engine {self.topic}/core_{self.core} {self.state.name} next_sequence={self._next_sequence}>"

@@ -263,8 +263,14 @@ def _client_messages() -> list[Message]:
         messages.Register(6, "default", "reader", "earliest"),
         messages.Unregister(7, "default", "reader"),
         messages.Credit("default", "reader", 64),
-        messages.Resolve(8, "default", "reader", 7, "ack", bytes(8), 5),
+        messages.Resolve(8, "default", "reader", 7, 4711, "ack", bytes(8), 5),
         messages.FlushProgress(9, "default", "reader"),
+        messages.Extend(10, "default", "reader", bytes(16)),
+        messages.ClaimRef(11, "default", "reader", 7, 1),
+        messages.AckThrough(12, "default", "reader", 7, 1),
+        messages.GapAck(13, "default", "reader", 3),
+        messages.Pending(14, "default", "reader"),
+        messages.ListSubscribers(15, "default"),
     ]
 
 
@@ -277,9 +283,9 @@ def _worker_messages() -> list[Message]:
         messages.Done(1),
         messages.SegmentList(1, [messages.SegmentInfo(1, 2, 3, 4, 5, 6)]),
         messages.SegmentOpened(1, "default", 7, 4096),
-        messages.Deliver("default", "reader", 7, bytes(8)),
+        messages.Deliver("default", "reader", 7, bytes(8), 4711, bytes(4)),
         messages.SegmentRetired("default", "reader", 7),
-        messages.Gap("default", "reader", 7, 1, 2, "damaged"),
+        messages.Gap("default", "reader", 3, 7, 1, 2, 2, -1, "damaged"),
     ]
 
 
