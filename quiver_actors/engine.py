@@ -40,7 +40,6 @@ from quiver_actors.events import (
     Durable,
     Event,
     Failed,
-    GapFound,
     ProgressDurable,
     Replaced,
     Resumed,
@@ -48,6 +47,7 @@ from quiver_actors.events import (
     Sealed,
 )
 from quiver_actors.jobs import Job
+from quiver_actors.losses import Losses
 from quiver_actors.model import SEGMENT_BUNDLES_MAX, Durability
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
@@ -125,8 +125,7 @@ class Engine:
         self._unverified: deque[int] = deque(sorted([*recovered.segments, *recovered.damaged]))
         self._announceable: dict[int, int] = {}
         self._registry = recovered.registry
-        self._lost: dict[int, frozenset[int]] = {}
-        self._damaged: dict[int, str] = recovered.damaged
+        self._losses = Losses(self._registry, recovered.damaged)
         self._removed: set[str] = set()
         self._events: list[Event] = []
         # sequences
@@ -146,7 +145,7 @@ class Engine:
         self._sync_ns_last = self._seal_ns_last = 0
         self._quarantined = recovered.quarantined
         for segment_seq in recovered.missing:
-            self._lose_whole(segment_seq)
+            self._events += self._lose_whole(segment_seq)
         # disk space and care of sealed segments
         free_bytes_min = settings.retention.min_free_bytes
         self._ballast = Ballast(disk, paths.ballast, free_bytes_min)
@@ -511,7 +510,7 @@ class Engine:
 
     def _oldest_unannounced(self) -> int:
         """The lowest segment number that subscribers have not been told of yet."""
-        waiting = [*self._unverified, *self._damaged, *(log.segment_seq for log in self._logs)]
+        waiting = [*self._unverified, *self._losses.damaged, *(log.segment_seq for log in self._logs)]
         return min(waiting, default=self._next_segment_seq)
 
     def _seal_job(self) -> Job | None:
@@ -523,7 +522,7 @@ class Engine:
         """Segments found at open are checked oldest first; those sealed since wait in line behind them."""
         if not self._unverified or self.state is EngineState.DRAINING or not self._may_try(jobs.VerifyJob):
             return None
-        if self._unverified[0] in self._damaged:
+        if self._unverified[0] in self._losses.damaged:
             return None
         return jobs.VerifyJob(self._disk, self._paths, self._unverified[0])
 
@@ -534,12 +533,12 @@ class Engine:
         return jobs.DeleteJob(self._disk, self._paths, deletable) if deletable else None
 
     def _rescue_job(self) -> Job | None:
-        if not self._damaged or self.state is EngineState.DRAINING or not self._may_try(RescueJob):
+        if not self._losses.damaged or self.state is EngineState.DRAINING or not self._may_try(RescueJob):
             return None
-        segment_seq = min(self._damaged)
+        segment_seq = min(self._losses.damaged)
         info = self._segments.get(segment_seq)
         known = info.bundle_count if info else self._registry.known_bundle_count(segment_seq)
-        return RescueJob(self._disk, self._paths, segment_seq, self._damaged[segment_seq], known, self._cfg_hash)
+        return RescueJob(self._disk, self._paths, segment_seq, self._losses.damaged[segment_seq], known, self._cfg_hash)
 
     def _ballast_job(self) -> Job | None:
         if self._ballast.is_held or self.state is EngineState.DRAINING or not self._may_try(jobs.BallastJob):
@@ -639,10 +638,9 @@ class Engine:
     def _finish_verify(self, job: jobs.VerifyJob) -> list[Event]:
         segment_seq = job.segment_seq
         if job.damage is not None:
-            self._damaged[segment_seq] = job.damage
+            self._losses.damaged[segment_seq] = job.damage
             return []
-        if job.lost:
-            self._lost[segment_seq] = frozenset(job.lost)
+        self._losses.record(segment_seq, job.lost)
         self._announceable[segment_seq] = self._segments[segment_seq].bundle_count
         self._upkeep.checked(segment_seq)
         return self._announce()
@@ -657,7 +655,6 @@ class Engine:
     def _finish_rescue(self, job: RescueJob) -> list[Event]:
         assert job.rescued is not None
         segment_seq, rescued = job.segment_seq, job.rescued
-        del self._damaged[segment_seq]
         self._quarantined += 1
         self._upkeep.forget(segment_seq)
         if segment_seq in self._unverified:
@@ -667,11 +664,9 @@ class Engine:
             self._registry.add_segment(segment_seq, rescued.bundle_count)
         if rescued.info is None:
             self._segments.pop(segment_seq, None)
-            self._lose_whole(segment_seq)
-            return self._announce()
+            return [*self._lose_whole(segment_seq), *self._announce()]
         self._segments[segment_seq] = rescued.info
-        if rescued.lost:
-            self._lost[segment_seq] = frozenset(rescued.lost)
+        self._losses.record(segment_seq, rescued.lost)
         self._upkeep.checked(segment_seq)
         return [Sealed(segment_seq, rescued.bundle_count), Replaced(segment_seq), *self._announce()]
 
@@ -684,27 +679,22 @@ class Engine:
         self._upkeep.finish(job)
         info = self._segments.get(job.segment_seq)
         if info is not None and job.damage is not None:
-            self._damaged[job.segment_seq] = job.damage
+            self._losses.damaged[job.segment_seq] = job.damage
         elif info is not None and isinstance(job, CompactJob) and job.new_size_bytes is not None:
             self._segments[job.segment_seq] = msgspec.structs.replace(info, size_bytes=job.new_size_bytes)
             return [Replaced(job.segment_seq)]
         return []
 
-    def _lose_whole(self, segment_seq: int) -> None:
-        """A segment that cannot be read at all. Where nobody knows how many bundles it had, the gap names 0 of them."""
-        for state in self._registry:
-            if not state.is_complete(segment_seq):
-                runs = state.forget_segment(segment_seq) or [(0, 0)]
-                self._events += [GapFound(state.subscriber, segment_seq, *run, "damaged") for run in runs]
-        self._registry.forget_segment(segment_seq)
+    def _lose_whole(self, segment_seq: int) -> list[Event]:
+        gaps = self._losses.lose_whole(segment_seq)
         if self._progress_dirty:
             self._schedule_progress()
+        return gaps
 
     def _finish_delete(self, job: jobs.DeleteJob) -> list[Event]:
         for segment_seq in job.segment_seqs:
             del self._segments[segment_seq]
-            self._lost.pop(segment_seq, None)
-            self._damaged.pop(segment_seq, None)
+            self._losses.forget(segment_seq)
             self._upkeep.forget(segment_seq)
             self._registry.forget_segment(segment_seq, file_is_gone=True)
             if segment_seq in self._unverified:
@@ -797,24 +787,11 @@ class Engine:
     def claim(self, subscriber: str, owner: object, bundles: int) -> list[tuple[int, list[int]]]:
         """Give at most that many sealed bundles to `owner`, oldest first, as (segment_seq, bundle indexes)."""
         state = self._registry.get(subscriber)
-        granted = state.claim(owner, bundles)
-        kept: list[tuple[int, list[int]]] = []
-        while any(segment_seq in self._lost for segment_seq, _ in granted):
-            left = [(seq, found) for seq, all_ in granted if (found := self._skip_lost(subscriber, owner, seq, all_))]
-            kept += left
-            # Whoever gets less than asked for waits until there is more: lost bundles must not look like the end.
-            granted = state.claim(owner, _bundles_in(granted) - _bundles_in(left))
-        return kept + granted
-
-    def _skip_lost(self, subscriber: str, owner: object, segment_seq: int, indexes: list[int]) -> list[int]:
-        """Take damaged bundles out of a claim; `tick` announces them as a gap."""
-        lost = self._lost.get(segment_seq, frozenset())
-        gone = [index for index in indexes if index in lost]
-        if not gone:
-            return indexes
-        self.resolve(subscriber, owner, segment_seq, "reject", gone, 0)
-        self._events += [GapFound(subscriber, segment_seq, *run, "damaged") for run in _runs(gone)]
-        return [index for index in indexes if index not in lost]
+        granted, gaps = self._losses.claim(state, owner, bundles, self._clock.monotonic_ns())
+        if gaps:
+            self._events += [*gaps, *self._retired_events()]
+            self._progress_changed()
+        return granted
 
     def resolve(
         self,
@@ -897,7 +874,7 @@ class Engine:
             quarantined=self._quarantined,
             compactions=self._upkeep.compactions,
             compacted_bytes_saved=self._upkeep.saved_bytes,
-            last_scrub_unix_ns=0 if self._unverified or self._damaged else self._upkeep.oldest_check_unix_ns,
+            last_scrub_unix_ns=0 if self._unverified or self._losses.damaged else self._upkeep.oldest_check_unix_ns,
             scrubbed_bytes=self._upkeep.scrubbed_bytes,
         )
 
@@ -926,14 +903,3 @@ class Engine:
         if info is not None:
             return info.first_ingestion_ts_nanos
         return next((log.builder.first_ingestion_ts_nanos for log in self._logs if not log.is_empty), 0)
-
-
-def _bundles_in(granted: Sequence[tuple[int, list[int]]]) -> int:
-    return sum(len(indexes) for _, indexes in granted)
-
-
-def _runs(indexes: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending indexes as (first, count)."""
-    starts = [place for place, index in enumerate(indexes) if not place or indexes[place - 1] != index - 1]
-    ends = [*starts[1:], len(indexes)]
-    return [(indexes[start], end - start) for start, end in zip(starts, ends, strict=True)]

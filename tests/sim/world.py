@@ -207,7 +207,9 @@ class World:
     def run_script(self, *operations: str) -> None:
         """Do these operations, each followed by every job that is due then; nothing is sealed but by the settings."""
         for operation in operations:
-            {"push": self._push, "register": self._register_all, "claim": self._claim, "resolve": self._resolve}[operation]()
+            {"push": self._push, "register": self._register_all, "claim": self._claim, "resolve": self._resolve}[
+                operation
+            ]()
             self._start_jobs()
             self.clock.now_ns += self.settings.progress_flush_interval_ns
             self.finish_all()

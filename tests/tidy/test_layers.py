@@ -34,6 +34,7 @@ RANKS = {
     "quiver_actors.events": 5,
     "quiver_actors.sealing": 6,
     "quiver_actors.ballast": 6,
+    "quiver_actors.losses": 6,
     "quiver_actors.rebuild": 6,
     "quiver_actors.jobs": 7,
     "quiver_actors.rescue": 8,
