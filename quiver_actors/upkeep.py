@@ -17,13 +17,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
+from dataclasses import dataclass
 
 from quiver_actors.clock import Clock
 from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, UNREADABLE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError, FormatError, InvalidFormat
 from quiver_actors.jobs import Job
 from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths
-from quiver_actors.segment.check import verify_steps
+from quiver_actors.segment.check import run_to_end, verify_steps
 from quiver_actors.segment.codec import decode_directory
 from quiver_actors.segment.compaction import Rewriting, Verdict, check_rewriting, judge
 from quiver_actors.segment.outline import read_outline
@@ -126,9 +127,7 @@ class CompactJob(SlicedJob):
         path = self._paths.segment(self.segment_seq)
         source = self._disk.open_read(path)
         try:
-            self.old_size_bytes = source.size()
-            self.verdict = self._judge(source)
-            if not self.verdict.pays:
+            if not self._judge(source).pays:
                 return
             yield from self._check(source, self.old_size_bytes)
             if self.damage is None:
@@ -136,13 +135,24 @@ class CompactJob(SlicedJob):
         finally:
             source.close()
 
+    def judge_only(self) -> None:
+        """Find out whether it would pay, and change nothing."""
+        source = self._disk.open_read(self._paths.segment(self.segment_seq))
+        try:
+            self._judge(source)
+        finally:
+            source.close()
+
     def _judge(self, source: DiskFile) -> Verdict:
+        self.old_size_bytes = source.size()
         try:
             footer = read_footer(source.read, self.old_size_bytes)
             directory = decode_directory(source.read(footer.directory_length, footer.directory_offset))
+            self.verdict = judge(footer, list(directory.values()))
         except FormatError as error:
-            return Verdict(False, f"cannot be read: {error}")
-        return judge(footer, list(directory.values()))
+            self.damage = str(error)
+            self.verdict = Verdict(False, "it cannot be read")
+        return self.verdict
 
     def _rewrite(self, source: DiskFile, path: str) -> _Steps:
         try:
@@ -196,6 +206,40 @@ class CompactJob(SlicedJob):
         file.close()
         with contextlib.suppress(DiskError):  # What cannot be removed now is reaped at the next open.
             self._disk.unlink(file.path)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedSegment:
+    """What became of a segment that was looked at for compaction."""
+
+    segment_seq: int
+    size_bytes: int
+    new_size_bytes: int | None
+    """None: the file was left alone."""
+    pays: bool
+    reason: str
+    saving_bytes: int
+    """Of the new file; else an estimate."""
+    damage: str | None
+
+
+def compact_segment(disk: Disk, paths: EnginePaths, segment_seq: int, *, dry_run: bool) -> CompactedSegment:
+    """Compact a segment here and now, if that pays. The caller holds the engine's lock.
+
+    Raises:
+        DiskError: the disk has failed; the segment is as it was, or whole and compacted.
+    """
+    job = CompactJob(disk, paths, segment_seq)
+    if dry_run:
+        job.judge_only()
+    else:
+        run_to_end(job.steps())
+    assert job.verdict is not None
+    saving = job.verdict.saving_bytes if job.new_size_bytes is None else job.old_size_bytes - job.new_size_bytes
+    verdict = job.verdict
+    return CompactedSegment(
+        segment_seq, job.old_size_bytes, job.new_size_bytes, verdict.pays, verdict.reason, saving, job.damage
+    )
 
 
 class _Lane:

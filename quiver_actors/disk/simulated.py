@@ -12,6 +12,7 @@ import errno
 import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from random import Random
 
 from quiver_actors.disk.crashes import (
@@ -443,16 +444,19 @@ def _crashed(inode: _Inode, mode: CrashMode, random: Random) -> _Inode:
     return _Inode(bytes_after_crash(inode.durable, inode.pending, mode, random))
 
 
+@lru_cache(maxsize=4096)
 def _normal(path: str) -> str:
     return path.strip("/").removeprefix("./") or _ROOT
 
 
+@lru_cache(maxsize=4096)
 def _parent(path: str) -> str:
     """The directory that a name stands in."""
     return _normal(path).rpartition("/")[0] or _ROOT
 
 
-def _parents(path: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def _parents(path: str) -> tuple[str, ...]:
     """All directories above a path, outermost first, without the root."""
     parts = _normal(path).split("/")
-    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+    return tuple("/".join(parts[:count]) for count in range(1, len(parts)))

@@ -297,6 +297,22 @@ def _target(flatbuffer: memoryview, table: int, index: int) -> int:
     return at + int(_U32(flatbuffer, at)[0]) if at else 0
 
 
+def has_compressed_body(batch: Buffer) -> bool:
+    """Whether the buffers of a record batch message are compressed; its metadata is enough.
+
+    Raises:
+        Truncated, ArrowError: it is no such message.
+    """
+    view = memoryview(batch)
+    try:
+        message = _read_message(view, 0, body_room=1 << 62)
+        if message is None or message.kind != _RECORD_BATCH:
+            raise ArrowError("expected a record batch message")
+        return bool(_target(message.flatbuffer, message.header, 3))
+    except struct.error as error:
+        raise ArrowError(f"Arrow record batch has a broken flatbuffer: {error}") from error
+
+
 # --- schemas -------------------------------------------------------------------------------------------------------------
 
 

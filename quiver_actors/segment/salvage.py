@@ -70,11 +70,12 @@ def _find_stream(read: Read, size_bytes: int, info: StreamInfo) -> _Found | None
     if end > size_bytes or info.chunk_count > info.byte_length // _MESSAGE_BYTES_MIN:
         return None
     walked = _walk(read, start + len(FILE_START), end)
-    first = next((number for number, message in enumerate(walked) if message.is_batch), 0)
+    first = next((number for number, message in enumerate(walked) if message.is_batch), len(walked))
     if not first:
         return None
+    head_end = sum(walked[first - 1][1:4])
     # The magic is known; damage to it is no damage to the stream.
-    head = FILE_START + read(walked[first].offset - start, start)[len(FILE_START) :]
+    head = FILE_START + read(head_end - start, start)[len(FILE_START) :]
     message = head[len(FILE_START) : len(FILE_START) + walked[0].metadata_bytes]
     schema = StreamSchema(info.slot_id, info.schema_fingerprint, message)
     placements = (_from_blocks(read, info), _to_spans(walked[first:], info.chunk_count))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from quiver_actors.errors import ArrowError
-from quiver_actors.segment.arrow_ipc import END_OF_STREAM, dictionary_ids, encode_dictionary
+from quiver_actors.segment.arrow_ipc import END_OF_STREAM, dictionary_ids, encode_dictionary, has_compressed_body
 from quiver_actors.segment.dictionaries import DictionaryDecoder, dictionary_arrays
 from quiver_actors.segment.outline import READ_BYTES, Read, StreamOutline, read_messages
 
@@ -103,9 +103,19 @@ def _candidates(
         room -= int(spans[:, 1:].sum())
         if room < 0:
             return
+        if _is_compressed(streams[index], read):
+            continue
         arrays = decoder.arrays([bytes(message) for message in read_messages(read, spans)])
         if arrays is not None and len(spans) == len(arrays) == count:
             yield _Candidate(index, [_hashable(array) for array in arrays])
+
+
+def _is_compressed(stream: StreamOutline, read: Read) -> bool:
+    """Judged by its first batch; a producer that changes its mind in the middle costs the compaction."""
+    if not len(stream.batches):
+        return False
+    offset, metadata_bytes, _ = stream.batches[0].tolist()
+    return has_compressed_body(read(metadata_bytes, offset))
 
 
 def _hashable(array: pa.Array) -> pa.Array:

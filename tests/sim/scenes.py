@@ -14,13 +14,14 @@ import tests.golden
 from quiver_actors.checksum import crc32
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.monitor import OrderMonitor
+from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import Engine
 from quiver_actors.events import Event, GapFound
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.wal import layout
 from quiver_actors.wal.reader import LogReader
-from tests.sim.ledger import NEVER, BundleId
+from tests.sim.ledger import BundleId
 from tests.sim.oracle import DIRECTORY, ManualClock, Oracle, push_plain, settle
 from tests.sim.world import PROFILES, World
 
@@ -110,9 +111,10 @@ def _renumbered(entry: bytes, sequence: int) -> bytes:
     return entry[: layout.ENTRY_LENGTH_BYTES] + bytes(body) + crc32(body).to_bytes(4, "little")
 
 
-def open_and_settle(disk: SimDisk, oracle: Oracle) -> tuple[Engine, OrderMonitor]:
+def open_and_settle(disk: Disk, oracle: Oracle) -> tuple[Engine, OrderMonitor]:
+    """Open the directory and let everything finish that is due."""
     monitor = OrderMonitor(disk)
-    engine = oracle.open(monitor, ManualClock(), disk)
+    engine = oracle.open(monitor, ManualClock())
     settle(engine)
     return engine, monitor
 
@@ -149,9 +151,10 @@ def damage_scenes(seed: int = 0) -> Iterator[Scene]:
     for name, damage in _DAMAGES.items():
         world = _damaged_world(seed)
         left = world.disk.crash(CrashMode.DROP)
+        untold = _newest_segment(left) if name in _WITHOUT_A_TRACE else -1
         damage(left)
         world.oracle.finds_by_sequence = True
-        yield Scene(name, left, _announced_judge(world), world.oracle)
+        yield Scene(name, left, _announced_judge(world, untold), world.oracle)
 
 
 def _damaged_world(seed: int) -> World:
@@ -161,8 +164,15 @@ def _damaged_world(seed: int) -> World:
     return world
 
 
-def _announced_judge(world: World) -> Judge:
-    """Every promised bundle that a subscriber has not resolved is delivered to it, or it is told that it will not be."""
+def _newest_segment(disk: SimDisk) -> int:
+    return int(_paths(disk, ".qseg")[-1].rpartition("/")[2].partition(".")[0])
+
+
+def _announced_judge(world: World, untold: int) -> Judge:
+    """Every promised bundle that a subscriber has not resolved is delivered to it, or it is told that it will not be.
+
+    Of the segment `untold` nothing is left from which anybody could tell.
+    """
     promised = list(world.ledger.promised(world.calls, is_kill=False))
 
     def judge(disk: SimDisk) -> None:
@@ -176,6 +186,7 @@ def _announced_judge(world: World) -> Judge:
                 bundle.id
                 for bundle in promised
                 if subscription.owes(bundle)
+                and bundle.id[0] != untold
                 and bundle.id not in subscription.resolved
                 and bundle.sequence not in delivered
                 and bundle.id not in told
@@ -221,6 +232,14 @@ def _add(path: str, content: bytes) -> Callable[[SimDisk], None]:
     return lambda disk: put_file(disk, f"{DIRECTORY}/{path}", content)
 
 
+def _add_all(*paths: str) -> Callable[[SimDisk], None]:
+    def damage(disk: SimDisk) -> None:
+        for path in paths:
+            _add(path, b"left over")(disk)
+
+    return damage
+
+
 def _flip(offset: int) -> Callable[[bytes], bytes]:
     def change(content: bytes) -> bytes:
         at = offset % len(content)
@@ -264,17 +283,10 @@ _DAMAGES: dict[str, Callable[[SimDisk], None]] = {
     "rotated log of nothing": _add("wal/quiver.wal.900", bytes(5000)),
     "rotated log of rubbish": _add("wal/quiver.wal.901", b"rubbish!" * 700),
     "empty rotated log": _add("wal/quiver.wal.902", b""),
-    "temporaries": lambda disk: (
-        [
-            _add(path, b"left over")(disk)
-            for path in ("quiver.core.tmp", "wal/quiver.wal.cursor.tmp", "segments/0000000000000099.qseg.tmp")
-        ]
-        and None
+    "temporaries": _add_all(
+        "quiver.core.tmp", "quiver.sub.ann.tmp", "wal/quiver.wal.cursor.tmp", "segments/0000000000000099.qseg.tmp"
     ),
-    "strangers": lambda disk: (
-        [_add(path, b"not ours")(disk) for path in ("notes.txt", "wal/notes.txt", "segments/notes.txt", "quiver.sub.")]
-        and None
-    ),
+    "strangers": _add_all("notes.txt", "wal/notes.txt", "segments/notes.txt", "quiver.sub."),
 }
 
-__all__ = ["NEVER", "Scene", "damage_scenes", "golden_disk", "put_file", "rust_scenes"]
+_WITHOUT_A_TRACE = frozenset(["segment empty", "segment zero", "segment missing"])

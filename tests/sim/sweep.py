@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -43,6 +43,12 @@ class Tally:
     sites: Counter[CallSite] = field(default_factory=Counter)
     """Calls before which a crash was simulated."""
 
+    def count(self, image: int, site: CallSite) -> None:
+        """One more crash state."""
+        self.crashes += 1
+        self.images.add(image)
+        self.sites[site] += 1
+
 
 class StateFailed(AssertionError):
     """A crash state that broke a rule, with what it takes to see it again."""
@@ -52,9 +58,9 @@ class StateFailed(AssertionError):
 class Share:
     """How much of the states is taken further: one in so many."""
 
-    nested: int = 20
-    repeat: int = 8
-    go_on: int = 8
+    nested: int = 30
+    repeat: int = 15
+    go_on: int = 15
 
 
 class CrashSweep:
@@ -65,16 +71,13 @@ class CrashSweep:
         self._random = Random(f"sweep {seed}")
         self._share = share
 
-    def sweep(self, world: World, modes: Sequence[CrashMode] = MODES, states_max: int = NEVER) -> None:
-        """Every moment of a finished run in every mode, at most `states_max` new states."""
+    def sweep(self, world: World) -> None:
+        """Every moment of a finished run in every mode."""
         self.tally.runs += 1
         self._seen: set[tuple[int, int, bool]] = set()
         versions = _versions(world.ledger)
-        end = self.tally.crashes + states_max
         for moment in world.moments:
-            for mode in modes:
-                if self.tally.crashes >= end:
-                    return
+            for mode in MODES:
                 seed = self._random.randrange(1 << 30)
                 try:
                     self._crash(world, moment, mode, seed, versions)
@@ -88,7 +91,7 @@ class CrashSweep:
         if key in self._seen:
             return
         self._seen.add(key)
-        self._count(key[0], moment.site)
+        self.tally.count(key[0], moment.site)
         nested: list[Moment] | None = [] if self._one_in(self._share.nested) else None
         self._judge(world.oracle, left, moment.at, mode is CrashMode.KEEP, nested)
         for inner in nested or ():
@@ -99,7 +102,7 @@ class CrashSweep:
         mode, seed = self._random.choice(MODES), self._random.randrange(1 << 30)
         left = inner.disk.crash(mode, seed)
         self.tally.recoveries_crashed += 1
-        self._count(left.fingerprint(), inner.site)
+        self.tally.count(left.fingerprint(), inner.site)
         is_kill = outer is CrashMode.KEEP and mode is CrashMode.KEEP
         try:
             self._judge(world.oracle, left, moment.at, is_kill, None)
@@ -107,11 +110,6 @@ class CrashSweep:
             raise StateFailed(
                 f"then recovery at call {inner.at} ({inner.site}), {mode.name}, seed {seed}: {error}"
             ) from error
-
-    def _count(self, image: int, site: CallSite) -> None:
-        self.tally.crashes += 1
-        self.tally.images.add(image)
-        self.tally.sites[site] += 1
 
     def _one_in(self, count: int) -> bool:
         return self._random.randrange(count) == 0
@@ -172,21 +170,25 @@ def _versions(ledger: Ledger) -> list[int]:
 
 
 def sweep_recovery(
-    left: SimDisk, judge: Callable[[SimDisk], None], oracle: Oracle, tally: Tally, seed: int = 0
+    left: SimDisk,
+    judge: Callable[[SimDisk], None],
+    oracle: Oracle,
+    tally: Tally,
+    *,
+    modes_per_call: int = len(MODES),
+    seed: int = 0,
 ) -> None:
-    """Crash the recovery of one image at each of its calls in each mode; `judge` opens and checks what is left."""
+    """Crash the recovery of one image at each of its calls, in some of the modes; `judge` opens and checks what is left."""
     random, moments = Random(seed), list[Moment]()
     judge(left.copy())
     oracle.open(OrderMonitor(recording(left, moments)), ManualClock())
     moments.append(Moment(left.copy(), len(moments), CallSite("end", __name__, "sweep_recovery")))
     for moment in moments:
-        for mode in MODES:
+        for mode in random.sample(MODES, modes_per_call):
             state_seed = random.randrange(1 << 30)
             crashed = moment.disk.crash(mode, state_seed)
-            tally.crashes += 1
+            tally.count(crashed.fingerprint(), moment.site)
             tally.recoveries_crashed += 1
-            tally.images.add(crashed.fingerprint())
-            tally.sites[moment.site] += 1
             try:
                 judge(crashed)
             except Exception as error:

@@ -75,10 +75,10 @@ class EngineDriver:
         return self.engine
 
     def layout(
-        self, bundles: Sequence[Mapping[int, pa.RecordBatch]]
+        self, bundles: Sequence[Mapping[int, pa.RecordBatch]], item_count: int | None = None
     ) -> tuple[memoryview, Push, dict[int, StreamSchema]]:
         """Lay bundles out as one Push, as the client does."""
-        plans = [plan(sorted(bundle.items()), self._streams) for bundle in bundles]
+        plans = [plan(sorted(bundle.items()), self._streams, item_count) for bundle in bundles]
         memory = memoryview(bytearray(sum(p.entry_bytes for p in plans)))
         rows, offset = PushRows(), 0
         schemas: dict[int, StreamSchema] = {}
@@ -100,9 +100,9 @@ class EngineDriver:
         )
         return memory, push, schemas
 
-    def push(self, *bundles: Mapping[int, pa.RecordBatch]) -> list[AckRun]:
+    def push(self, *bundles: Mapping[int, pa.RecordBatch], item_count: int | None = None) -> list[AckRun]:
         """Stage and write bundles; not yet synced."""
-        memory, push, schemas = self.layout(bundles)
+        memory, push, schemas = self.layout(bundles, item_count)
         if not self.engine.can_stage(len(memory)):
             self.run_background()
         runs = self.engine.stage(memory, push, schemas)

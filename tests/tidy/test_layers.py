@@ -42,6 +42,7 @@ RANKS = {
     "quiver_actors.recovery": 8,
     "quiver_actors.engine": 9,
     "quiver_actors.client": 9,
+    "quiver_actors.aio": 9,
     "quiver_actors.node": 10,
     "quiver_actors.worker": 11,
 }

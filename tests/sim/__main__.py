@@ -1,0 +1,45 @@
+"""`python -m tests.sim`: the crash and error sweeps, as many states as asked for, and what they came to.
+
+    python -m tests.sim --report                          as `make test` does; the last line is JSON
+    python -m tests.sim --report --crash-states 1000000   for a night
+
+The first broken rule ends it, with what is needed to see it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+
+from tests.sim.report import STATES_DEFAULT, Effort, run_all
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Crash and error sweeps of the engine.")
+    parser.add_argument("--crash-states", type=int, default=STATES_DEFAULT, help="distinct disks that crashes leave")
+    parser.add_argument("--seed", type=int, default=0, help="first seed of the runs")
+    parser.add_argument("--report", action="store_true", help="end with one line of JSON")
+    arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    started = time.monotonic()
+    try:
+        report = run_all(Effort(arguments.crash_states, arguments.seed))
+    except AssertionError as error:
+        print(f"broken: {error}", file=sys.stderr)
+        return 1
+    figures = {**report.figures(), "seconds": round(time.monotonic() - started, 1)}
+    for name, value in figures.items():
+        print(f"{name:32} {value:>12,}")
+    for kind, sites in (("crash", report.sites_without_crash()), ("error", report.sites_without_error())):
+        for site in sorted(map(str, sites)):
+            print(f"no {kind} at {site}")
+    if arguments.report:
+        print(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,433 @@
+"""A damaged segment costs the bundles that the damage touches, whatever it is and however it was found."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import FaultyDisk, SimulatedCrash
+from quiver_actors.disk.monitor import OrderMonitor
+from quiver_actors.disk.posix import PosixDisk
+from quiver_actors.disk.protocol import Disk, DiskFile
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.engine import EngineState
+from quiver_actors.events import Failed, GapFound, Sealed
+from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.units import SECOND_NS
+from quiver_actors.upkeep import COMPACTION_AGE_NS
+from tests.golden.parser import parse_segment
+from tests.golden.test_segments import DATA
+from tests.support.engine_driver import EngineDriver, numbered_batch
+
+ENGINE = "default/core_0"
+COUNT = 8
+"""Bundles of segment 0; segment 1 has two more."""
+
+
+def segment(segment_seq: int = 0) -> str:
+    return f"{ENGINE}/segments/{segment_seq:016}.qseg"
+
+
+def store(disk: Disk, count: int = COUNT) -> EngineDriver:
+    """Two sealed segments and a subscriber that is owed everything; closed."""
+    driver = EngineDriver(disk)
+    driver.engine.register("s", "earliest")
+    driver.push(*({0: numbered_batch(number)} for number in range(count)), item_count=3)
+    driver.settle()
+    driver.seal()
+    driver.push_numbered(count, 2)
+    driver.settle()
+    driver.seal()
+    return driver
+
+
+def closed_store(disk: Disk, count: int = COUNT) -> None:
+    store(disk, count).drain_and_close()
+
+
+def reopened(disk: Disk) -> EngineDriver:
+    driver = EngineDriver(disk)
+    driver.settle()
+    return driver
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def flip(path: Path, offset: int, mask: int = 0x40) -> None:
+    overwrite(path, offset, bytes([path.read_bytes()[offset] ^ mask]))
+
+
+def entry_offsets(path: Path) -> list[int]:
+    log = parse_segment(path.read_bytes()).log
+    assert log is not None
+    return [entry.at for entry in log.entries]
+
+
+def gaps(driver: EngineDriver) -> list[tuple[int, int, int, str]]:
+    driver.settle()
+    found = [event for event in driver.events if isinstance(event, GapFound)]
+    return [(gap.segment_seq, gap.bundle_index, gap.bundle_count, gap.reason) for gap in found]
+
+
+def in_quarantine(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / ENGINE / "quarantine").iterdir())
+
+
+# --- files sealed in place ------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_entry_costs_its_bundle(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    flip(path, entry_offsets(path)[3] + 200)
+    damaged = path.read_bytes()
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == [0, 1, 2, *range(4, COUNT + 2)]
+    assert gaps(driver) == [(0, 3, 1, "damaged")]
+    assert (tmp_path / ENGINE / "quarantine" / in_quarantine(tmp_path)[0]).read_bytes() == damaged
+    reader = driver.read(0)
+    reader.verify_checksum()
+    assert reader.bundles_without_slots() == (3,)
+    assert [reader.sequence(index) for index in range(COUNT)] == list(range(COUNT))
+    assert [reader.item_count(index) for index in (0, 2, 4)] == [3, 3, 3]
+    assert path.stat().st_mode & 0o777 == 0o440
+    assert driver.engine.figures().quarantined == 1
+
+
+def test_what_was_rescued_is_healthy_at_the_next_start(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    flip(path, entry_offsets(path)[3] + 200)
+    driver = reopened(disk)
+    driver.drain_and_close()
+    driver = reopened(disk)
+    assert driver.engine.figures().quarantined == 0
+    assert driver.claim_numbers("s") == [0, 1, 2, *range(4, COUNT + 2)]
+    assert gaps(driver) == [(0, 3, 1, "damaged")], "still unresolved, and so said again"
+
+
+def test_a_gap_is_only_for_what_a_subscriber_had_not_resolved(disk: Disk, tmp_path: Path) -> None:
+    driver = store(disk)
+    driver.engine.register("done", "earliest")
+    for segment_seq, indexes in driver.engine.claim("done", "x", 5):
+        driver.engine.resolve("done", "x", segment_seq, "ack", indexes, 0)
+    driver.flush_progress()
+    driver.drain_and_close()
+    path = tmp_path / segment()
+    flip(path, entry_offsets(path)[3] + 200)
+    driver = reopened(disk)
+    assert driver.claim_numbers("done") == [5, 6, 7, 8, 9]
+    assert gaps(driver) == []
+    assert len(driver.claim_numbers("s")) == COUNT + 1
+    assert [gap[:3] for gap in gaps(driver)] == [(0, 3, 1)]
+
+
+def test_claiming_one_by_one_does_not_stop_at_lost_bundles(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    first, *_ = entry_offsets(path)
+    overwrite(path, first, bytes(entry_offsets(path)[3] - first))
+    driver = reopened(disk)
+    assert driver.claim_numbers("s", bundles=1) == [3]
+    assert gaps(driver) == [(0, 0, 3, "damaged")]
+
+
+@pytest.mark.parametrize("part", ["arrow footer", "directory", "manifest", "footer", "trailer", "header"])
+def test_damage_outside_of_the_entries_costs_nothing(disk: Disk, tmp_path: Path, part: str) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    original = path.read_bytes()
+    footer = SegmentReader(original).footer
+    offset = {
+        "arrow footer": footer.directory_offset - 100,
+        "directory": footer.directory_offset + 700,
+        "manifest": footer.manifest_offset + 900,
+        "footer": len(original) - 100,
+        "trailer": len(original) - 10,
+        "header": 75,
+    }[part]
+    flip(path, offset)
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == list(range(COUNT + 2))
+    assert gaps(driver) == []
+    assert driver.engine.figures().quarantined == 1
+    assert path.read_bytes() == original, "rebuilt to the byte"
+
+
+def test_item_counts_that_nothing_proves_become_unknown(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    data = path.read_bytes()
+    manifest = SegmentReader(data).footer.manifest_offset
+    offset = data.index((3).to_bytes(8, "little") * 4, manifest)
+    overwrite(path, offset, b"\x07")
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == list(range(COUNT + 2))
+    assert {driver.read(0).item_count(index) for index in range(COUNT)} == {None}
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.5, 0.9])
+def test_a_file_cut_short_loses_its_end(disk: Disk, tmp_path: Path, kept: float) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    offsets = entry_offsets(path)
+    end = round(path.stat().st_size * kept)
+    whole = sum(offset <= end for offset in offsets[1:])
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.truncate(end)
+    driver = reopened(disk)
+    left = driver.claim_numbers("s")
+    assert left == [*range(whole if kept < 0.9 else COUNT), COUNT, COUNT + 1]
+    lost = COUNT - (len(left) - 2)
+    assert gaps(driver) == ([(0, COUNT - lost, lost, "damaged")] if lost else [])
+
+
+def test_nothing_left_is_one_gap_and_later_segments_are_delivered(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    overwrite(path, 0, Random(1).randbytes(path.stat().st_size))
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == [COUNT, COUNT + 1]
+    assert gaps(driver) == [(0, 0, 0, "damaged")], "nobody knows how many they were"
+    assert not path.exists()
+    assert [info.segment_seq for info in driver.engine.segments()] == [1]
+    driver.engine.register("new", "earliest")
+    assert driver.claim_numbers("new") == [COUNT, COUNT + 1]
+
+
+def test_numbers_of_an_unreadable_segment_are_not_used_again(disk: Disk, tmp_path: Path) -> None:
+    driver = store(disk)
+    (run,) = driver.push_numbered(100)
+    driver.settle()
+    driver.seal()
+    driver.drain_and_close()
+    newest = tmp_path / segment(run.segment_seq)
+    overwrite(newest, newest.stat().st_size - 200, bytes(200))
+    (tmp_path / ENGINE / "quiver.core").unlink()
+    (tmp_path / ENGINE / "wal/quiver.wal").unlink()
+    driver = reopened(disk)
+    (new,) = driver.push_numbered(101)
+    assert new.segment_seq > run.segment_seq
+    assert new.sequence > run.sequence
+    driver.settle()
+    driver.seal()
+    assert driver.claim_numbers("s")[-2:] == [100, 101]
+
+
+def test_a_flipped_version_is_damage_and_a_newer_version_is_not(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    flip(path, path.stat().st_size - 16 - 74 - 34, 0x02)
+    assert reopened(disk).claim_numbers("s") == list(range(COUNT + 2))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_damage_is_survived_and_what_is_delivered_is_right(tmp_path: Path, disk: Disk, seed: int) -> None:
+    closed_store(disk)
+    path, random = tmp_path / segment(), Random(seed)
+    size = path.stat().st_size
+    for _ in range(random.randint(1, 4)):
+        start = random.randrange(size)
+        length = min(size - start, random.choice((1, 64, 512, 4096)))
+        overwrite(path, start, random.choice((bytes(length), random.randbytes(length))))
+    driver = reopened(disk)
+    left = driver.claim_numbers("s")
+    assert set(left) <= set(range(COUNT + 2))
+    assert left[-2:] == [COUNT, COUNT + 1]
+    named = {index for seq, first, count, _ in gaps(driver) for index in range(first, first + count)}
+    assert named == set(range(COUNT)) - set(left) or (0, 0, 0, "damaged") in gaps(driver)
+    assert not [event for event in driver.events if isinstance(event, Failed)]
+    driver.push_numbered(50)
+    driver.settle()
+    driver.seal()
+    assert driver.claim_numbers("s") == [50]
+
+
+# --- other files ----------------------------------------------------------------------------------------------------------
+
+
+def compacted_store(disk: Disk) -> None:
+    driver = store(disk, 400)
+    driver.run_for(2 * COMPACTION_AGE_NS)
+    assert driver.engine.figures().compactions == 1
+    driver.drain_and_close()
+
+
+def test_damage_in_a_compacted_segment_costs_its_bundle(disk: Disk, tmp_path: Path) -> None:
+    compacted_store(disk)
+    path = tmp_path / segment()
+    flip(path, 50_000)
+    driver = reopened(disk)
+    left = driver.claim_numbers("s")
+    assert len(left) == 401
+    ((segment_seq, lost, count, _),) = gaps(driver)
+    assert (segment_seq, count) == (0, 1)
+    assert left == [number for number in range(402) if number != lost]
+    parse_segment(path.read_bytes())
+    assert driver.read(0).item_count(0) == 3
+
+
+def test_damage_in_a_segment_of_another_writer_costs_the_segment(disk: Disk, tmp_path: Path) -> None:
+    target = tmp_path / ENGINE
+    shutil.copytree(DATA / "quiver-v1", target)
+    for path in target.rglob("*"):
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    flip(tmp_path / segment(0), 500)
+    driver = reopened(disk)
+    driver.engine.register("new", "earliest")
+    assert {segment_seq for segment_seq, _ in driver.engine.claim("new", "x", 100)} >= {1}
+    assert (0, 1, 1, "damaged") in gaps(driver), "of sub-a, which had resolved bundles 0 and 2"
+    assert not (tmp_path / segment(0)).exists()
+    assert in_quarantine(tmp_path)
+
+
+# --- disks that do not give everything back ---------------------------------------------------------------------------------
+
+
+class BadSectors(PosixDisk):
+    """Reads that touch a byte range of one file fail."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.bad: tuple[str, int, int] = ("", 0, 0)
+
+    def open_read(self, path: str) -> DiskFile:  # type: ignore[override]
+        return _BadFile(super().open_read(path), self) if path == self.bad[0] else super().open_read(path)
+
+
+class _BadFile:
+    def __init__(self, inner: DiskFile, disk: BadSectors) -> None:
+        self._inner = inner
+        self._disk = disk
+        self.path = inner.path
+
+    def read(self, length: int, offset: int) -> bytes:
+        _, start, end = self._disk.bad
+        if offset < end and offset + length > start:
+            from quiver_actors.errors import DiskError
+
+            raise DiskError("read", self.path, errno.EIO)
+        return self._inner.read(length, offset)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
+@pytest.fixture
+def bad_disk(tmp_path: Path) -> Iterator[BadSectors]:
+    disk = BadSectors(tmp_path)
+    yield disk
+    disk.close()
+
+
+def test_a_sector_that_cannot_be_read_costs_the_bundles_in_it(bad_disk: BadSectors, tmp_path: Path) -> None:
+    closed_store(bad_disk, 60)
+    offsets = entry_offsets(tmp_path / segment())
+    bad_disk.bad = (segment(), 8192, 12288)
+    driver = reopened(bad_disk)
+    lost = [index for index, offset in enumerate(offsets[:-1]) if offset < 12288 and offsets[index + 1] > 8192]
+    assert 0 < len(lost) < 12
+    assert driver.claim_numbers("s") == [number for number in range(62) if number not in lost]
+    assert gaps(driver) == [(0, lost[0], len(lost), "damaged")]
+    assert driver.engine.state is EngineState.READY
+
+
+def test_a_footer_that_cannot_be_read_does_not_keep_the_store_from_opening(
+    bad_disk: BadSectors, tmp_path: Path
+) -> None:
+    closed_store(bad_disk)
+    size = (tmp_path / segment()).stat().st_size
+    bad_disk.bad = (segment(), size - 50, size)
+    driver = reopened(bad_disk)
+    assert driver.claim_numbers("s") == list(range(COUNT + 2))
+
+
+# --- in the middle of things ------------------------------------------------------------------------------------------------
+
+
+def test_without_room_for_a_rescue_later_segments_are_delivered_first(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk(str(tmp_path)))
+    closed_store(disk)
+    path = tmp_path / segment()
+    flip(path, entry_offsets(path)[3] + 200)
+    disk.fail("write", 1, errno.ENOSPC, then=["write"], path_part=".rescued")
+    driver = reopened(disk)
+    assert driver.engine.state is EngineState.READY
+    assert driver.claim_numbers("s") == [COUNT, COUNT + 1]
+    driver.flush_progress()
+    driver.run_for(25 * SECOND_NS)
+    assert path.exists(), "the damaged file stays where it is until it can be rebuilt"
+    disk.heal()
+    driver.run_for(25 * SECOND_NS)
+    assert driver.claim_numbers("s") == [0, 1, 2, *range(4, COUNT)]
+    assert gaps(driver) == [(0, 3, 1, "damaged")]
+    assert [event.segment_seq for event in driver.events if isinstance(event, Sealed)] == [1, 0]
+
+
+def test_progress_before_and_after_a_postponed_rescue_agree(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk(str(tmp_path)))
+    closed_store(disk)
+    path = tmp_path / segment()
+    flip(path, entry_offsets(path)[3] + 200)
+    disk.fail("write", 1, errno.ENOSPC, then=["write"], path_part=".rescued")
+    driver = reopened(disk)
+    for segment_seq, indexes in driver.engine.claim("s", "x", 100):
+        driver.engine.resolve("s", "x", segment_seq, "ack", indexes, 0)
+    driver.flush_progress()
+    driver.engine._lock.release()
+    disk.heal()
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == [0, 1, 2, *range(4, COUNT)]
+
+
+def rescue_points() -> int:
+    disk = FaultyDisk(SimDisk())
+    damaged_simulated_store(disk)
+    before = disk.mutating_count
+    reopened(disk)
+    return disk.mutating_count - before
+
+
+def damaged_simulated_store(disk: Disk) -> None:
+    closed_store(disk)
+    file = disk.open_read(segment())
+    data = bytearray(file.read(file.size(), 0))
+    file.close()
+    data[2000] ^= 1
+    disk.unlink(segment())
+    damaged = disk.create(segment())
+    damaged.write([bytes(data)], 0)
+    damaged.fsync()
+    damaged.close()
+    disk.sync_directory(f"{ENGINE}/segments")
+
+
+@pytest.mark.parametrize("mode", list(CrashMode), ids=lambda mode: mode.name.lower())
+def test_a_crash_at_any_call_of_a_rescue_loses_nothing_more(mode: CrashMode) -> None:
+    points = rescue_points()
+    assert points > 15
+    for point in range(1, points + 1):
+        inner = SimDisk()
+        disk = FaultyDisk(inner)
+        damaged_simulated_store(disk)
+        disk.crash_at(disk.mutating_count + point)
+        with pytest.raises(SimulatedCrash):
+            reopened(OrderMonitor(disk))
+        left = inner.crash(mode, point)
+        driver = reopened(left)
+        assert driver.claim_numbers("s") == [number for number in range(COUNT + 2) if number != 2]
+        assert [name for name in left.list_directory(f"{ENGINE}/quarantine") if name.endswith(".0")]
+        names = left.list_directory(f"{ENGINE}/segments")
+        assert names == [segment(0).rpartition("/")[2], segment(1).rpartition("/")[2]]

@@ -1,0 +1,385 @@
+"""A segment rewritten by moving its messages says and holds what it did before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from quiver_actors.errors import ArrowError, FormatError
+from quiver_actors.segment.codec import Manifest
+from quiver_actors.segment.compaction import Rewriting, bundle_checksums, check_rewriting, judge, ref_checksums
+from quiver_actors.segment.outline import READ_BYTES, Read, read_outline
+from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.segment.salvage import salvage
+from tests.golden.parser import parse_segment
+from tests.unit.segment import batches
+from tests.unit.segment.logfile import LogFile
+
+
+def reads(data: bytes) -> Read:
+    return lambda length, offset: data[offset : offset + length]
+
+
+def rewritten(data: bytes, *, parse: bool = True) -> bytes:
+    """The compacted segment, checked as the engine checks it, and by the independent parser if that knows its types."""
+    outline = read_outline(reads(data), len(data))
+    new = b"".join(Rewriting(outline, reads(data)).parts())
+    check_rewriting(outline, read_outline(reads(new), len(new)))
+    assert not parse or not parse_segment(new).in_place
+    return new
+
+
+def compacted(log: LogFile, *, parse: bool = True) -> SegmentReader:
+    reader = SegmentReader(rewritten(log.seal(), parse=parse))
+    reader.verify_checksum()
+    assert reader.bundle_count == len(log.pushed)
+    return reader
+
+
+def assert_same_values(log: LogFile, reader: SegmentReader) -> None:
+    for index, pushed in enumerate(log.pushed):
+        bundle = reader.bundle(index)
+        assert list(bundle) == list(pushed)
+        for slot_id, batch in bundle.items():
+            batch.validate(full=True)
+            assert batch.schema.equals(pushed[slot_id].schema, check_metadata=True)
+            assert batch.to_pydict() == pushed[slot_id].to_pydict()
+
+
+def words_of(words: Sequence[object], key: pa.DataType | None = None) -> pa.RecordBatch:
+    """One row per word and one null."""
+    return batches.one_column(batches.dictionary(words, [*range(len(words)), None], key or pa.int16()))
+
+
+# --- contents -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", batches.EVERY, ids=lambda make: make.__name__)
+def test_every_kind_of_batch_comes_back_equal(make: Callable[[], pa.RecordBatch]) -> None:
+    log = LogFile()
+    log.push({3: make()})
+    log.push({3: batches.plain(), 9: make()}, item_count=4)
+    log.push({3: make()})
+    reader = compacted(log, parse=False)
+    for index, pushed in enumerate(log.pushed):
+        for slot_id, batch in reader.bundle(index).items():
+            batch.validate(full=True)
+            assert batch.equals(pushed[slot_id])
+            assert batch.schema.equals(pushed[slot_id].schema, check_metadata=True)
+
+
+def test_numbers_times_counts_and_lost_bundles_stay() -> None:
+    log = LogFile()
+    for n in range(5):
+        log.push({n % 2: batches.plain(n)}, item_count=n if n % 2 else -1)
+    log.builder.append(105, 0, -1, 0, ())
+    log.pushed.append({})
+    log.push({0: batches.plain(2)})
+    old, new = log.sealed(), compacted(log)
+    assert new.bundles_without_slots() == (5,)
+    for index in range(old.bundle_count):
+        assert new.sequence(index) == old.sequence(index)
+        assert new.ingestion_ts(index) == old.ingestion_ts(index)
+        assert new.item_count(index) == old.item_count(index)
+        assert new.byte_count(index) == old.byte_count(index)
+        assert new.row_counts(index) == old.row_counts(index)
+    assert new.footer.extension == old.footer.extension
+
+
+def test_messages_are_moved_as_they_are() -> None:
+    log = LogFile()
+    for n in range(20):
+        log.push({1: batches.plain(n)})
+    data = log.seal()
+    new = rewritten(data)
+    before, after = (read_outline(reads(d), len(d)).streams[0].batches.tolist() for d in (data, new))
+    for (old_at, *old_size), (new_at, *new_size) in zip(before, after, strict=True):
+        assert old_size == new_size
+        assert data[old_at : old_at + sum(old_size)] == new[new_at : new_at + sum(new_size)]
+
+
+def test_the_schema_is_written_once_a_stream() -> None:
+    log = LogFile()
+    for n in range(50):
+        log.push({1: batches.plain(2, n)})
+    message = log.builder.streams[0].schema.message
+    assert log.seal().count(message) == 50
+    assert rewritten(log.seal()).count(message) == 1
+
+
+def test_segment_without_bundles() -> None:
+    reader = compacted(LogFile())
+    assert (reader.bundle_count, reader.streams) == (0, ())
+
+
+def test_it_reads_and_writes_in_pieces() -> None:
+    log = LogFile()
+    for n in range(3000):
+        log.push({n % 3: batches.plain(40, n)})
+    data = log.seal()
+    largest = 0
+
+    def read(length: int, offset: int) -> bytes:
+        nonlocal largest
+        largest = max(largest, length)
+        return data[offset : offset + length]
+
+    outline = read_outline(reads(data), len(data))
+    parts = [len(part) for part in Rewriting(outline, read).parts()]
+    assert largest <= READ_BYTES
+    assert max(parts) < 2 * READ_BYTES < len(data)
+
+
+# --- dictionaries -----------------------------------------------------------------------------------------------------------
+
+
+def test_streams_that_differ_in_their_dictionaries_become_one() -> None:
+    log = LogFile()
+    for n in range(30):
+        log.push({5: words_of([f"w{n}", f"w{n + 1}", "always"]), 6: batches.plain(2, n)})
+    assert len(log.sealed().streams) == 31
+    reader = compacted(log)
+    assert_same_values(log, reader)
+    assert [stream.chunk_count for stream in reader.streams] == [30, 30]
+    dictionary = reader.bundle(0)[5].column(0).dictionary
+    assert dictionary.to_pylist() == ["w0", "w1", "always", *(f"w{n}" for n in range(2, 31))]
+
+
+def test_keys_keep_their_type_and_a_new_stream_begins_where_they_end() -> None:
+    log = LogFile()
+    for n in range(10):
+        log.push({5: words_of([f"{n}-{k}" for k in range(50)], pa.int8())})
+    reader = compacted(log)
+    assert_same_values(log, reader)
+    assert [stream.chunk_count for stream in reader.streams] == [2] * 5, "128 values a stream"
+    assert reader.bundle(9)[5].schema.field(0).type == pa.dictionary(pa.int8(), pa.string())
+
+
+def test_keys_are_used_to_the_last() -> None:
+    log = LogFile()
+    for n in range(2):
+        log.push({5: words_of([f"{n}-{k}" for k in range(128)], pa.uint8())})
+    reader = compacted(log)
+    assert_same_values(log, reader)
+    assert len(reader.streams) == 1
+    assert len(reader.bundle(0)[5].column(0).dictionary) == 256
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [["a", None], [None, "b"]],
+        [["a", "a"], ["b", "a", "b"]],
+        [[1, 2], [2, 3]],
+        [[0.0, float("inf")], [-0.0, 0.0]],
+        [[b"\0", b""], [b"x", b"\0"]],
+        [[True], [False, True]],
+        [[], ["a"], []],
+    ],
+    ids=["nulls", "repeated", "integers", "signed zeroes", "binary", "booleans", "empty"],
+)
+def test_values_of_every_kind_are_brought_together(values: list[list[object]]) -> None:
+    kind = next(pa.array(each).type for each in values if each)
+    log = LogFile()
+    for each in values:
+        indices = pa.array([*range(len(each)), None], pa.int8())
+        log.push({5: batches.one_column(pa.DictionaryArray.from_arrays(indices, pa.array(each, kind)))})
+    reader = compacted(log)
+    assert_same_values(log, reader)
+    assert len(reader.streams) == 1
+    signs = [[str(value) for value in reader.bundle(n)[5].column(0).to_pylist()] for n in range(len(values))]
+    assert signs == [[str(value) for value in [*each, None]] for each in values]
+
+
+def test_nested_dictionaries_are_brought_together_one_by_one() -> None:
+    def nested(n: int) -> pa.RecordBatch:
+        inner = batches.dictionary([f"d{n}", "both"], [0, 1, None, 1], pa.int8())
+        keys = pa.array(["k", "l", "m", "n"])
+        return pa.record_batch(
+            {
+                "struct": pa.StructArray.from_arrays([inner, keys], names=["d", "k"]),
+                "list": pa.ListArray.from_arrays([0, 1, 1, 4, 4], batches.dictionary([f"p{n}", "q"], [1, 0, 1, 0])),
+                "map": pa.MapArray.from_arrays([0, 2, 2, 4, 4], keys, batches.dictionary(["r"], [0, None, 0, 0])),
+            }
+        )
+
+    log = LogFile()
+    for n in range(6):
+        log.push({5: nested(n)})
+    reader = compacted(log, parse=False)
+    assert_same_values(log, reader)
+    assert len(reader.streams) == 1
+
+
+@pytest.mark.parametrize("what", ["ordered", "dictionary of dictionary", "values that cannot be hashed", "compressed"])
+def test_what_cannot_be_brought_together_is_left_as_it_is(what: str) -> None:
+    log = LogFile()
+    for n in range(4):
+        array, options = batches.dictionary([f"w{n}"] * 40, range(40)), None
+        if what == "ordered":
+            array = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array([f"w{n}", "x"]), ordered=True)
+        elif what == "dictionary of dictionary":
+            array = pa.DictionaryArray.from_arrays(
+                pa.array([0, 1]), pa.StructArray.from_arrays([batches.dictionary([f"w{n}"], [0, 0])], names=["d"])
+            )
+        elif what == "values that cannot be hashed":
+            array = batches.dictionary([[n], []], [0, 1])
+        else:
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+        log.push({5: batches.one_column(array)}, options=options)
+    reader = compacted(log, parse=what == "ordered")
+    assert_same_values(log, reader)
+    assert len(reader.streams) == 4
+
+
+def test_a_compressed_batch_in_the_middle_of_a_stream_is_refused() -> None:
+    log = LogFile()
+    long = [f"word-{n}" for n in range(100)]
+    log.push({5: words_of(["first", *long])})
+    log.push({5: words_of(long)})
+    log.push({5: words_of(long)}, options=pa.ipc.IpcWriteOptions(compression="lz4"))
+    data = log.seal()
+    streams = read_outline(reads(data), len(data)).streams
+    if len(streams[1].batches) < 2:
+        pytest.skip("its dictionary has other bytes, and so a stream of its own")
+    with pytest.raises(ArrowError, match="compressed"):
+        rewritten(data)
+
+
+def test_several_dictionaries_share_the_capacity_of_the_smallest_key() -> None:
+    log = LogFile()
+    for n in range(6):
+        wide = batches.dictionary([f"wide-{n}-{k}" for k in range(30)], range(30), pa.int32())
+        narrow = batches.dictionary([f"narrow-{n}-{k}" for k in range(30)], range(30), pa.int8())
+        log.push({5: pa.record_batch({"wide": wide, "narrow": narrow})})
+    reader = compacted(log)
+    assert_same_values(log, reader)
+    assert [stream.chunk_count for stream in reader.streams] == [4, 2]
+
+
+# --- policy -----------------------------------------------------------------------------------------------------------------
+
+
+def verdict(log: LogFile) -> tuple[bool, str]:
+    reader = log.sealed()
+    return judge(reader.footer, reader.streams)[:2]
+
+
+def test_many_small_bundles_pay_and_the_estimate_is_near() -> None:
+    log = LogFile()
+    for n in range(600):
+        log.push({1: batches.plain(2, n)})
+    data = log.seal()
+    reader = SegmentReader(data)
+    found = judge(reader.footer, reader.streams)
+    assert found.pays
+    saved = len(data) - len(rewritten(data))
+    assert saved * 0.9 < found.saving_bytes < saved * 1.1
+
+
+def test_many_dictionary_streams_pay() -> None:
+    log = LogFile()
+    for n in range(20):
+        log.push({1: words_of([f"{n}-{k}-{'x' * 300}" for k in range(30)])})
+    assert verdict(log) == (True, "19 streams more than schemas")
+
+
+def test_large_bundles_and_few_bundles_do_not_pay() -> None:
+    large, few = LogFile(), LogFile()
+    for n in range(100):
+        large.push({1: batches.plain(400, n)})
+    for n in range(10):
+        few.push({1: batches.plain(1, n)})
+    assert not verdict(large)[0]
+    assert not verdict(few)[0]
+    assert not verdict(LogFile())[0]
+
+
+def test_contiguous_segments_are_never_rewritten_again() -> None:
+    log = LogFile()
+    for n in range(600):
+        log.push({1: batches.plain(2, n)})
+    reader = compacted(log)
+    assert judge(reader.footer, reader.streams) == (False, "contiguous already", 0)
+
+
+# --- checksums of bundles, and what they prove --------------------------------------------------------------------------------
+
+
+def checksummed(log: LogFile) -> bytes:
+    data = rewritten(log.seal())
+    outline = read_outline(reads(data), len(data))
+    expected = outline.columns.bundle_crc32
+    assert np.array_equal(bundle_checksums(outline.columns, ref_checksums(outline, reads(data))), expected)
+    return data
+
+
+def test_the_manifest_holds_a_checksum_of_each_bundle_for_whoever_knows_the_column() -> None:
+    assert "bundle_crc32" in Manifest._fields
+    log = LogFile()
+    log.push({1: batches.plain(), 4: words_of(["a"])})
+    log.push({1: batches.plain(2)})
+    assert parse_segment(checksummed(log)).manifest.keys() >= {"bundle_crc32", "sequence", "slot_refs"}
+    assert "bundle_crc32" not in parse_segment(log.seal()).manifest
+
+
+def left_after(data: bytes) -> list[dict[int, dict[str, list[object]]]]:
+    """What a rescue makes of damaged bytes: values by slot of each bundle."""
+    outline = salvage(reads(data), len(data))
+    new = b"".join(Rewriting(outline, reads(data)).parts())
+    parse_segment(new)
+    reader = SegmentReader(new)
+    reader.verify_checksum()
+    return [
+        {slot_id: batch.to_pydict() for slot_id, batch in reader.bundle(index).items()}
+        for index in range(reader.bundle_count)
+    ]
+
+
+def test_damage_in_the_streams_costs_the_bundles_that_it_touches() -> None:
+    log = LogFile()
+    for n in range(40):
+        log.push({1: batches.plain(3, n), **({2: words_of([f"w{n}", "x"])} if n % 4 == 0 else {})})
+    data = checksummed(log)
+    outline = read_outline(reads(data), len(data))
+    values = [{slot: batch.to_pydict() for slot, batch in pushed.items()} for pushed in log.pushed]
+    first, last = (int(outline.streams[0].batches[n, 0]) for n in (0, 39))
+    for at in range(first, last, 211):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << at % 8
+        left = left_after(bytes(damaged))
+        wrong = [index for index in range(40) if left[index] != values[index]]
+        assert len(wrong) == 1
+        assert left[wrong[0]] == {}
+
+
+def test_damage_to_an_arrow_footer_costs_nothing() -> None:
+    log = LogFile()
+    for n in range(40):
+        log.push({1: batches.plain(3, n)})
+    data = checksummed(log)
+    end = SegmentReader(data).footer.directory_offset
+    footer_bytes = int.from_bytes(data[end - 10 : end - 6], "little")
+    for at in range(end - 10 - footer_bytes, end, 37):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x10
+        assert all(left_after(bytes(damaged)))
+
+
+def test_damage_to_a_dictionary_costs_its_stream_and_no_other() -> None:
+    log = LogFile()
+    for n in range(10):
+        log.push({n % 2: words_of([f"w{n}", "x"]) if n % 2 else batches.plain(2, n)})
+    data = bytearray(checksummed(log))
+    data[int(read_outline(reads(data), len(data)).streams[1].dictionaries[0, 0]) + 200] ^= 4
+    assert [bool(bundle) for bundle in left_after(bytes(data))] == [n % 2 == 0 for n in range(10)]
+
+
+def test_without_checksums_nothing_is_proven() -> None:
+    log = LogFile()
+    log.push({1: batches.plain()})
+    with pytest.raises(FormatError, match="no checksums"):
+        salvage(reads(log.seal()), len(log.seal()))
