@@ -159,10 +159,10 @@ class Work:
     def resolve(self, count: int) -> None:
         engine = self._driver.engine
         resolved = []
-        for segment_seq, indexes in engine.claim(SUBSCRIBER, "owner", count):
+        for segment_seq, indexes, token, *_ in engine.claim(SUBSCRIBER, "owner", count):
             for index in indexes:
                 self._say(b"T", 0, segment_seq, index)
-            engine.resolve(SUBSCRIBER, "owner", segment_seq, "ack", indexes, 0)
+            engine.resolve(SUBSCRIBER, "owner", segment_seq, token, "ack", indexes, 0)
             resolved += [(segment_seq, index) for index in indexes]
         ticket = engine.flush_progress()
         self._settle()
@@ -310,7 +310,7 @@ def survey(disk: Disk, number: int) -> Survey:
             assert sequence is not None
             ok = _is_same(bundle, bundle_of(bundle_number))
             found.bundles.append((bundle_number, info.segment_seq, index, sequence, ok))
-    for segment_seq, indexes in engine.claim(SUBSCRIBER, "survey", 1 << 30):
+    for segment_seq, indexes, *_ in engine.claim(SUBSCRIBER, "survey", 1 << 30):
         found.deliverable += [(segment_seq, index) for index in indexes]
     (run,) = driver.push(bundle_of(number))
     driver.commit()

@@ -22,7 +22,7 @@ from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, read_whole
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import Engine, EngineState
 from quiver_actors.errors import DiskError
-from quiver_actors.events import Event, Failed
+from quiver_actors.events import Event, Failed, GapFound
 from quiver_actors.jobs import DeleteJob
 from quiver_actors.segment.reader import SegmentReader
 from tests.sim.bundles import Slots, plain, same_slots
@@ -117,7 +117,7 @@ class Oracle:
         """Settle the engine and look at everything in it; nothing is claimed afterwards."""
         events = settle(engine)
         segments = {info.segment_seq: self.content(disk, info.segment_seq) for info in engine.segments()}
-        deliverable = {name: _claimable(engine, name) for name in engine.subscriber_figures()}
+        deliverable = {name: _claimable(engine, name, events) for name in engine.subscriber_figures()}
         events += settle(engine)
         failures = [event for event in events if isinstance(event, Failed)]
         assert not failures, failures
@@ -216,7 +216,7 @@ class Oracle:
             assert same_slots(content.bundles[id_[1]][1], slots)
             self._check_new_positions(content.positions, survey, at)
         for subscriber in survey.deliverable:
-            delivered = _claimable(engine, subscriber)
+            delivered = _claimable(engine, subscriber, [])
             assert delivered == [*survey.deliverable[subscriber], *(id_ for id_, _, _ in pushed)]
 
     def _new_content(self, disk: Disk, segment_seq: int) -> SegmentContent:
@@ -248,12 +248,17 @@ def push_plain(engine: Engine, number: int) -> tuple[BundleId, int, Slots]:
     return (run.segment_seq, run.bundle_index), run.sequence, slots
 
 
-def _claimable(engine: Engine, subscriber: str) -> list[BundleId]:
-    """Everything that the subscriber would get now."""
+def _claimable(engine: Engine, subscriber: str, told: list[Event]) -> list[BundleId]:
+    """Everything that the subscriber would get now; the gaps that it would be told of are added to `told`."""
     owner = object()
-    granted = engine.claim(subscriber, owner, _EVERYTHING)
+    found: list[BundleId] = []
+    # A claim stops in front of a gap notice, which is told first.
+    while (granted := engine.claim(subscriber, owner, _EVERYTHING)) or (notice := engine.take_gap(subscriber, owner)):
+        found += [(segment_seq, index) for segment_seq, indexes, *_ in granted for index in indexes]
+        if not granted and notice is not None:
+            told.append(GapFound(subscriber, *notice.position, notice.bundle_count, notice.reason))
     engine.release(owner)
-    return [(segment_seq, index) for segment_seq, indexes in granted for index in indexes]
+    return found
 
 
 __all__ = ["DIRECTORY", "DiskError", "ManualClock", "Oracle", "Survey", "settle"]

@@ -76,7 +76,7 @@ def judge_golden(disk: SimDisk, oracle: Oracle) -> None:
     engine, monitor = open_and_settle(disk, oracle)
     assert [number for number, _ in stored_numbers(monitor, engine)] == list(range(9))
     claimed = engine.claim("sub-a", "owner", 100)
-    owed = [golden_number(monitor, seq, index) for seq, indexes in claimed for index in indexes]
+    owed = [golden_number(monitor, seq, index) for seq, indexes, *_ in claimed for index in indexes]
     assert owed == OWED_TO_SUB_A
     engine.release("owner")
     (_, sequence, _) = push_plain(engine, 0)

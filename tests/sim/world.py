@@ -149,6 +149,7 @@ class World:
         self._background: _Work | None = None
         self._tickets: list[_Ticketed] = []
         self._claimed: dict[tuple[str, BundleId], object] = {}
+        self._tokens: dict[tuple[str, BundleId], int] = {}
         self._owners: list[object] = []
         self.disk = SimDisk()
         self._attach(self.disk)
@@ -274,24 +275,27 @@ class World:
             return
         owner = object()
         self._owners.append(owner)
-        for segment_seq, indexes in self.engine.claim(subscriber, owner, self.random.choice((1, 4, 20))):
+        for segment_seq, indexes, token, *_ in self.engine.claim(subscriber, owner, self.random.choice((1, 4, 20))):
             for id_ in [(segment_seq, index) for index in indexes]:
                 bundle = self.ledger.bundles[id_]
                 assert subscription.owes(bundle), f"{subscriber} gets {id_}, which it is not owed"
                 assert id_ not in subscription.resolved, f"{subscriber} gets {id_} again"
                 assert (subscriber, id_) not in self._claimed, f"{id_} is claimed twice"
                 self._claimed[subscriber, id_] = owner
+                self._tokens[subscriber, id_] = token
 
     def _resolve(self) -> None:
         held = list(self._claimed.items())
         if not held:
             return
-        (subscriber, (segment_seq, _)), owner = self.random.choice(held)
+        (subscriber, (segment_seq, bundle_index)), owner = self.random.choice(held)
+        token = self._tokens[subscriber, (segment_seq, bundle_index)]
         mine = [i for (s, (q, i)), o in held if s == subscriber and q == segment_seq and o is owner]
+        mine = [i for i in mine if self._tokens[subscriber, (segment_seq, i)] == token]
         chosen = sorted(self.random.sample(mine, self.random.randint(1, len(mine))))
         outcome = self.random.choice(("ack", "ack", "ack", "reject", "defer"))
         delay_ns = self.random.choice((0, 5 * MILLISECOND_NS))
-        refused = self.engine.resolve(subscriber, owner, segment_seq, outcome, chosen, delay_ns)
+        refused = self.engine.resolve(subscriber, owner, segment_seq, token, outcome, chosen, delay_ns)
         assert not refused, f"{owner} does not hold {refused} of {segment_seq}"
         for index in chosen:
             del self._claimed[subscriber, (segment_seq, index)]

@@ -62,7 +62,9 @@ def test_a_dry_run_changes_nothing(data_dir: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.count("are schemas and padding") == 2
 
 
-def test_segments_that_pay_get_smaller_and_keep_their_bundles(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_segments_that_pay_get_smaller_and_keep_their_bundles(
+    data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = sizes(data_dir)
     assert main(["compact", "--data-dir", str(data_dir), "--json"]) == 0
     after = sizes(data_dir)
