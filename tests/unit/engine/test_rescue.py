@@ -140,7 +140,7 @@ def test_claiming_one_by_one_does_not_stop_at_lost_bundles(disk: Disk, tmp_path:
     overwrite(path, first, bytes(entry_offsets(path)[3] - first))
     driver = reopened(disk)
     assert driver.claim_numbers("s", bundles=1) == [3]
-    assert gaps(driver) == [(0, 0, 3, "damaged")]
+    assert gaps(driver) == [(0, index, 1, "damaged") for index in range(3)]
 
 
 @pytest.mark.parametrize("part", ["arrow footer", "directory", "manifest", "footer", "trailer", "header"])
@@ -337,6 +337,7 @@ def test_a_sector_that_cannot_be_read_costs_the_bundles_in_it(bad_disk: BadSecto
     offsets = entry_offsets(tmp_path / segment())
     bad_disk.bad = (segment(), 8192, 12288)
     driver = reopened(bad_disk)
+    bad_disk.bad = ("", 0, 0)  # the name is another file's now
     lost = [index for index, offset in enumerate(offsets[:-1]) if offset < 12288 and offsets[index + 1] > 8192]
     assert 0 < len(lost) < 12
     assert driver.claim_numbers("s") == [number for number in range(62) if number not in lost]
@@ -351,6 +352,7 @@ def test_a_footer_that_cannot_be_read_does_not_keep_the_store_from_opening(
     size = (tmp_path / segment()).stat().st_size
     bad_disk.bad = (segment(), size - 50, size)
     driver = reopened(bad_disk)
+    bad_disk.bad = ("", 0, 0)
     assert driver.claim_numbers("s") == list(range(COUNT + 2))
 
 
