@@ -169,6 +169,7 @@ class Engine:
         self._commit: jobs.CommitJob | None = None
         self._background: Job | None = None
         self._retry_ns: dict[type[Job], int] = {}
+        self._cursor_owed: int | None = None
         # figures
         self._bundles_in = self._rows_in = self._bytes_in = 0
         self._syncs = self._seals = self._refused = self._segments_deleted = 0
@@ -582,7 +583,7 @@ class Engine:
         if self.state is EngineState.DRAINING or not self._may_try(jobs.DeleteJob):
             return None
         deletable = [seq for seq in self._registry.deletable(self._segments) if seq not in self._suspects]
-        return jobs.DeleteJob(self._disk, self._paths, deletable) if deletable else None
+        return jobs.DeleteJob(self._disk, self._paths, deletable, self._cursor_owed) if deletable else None
 
     def _rescue_job(self) -> Job | None:
         if not self._damaged or self.state is EngineState.DRAINING or not self._may_try(RescueJob):
@@ -677,6 +678,7 @@ class Engine:
         assert log is job.log
         self._seals += 1
         self._seal_ns_last = job.took_ns
+        self._cursor_owed = job.cursor_owed
         info = job.info
         self._segments[info.segment_seq] = info
         self._announceable[info.segment_seq] = info.bundle_count
@@ -770,6 +772,7 @@ class Engine:
         self._condemned[segment_seq] = self._progress_ticket
 
     def _finish_delete(self, job: jobs.DeleteJob) -> list[Event]:
+        self._cursor_owed = None
         for segment_seq in job.segment_seqs:
             del self._segments[segment_seq]
             self._lost.pop(segment_seq, None)

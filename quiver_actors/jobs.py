@@ -182,12 +182,15 @@ class SealJob(Job):
         self._incarnation = incarnation
         self.log = log
         self.info: SegmentInfo | None = None
+        self.cursor_owed: int | None = None
+        """The cursor's position, if there was no room to write it."""
 
     def run(self) -> None:
         super().run()
         if self.no_space and self.info is not None:
             # The segment is whole under its name. The cursor is derived, and the next seal writes a newer one.
             self.error = None
+            self.cursor_owed = self.log.position_end
 
     def work(self) -> None:
         if self.info is None:
@@ -240,17 +243,28 @@ class ProgressJob(Job):
 
 
 class DeleteJob(Job):
-    """Remove segments that nobody needs. Only made after the progress that says so is durable."""
+    """Remove segments that nobody needs. Only made after the progress that says so is durable.
 
-    def __init__(self, disk: Disk, paths: EnginePaths, segment_seqs: Sequence[int]) -> None:
+    A cursor that is owed is written before the newest of them goes: nothing else may be left that says up to where log positions
+    have been used.
+    """
+
+    def __init__(
+        self, disk: Disk, paths: EnginePaths, segment_seqs: Sequence[int], cursor_owed: int | None = None
+    ) -> None:
         super().__init__()
         self._disk = disk
         self._paths = paths
+        self._cursor_owed = cursor_owed
         self.segment_seqs = segment_seqs
 
     def work(self) -> None:
-        for segment_seq in self.segment_seqs:
+        *older, newest = sorted(self.segment_seqs)
+        for segment_seq in older:
             self._disk.unlink(self._paths.segment(segment_seq))
+        if self._cursor_owed is not None:
+            write_cursor(self._disk, self._paths, self._cursor_owed)
+        self._disk.unlink(self._paths.segment(newest))
         self._disk.sync_directory(self._paths.segments)
 
 
@@ -301,19 +315,22 @@ class VerifyJob(Job):
             _log.warning("event=quiver.segment.unchecked path=%s error=%s", path, error)
             return
         try:
-            self._verify(file)
-        except FormatError as error:
-            self.damage = str(error)
-        except DiskError as error:
-            if error.errno not in UNREADABLE_ERRNOS:
-                raise
-            self.damage = str(error)
+            # Looked at twice: what the disk gives back at the second try is not damaged.
+            self.damage = self._damage(file) and self._damage(file)
         finally:
             file.close()
 
-    def _verify(self, file: DiskFile) -> None:
-        footer = run_to_end(verify_steps(file.read, file.size()))
-        self.lost = empty_bundles(file.read, footer)
+    def _damage(self, file: DiskFile) -> str | None:
+        try:
+            footer = run_to_end(verify_steps(file.read, file.size()))
+            self.lost = empty_bundles(file.read, footer)
+        except FormatError as error:
+            return str(error)
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            return str(error)
+        return None
 
 
 class QuarantineJob(Job):

@@ -25,7 +25,7 @@ from quiver_actors.segment.builder import SegmentBuilder
 from quiver_actors.segment.check import is_plausible
 from quiver_actors.segment.codec import FooterExtension, ManifestColumns, SegmentFooter, decode_manifest
 from quiver_actors.segment.compaction import Rewriting
-from quiver_actors.segment.layout import CRC
+from quiver_actors.segment.layout import CRC, EXTENSION, FOOTER, TRAILER
 from quiver_actors.segment.outline import Read, manifest_columns
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.segment.salvage import salvage
@@ -198,12 +198,7 @@ class _InPlace:
 
     def rebuild(self) -> Rebuilt | None:
         crc = self._copy_entries()
-        columns = self._facts.columns
-        builder = self._fill(columns)
-        tail = self._encode_tail(builder, crc)
-        if columns is not None and not self._lost_more_than(columns, builder) and not self._is_original(tail):
-            builder = self._fill(None)
-            tail = self._encode_tail(builder, crc)
+        builder, tail = self._build_with_counts(crc)
         self._file.write(tail, self._facts.entries_end)
         lost = _lost_bundles(builder.manifest_columns())
         if len(lost) == builder.bundle_count:
@@ -217,6 +212,37 @@ class _InPlace:
             builder.last_ingestion_ts_nanos,
         )
         return Rebuilt(info, lost)
+
+    def _build_with_counts(self, crc: int) -> tuple[SegmentBuilder, list[bytes]]:
+        """With the item counts of the damaged file, as far as they are to be believed."""
+        columns = self._facts.columns
+        builder, tail = self._build(columns, crc)
+        if columns is not None and (self._lost_more_than(columns, builder) or self._is_original(tail)):
+            return builder, tail
+        without = self._build(None, crc)
+        found = self._find_columns(without[1])
+        if found is not None:
+            builder, tail = self._build(found, crc)
+            if self._is_original(tail):
+                return builder, tail
+        return without
+
+    def _build(self, columns: ManifestColumns | None, crc: int) -> tuple[SegmentBuilder, list[bytes]]:
+        builder = self._fill(columns)
+        return builder, self._encode_tail(builder, crc)
+
+    def _find_columns(self, tail: Sequence[bytes]) -> ManifestColumns | None:
+        """The manifest of a file whose footer is damaged: it begins where that of the new file does."""
+        start = self._facts.entries_end
+        rebuilt = b"".join(tail)
+        footer = read_footer(lambda length, offset: rebuilt[offset - start :][:length], start + len(rebuilt))
+        behind = FOOTER.size + EXTENSION.size + TRAILER.size
+        length = max(0, self._size_bytes - behind - footer.manifest_offset)
+        try:
+            columns = manifest_columns(decode_manifest(self._read(length, footer.manifest_offset)))
+        except FormatError:
+            return None
+        return columns if len(columns.item_count) == footer.bundle_count else None
 
     def _copy_entries(self) -> int:
         """Copy them with whatever stands between them. Returns the CRC-32 of the new file so far."""

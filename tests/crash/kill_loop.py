@@ -9,7 +9,6 @@ have left.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import shutil
@@ -27,8 +26,7 @@ import msgspec
 from quiver_actors.disk.interposed import MUTATING_KINDS, Call, InterposedDisk, Result
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.protocol import Disk
-from quiver_actors.disk.simulated import SimDisk
-from tests.crash.small_store import Ledger, fork, live, read_all, survey, survey_in_child
+from tests.crash.small_store import Ledger, fork, live, read_all, survey_in_child, warm_up
 
 KILLS_PER_DIRECTORY = 20
 _STEPS = 12
@@ -74,19 +72,6 @@ class DyingDisk(InterposedDisk):
     def _die(self, call: Call) -> None:
         self._tell(f"{'after' if self._after else 'before'} {call.kind}")
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def warm_up() -> None:
-    """Import and initialise everything that a life needs, so that each child has it from the fork."""
-    logging.disable(logging.CRITICAL)
-    read, write = os.pipe()
-    pid, descriptor = fork(lambda _: len(read_all(read)) and 0)
-    os.close(read)
-    live(SimDisk, 0, write, 0, 2 * _STEPS)
-    survey(SimDisk(), 0)
-    os.close(write)
-    read_all(descriptor)
-    os.waitpid(pid, 0)
 
 
 class KillLoop:

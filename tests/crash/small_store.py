@@ -14,6 +14,7 @@ Demanded
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import struct
 import traceback
@@ -26,6 +27,7 @@ import pyarrow as pa
 
 from quiver_actors.config import TopicSettings
 from quiver_actors.disk.protocol import Disk
+from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import EngineState
 from quiver_actors.errors import DiskError, EngineFailed, QuiverError, StorageFull
 from quiver_actors.units import KIB, SECOND_NS
@@ -350,6 +352,15 @@ def read_all(descriptor: int) -> bytes:
         pieces.append(piece)
     os.close(descriptor)
     return b"".join(pieces)
+
+
+def warm_up() -> None:
+    """Import and initialise everything that a life needs, so that each child has it from the fork."""
+    logging.disable(logging.CRITICAL)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    live(SimDisk, 0, nowhere, 0, 30)
+    survey(SimDisk(), 0)
+    os.close(nowhere)
 
 
 def survey_in_child(open_disk: Callable[[], Disk], ledger: Ledger, number: int) -> Survey:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, count
 
+from quiver_actors.disk.faulty import CallSite
 from tests.sim import faults
 from tests.sim.faults import FaultTally
 from tests.sim.scenes import Scene, damage_scenes, rust_scenes
@@ -72,10 +73,10 @@ class Report:
             "error_restarts": self.faults.restarts,
         }
 
-    def sites_without_crash(self) -> set[faults.CallSite]:
+    def sites_without_crash(self) -> set[CallSite]:
         return mutating_sites() - set(self.crashes.sites)
 
-    def sites_without_error(self) -> set[faults.CallSite]:
+    def sites_without_error(self) -> set[CallSite]:
         return call_sites() - set(self.faults.sites)
 
 
