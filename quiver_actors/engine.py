@@ -803,7 +803,7 @@ class Engine:
 
     def next_deadline_ns(self) -> int | None:
         """When `tick`, `next_commit` and `next_background` should be called even if nothing else happens."""
-        deadlines = [due for due in (self._progress_due_ns, self._registry.next_due_ns()) if due is not None]
+        deadlines = [due for due in (self._progress_deadline_ns(), self._registry.next_due_ns()) if due is not None]
         active = self._active
         if self._events:
             deadlines.append(self._clock.monotonic_ns())
@@ -817,6 +817,10 @@ class Engine:
         if upkeep_ns is not None and self.state in (EngineState.READY, EngineState.FULL):
             deadlines.append(upkeep_ns)
         return min(deadlines, default=None)
+
+    def _progress_deadline_ns(self) -> int | None:
+        due_ns = self._progress_due_ns
+        return None if due_ns is None else max(due_ns, self._retry_ns.get(jobs.ProgressJob, 0))
 
     # --- subscribers --------------------------------------------------------------------------------------------------------
 

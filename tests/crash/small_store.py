@@ -5,7 +5,7 @@ record into a pipe; whoever holds the other end keeps the `Ledger`. After the en
 the directory as the next one would and `Ledger.check` compares.
 
 Demanded
-- Every acknowledged bundle is there under the id of its acknowledgement, as it was pushed, unless it was resolved.
+- Every acknowledged bundle is there under the id of its acknowledgement, as it was pushed, unless its segment was resolved.
 - Whatever else is there was pushed, once, and is whole. Bundles stand in the order of their sequences.
 - What is unresolved is delivered, what is durably resolved is not.
 - A bundle pushed now gets a sequence that was never used.
@@ -42,6 +42,7 @@ _SPACE_ATTEMPTS = 8
 
 FINISHED, FAILED, NOT_OPENED, NO_ROOM, NOT_CLOSED, BROKEN = 0, 10, 11, 12, 13, 99
 """How the process ended: drained, engine failed for good, open refused, room never came, clean stop failed, a bug."""
+ENDS = (FINISHED, FAILED, NOT_OPENED, NO_ROOM, NOT_CLOSED)
 
 
 @functools.cache
@@ -265,8 +266,11 @@ class Ledger:
         """What is wrong; empty if nothing is. Also learns from it: what is there now stays."""
         wrong = [survey.error] if survey.error else []
         found = {(segment, index): (number, ok) for number, segment, index, _, ok in survey.bundles}
+        segments = {segment_seq for segment_seq, _ in found}
         for place, number in self.acknowledged.items():
-            if place not in found and place not in self.resolved:
+            # What was resolved may be gone, with its whole segment, also where the process had no time to tell that it was durable.
+            is_deleted = place in self.tried and place[0] not in segments
+            if place not in found and place not in self.resolved and not is_deleted:
                 wrong.append(f"bundle {number} was acknowledged as {place} and is gone")
             elif place in found and found[place] != (number, True):
                 wrong.append(f"bundle {number} was acknowledged as {place}: there is {found[place]}")

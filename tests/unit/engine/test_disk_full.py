@@ -164,7 +164,7 @@ def test_it_is_made_at_the_start_and_kept_across_restarts(disk: Disk, tmp_path: 
 
 def test_acknowledgements_become_durable_with_no_byte_free() -> None:
     disk = small_disk()
-    driver = store(OrderMonitor(disk))
+    driver = store(OrderMonitor(disk), small_settings(min_free_bytes=64 * KIB))
     fill(disk)
     acknowledge(driver, 5)
     ticket = driver.engine.flush_progress()
@@ -179,7 +179,7 @@ def test_acknowledgements_become_durable_with_no_byte_free() -> None:
 
 def test_it_is_made_again_when_there_is_room() -> None:
     disk = small_disk()
-    driver = store(disk)
+    driver = store(disk, small_settings(min_free_bytes=64 * KIB))
     fill(disk)
     acknowledge(driver, 5)
     driver.flush_progress()
@@ -209,14 +209,19 @@ def test_a_seal_whose_tail_needs_more_room_goes_through() -> None:
     driver = EngineDriver(OrderMonitor(disk), small_settings())
     driver.engine.register("s", "earliest")
     driver.settle()
-    for number in range(300):
-        driver.push({0: pa.record_batch({f"a_column_with_a_rather_long_name_{number}": pa.array([number])})})
+    bundles = [{0: pa.record_batch({f"{number}_{'x' * 400}": pa.array([number])})} for number in range(100)]
+    memory, push, schemas = driver.layout(bundles)
+    assert not driver.engine.can_stage(len(memory))
+    driver.settle()
+    driver.engine.stage(memory, push, schemas)
+    driver.engine.write()
     driver.commit()
-    driver.run_background()
+    capacity = disk.allocated_bytes("default/core_0/wal/quiver.wal")
     fill(disk)
     driver.seal()
-    assert [info.bundle_count for info in driver.engine.segments()] == [300]
     assert driver.engine.failure is None
+    assert [info.bundle_count for info in driver.engine.segments()] == [100]
+    assert driver.engine.segments()[0].size_bytes > capacity, "or this tests nothing"
     driver.read(0).verify_checksum()
 
 

@@ -1,0 +1,183 @@
+"""Every system call that a store makes on its way fails once, with every errno that fits it, in a real process on a real disk.
+
+Each case starts from the same directory, left behind by a process that was cut off, so the calls of recovery are among them. The
+process may end with a failed engine, or not open, or wait for room, or not mind; it may not end by anything that is no error of ours.
+Afterwards another process must find everything that was acknowledged.
+
+    python -m tests.crash.syscall_faults [CASES]      # 0: every call with every errno
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+
+from quiver_actors.disk.posix import PosixDisk
+from quiver_actors.disk.protocol import Disk
+from tests.crash import injectors, small_store
+from tests.crash.injectors import Injector
+from tests.crash.small_store import FINISHED, Ledger, Reporter, Work, fork, live, read_all, survey_in_child, warm_up
+
+ERRNOS: dict[str, tuple[str, ...]] = {
+    "pwritev": ("EIO", "ENOSPC", "EDQUOT", "EINTR"),
+    "pwrite64": ("EIO", "ENOSPC"),
+    "fdatasync": ("EIO", "ENOSPC", "EDQUOT", "EINTR"),
+    "fsync": ("EIO", "ENOSPC", "EDQUOT", "EINTR"),
+    "fallocate": ("EIO", "ENOSPC", "EDQUOT", "EINTR"),
+    "renameat": ("EIO", "ENOSPC", "EDQUOT"),
+    "unlinkat": ("EIO", "EACCES"),
+    "openat": ("EIO", "EMFILE", "ENOSPC", "EDQUOT", "EINTR"),
+    "ftruncate": ("EIO", "EINTR"),
+    "mkdirat": ("EIO", "ENOSPC"),
+}
+_MUST_NOT_PASS = {(kind, "EIO") for kind in ("pwritev", "pwrite64", "fdatasync", "fsync")}
+"""Nobody can go on as if nothing had happened."""
+_PREPARING_STEPS, _STEPS, _SEED = 8, 5, 4
+
+
+class Case(NamedTuple):
+    kind: str
+    nth: int
+    errno_name: str
+
+
+@dataclass
+class FaultTally:
+    """Counted while it was done."""
+
+    injector: str = ""
+    cases: int = 0
+    """In which the fault struck."""
+    missed: int = 0
+    """In which the call was not made any more."""
+    ends: Counter[str] = field(default_factory=Counter)
+    """How the processes ended, by exit code."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    acknowledged: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+class FaultSweep:
+    """See the module. Owns a directory with the template and the copy of the case at hand."""
+
+    def __init__(self, injector: Injector) -> None:
+        self._injector = injector
+        self._base = tempfile.mkdtemp(prefix="quiver-faults-")
+        self._template, self._root = os.path.join(self._base, "template"), os.path.join(self._base, "case")
+        self._ledger = Ledger()
+        self.tally = FaultTally(injector.name)
+
+    def close(self) -> None:
+        shutil.rmtree(self._base)
+
+    def prepare(self) -> None:
+        """Segments, progress, and a log that nobody sealed."""
+        os.mkdir(self._template)
+
+        def cut_off(descriptor: int) -> int:
+            work = Work(PosixDisk(self._template), 0, Reporter(descriptor))
+            random = Random(_SEED)
+            for _ in range(_PREPARING_STEPS):
+                work.step(random)
+            work.push(3)
+            return 0
+
+        pid, descriptor = fork(cut_off)
+        self._ledger.hear(read_all(descriptor))
+        _, status = os.waitpid(pid, 0)
+        assert status == 0, self._ledger.told
+
+    def _open_disk(self) -> Disk:
+        return PosixDisk(self._root)
+
+    def _first_number(self) -> int:
+        return max(self._ledger.started) + 1
+
+    def _live(self, descriptor: int) -> int:
+        return live(self._open_disk, self._first_number(), descriptor, _SEED, _STEPS)
+
+    def count_calls(self) -> Counter[str]:
+        """Calls of a life without a fault."""
+        shutil.copytree(self._template, self._root)
+        ran = self._injector.run(self._live, "openat", 0, "EIO")
+        shutil.rmtree(self._root)
+        assert ran.status == FINISHED, ran
+        return ran.counts
+
+    def run(self, case: Case) -> None:
+        shutil.copytree(self._template, self._root)
+        try:
+            self._run(case)
+        finally:
+            shutil.rmtree(self._root)
+
+    def _run(self, case: Case) -> None:
+        ledger = copy.deepcopy(self._ledger)
+        before = len(ledger.acknowledged)
+        ran = self._injector.run(self._live, *case)
+        ledger.hear(ran.heard)
+        if not ran.hits:
+            self.tally.missed += 1
+            return
+        code = os.waitstatus_to_exitcode(ran.status)
+        self.tally.cases += 1
+        self.tally.kinds[case.kind] += 1
+        self.tally.ends[str(code)] += 1
+        self.tally.acknowledged += len(ledger.acknowledged) - before
+        wrong = [ledger.told] if ledger.told else []
+        if code not in small_store.ENDS:
+            wrong.append(f"it ended with {code}")
+        if code == FINISHED and case[::2] in _MUST_NOT_PASS:
+            wrong.append("it went on as if nothing had happened")
+        wrong += ledger.check(survey_in_child(self._open_disk, ledger, max(ledger.started) + 1))
+        if wrong:
+            self.tally.failures.append(f"{case}: {wrong[:4]}")
+
+
+def cases_of(counts: Counter[str], wanted: int) -> Iterator[Case]:
+    """About so many, spread over all kinds and errnos and over the whole life; all if `wanted` is 0."""
+    pairs = [(kind, name) for kind, names in ERRNOS.items() if counts[kind] for name in names]
+    left = wanted
+    for place, (kind, name) in enumerate(sorted(pairs, key=lambda pair: counts[pair[0]])):
+        share = counts[kind] if not wanted else min(counts[kind], -(-left // (len(pairs) - place)))
+        left -= share
+        for number in range(share):
+            yield Case(kind, 1 + number * counts[kind] // share, name)
+
+
+def run(wanted: int) -> FaultTally:
+    """Raises OSError: this process cannot make calls fail; says why."""
+    warm_up()
+    sweep = FaultSweep(injectors.choose())
+    try:
+        sweep.prepare()
+        for case in cases_of(sweep.count_calls(), wanted):
+            sweep.run(case)
+            if len(sweep.tally.failures) >= 10:
+                break
+    finally:
+        sweep.close()
+    return sweep.tally
+
+
+def main() -> None:
+    started = time.monotonic()
+    tally = run(int(sys.argv[1]) if len(sys.argv) > 1 else 320)
+    print(f"# {time.monotonic() - started:.1f} s", file=sys.stderr)
+    print(msgspec.json.encode(tally).decode())
+    sys.exit(bool(tally.failures))
+
+
+if __name__ == "__main__":
+    main()
