@@ -643,7 +643,7 @@ class Engine:
             return self._fail(job.error)
         self._retry_ns[type(job)] = self._clock.monotonic_ns() + _RETRY_SPACE_NS
         if isinstance(job, jobs.ProgressJob):
-            self._progress_due_ns = self._clock.monotonic_ns()
+            self._progress_due_ns = self._retry_ns[type(job)]
         if isinstance(job, jobs.AllocateJob):
             self._spare = job.spare
             if self.state is EngineState.READY:

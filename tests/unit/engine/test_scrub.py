@@ -139,7 +139,7 @@ def test_damage_is_rescued_before_a_reader_meets_it(disk: Disk, tmp_path: Path) 
     assert driver.engine.figures().quarantined == 1, "it is whole now"
 
 
-def test_bundles_that_were_claimed_before_the_damage_was_found_can_still_be_resolved(
+def test_bundles_that_were_claimed_before_the_damage_was_found_can_be_resolved_but_the_lost_one(
     disk: Disk, tmp_path: Path
 ) -> None:
     driver = store(disk)
@@ -147,10 +147,11 @@ def test_bundles_that_were_claimed_before_the_damage_was_found_can_still_be_reso
     damage(tmp_path, 0)
     driver.run_for(SCRUB_AGE_NS + DAY_NS)
     assert driver.engine.figures().quarantined == 1
-    assert driver.resolve("s", "x", segment_seq, "ack", indexes, 0) == []
+    # The lost one was given up meanwhile, and its gap notice says so.
+    assert driver.resolve("s", "x", segment_seq, "ack", indexes, 0) == [("already_resolved", [1])]
     driver.flush_progress()
     assert driver.engine.segments() == []
-    assert not [event for event in driver.events if isinstance(event, GapFound)]
+    assert [(e.bundle_index, e.bundle_count) for e in driver.events if isinstance(e, GapFound)] == [(1, 1)]
 
 
 def test_a_segment_that_is_deleted_is_not_scrubbed(disk: Disk) -> None:
