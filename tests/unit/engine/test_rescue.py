@@ -17,7 +17,7 @@ from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.protocol import Disk, DiskFile
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import EngineState
-from quiver_actors.events import Failed, Sealed
+from quiver_actors.events import Failed, GapFound, Sealed
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.units import SECOND_NS
 from quiver_actors.upkeep import COMPACTION_AGE_NS
