@@ -140,6 +140,7 @@ class Engine:
         self._background: Job | None = None
         self._retry_ns: dict[type[Job], int] = {}
         self._cursor_owed: int | None = None
+        self._doomed: set[int] = set()
         # figures
         self._bundles_in = self._rows_in = self._bytes_in = 0
         self._syncs = self._seals = self._refused = self._segments_deleted = 0
@@ -531,6 +532,7 @@ class Engine:
         if self.state is EngineState.DRAINING or not self._may_try(jobs.DeleteJob):
             return None
         deletable = self._registry.deletable(self._segments)
+        self._doomed.update(deletable)
         return jobs.DeleteJob(self._disk, self._paths, deletable, self._cursor_owed) if deletable else None
 
     def _rescue_job(self) -> Job | None:
@@ -695,6 +697,7 @@ class Engine:
 
     def _finish_delete(self, job: jobs.DeleteJob) -> list[Event]:
         self._cursor_owed = None
+        self._doomed.difference_update(job.segment_seqs)
         for segment_seq in job.segment_seqs:
             del self._segments[segment_seq]
             self._losses.forget(segment_seq)
@@ -752,7 +755,9 @@ class Engine:
             return self.progress_ticket()
         active = self._active
         behind = (active.segment_seq, active.builder.bundle_count) if active else (self._next_segment_seq, 0)
-        self._registry.register(subscriber, start, behind)
+        state = self._registry.register(subscriber, start, behind)
+        for segment_seq in sorted(self._doomed):
+            state.forget_segment(segment_seq)  # its file may be gone at any moment: nobody new gets it
         self._progress_changed()
         return self.flush_progress()
 
