@@ -170,6 +170,7 @@ class Engine:
         self._background: Job | None = None
         self._retry_ns: dict[type[Job], int] = {}
         self._cursor_owed: int | None = None
+        self._doomed: set[int] = set()
         # figures
         self._bundles_in = self._rows_in = self._bytes_in = 0
         self._syncs = self._seals = self._refused = self._segments_deleted = 0
@@ -583,6 +584,7 @@ class Engine:
         if self.state is EngineState.DRAINING or not self._may_try(jobs.DeleteJob):
             return None
         deletable = [seq for seq in self._registry.deletable(self._segments) if seq not in self._suspects]
+        self._doomed.update(deletable)
         return jobs.DeleteJob(self._disk, self._paths, deletable, self._cursor_owed) if deletable else None
 
     def _rescue_job(self) -> Job | None:
@@ -773,6 +775,7 @@ class Engine:
 
     def _finish_delete(self, job: jobs.DeleteJob) -> list[Event]:
         self._cursor_owed = None
+        self._doomed.difference_update(job.segment_seqs)
         for segment_seq in job.segment_seqs:
             del self._segments[segment_seq]
             self._lost.pop(segment_seq, None)
@@ -840,13 +843,15 @@ class Engine:
         check_id("subscriber", subscriber)
         end = self._end()
         if begin.kind == "latest":
-            self._registry.register_at(subscriber, end)
+            state = self._registry.register_at(subscriber, end)
         elif begin.kind == "bundle" and begin.core == self.core:
-            self._registry.register_at(subscriber, min(end, (begin.segment_seq, begin.bundle_index)))
+            state = self._registry.register_at(subscriber, min(end, (begin.segment_seq, begin.bundle_index)))
         elif begin.kind == "time":
-            self._registry.register_with(subscriber, self._resolved_before(begin.unix_ns))
+            state = self._registry.register_with(subscriber, self._resolved_before(begin.unix_ns))
         else:
-            self._registry.register_at(subscriber, (0, 0))
+            state = self._registry.register_at(subscriber, (0, 0))
+        for segment_seq in sorted(self._doomed):
+            state.forget_segment(segment_seq)  # its file may be gone at any moment: nobody new gets it
         self._progress_changed()
         return self.flush_progress()
 

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from quiver_actors.clock import Clock
 from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, UNREADABLE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError, FormatError, InvalidFormat
@@ -165,7 +167,8 @@ class CompactJob(SlicedJob):
             return
         try:
             size_bytes = yield from self._write(source, file)
-        except (DiskError, FormatError) as error:
+            self._disk.rename(file.path, path)
+        except (DiskError, FormatError, pa.ArrowException) as error:
             self._drop(file)
             self._give_up(error)
             return
@@ -173,7 +176,6 @@ class CompactJob(SlicedJob):
             self._drop(file)
             raise
         try:
-            self._disk.rename(file.path, path)
             self._disk.sync_directory(self._paths.segments)
             file.make_read_only()
         finally:
@@ -198,7 +200,7 @@ class CompactJob(SlicedJob):
         yield 0
         return size_bytes
 
-    def _give_up(self, error: DiskError | FormatError) -> None:
+    def _give_up(self, error: Exception) -> None:
         self.has_no_room = isinstance(error, DiskError) and error.errno in NO_SPACE_ERRNOS
         _log.info("event=quiver.compaction.given_up segment=%d reason=%r", self.segment_seq, str(error))
 

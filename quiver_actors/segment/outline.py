@@ -160,7 +160,8 @@ def manifest_columns(manifest: Manifest) -> ManifestColumns:
     return ManifestColumns(
         np.diff(ends).astype(np.int32),
         refs,
-        item_count=np.array([-1 if count is None else count for count in items], dtype=np.int64),
+        # One above the range is none that we have written; as an unknown one it costs its bundle's checksum, nothing else.
+        item_count=np.array([-1 if count is None or count >> 63 else count for count in items], dtype=np.int64),
         byte_count=np.asarray(manifest.byte_count, dtype=np.uint64),
         sequence=np.asarray(manifest.sequence, dtype=np.uint64),
         ingestion_ts_nanos=np.asarray(manifest.ingestion_ts_nanos, dtype=np.int64),

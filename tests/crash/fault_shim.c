@@ -7,7 +7,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-enum { PWRITEV, PWRITE64, FDATASYNC, FSYNC, FALLOCATE, RENAMEAT, UNLINKAT, OPENAT, FTRUNCATE, MKDIRAT, KINDS };
+enum { PWRITEV, PWRITEV2, PWRITE64, FDATASYNC, FSYNC, FALLOCATE, RENAMEAT, UNLINKAT, OPENAT, FTRUNCATE, MKDIRAT, KINDS };
 
 static int armed = -1, error_code;
 static long left, hits, counts[KINDS];
@@ -36,6 +36,8 @@ static int fails(int kind) {
 
 WRAP(PWRITEV, ssize_t, pwritev, (int fd, const struct iovec *v, int n, off_t at), (fd, v, n, at))
 WRAP(PWRITEV, ssize_t, pwritev64, (int fd, const struct iovec *v, int n, off64_t at), (fd, v, n, at))
+WRAP(PWRITEV2, ssize_t, pwritev2, (int fd, const struct iovec *v, int n, off_t at, int f), (fd, v, n, at, f))
+WRAP(PWRITEV2, ssize_t, pwritev64v2, (int fd, const struct iovec *v, int n, off64_t at, int f), (fd, v, n, at, f))
 WRAP(PWRITE64, ssize_t, pwrite, (int fd, const void *b, size_t n, off_t at), (fd, b, n, at))
 WRAP(PWRITE64, ssize_t, pwrite64, (int fd, const void *b, size_t n, off64_t at), (fd, b, n, at))
 WRAP(FDATASYNC, int, fdatasync, (int fd), (fd))

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,7 @@ from tests.crash.small_store import fork, read_all
 
 KINDS = (
     "pwritev",
+    "pwritev2",
     "pwrite64",
     "fdatasync",
     "fsync",
@@ -125,8 +126,6 @@ class ShimInjector:
         self._shim.quiver_fault_arm.argtypes = (ctypes.c_int, ctypes.c_long, ctypes.c_int)
 
     def run(self, life: Life, kind: str, nth: int, errno_name: str) -> Ran:
-        import errno
-
         counts_read, counts_write = os.pipe()
 
         def armed(descriptor: int) -> int:
@@ -160,7 +159,7 @@ def choose() -> Injector:
 
 
 @contextlib.contextmanager
-def shim_environment() -> object:
+def shim_environment() -> Iterator[dict[str, str]]:
     """The environment that a process must be started with to use the library, built now.
 
     Raises:
@@ -176,7 +175,3 @@ def shim_environment() -> object:
         if built.returncode:
             raise OSError(f"{compiler} cannot build {_SHIM_SOURCE.name}: {built.stderr[-300:]}")
         yield {**os.environ, "LD_PRELOAD": library, SHIM_VARIABLE: library}
-
-
-def interpreter() -> str:
-    return sys.executable

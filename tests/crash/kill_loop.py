@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -44,7 +44,7 @@ class KillTally:
     """Processes that had ended before."""
     at_points: int = 0
     """Kills at a whitebox point."""
-    points: Counter[str] = field(default_factory=Counter)
+    points: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Calls before or after which they came."""
     acknowledged: int = 0
     failures: list[str] = field(default_factory=list)

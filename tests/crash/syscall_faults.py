@@ -1,8 +1,8 @@
 """Every system call that a store makes on its way fails once, with every errno that fits it, in a real process on a real disk.
 
-Each case starts from the same directory, left behind by a process that was cut off, so the calls of recovery are among them. The
-process may end with a failed engine, or not open, or wait for room, or not mind; it may not end by anything that is no error of ours.
-Afterwards another process must find everything that was acknowledged.
+Each case starts from the same directory, left behind by a process that was cut off, so the calls of recovery are among them; those
+that only a new store makes from an empty one. The process may end with a failed engine, or not open, or wait for room, or not mind;
+it may not end by anything that is no error of ours. Afterwards another process must find everything that was acknowledged.
 
     python -m tests.crash.syscall_faults [CASES]      # 0: every call with every errno
 """
@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -31,6 +31,7 @@ from tests.crash.small_store import FINISHED, Ledger, Reporter, Work, fork, live
 
 ERRNOS: dict[str, tuple[str, ...]] = {
     "pwritev": ("EIO", "ENOSPC", "EDQUOT", "EINTR"),
+    "pwritev2": ("EIO", "ENOSPC", "EDQUOT", "EINTR"),
     "pwrite64": ("EIO", "ENOSPC"),
     "fdatasync": ("EIO", "ENOSPC", "EDQUOT", "EINTR"),
     "fsync": ("EIO", "ENOSPC", "EDQUOT", "EINTR"),
@@ -41,8 +42,9 @@ ERRNOS: dict[str, tuple[str, ...]] = {
     "ftruncate": ("EIO", "EINTR"),
     "mkdirat": ("EIO", "ENOSPC"),
 }
-_MUST_NOT_PASS = {(kind, "EIO") for kind in ("pwritev", "pwrite64", "fdatasync", "fsync")}
+_MUST_NOT_PASS = {(kind, "EIO") for kind in ("pwritev", "pwritev2", "pwrite64", "fdatasync", "fsync")}
 """Nobody can go on as if nothing had happened."""
+_ONLY_WHEN_NEW = ("mkdirat",)
 _PREPARING_STEPS, _STEPS, _SEED = 8, 5, 4
 
 
@@ -61,20 +63,20 @@ class FaultTally:
     """In which the fault struck."""
     missed: int = 0
     """In which the call was not made any more."""
-    ends: Counter[str] = field(default_factory=Counter)
+    ends: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """How the processes ended, by exit code."""
-    kinds: Counter[str] = field(default_factory=Counter)
+    kinds: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     acknowledged: int = 0
     failures: list[str] = field(default_factory=list)
 
 
 class FaultSweep:
-    """See the module. Owns a directory with the template and the copy of the case at hand."""
+    """See the module. Owns a directory with the templates and the copy of the case at hand."""
 
     def __init__(self, injector: Injector) -> None:
         self._injector = injector
         self._base = tempfile.mkdtemp(prefix="quiver-faults-")
-        self._template, self._root = os.path.join(self._base, "template"), os.path.join(self._base, "case")
+        self._empty, self._template, self._root = (os.path.join(self._base, name) for name in ("empty", "used", "case"))
         self._ledger = Ledger()
         self.tally = FaultTally(injector.name)
 
@@ -83,6 +85,7 @@ class FaultSweep:
 
     def prepare(self) -> None:
         """Segments, progress, and a log that nobody sealed."""
+        os.mkdir(self._empty)
         os.mkdir(self._template)
 
         def cut_off(descriptor: int) -> int:
@@ -101,22 +104,23 @@ class FaultSweep:
     def _open_disk(self) -> Disk:
         return PosixDisk(self._root)
 
-    def _first_number(self) -> int:
-        return max(self._ledger.started) + 1
-
     def _live(self, descriptor: int) -> int:
-        return live(self._open_disk, self._first_number(), descriptor, _SEED, _STEPS)
+        return live(self._open_disk, max(self._ledger.started) + 1, descriptor, _SEED, _STEPS)
 
     def count_calls(self) -> Counter[str]:
         """Calls of a life without a fault."""
-        shutil.copytree(self._template, self._root)
+        in_new, counts = self._count_calls_from(self._empty), self._count_calls_from(self._template)
+        return counts + Counter({kind: in_new[kind] for kind in _ONLY_WHEN_NEW})
+
+    def _count_calls_from(self, template: str) -> Counter[str]:
+        shutil.copytree(template, self._root)
         ran = self._injector.run(self._live, "openat", 0, "EIO")
         shutil.rmtree(self._root)
         assert ran.status == FINISHED, ran
         return ran.counts
 
     def run(self, case: Case) -> None:
-        shutil.copytree(self._template, self._root)
+        shutil.copytree(self._empty if case.kind in _ONLY_WHEN_NEW else self._template, self._root)
         try:
             self._run(case)
         finally:
@@ -124,6 +128,8 @@ class FaultSweep:
 
     def _run(self, case: Case) -> None:
         ledger = copy.deepcopy(self._ledger)
+        if case.kind in _ONLY_WHEN_NEW:
+            ledger = Ledger(started=set(ledger.started))
         before = len(ledger.acknowledged)
         ran = self._injector.run(self._live, *case)
         ledger.hear(ran.heard)

@@ -12,32 +12,23 @@ from quiver_actors.segment.dictionaries import DictionaryDecoder
 from quiver_actors.segment.outline import read_outline
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.segment.salvage import salvage
-from tests.fuzz import bitflips, campaign, corpus
+from tests import evidence
+from tests.fuzz import corpus
 from tests.fuzz.corpus import reader_of
 from tests.fuzz.parsers import TARGETS
-
-INPUTS = 100_000
-FEWER = {"tables": 30_000, "schema": 30_000, "core": 30_000, "segment_tools": 6_000}
-"""Parsers that stand behind one of the others, or take long."""
-FLIPS = 500
-
-
-def counts() -> dict[str, int]:
-    """Inputs of each parser in `make test`."""
-    return {name: FEWER.get(name, INPUTS) for name in TARGETS}
 
 
 @pytest.mark.timeout(600)
 def test_mutants_are_refused_with_errors_of_ours_in_time_and_memory() -> None:
-    tallies = campaign.run(counts())
+    tallies = evidence.parsers(evidence.QUICK)
     assert [failure for tally in tallies.values() for failure in tally.failures] == []
-    assert {name: tally.inputs for name, tally in tallies.items()} == counts()
+    assert {name: tally.inputs for name, tally in tallies.items()} == evidence.parser_counts(evidence.QUICK)
     assert all(tally.refused for name, tally in tallies.items() if name != "segment_tools")
 
 
 @pytest.mark.timeout(300)
 def test_a_flipped_bit_is_never_believed_and_costs_only_its_bundle() -> None:
-    tallies = bitflips.run(FLIPS)
+    tallies = evidence.flips(evidence.QUICK)
     assert [failure for tally in tallies.values() for failure in tally.failures] == []
     for name, tally in tallies.items():
         assert tally.detected + tally.harmless == tally.flips, name

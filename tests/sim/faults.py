@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -204,13 +204,22 @@ class FaultRun:
             oracle.check_progress(disk, engine, survey, at)
 
 
-def sweep(profile: Profile, seed: int, per_site: int, tally: FaultTally, errnos: Sequence[int]) -> None:
-    """All cases of one run.
+def sweep(
+    profile: Profile,
+    seed: int,
+    per_site: int,
+    tally: FaultTally,
+    errnos: Sequence[int],
+    sites: Collection[CallSite] | None = None,
+) -> None:
+    """All cases of one run; with `sites` only those.
 
     Raises:
         AssertionError: names the case.
     """
     for case in cases(profile, seed, per_site, errnos):
+        if sites is not None and case.site not in sites:
+            continue
         try:
             FaultRun(profile, seed, case, tally).run()
         except Exception as error:

@@ -11,12 +11,13 @@ from itertools import chain, count
 from quiver_actors.disk.faulty import CallSite
 from tests.sim import faults
 from tests.sim.faults import FaultTally
-from tests.sim.scenes import Scene, damage_scenes, rust_scenes
+from tests.sim.scenes import Scene, damage_scenes, interrupted_scenes, rust_scenes
 from tests.sim.sites import call_sites, mutating_sites
 from tests.sim.sweep import MODES, CrashSweep, Tally, sweep_recovery
 from tests.sim.world import PROFILES, Profile, World
 
 STATES_DEFAULT = 20_000
+GAP_SEED_OFFSET, GAP_SEEDS = 1_000_000, 12
 ERRNOS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 
 
@@ -92,7 +93,7 @@ def crash_profile(profile: Profile, effort: Effort, tally: Tally) -> None:
 
 
 def scenes(effort: Effort) -> Iterable[Scene]:
-    return chain(rust_scenes(), damage_scenes(effort.seed))
+    return chain(rust_scenes(), damage_scenes(effort.seed), interrupted_scenes(effort.seed))
 
 
 def crash_scene(scene: Scene, effort: Effort, tally: Tally) -> None:
@@ -106,6 +107,18 @@ def fail_profile(profile: Profile, effort: Effort, tally: FaultTally) -> None:
         faults.sweep(profile, seed, 1, tally, ERRNOS)
 
 
+def close_gaps(report: Report, effort: Effort) -> None:
+    """Further runs, until a crash and an error were tried at every call site, or it is plain that none will reach the rest."""
+    for seed in range(effort.seed + GAP_SEED_OFFSET, effort.seed + GAP_SEED_OFFSET + GAP_SEEDS):
+        for profile in PROFILES:
+            if missing := report.sites_without_crash():
+                world = World(seed, profile).start()
+                world.run()
+                CrashSweep(report.crashes, seed).sweep(world, missing)
+            if missing := report.sites_without_error():
+                faults.sweep(profile, seed, 1, report.faults, ERRNOS, missing)
+
+
 def run_all(effort: Effort) -> Report:
     """Everything, in the order in which the tests do it."""
     report = Report()
@@ -116,4 +129,5 @@ def run_all(effort: Effort) -> Report:
         faults.sweep_scene(scene, report.faults, ERRNOS)
     for profile in PROFILES:
         fail_profile(profile, effort, report.faults)
+    close_gaps(report, effort)
     return report

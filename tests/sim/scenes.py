@@ -13,9 +13,10 @@ from pathlib import Path
 import tests.golden
 from quiver_actors.checksum import crc32
 from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import CallSite
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.protocol import Disk
-from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.disk.simulated import BLOCK_BYTES, SimDisk
 from quiver_actors.engine import Engine
 from quiver_actors.events import Event, GapFound
 from quiver_actors.segment.reader import SegmentReader
@@ -27,6 +28,8 @@ from tests.sim.world import PROFILES, World
 
 GOLDEN = Path(str(tests.golden.__file__)).parent / "data"
 ACTIVE = f"{DIRECTORY}/wal/quiver.wal"
+FEW_BLOCKS = 8
+"""Enough for the small files of a start, not for a log."""
 OWED_TO_SUB_A = [1, 4, 5, 6, 7, 8]
 _TIME_AND_TYPE_BYTES = 9
 
@@ -157,6 +160,38 @@ def damage_scenes(seed: int = 0) -> Iterator[Scene]:
         yield Scene(name, left, _announced_judge(world, untold), world.oracle)
 
 
+def interrupted_scenes(seed: int = 0) -> Iterator[Scene]:
+    """Starts that were cut off, or that find no room: what a recovery does in a place that few crashes lead to."""
+    for number, (name, site) in enumerate(_INTERRUPTIONS.items()):
+        world, left, at = _stopped_at(site, seed + number)
+        yield Scene(name, left, _promised_judge(world, at), world.oracle)
+        crowded = left.copy()
+        for path in [*_paths(crowded, "quiver.ballast"), *_paths(crowded, ".tmp")]:
+            crowded.unlink(path)
+        crowded.capacity_bytes = crowded.used_bytes + FEW_BLOCKS * BLOCK_BYTES
+        yield Scene(f"{name}, without room for a copy", crowded, _promised_judge(world, at), world.oracle)
+
+
+def _stopped_at(site: CallSite, seed: int) -> tuple[World, SimDisk, int]:
+    """A run whose process was killed right before its last call at that site, and how many calls it had done."""
+    world = World(seed, PROFILES[0]).start()
+    world.run()
+    moment = [moment for moment in world.moments if moment.site == site][-1]
+    return world, moment.disk.crash(CrashMode.KEEP), moment.at
+
+
+def _promised_judge(world: World, at: int) -> Judge:
+    def judge(disk: SimDisk) -> None:
+        monitor = OrderMonitor(disk)
+        engine = world.oracle.open(monitor, ManualClock(), disk)
+        survey = world.oracle.survey(monitor, engine)
+        world.oracle.check(survey, at, is_kill=False)
+        disk.capacity_bytes = None
+        world.oracle.check_progress(monitor, engine, survey, at)
+
+    return judge
+
+
 def _damaged_world(seed: int) -> World:
     """Everything in it is durable; the open log has several bundles."""
     world = World(seed, PROFILES[0], keeps_moments=False).start()
@@ -253,6 +288,13 @@ def _cut(share: float) -> Callable[[bytes], bytes]:
 
 
 _ZERO: Callable[[bytes], bytes] = lambda content: bytes(len(content))  # noqa: E731
+
+_INTERRUPTIONS = {
+    "log with entries": CallSite("rename", "quiver_actors.jobs", "CommitJob.work"),
+    "seal that lacks its name": CallSite("rename", "quiver_actors.sealing", "seal_file"),
+    "seal that lacks its sync": CallSite("fsync", "quiver_actors.sealing", "seal_file"),
+}
+"""What is left, and the call that was next when it was left."""
 
 _DAMAGES: dict[str, Callable[[SimDisk], None]] = {
     "nothing": lambda disk: None,

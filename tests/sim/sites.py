@@ -26,6 +26,7 @@ _INDIRECT = {"_read": "read", "pread": "read"}
 _UNREACHED = {
     # It needs a real descriptor, which a simulated disk does not have; the contract suite and the worker's tests open it.
     CallSite("open_read", "quiver_actors.engine", "Engine.open_segment"),
+    CallSite("size", "quiver_actors.engine", "Engine.open_segment"),
 }
 
 

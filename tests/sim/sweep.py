@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
 
@@ -71,12 +71,14 @@ class CrashSweep:
         self._random = Random(f"sweep {seed}")
         self._share = share
 
-    def sweep(self, world: World) -> None:
-        """Every moment of a finished run in every mode."""
+    def sweep(self, world: World, sites: Collection[CallSite] | None = None) -> None:
+        """Every moment of a finished run in every mode; with `sites` only the moments before those calls."""
         self.tally.runs += 1
         self._seen: set[tuple[int, int, bool]] = set()
         versions = _versions(world.ledger)
         for moment in world.moments:
+            if sites is not None and moment.site not in sites:
+                continue
             for mode in MODES:
                 seed = self._random.randrange(1 << 30)
                 try:

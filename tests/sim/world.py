@@ -328,7 +328,7 @@ class World:
         earlier = [
             id_
             for id_, bundle in self.ledger.bundles.items()
-            if bundle.lost_at == NEVER and not self.ledger.is_deleted(id_[0], self.calls)
+            if bundle.lost_at == NEVER and not self.ledger.may_be_deleted(id_[0], self.calls)
         ]
         owed = frozenset(earlier) if start == "earliest" else frozenset()
         self.ledger.subscriptions.append(Subscription(subscriber, self._ticketed(ticket), next_sequence, owed))

@@ -1,0 +1,178 @@
+"""What the suites beside the simulated disk come to: parsers, flipped bits, failing system calls, kills. All figures are counted.
+
+    python -m tests.evidence [--long] [--seed N]        ends with one line of JSON
+
+The suites that fork run in processes of their own, which have imported everything once and have one thread of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from tests.crash.injectors import shim_environment
+from tests.crash.kill_loop import KillTally
+from tests.crash.syscall_faults import FaultTally
+from tests.fuzz import bitflips, campaign
+from tests.fuzz.bitflips import FlipTally
+from tests.fuzz.campaign import FuzzTally
+from tests.fuzz.parsers import TARGETS
+
+ROOT = Path(__file__).parent.parent
+_TIMEOUT_SECONDS = 3600.0
+
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done."""
+
+    parser_inputs: int
+    """For each parser that stands alone."""
+    parser_inputs_fewer: int
+    """For those that stand behind one of the others."""
+    parser_inputs_slow: int
+    """For the tools that read a segment several times."""
+    flips: int | None
+    """Sampled flips in each kind of file; None: every bit of it."""
+    fault_cases: int
+    """0: every call with every errno."""
+    kills: int
+
+
+QUICK = Effort(100_000, 30_000, 6_000, 500, 320, 200)
+LONG = Effort(400_000, 200_000, 100_000, None, 0, 2_000)
+_FEWER, _SLOW = ("tables", "schema", "core"), ("segment_tools",)
+
+
+@dataclass
+class Evidence:
+    """One run of the suites."""
+
+    parsers: Mapping[str, FuzzTally] = field(default_factory=dict)
+    flips: Mapping[str, FlipTally] = field(default_factory=dict)
+    faults: FaultTally = field(default_factory=FaultTally)
+    kills: KillTally = field(default_factory=KillTally)
+
+    def failures(self) -> list[str]:
+        """Everything that broke a rule."""
+        tallies = [*self.parsers.values(), *self.flips.values(), self.faults, self.kills]
+        return [failure for tally in tallies for failure in tally.failures]
+
+    def figures(self) -> dict[str, int]:
+        return {
+            "syscall_faults": self.faults.cases,
+            "kills": self.kills.kills,
+            "parser_inputs": sum(tally.inputs for tally in self.parsers.values()),
+            "bit_flips": sum(tally.flips for tally in self.flips.values()),
+            "bit_flips_detected": sum(tally.detected for tally in self.flips.values()),
+            "bit_flips_harmless": sum(tally.harmless for tally in self.flips.values()),
+            "bit_flips_that_cost_more": sum(tally.flips_that_cost_more for tally in self.flips.values()),
+            "open_failures": len(self.failures()),
+        }
+
+
+def parser_counts(effort: Effort) -> dict[str, int]:
+    """Inputs of each parser."""
+    special = dict.fromkeys(_FEWER, effort.parser_inputs_fewer) | dict.fromkeys(_SLOW, effort.parser_inputs_slow)
+    return {name: special.get(name, effort.parser_inputs) for name in TARGETS}
+
+
+def parsers(effort: Effort, seed: int = 0) -> dict[str, FuzzTally]:
+    counts = parser_counts(effort)
+    return campaign.run(counts, first=seed * 2 * max(counts.values()))
+
+
+def flips(effort: Effort) -> dict[str, FlipTally]:
+    return bitflips.run(effort.flips)
+
+
+def kills(effort: Effort, seed: int = 1) -> KillTally:
+    return _run("tests.crash.kill_loop", KillTally, str(effort.kills), str(seed))
+
+
+def syscall_faults(effort: Effort) -> FaultTally:
+    """With strace where it may trace, else with a library that is built now.
+
+    Raises:
+        OSError: neither can be used here; says why.
+    """
+    try:
+        return _run("tests.crash.syscall_faults", FaultTally, str(effort.fault_cases))
+    except OSError as first:
+        with _explained(first), shim_environment() as environment:
+            return _run("tests.crash.syscall_faults", FaultTally, str(effort.fault_cases), environment=environment)
+
+
+@contextlib.contextmanager
+def _explained(first: OSError) -> Iterator[None]:
+    try:
+        yield
+    except OSError as second:
+        raise OSError(f"{first}; {second}") from second
+
+
+def _run(module: str, outcome: type[Outcome], *arguments: str, environment: Mapping[str, str] | None = None) -> Outcome:
+    """Run a module that ends with one line of JSON, whatever its exit code."""
+    ran = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=environment or os.environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_SECONDS,
+        check=False,
+    )
+    if not ran.stdout:
+        raise OSError(f"{module}: {ran.stderr.strip().splitlines()[-1:]}")
+    return msgspec.json.decode(ran.stdout.splitlines()[-1], type=outcome)
+
+
+def run(effort: Effort, seed: int = 0) -> Evidence:
+    """All suites. Where no system call can be made to fail, that is said and counted as none."""
+    logging.disable(logging.CRITICAL)
+    evidence = Evidence(parsers(effort, seed), flips(effort))
+    evidence.kills = kills(effort, seed + 1)
+    try:
+        evidence.faults = syscall_faults(effort)
+    except OSError as error:
+        print(f"no system calls were made to fail: {error}", file=sys.stderr)
+    return evidence
+
+
+@functools.cache
+def quick() -> Evidence:
+    """Once a process, as `make test` does it."""
+    return run(QUICK)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.evidence", description="Parsers, bits, system calls, kills.")
+    parser.add_argument("--long", action="store_true", help="every bit, every call, 2,000 kills, millions of inputs")
+    parser.add_argument("--seed", type=int, default=0, help="other inputs, other kills")
+    arguments = parser.parse_args()
+    evidence = run(LONG if arguments.long else QUICK, arguments.seed)
+    for name, tally in {**evidence.parsers, **evidence.flips}.items():
+        print(name, {key: value for key, value in vars(tally).items() if key != "failures"})
+    for failure in evidence.failures()[:50]:
+        print(failure)
+    print(json.dumps(evidence.figures()))
+    return bool(evidence.failures())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
