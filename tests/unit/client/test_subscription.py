@@ -135,7 +135,13 @@ def test_batches_are_views_of_the_mapping_and_outlive_everything(feeder: Feeder,
 def test_credit_comes_back_in_portions_as_bundles_are_taken(peer: Peer, feeder: Feeder, client: Client) -> None:
     with client.subscribe("exporter", topic="travel", prefetch=16) as subscription:
         take(subscription, BUNDLES)
-        given = [message.total for message in peer.of_type(Credit)]  # type: ignore[attr-defined]
+
+        def totals() -> list[int]:
+            return [message.total for _, message in peer.received if isinstance(message, Credit)]
+
+        with peer.changed:
+            assert peer.changed.wait_for(lambda: totals()[-1] == BUNDLES + 16, 10), totals()
+            given = totals()
         assert given[0] == 16
         # The watchdog may repeat one.
         assert sorted(set(given)) == list(range(16, BUNDLES + 17, 8))
