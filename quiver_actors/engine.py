@@ -539,9 +539,11 @@ class Engine:
         if not self._losses.damaged or self.state is EngineState.DRAINING or not self._may_try(RescueJob):
             return None
         segment_seq = min(self._losses.damaged)
-        info = self._segments.get(segment_seq)
-        known = info.bundle_count if info else self._registry.known_bundle_count(segment_seq)
-        return RescueJob(self._disk, self._paths, segment_seq, self._losses.damaged[segment_seq], known, self._cfg_hash)
+        info, why = self._segments.get(segment_seq), self._losses.damaged[segment_seq]
+        count = info.bundle_count if info else self._registry.known_bundle_count(segment_seq)
+        return RescueJob(
+            self._disk, self._paths, segment_seq, why, count, self._cfg_hash, is_count_known=info is not None
+        )
 
     def _ballast_job(self) -> Job | None:
         if self._ballast.is_held or self.state is EngineState.DRAINING or not self._may_try(jobs.BallastJob):
@@ -672,7 +674,8 @@ class Engine:
         self._segments[segment_seq] = rescued.info
         self._losses.record(segment_seq, rescued.lost)
         self._upkeep.checked(segment_seq)
-        return [Sealed(segment_seq, rescued.bundle_count), Replaced(segment_seq), *self._announce()]
+        gaps = [] if rescued.is_end_known else self._losses.open_ends(segment_seq, rescued.bundle_count)
+        return [Sealed(segment_seq, rescued.bundle_count), Replaced(segment_seq), *gaps, *self._announce()]
 
     def _finish_ballast(self) -> list[Event]:
         if not self._ballast.is_held:

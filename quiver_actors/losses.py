@@ -52,6 +52,11 @@ class Losses:
         self.forget(segment_seq)
         return gaps
 
+    def open_ends(self, segment_seq: int, bundle_count: int) -> list[GapFound]:
+        """Behind the last bundle of a rescued segment there may have been more: a gap of 0 bundles there."""
+        waiting = [state.subscriber for state in self._registry if not state.is_complete(segment_seq)]
+        return [GapFound(subscriber, segment_seq, bundle_count, 0, REASON) for subscriber in waiting]
+
     def claim(self, state: SubscriberState, owner: object, bundles: int, now_ns: int) -> tuple[Granted, list[GapFound]]:
         """Claim for `owner` what can be read; what is lost is resolved and named as gaps."""
         granted = state.claim(owner, bundles)
