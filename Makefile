@@ -8,18 +8,22 @@ STAMP := $(VENV)/installed
 EXTRAS := spark,spark-jre,demo,dev
 SOURCES := quiver_actors pyspark_quiver shm supervisor tests benchmarks
 PYTEST := $(BIN)/python -m pytest -q
+MINUTES ?= 30
+SEED ?= 0
+CRASH_STATES ?= 0
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Builds of the few source-only packages see the same pins.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types unit bench install clean
+.PHONY: help demo test check lint types unit torture bench install clean
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
 	@echo 'make test    lint, types and every test (needs a few minutes)'
 	@echo 'make check   lint, types and the unit tests only'
+	@echo 'make torture long crash sweeps, faults, kills and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
 	@echo 'make bench   every benchmark, quick form'
 	@echo 'make clean   remove .venv, caches and demo output'
 
@@ -40,6 +44,9 @@ types: $(STAMP)
 
 unit: $(STAMP)
 	$(PYTEST) tests/unit
+
+torture: $(STAMP)
+	@$(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED) --crash-states $(CRASH_STATES)
 
 bench: $(STAMP)
 	@for file in $$(grep -l '__main__' benchmarks/*.py); do \

@@ -14,6 +14,7 @@ import logging
 import sys
 import time
 
+from tests import evidence
 from tests.sim.report import STATES_DEFAULT, Effort, run_all
 
 
@@ -21,24 +22,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Crash and error sweeps of the engine.")
     parser.add_argument("--crash-states", type=int, default=STATES_DEFAULT, help="distinct disks that crashes leave")
     parser.add_argument("--seed", type=int, default=0, help="first seed of the runs")
-    parser.add_argument("--report", action="store_true", help="end with one line of JSON")
+    parser.add_argument(
+        "--report", action="store_true", help="the other suites too (tests.evidence), and one line of JSON"
+    )
+    parser.add_argument("--alone", action="store_true", help="only what needs nothing but the simulated disk")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
     started = time.monotonic()
     try:
         report = run_all(Effort(arguments.crash_states, arguments.seed))
+        others = evidence.quick() if arguments.report and not arguments.alone else evidence.Evidence()
     except AssertionError as error:
         print(f"broken: {error}", file=sys.stderr)
         return 1
-    figures = {**report.figures(), "seconds": round(time.monotonic() - started, 1)}
+    figures = report.figures() | ({} if arguments.alone else others.figures())
+    figures |= {"seconds": round(time.monotonic() - started)}
     for name, value in figures.items():
         print(f"{name:32} {value:>12,}")
     for kind, sites in (("crash", report.sites_without_crash()), ("error", report.sites_without_error())):
         for site in sorted(map(str, sites)):
             print(f"no {kind} at {site}")
+    for failure in others.failures():
+        print(f"broken: {failure}", file=sys.stderr)
     if arguments.report:
         print(json.dumps(figures))
-    return 0
+    return bool(others.failures())
 
 
 if __name__ == "__main__":

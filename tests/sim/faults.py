@@ -226,8 +226,10 @@ def sweep(
             raise AssertionError(f"run {profile.name}/{seed}, {case}: {error}") from error
 
 
-def sweep_scene(scene: Scene, tally: FaultTally, errnos: Sequence[int]) -> None:
+def sweep_scene(scene: Scene, tally: FaultTally, errnos: Sequence[int], hits_max: int) -> None:
     """Let each call site of one directory's recovery fail once; the next start must find everything.
+
+    Sites that have failed `hits_max` times before are left out: most of what a recovery does is the same for every directory.
 
     Raises:
         AssertionError: names the case.
@@ -236,7 +238,7 @@ def sweep_scene(scene: Scene, tally: FaultTally, errnos: Sequence[int]) -> None:
     open_and_settle(counting, scene.oracle)
     first = {site: number for number, site in reversed(list(enumerate(counting.history, 1)))}
     for site, nth in first.items():
-        for code in errnos:
+        for code in errnos if tally.sites[site] < hits_max else ():
             left = scene.disk.copy()
             faulty = FaultyDisk(left)
             faulty.fail(ANY, nth, code)

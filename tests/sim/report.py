@@ -39,6 +39,10 @@ class Effort:
         return min(len(MODES), max(1, round(2 * self.scale)))
 
     @property
+    def scene_faults_per_site(self) -> int:
+        return round(20 * self.scale)
+
+    @property
     def fault_seeds(self) -> int:
         return max(1, round(self.scale))
 
@@ -125,8 +129,7 @@ def run_all(effort: Effort) -> Report:
     for profile in PROFILES:
         crash_profile(profile, effort, report.crashes)
     for scene in scenes(effort):
-        crash_scene(scene, effort, report.crashes)
-        faults.sweep_scene(scene, report.faults, ERRNOS)
+        sweep_scene(scene, effort, report)
     for profile in PROFILES:
         fail_profile(profile, effort, report.faults)
     close_gaps(report, effort)

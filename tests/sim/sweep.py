@@ -181,10 +181,10 @@ def sweep_recovery(
     seed: int = 0,
 ) -> None:
     """Crash the recovery of one image at each of its calls, in some of the modes; `judge` opens and checks what is left."""
-    random, moments = Random(seed), list[Moment]()
+    random, moments, working = Random(seed), list[Moment](), left.copy()
     judge(left.copy())
-    oracle.open(OrderMonitor(recording(left, moments)), ManualClock())
-    moments.append(Moment(left.copy(), len(moments), CallSite("end", __name__, "sweep_recovery")))
+    oracle.open(OrderMonitor(recording(working, moments)), ManualClock())
+    moments.append(Moment(working, len(moments), CallSite("end", __name__, "sweep_recovery")))
     for moment in moments:
         for mode in random.sample(MODES, modes_per_call):
             state_seed = random.randrange(1 << 30)

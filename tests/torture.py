@@ -1,0 +1,101 @@
+"""The long forms of all suites for a given time, on all CPUs; ends with one line of JSON, every figure counted.
+
+    python -m tests.torture [--minutes 30] [--seed N] [--crash-states N]
+
+First every bit, every failing call and 2,000 kills once (about ten minutes of one CPU), beside them and afterwards rounds of the crash
+sweep with ever new seeds, until the time is over: a round that has begun is finished. With `--crash-states` also until so many
+states were opened, however long that takes. Crash states are distinct within a round; rounds start from different seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+ROUND_STATES = 20_000
+_SEEDS_PER_ROUND = 1_000
+_NOT_ADDED = ("call_sites", "call_sites_hit")
+"""The same in every round: the best one counts."""
+
+
+class Torture:
+    """One lane per CPU; each runs one process after the other."""
+
+    def __init__(self, minutes: float, seed: int, crash_states: int) -> None:
+        self._deadline = time.monotonic() + 60 * minutes
+        self._seed = seed
+        self._crash_states = crash_states
+        self._rounds: Iterator[int] = itertools.count()
+        self._mutex = threading.Lock()
+        self.figures: Counter[str] = Counter()
+        self.failures: list[str] = []
+
+    def run(self) -> None:
+        lanes = [threading.Thread(target=self._sweep) for _ in os.sched_getaffinity(0)]
+        lanes[0] = threading.Thread(target=self._everything_else)
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+
+    def _everything_else(self) -> None:
+        self._run("tests.evidence", "--long", "--seed", str(self._seed))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        while not self.failures and self._goes_on():
+            with self._mutex:
+                seed = (self._seed << 20) + _SEEDS_PER_ROUND * (1 + next(self._rounds))
+            arguments = ("--report", "--alone", "--crash-states", str(ROUND_STATES), "--seed", str(seed))
+            self._run("tests.sim", *arguments)
+
+    def _goes_on(self) -> bool:
+        return time.monotonic() < self._deadline or self.figures["crash_states"] < self._crash_states
+
+    def _run(self, module: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", module, *arguments]
+        started = time.monotonic()
+        ran = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        with self._mutex:
+            print(f"# {' '.join(command[2:])}: {time.monotonic() - started:.0f} s", flush=True)
+            if ran.returncode:
+                self.failures.append(f"{' '.join(command[1:])} ended with {ran.returncode}")
+                print(ran.stdout[-4000:], ran.stderr[-4000:], sep="\n", flush=True)
+            last = (ran.stdout.splitlines() or [""])[-1]
+            self._add(json.loads(last) if last.startswith("{") else {})
+
+    def _add(self, figures: dict[str, int]) -> None:
+        for name, value in figures.items():
+            if name in _NOT_ADDED:
+                self.figures[name] = max(self.figures[name], value)
+            elif name != "seconds":
+                self.figures[name] += value
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description="The long forms of all suites.")
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--crash-states", type=int, default=0, help="at least so many, however long it takes")
+    arguments = parser.parse_args()
+    torture = Torture(arguments.minutes, arguments.seed, arguments.crash_states)
+    torture.run()
+    torture.figures["open_failures"] = max(torture.figures["open_failures"], len(torture.failures))
+    for failure in torture.failures:
+        print(failure)
+    print(json.dumps(dict(sorted(torture.figures.items()))))
+    return bool(torture.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
