@@ -137,7 +137,7 @@ class Engine:
         self._registry = recovered.registry
         self._damaged: dict[int, str] = recovered.damaged
         """Segments that are to be rescued, and what is wrong with them."""
-        self._lost: dict[int, tuple[int, ...]] = {}
+        self._lost: dict[int, list[tuple[int, int]]] = {}
         """Bundles that a segment records as lost, until it is announced."""
         self._suspects: dict[int, str] = {}
         """Segments that somebody could not read, to be checked."""
@@ -592,9 +592,17 @@ class Engine:
             return None
         segment_seq = min(self._damaged)
         info = self._segments.get(segment_seq)
-        known = info.bundle_count if info else self._registry.known_bundle_count(segment_seq)
-        damage = self._damaged[segment_seq]
-        return RescueJob(self._disk, self._paths, segment_seq, damage, known, self._cfg_hash, keeps_unprovable=True)
+        count = info.bundle_count if info else self._registry.known_bundle_count(segment_seq)
+        return RescueJob(
+            self._disk,
+            self._paths,
+            segment_seq,
+            self._damaged[segment_seq],
+            count,
+            self._cfg_hash,
+            is_count_known=info is not None,
+            keeps_unprovable=True,
+        )
 
     def _ballast_job(self) -> Job | None:
         if self._ballast.is_held or self.state is EngineState.DRAINING or not self._may_try(jobs.BallastJob):
@@ -696,8 +704,8 @@ class Engine:
             bundle_count = self._announceable.pop(segment_seq)
             info = self._segments[segment_seq]
             self._registry.add_segment(segment_seq, bundle_count, info.size_bytes)
-            if lost := self._lost.pop(segment_seq, ()):
-                self._give_up(segment_seq, info, "damaged", _runs(lost))
+            if lost := self._lost.pop(segment_seq, None):
+                self._give_up(segment_seq, info, "damaged", lost)
             events.append(Sealed(segment_seq, bundle_count))
         return [*events, *self._retired_events(), *self._take_events()]
 
@@ -714,7 +722,7 @@ class Engine:
             self._damaged[segment_seq] = job.damage
             return []
         if job.lost:
-            self._lost[segment_seq] = job.lost
+            self._lost[segment_seq] = _runs(job.lost)
         self._announceable[segment_seq] = self._segments[segment_seq].bundle_count
         self._upkeep.checked(segment_seq)
         return self._announce()
@@ -737,18 +745,22 @@ class Engine:
                 self._unverified.remove(segment_seq)
             known = self._segments.pop(segment_seq, _nothing_known_of(segment_seq))
             count = max(known.bundle_count, rescued.bundle_count)
-            self._condemn(segment_seq, msgspec.structs.replace(known, bundle_count=count))
+            rows = 0 if waits else known.row_count  # what an unchecked footer says of its rows is not to be believed
+            self._condemn(segment_seq, msgspec.structs.replace(known, bundle_count=count, row_count=rows))
             return [*self._take_events(), *self._announce()]
         self._quarantined += 1
         self._segments[segment_seq] = rescued.info
         self._upkeep.checked(segment_seq)
+        lost = _runs(rescued.lost)
+        if not rescued.is_end_known:
+            lost.append((rescued.bundle_count, 0))
         if waits:
-            self._lost[segment_seq] = rescued.lost
+            self._lost[segment_seq] = lost
             self._announceable[segment_seq] = rescued.bundle_count
             return [Replaced(segment_seq), *self._announce()]
         self._registry.add_segment(segment_seq, rescued.bundle_count, rescued.info.size_bytes)
-        if rescued.lost:
-            self._give_up(segment_seq, rescued.info, "damaged", _runs(rescued.lost))
+        if lost:
+            self._give_up(segment_seq, rescued.info, "damaged", lost)
         return [Sealed(segment_seq, rescued.bundle_count), Replaced(segment_seq), *self._take_events()]
 
     def _finish_ballast(self) -> list[Event]:

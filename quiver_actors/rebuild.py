@@ -25,7 +25,7 @@ from quiver_actors.segment.builder import SegmentBuilder
 from quiver_actors.segment.check import is_plausible
 from quiver_actors.segment.codec import FooterExtension, ManifestColumns, SegmentFooter, decode_manifest
 from quiver_actors.segment.compaction import Rewriting
-from quiver_actors.segment.layout import CRC, EXTENSION, FOOTER, TRAILER
+from quiver_actors.segment.layout import CRC, EXTENSION, FOOTER, STREAM_ALIGNMENT, TRAILER
 from quiver_actors.segment.outline import Read, manifest_columns
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.segment.salvage import salvage
@@ -45,12 +45,16 @@ class Hints:
     bundle_count_min: int = 0
     next_segment: FooterExtension | None = None
     """Of the segment with the next number, if there is one."""
+    is_count_known: bool = False
+    """`bundle_count_min` is how many bundles it had, neither more nor less."""
 
 
 class Rebuilt(NamedTuple):
     info: SegmentInfo
     lost: tuple[int, ...]
     """Indexes of bundles without slots."""
+    is_end_known: bool = True
+    """No bundle was lost behind the last one; False: nobody can tell."""
 
 
 def rebuild(read: Read, size_bytes: int, file: DiskFile, hints: Hints) -> Rebuilt | None:
@@ -113,6 +117,8 @@ class _Facts:
     entries_end: int
     bundle_count_min: int
     bundle_count_max: int
+    is_end_known: bool
+    """How many bundles it had is certain."""
     columns: ManifestColumns | None
     """Of the damaged file, if they agree with the rest."""
 
@@ -151,10 +157,20 @@ def _gather(read: Read, scan: LogScan, footer: SegmentFooter | None, hints: Hint
         return None
     if extension is not None and extension.first_sequence != identity.first_sequence:
         footer = extension = None
-    facts = _Facts(identity, cfg_hash, position, scan.end, hints.bundle_count_min, SEGMENT_BUNDLES_MAX, None)
+    facts = _Facts(
+        identity,
+        cfg_hash,
+        position,
+        scan.end,
+        hints.bundle_count_min,
+        SEGMENT_BUNDLES_MAX,
+        is_end_known=hints.is_count_known,
+        columns=None,
+    )
     if footer is not None and extension is not None:
         facts.entries_end = max(scan.end, _entries_end(extension))
         facts.bundle_count_min = facts.bundle_count_max = footer.bundle_count
+        facts.is_end_known = True
         facts.columns = _own_columns(read, footer, identity.first_sequence)
     elif hints.next_segment is not None:
         _learn_from_next(facts, hints.next_segment)
@@ -180,10 +196,13 @@ def _own_columns(read: Read, footer: SegmentFooter, first_sequence: int) -> Mani
 
 def _learn_from_next(facts: _Facts, following: FooterExtension) -> None:
     """Where log positions show that entries are missing at the end, the next segment's sequence tells how many."""
-    missing = following.wal_position_start > facts.position_start + facts.entries_end - layout.HEADER_BYTES
+    position_end = facts.position_start + facts.entries_end - layout.HEADER_BYTES
     bundle_count = following.first_sequence - facts.identity.first_sequence
-    if missing and 0 < bundle_count <= SEGMENT_BUNDLES_MAX:
+    if following.wal_position_start == position_end:
+        facts.is_end_known = True
+    elif following.wal_position_start > position_end and 0 < bundle_count <= SEGMENT_BUNDLES_MAX:
         facts.bundle_count_min = max(facts.bundle_count_min, bundle_count)
+        facts.is_end_known = True
 
 
 class _InPlace:
@@ -211,7 +230,12 @@ class _InPlace:
             builder.first_ingestion_ts_nanos,
             builder.last_ingestion_ts_nanos,
         )
-        return Rebuilt(info, lost)
+        return Rebuilt(info, lost, self._facts.is_end_known or self._ends_like(tail))
+
+    def _ends_like(self, tail: Sequence[bytes]) -> bool:
+        """The damaged file goes on behind the last entry as a file does whose last entry that is."""
+        begin = tail[0][:STREAM_ALIGNMENT]
+        return self._read(len(begin), self._facts.entries_end) == begin
 
     def _build_with_counts(self, crc: int) -> tuple[SegmentBuilder, list[bytes]]:
         """With the item counts of the damaged file, as far as they are to be believed."""

@@ -46,12 +46,14 @@ class Rescued:
     """Bundles of the new file without slots."""
     bundle_count: int
     """How many bundles it had, at least."""
+    is_end_known: bool
+    """It had no more than that."""
     kept_as: str
     """Where the damaged file is now."""
 
 
 class RescueJob(Job):
-    """See the module. `damage` is why; `bundle_count_min` what is known of it from elsewhere.
+    """See the module. `damage` is why; `bundle_count_min` how many bundles it is known to have had, exactly or at least.
 
     `keeps_unprovable`: a file of which nothing can be proven stays where it is, for a caller that must first make durable who loses what.
     """
@@ -65,6 +67,7 @@ class RescueJob(Job):
         bundle_count_min: int,
         cfg_hash: bytes,
         *,
+        is_count_known: bool = False,
         keeps_unprovable: bool = False,
     ) -> None:
         super().__init__()
@@ -72,6 +75,7 @@ class RescueJob(Job):
         self._paths = paths
         self._cfg_hash = cfg_hash
         self._bundle_count_min = bundle_count_min
+        self._is_count_known = is_count_known
         self._keeps_unprovable = keeps_unprovable
         self.segment_seq = segment_seq
         self.damage = damage
@@ -79,7 +83,7 @@ class RescueJob(Job):
 
     def work(self) -> None:
         following = self._next_segment()
-        hints = Hints(self.segment_seq, self._cfg_hash, self._bundle_count_min, following)
+        hints = Hints(self.segment_seq, self._cfg_hash, self._bundle_count_min, following, self._is_count_known)
         self.rescued = found = _Rescue(self._disk, self._paths, hints).run(self._keeps_unprovable)
         _log.warning(
             "event=quiver.segment.damage segment=%d lost=%s of=%d kept=%s reason=%r",
@@ -168,8 +172,8 @@ class _Rescue:
         if found is None:
             self._disk.unlink(self._temporary)
             kept_as = path if keeps_unprovable else move_to_quarantine(self._disk, self._paths, path)
-            return Rescued(None, (), bundle_count, kept_as)
-        return Rescued(found.info, found.lost, found.info.bundle_count, self._swap(path))
+            return Rescued(None, (), bundle_count, bundle_count > 0, kept_as)
+        return Rescued(found.info, found.lost, found.info.bundle_count, found.is_end_known, self._swap(path))
 
     def _write_rebuilt(self, source: SalvageReader) -> Rebuilt | None:
         """The new file under its temporary name, synced and read back; None if nothing can be proven."""

@@ -25,7 +25,7 @@ import msgspec
 from tests.crash.injectors import shim_environment
 from tests.crash.kill_loop import KillTally
 from tests.crash.syscall_faults import FaultTally
-from tests.fuzz import bitflips, campaign
+from tests.fuzz import bitflips
 from tests.fuzz.bitflips import FlipTally
 from tests.fuzz.campaign import FuzzTally
 from tests.fuzz.parsers import TARGETS
@@ -93,7 +93,9 @@ def parser_counts(effort: Effort) -> dict[str, int]:
 
 def parsers(effort: Effort, seed: int = 0) -> dict[str, FuzzTally]:
     counts = parser_counts(effort)
-    return campaign.run(counts, first=seed * 2 * max(counts.values()))
+    first = seed * 2 * max(counts.values())
+    arguments = ("--counts", json.dumps(counts), "--first", str(first))
+    return _run("tests.fuzz.campaign", dict[str, FuzzTally], *arguments)
 
 
 def flips(effort: Effort) -> dict[str, FlipTally]:
@@ -166,8 +168,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="other inputs, other kills")
     arguments = parser.parse_args()
     evidence = run(LONG if arguments.long else QUICK, arguments.seed)
-    for name, tally in {**evidence.parsers, **evidence.flips}.items():
-        print(name, {key: value for key, value in vars(tally).items() if key != "failures"})
+    for kind, tallies in (("parser", evidence.parsers), ("flips", evidence.flips)):
+        for name, tally in tallies.items():
+            print(kind, name, {key: value for key, value in vars(tally).items() if key != "failures"})
     for failure in evidence.failures()[:50]:
         print(failure)
     print(json.dumps(evidence.figures()))

@@ -75,15 +75,21 @@ class PosixFile:
 
     def fdatasync(self) -> None:
         try:
-            os.fdatasync(self._descriptor)
+            os.fdatasync(self._open_descriptor())
         except OSError as error:
             raise _disk_error("fdatasync", self.path, error) from error
 
     def fsync(self) -> None:
         try:
-            os.fsync(self._descriptor)
+            os.fsync(self._open_descriptor())
         except OSError as error:
             raise _disk_error("fsync", self.path, error) from error
+
+    def _open_descriptor(self) -> int:
+        """What these calls need for an EBADF: a negative number is a ValueError to them."""
+        if self._descriptor < 0:
+            raise OSError(errno.EBADF, "the file is closed")
+        return self._descriptor
 
     def make_read_only(self) -> None:
         try:

@@ -384,8 +384,7 @@ class SimDisk:
 
     def sync_directory(self, path: str) -> None:
         with self.mutex:
-            if self._node(path) is not _DIRECTORY:
-                raise DiskError("fsync", path, errno.ENOENT if self._node(path) is None else errno.ENOTDIR)
+            self._check_directory("fsync", path)
             synced, self._pending = split_synced(self._pending, _normal(path))
             self._durable = apply_names(self._durable, synced)
 
@@ -400,6 +399,7 @@ class SimDisk:
 
     def free_bytes(self, path: str) -> int:
         with self.mutex:
+            self._check_directory("statvfs", path)
             if self.capacity_bytes is None:
                 return _UNLIMITED_BYTES
             return max(0, self.capacity_bytes - self.used_bytes)
@@ -424,6 +424,11 @@ class SimDisk:
         if isinstance(node, _Inode):
             return node
         raise DiskError(operation, path, errno.ENOENT if node is None else errno.EISDIR)
+
+    def _check_directory(self, operation: str, path: str) -> None:
+        node = self._node(path)
+        if node is not _DIRECTORY:
+            raise DiskError(operation, path, errno.ENOENT if node is None else errno.ENOTDIR)
 
     def _check_parent(self, operation: str, path: str, shown: str) -> None:
         parent = self._names.get(_parent(path))

@@ -18,6 +18,8 @@ from quiver_actors.segment.reader import read_footer
 
 STEP_BYTES = 1 << 20
 
+_ROWS_MAX = 1 << 48
+
 Result = TypeVar("Result")
 
 
@@ -75,10 +77,10 @@ def empty_bundles(read: Read, footer: SegmentFooter) -> tuple[int, ...]:
 
 
 def is_plausible(footer: SegmentFooter) -> bool:
-    """Whether the numbers of our extension agree with each other: a footer is read alone, without the checksum that covers it."""
+    """Whether the footer's numbers are possible and agree: it is read alone, without the checksum that covers it."""
     extension = footer.extension
     if extension is None:
-        return True
+        return footer.bundle_count <= SEGMENT_BUNDLES_MAX
     bundle_count = extension.last_sequence - extension.first_sequence + 1
     position_bytes = extension.wal_position_end - extension.wal_position_start
     return (
@@ -86,4 +88,5 @@ def is_plausible(footer: SegmentFooter) -> bool:
         and extension.last_sequence < 1 << 63
         and 0 <= position_bytes <= footer.bundle_count * (ENTRY_BODY_BYTES_MAX + 8)
         and extension.wal_position_end < 1 << 63
+        and extension.row_count < _ROWS_MAX
     )

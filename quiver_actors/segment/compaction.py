@@ -294,13 +294,21 @@ def check_rewriting(old: Outline, new: Outline) -> None:
     """
     kept = [name for name in ManifestColumns._fields if name not in ("refs", "bundle_crc32")]
     differing = [name for name in kept if not np.array_equal(getattr(old.columns, name), getattr(new.columns, name))]
-    if differing or old.extension != new.extension:
+    if (
+        differing
+        or old.extension != new.extension
+        or not np.array_equal(old.columns.refs[:, 0], new.columns.refs[:, 0])
+    ):
         raise InvalidFormat(f"the rewritten segment differs in {differing or 'its footer'}")
-    if _ref_facts(old) != _ref_facts(new):
+    pairs = np.unique(old.columns.refs[:, 1].astype(np.uint64) << 32 | new.columns.refs[:, 1]).tolist()
+    same_schemas = all(old.streams[pair >> 32].schema == new.streams[pair & 0xFFFFFFFF].schema for pair in pairs)
+    if not same_schemas or not np.array_equal(_sizes_of_references(old), _sizes_of_references(new)):
         raise InvalidFormat("the rewritten segment refers to other messages")
 
 
-def _ref_facts(outline: Outline) -> list[tuple[StreamSchema, tuple[int, int]]]:
-    streams = outline.streams
-    sizes = [[(metadata, body) for _, metadata, body in stream.batches.tolist()] for stream in streams]
-    return [(streams[stream].schema, sizes[stream][chunk]) for _, stream, chunk in outline.columns.refs.tolist()]
+def _sizes_of_references(outline: Outline) -> npt.NDArray[np.int64]:
+    """Metadata and body bytes of the batch that each slot reference names."""
+    sizes = np.concatenate([np.empty((0, 2), np.int64), *(stream.batches[:, 1:] for stream in outline.streams)])
+    starts = np.cumsum([0, *(len(stream.batches) for stream in outline.streams)])
+    found: npt.NDArray[np.int64] = sizes[starts[outline.columns.refs[:, 1]] + outline.columns.refs[:, 2]]
+    return found

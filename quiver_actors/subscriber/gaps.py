@@ -48,7 +48,7 @@ class GapNotice:
     segment_seq: int
     bundle_index_first: int
     bundle_count: int
-    """0: nobody knows how many; the whole segment."""
+    """0: nobody knows how many, from the first on."""
     row_count: int
     reason: str
     version: int = 0

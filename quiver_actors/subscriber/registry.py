@@ -141,7 +141,7 @@ class SubscriberRegistry:
         Args:
             bundle_count: of the segment; 0 if nobody knows.
             rows: how many rows are in (first index, count), -1 if nobody knows.
-            lost: runs as (first index, count) of a segment that was added; None: all of it.
+            lost: runs as (first index, count) of a segment that was added, count 0 for nobody knows how many; None: all of it.
 
         Returns:
             (subscriber, its new notice).
@@ -155,7 +155,11 @@ class SubscriberRegistry:
             if lost is None:
                 runs = _all_unresolved(state, segment_seq, bundle_count)
             else:
-                runs = [run for first, count in lost for run in state.drop(segment_seq, first, count)]
+                runs = [
+                    run
+                    for first, count in lost
+                    for run in (state.drop(segment_seq, first, count) if count else [(first, 0)])
+                ]
             for first, count in runs:
                 number = rows(first, count) if count else -1
                 noted.append(

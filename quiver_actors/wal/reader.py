@@ -4,7 +4,9 @@ Memory: one chunk, plus one entry while its body is handed out. Works over any `
 a real file and a byte string are read by the same code.
 
 An entry is valid when its length is plausible and its CRC matches. Behind an invalid entry the scanner looks for the next
-valid one, first where the length field points, then on every offset where an entry could start (64 apart in our files).
+valid one: where the length field points, if the entry there has the sequence after the next, so that exactly one is missing;
+otherwise on every offset where an entry could start (64 apart in our files), because the length field itself may be the damage
+and point behind entries that are whole. Sequences rise: what a payload holds that looks like an entry is not taken for one.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from quiver_actors.wal import layout
 from quiver_actors.wal.codec import plausible_entry_length
 
 CHUNK_BYTES = 1 << 20
+_SEQUENCE_MAX = 1 << 64
+_SEQUENCES_LOST_MAX = 1 << 20
+"""More than fit into a log file of ours: a greater jump is no gap but something that only looks like an entry."""
 _SEQUENCE_TOP_OFFSET = 19
 """Bytes 19 and 20 of an entry are the top of its sequence: zero until 2**48 bundles. Keeps random bytes from looking
 like entries, each of which would cost a CRC over its claimed length."""
@@ -73,19 +78,24 @@ class LogReader:
         start = entry.start + layout.ENTRY_LENGTH_BYTES
         return bytes(self.bytes_at(start, entry.end - layout.ENTRY_CRC.size - start))
 
-    def scan(self, start: int, *, stride: int) -> LogScan:
-        """Find all entries from `start` on. `stride`: distance of possible entry starts (64 in our files, else 1)."""
+    def scan(self, start: int, *, stride: int, last_sequence: int | None = None) -> LogScan:
+        """Find all entries from `start` on.
+
+        Args:
+            stride: distance of possible entry starts (64 in our files, else 1).
+            last_sequence: of the entry before the first one, where that is known.
+        """
         found = LogScan(end=start)
         offset = start
         while True:
             entry = self._valid_entry_at(offset)
             if entry is None:
-                entry = self._next_valid_entry(offset, stride)
+                entry = self._next_valid_entry(offset, stride, last_sequence)
                 if entry is None:
                     break
                 found.damaged.append(Span(offset, entry.start))
             found.entries.append(entry)
-            offset = entry.end
+            offset, last_sequence = entry.end, self._sequence_at(entry.start)
         found.end = offset
         found.end_marked = not any(self.bytes_at(offset, min(layout.END_MARK_BYTES, self._size - offset)))
         return found
@@ -113,22 +123,42 @@ class LogReader:
         stored = int.from_bytes(self.bytes_at(at, layout.ENTRY_CRC.size), "little")
         return Span(offset, at + layout.ENTRY_CRC.size) if stored == value else None
 
-    def _next_valid_entry(self, offset: int, stride: int) -> Span | None:
+    def _sequence_at(self, offset: int) -> int:
+        return int(layout.ENTRY_HEAD.unpack(self.bytes_at(offset, layout.ENTRY_HEAD.size))[3])
+
+    def _next_valid_entry(self, offset: int, stride: int, last_sequence: int | None) -> Span | None:
         length = self._length_at(offset)
-        if length is not None:
-            behind = self._valid_entry_at(offset + length + layout.ENTRY_OVERHEAD_BYTES)
-            if behind is not None:
-                return behind
-        at = offset + stride
-        while at + layout.ENTRY_HEAD.size <= self._size:
+        pointed = self._valid_entry_at(offset + length + layout.ENTRY_OVERHEAD_BYTES) if length is not None else None
+        if pointed is None:
+            return self._search(offset + stride, self._size, stride, last_sequence)
+        sequence = self._sequence_at(pointed.start)
+        if last_sequence is None or sequence == last_sequence + 2:
+            return pointed
+        return self._search(offset + stride, pointed.start, stride, last_sequence, sequence) or pointed
+
+    def _search(
+        self, start: int, end: int, stride: int, last_sequence: int | None, next_sequence: int = _SEQUENCE_MAX
+    ) -> Span | None:
+        """The first valid entry that starts in `[start, end)`, with a sequence between those two."""
+        at = start
+        while at < end and at + layout.ENTRY_HEAD.size <= self._size:
             window = bytes(self.bytes_at(at, min(CHUNK_BYTES, self._size - at)))
             for candidate in _candidates(window, stride):
+                sequence = layout.ENTRY_HEAD.unpack_from(window, candidate)[3]
+                if at + candidate >= end or not _follows(last_sequence, sequence, next_sequence):
+                    continue
                 entry = self._valid_entry_at(at + candidate)
-                if entry is not None:
+                if entry is not None and (end == self._size or entry.end <= end):
                     return entry
             step = len(window) - layout.ENTRY_HEAD.size + 1
             at += max(stride, step - step % stride)
         return None
+
+
+def _follows(last_sequence: int | None, sequence: int, next_sequence: int) -> bool:
+    if last_sequence is None:
+        return sequence < next_sequence
+    return last_sequence < sequence < min(next_sequence, last_sequence + _SEQUENCES_LOST_MAX)
 
 
 def _candidates(window: bytes, stride: int) -> list[int]:

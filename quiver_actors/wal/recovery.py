@@ -97,7 +97,10 @@ def examine_log(name: str, reader: LogReader, size_bytes: int, has_valid_trailer
     if state is not HeaderState.OURS or not has_valid_trailer:
         aligned = header is None or header.identity is not None
         start = header.header_bytes if header else layout.HEADER_BYTES
-        found.scan = reader.scan(start, stride=layout.ALIGNMENT if aligned else 1)
+        identity = header.identity if header else None
+        last_sequence = identity.first_sequence - 1 if identity else None
+        stride = layout.ALIGNMENT if aligned else 1
+        found.scan = reader.scan(start, stride=stride, last_sequence=last_sequence)
     if found.scan.entries:
         found.last_sequence = decode_entry_header(reader.body(found.scan.entries[-1])).sequence
     other = state is HeaderState.UNREADABLE or not found.scan.end_marked

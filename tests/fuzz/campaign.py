@@ -3,11 +3,13 @@
 A parser may refuse an input only with an error of ours, within a second of CPU, and within 64 MiB more than the process had. The child
 says in shared memory which input it is at, so that one that kills it, or keeps it for ever, is known.
 
-    python -m tests.fuzz.campaign [INPUTS] [FIRST] [PARSER ...]
+    python -m tests.fuzz.campaign [--inputs N] [--counts JSON] [--first N]     # ends with one line of JSON
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import mmap
 import os
 import resource
@@ -170,21 +172,22 @@ def run(counts: Mapping[str, int], first: int = 0) -> dict[str, FuzzTally]:
     return tallies
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    has_failed = False
-    for name in sys.argv[3:] or TARGETS:
-        started = time.monotonic()
-        tally = run({name: count}, first)[name]
-        rate = tally.inputs / (time.monotonic() - started)
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.campaign", description="Mutants for every parser.")
+    parser.add_argument("--counts", default="", help='inputs by parser, as JSON: {"log": 1000, ...}')
+    parser.add_argument("--inputs", type=int, default=10_000, help="of each parser, where --counts is not given")
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    arguments = parser.parse_args()
+    counts = json.loads(arguments.counts) if arguments.counts else dict.fromkeys(TARGETS, arguments.inputs)
+    tallies = run(counts, arguments.first)
+    for name, tally in tallies.items():
         slowest = tally.slowest_seconds * 1e3
-        print(f"{name}: {tally.inputs} inputs, {tally.refused} refused, {rate:.0f}/s, slowest {slowest:.1f} ms")
+        print(f"{name}: {tally.inputs} inputs, {tally.refused} refused, slowest {slowest:.1f} ms", file=sys.stderr)
         for failure in tally.failures[:20]:
-            print(f"  {failure}")
-        has_failed = has_failed or bool(tally.failures)
-    sys.exit(has_failed)
+            print(f"  {failure}", file=sys.stderr)
+    print(msgspec.json.encode(tallies).decode())
+    return any(tally.failures for tally in tallies.values())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -35,7 +35,7 @@ def main() -> int:
     except AssertionError as error:
         print(f"broken: {error}", file=sys.stderr)
         return 1
-    figures = report.figures() | ({} if arguments.alone else others.figures())
+    figures = report.figures() | (others.figures() if arguments.report and not arguments.alone else {})
     figures |= {"seconds": round(time.monotonic() - started)}
     for name, value in figures.items():
         print(f"{name:32} {value:>12,}")

@@ -29,6 +29,8 @@ class PushedBundle:
     id: BundleId
     sequence: int
     slots: Slots
+    time_ns: int
+    """When it was taken, on the clock of the engine."""
     staged_at: int
     written_at: int = NEVER
     """Acknowledged as written: survives the end of the process."""

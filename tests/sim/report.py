@@ -93,16 +93,18 @@ def crash_profile(profile: Profile, effort: Effort, tally: Tally) -> None:
             return
         world = World(seed, profile).start()
         world.run()
-        CrashSweep(tally, seed).sweep(world)
+        CrashSweep(tally, seed).sweep(world, images_max=wanted)
 
 
 def scenes(effort: Effort) -> Iterable[Scene]:
     return chain(rust_scenes(), damage_scenes(effort.seed), interrupted_scenes(effort.seed))
 
 
-def crash_scene(scene: Scene, effort: Effort, tally: Tally) -> None:
-    """Crash the recovery of one damaged or foreign directory."""
-    sweep_recovery(scene.disk, scene.judge, scene.oracle, tally, modes_per_call=effort.modes_per_call, seed=effort.seed)
+def sweep_scene(scene: Scene, effort: Effort, report: Report) -> None:
+    """Crash the recovery of one damaged or foreign directory, and let its calls fail."""
+    modes = effort.modes_per_call
+    sweep_recovery(scene.disk, scene.judge, scene.oracle, report.crashes, modes_per_call=modes, seed=effort.seed)
+    faults.sweep_scene(scene, report.faults, ERRNOS, effort.scene_faults_per_site)
 
 
 def fail_profile(profile: Profile, effort: Effort, tally: FaultTally) -> None:

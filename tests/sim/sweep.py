@@ -71,14 +71,21 @@ class CrashSweep:
         self._random = Random(f"sweep {seed}")
         self._share = share
 
-    def sweep(self, world: World, sites: Collection[CallSite] | None = None) -> None:
-        """Every moment of a finished run in every mode; with `sites` only the moments before those calls."""
+    def sweep(self, world: World, sites: Collection[CallSite] | None = None, images_max: int = NEVER) -> None:
+        """Every moment of a finished run in every mode.
+
+        Args:
+            sites: only the moments before those calls.
+            images_max: stop once the tally has that many distinct images.
+        """
         self.tally.runs += 1
         self._seen: set[tuple[int, int, bool]] = set()
         versions = _versions(world.ledger)
         for moment in world.moments:
             if sites is not None and moment.site not in sites:
                 continue
+            if len(self.tally.images) >= images_max:
+                return
             for mode in MODES:
                 seed = self._random.randrange(1 << 30)
                 try:

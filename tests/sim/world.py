@@ -21,6 +21,7 @@ from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import BLOCK_BYTES, SimDisk
 from quiver_actors.engine import Engine, EngineState
+from quiver_actors.errors import DiskError
 from quiver_actors.events import Event, Failed, GapFound, Sealed
 from quiver_actors.jobs import Job
 from quiver_actors.model import Durability
@@ -235,7 +236,7 @@ class World:
             for i, slots in enumerate(bundles):
                 id_ = (run.segment_seq, run.bundle_index + i)
                 assert id_ not in self.ledger.bundles, f"{id_} is used twice"
-                self.ledger.bundles[id_] = PushedBundle(id_, run.sequence + i, slots, self.calls)
+                self.ledger.bundles[id_] = PushedBundle(id_, run.sequence + i, slots, self.clock.now_ns, self.calls)
             if self.random.random() < 0.2:
                 self._start_jobs()  # a finished job may come between two pushes of a turn
         self._observe(self.engine.write())
@@ -319,25 +320,35 @@ class World:
 
     def _register(self) -> None:
         subscriber = self.random.choice(SUBSCRIBERS)
-        start = self.random.choice(("earliest", "latest"))
+        start, wants = self._any_start()
         is_known = self.ledger.live(subscriber) is not None
         next_sequence = 1 + max((b.sequence for b in self.ledger.bundles.values() if b.lost_at == NEVER), default=-1)
-        ticket = self.engine.register(subscriber, start)
+        try:
+            ticket = self.engine.register(subscriber, start)
+        except DiskError:  # the times of old bundles are read for it
+            assert self.has_faults
+            return
         if is_known:
             return
-        earlier = [
-            id_
-            for id_, bundle in self.ledger.bundles.items()
-            if bundle.lost_at == NEVER and not self.ledger.may_be_deleted(id_[0], self.calls)
-        ]
-        owed = frozenset(earlier) if start == "earliest" else frozenset()
+        there = [bundle for bundle in self.ledger.bundles.values() if bundle.lost_at == NEVER and wants(bundle)]
+        owed = frozenset(bundle.id for bundle in there if not self.ledger.may_be_deleted(bundle.id[0], self.calls))
         self.ledger.subscriptions.append(Subscription(subscriber, self._ticketed(ticket), next_sequence, owed))
+
+    def _any_start(self) -> tuple[str, Callable[[PushedBundle], bool]]:
+        """One of the places where a subscriber may begin, and which of the bundles so far lie behind it."""
+        kind = self.random.choice(("earliest", "latest", "time", "bundle"))
+        if kind in ("earliest", "latest") or not self.ledger.bundles:
+            return ("latest", lambda bundle: False) if kind == "latest" else ("earliest", lambda bundle: True)
+        first = self.random.choice(list(self.ledger.bundles.values()))
+        if kind == "time":
+            return f"time:{first.time_ns}", lambda bundle: bundle.time_ns >= first.time_ns
+        return f"bundle:0/{first.id[0]}/{first.id[1]}", lambda bundle: bundle.id >= first.id
 
     def _unregister(self) -> None:
         subscriber = self.random.choice(SUBSCRIBERS)
         subscription = self.ledger.live(subscriber)
         if subscription is not None:
-            subscription.ended = self._ticketed(self.engine.unregister(subscriber))
+            subscription.ended = self._ticketed(self.engine.unregister(subscriber)[0])
             self._claimed = {key: owner for key, owner in self._claimed.items() if key[0] != subscriber}
 
     def _flush(self) -> None:

@@ -193,6 +193,18 @@ def test_a_file_cut_short_loses_its_end(disk: Disk, tmp_path: Path, kept: float)
     assert gaps(driver) == ([(0, COUNT - lost, lost, "damaged")] if lost else [])
 
 
+def test_an_end_that_nobody_knows_is_announced_as_one(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path = tmp_path / segment(1)
+    first, second = entry_offsets(path)
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.truncate((first + second) // 2 + (second - first))
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == list(range(COUNT + 1))
+    assert gaps(driver) == [(1, 1, 0, "damaged")], "no later segment says how many there were"
+
+
 def test_nothing_left_is_one_gap_and_later_segments_are_delivered(disk: Disk, tmp_path: Path) -> None:
     closed_store(disk)
     path = tmp_path / segment()

@@ -1,0 +1,211 @@
+"""How fast does a store open after a crash?
+
+Replay: an engine's log files that nobody sealed, in bundles of 1 KiB, 64 KiB and 1 MiB, out of the page cache; `Engine.open` reads
+them, checks every CRC, and seals them in place. Limit in the same run, interleaved: the same bytes only read, in 1 MiB chunks, out of the
+page cache too.
+
+Open: a clean directory of 10, 1,000 and 10,000 sealed segments. Seconds, and bytes read of each segment, counted at the disk seam.
+
+    python -m benchmarks.recovery [--quick] [--json] [--rounds N] [--dir D]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.harness import (
+    Candidate,
+    Figure,
+    Measurements,
+    Report,
+    arguments,
+    machine_line,
+    median,
+    median_ratio,
+    run_interleaved,
+    scratch,
+)
+from quiver_actors.clock import SystemClock
+from quiver_actors.config import SegmentSettings, TopicSettings, WalSettings
+from quiver_actors.disk.interposed import Call, InterposedDisk, Result
+from quiver_actors.disk.posix import PosixDisk
+from quiver_actors.engine import Engine
+from tests.support.engine_driver import EngineDriver
+
+KIB, MIB = 1 << 10, 1 << 20
+BUNDLE_BYTES = (KIB, 64 * KIB, MIB)
+SEGMENT_COUNTS = (10, 1_000, 10_000)
+CHUNK_BYTES = MIB
+DIRECTORY = "default/core_0"
+BALLAST_NAME = "quiver.ballast"
+_GROUP_BYTES = 8 * MIB
+
+
+def settings_for(total_bytes: int) -> TopicSettings:
+    """Logs of 64 MiB, or a quarter of all if that is less."""
+    target_bytes = min(64 * MIB, total_bytes // 4)
+    return TopicSettings(
+        segment=SegmentSettings(target_size_bytes=target_bytes), wal=WalSettings(max_rotated_files=1_000)
+    )
+
+
+class CountingDisk(InterposedDisk):
+    """Counts the bytes that are read of segments."""
+
+    segment_bytes = 0
+
+    def around(self, call: Call, proceed: object) -> Result:
+        assert callable(proceed)
+        result: Result = proceed()
+        if call.kind == "read" and call.path.endswith(".qseg") and isinstance(result, bytes):
+            self.segment_bytes += len(result)
+        return result
+
+
+# --- replay --------------------------------------------------------------------------------------------------------------
+
+
+def write_logs(root: str, bundle_bytes: int, total_bytes: int) -> None:
+    """Synced logs that hold `total_bytes` in such bundles; none is sealed, and nobody stops cleanly."""
+    driver = EngineDriver(PosixDisk(root), settings_for(total_bytes), DIRECTORY)
+    random = np.random.default_rng(bundle_bytes)
+    bundle = {0: pa.record_batch({"value": pa.array(random.integers(0, 1 << 60, bundle_bytes // 8))})}
+    per_push = max(1, min(4096, _GROUP_BYTES // bundle_bytes))
+    for _ in range(max(1, total_bytes // (bundle_bytes * per_push))):
+        span, push, schemas = driver.layout([bundle] * per_push)
+        while not driver.engine.can_stage(len(span)):
+            _allocate(driver)
+        driver.engine.stage(span, push, schemas)
+        driver.engine.write()
+        driver.commit()
+
+
+def _allocate(driver: EngineDriver) -> None:
+    """One background job: while a log is missing, allocation comes before sealing."""
+    job = driver.engine.next_background()
+    assert job is not None, "nothing to wait for"
+    job.run()
+    driver.engine.finish(job)
+
+
+def replay(template: str, base: str) -> Measurements:
+    """Open a copy of the template once."""
+    root = os.path.join(base, "replayed")
+    shutil.copytree(template, root)
+    try:
+        size = drop_from_cache(root)
+        started = time.perf_counter()
+        engine = Engine.open(PosixDisk(root), DIRECTORY, TopicSettings(), 0, SystemClock())
+        took = time.perf_counter() - started
+        bundles = sum(info.bundle_count for info in engine.segments())
+        engine.close()
+    finally:
+        shutil.rmtree(root)
+    return {"GB/s": size / took / 1e9, "bundles/s": bundles / took}
+
+
+def read_only(template: str) -> Measurements:
+    """Read the same files and do nothing with them."""
+    size = drop_from_cache(template)
+    started = time.perf_counter()
+    for path in files_below(template):
+        with open(path, "rb", buffering=0) as file:
+            while file.read(CHUNK_BYTES):
+                pass
+    return {"GB/s": size / (time.perf_counter() - started) / 1e9}
+
+
+def files_below(root: str) -> Iterator[str]:
+    """All but the ballast, which nobody reads."""
+    for directory, _, names in os.walk(root):
+        yield from (os.path.join(directory, name) for name in sorted(names) if name != BALLAST_NAME)
+
+
+def drop_from_cache(root: str) -> int:
+    """Make the next reads go to the disk. Returns the bytes of all files."""
+    size = 0
+    for path in files_below(root):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            size += os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+    return size
+
+
+def measure_replay(base: str, bundle_bytes: int, total_bytes: int, rounds: int, report: Report) -> None:
+    template = tempfile.mkdtemp(prefix="logs-", dir=base)
+    write_logs(template, bundle_bytes, total_bytes)
+    candidates: dict[str, Candidate] = {
+        "read": partial(read_only, template),
+        "replay": partial(replay, template, base),
+    }
+    results = run_interleaved(candidates, rounds)
+    shutil.rmtree(template)
+    name = f"{bundle_bytes // MIB}MiB" if bundle_bytes >= MIB else f"{bundle_bytes // KIB}KiB"
+    ratio = median_ratio(results["replay"], results["read"], "GB/s")
+    read, replayed = results["read"], results["replay"]
+    report.show(Figure(f"read/{name}", median(read, "GB/s"), "GB/s", "", None, "", rounds))
+    report.show(Figure(f"replay/{name}", median(replayed, "GB/s"), "GB/s", f"read/{name}", ratio, "synced", rounds))
+    report.show(
+        Figure(f"replay/{name}/bundles", median(replayed, "bundles/s"), "bundles/s", "", None, "synced", rounds)
+    )
+
+
+# --- open ----------------------------------------------------------------------------------------------------------------
+
+
+def write_segments(root: str, count: int) -> None:
+    """One sealed segment, and copies of it under the next numbers: an open reads their ends alone."""
+    driver = EngineDriver(PosixDisk(root), TopicSettings(), DIRECTORY)
+    driver.push_numbered(0, 64)
+    driver.drain_and_close()
+    directory = os.path.join(root, DIRECTORY, "segments")
+    (first,) = os.listdir(directory)
+    for number in range(1, count):
+        shutil.copyfile(os.path.join(directory, first), os.path.join(directory, f"{number:016}.qseg"))
+
+
+def open_once(root: str, count: int) -> Measurements:
+    disk = CountingDisk(PosixDisk(root))
+    started = time.perf_counter()
+    engine = Engine.open(disk, DIRECTORY, TopicSettings(), 0, SystemClock())
+    took = time.perf_counter() - started
+    assert len(engine.segments()) == count
+    engine.close()
+    return {"s": took, "B/segment": disk.segment_bytes / count}
+
+
+def measure_open(base: str, count: int, rounds: int, report: Report) -> None:
+    root = tempfile.mkdtemp(prefix="segments-", dir=base)
+    write_segments(root, count)
+    results = run_interleaved({"open": partial(open_once, root, count)}, rounds)["open"]
+    shutil.rmtree(root)
+    report.show(Figure(f"open/{count}segments", median(results, "s"), "s", "", None, "", rounds))
+    report.show(Figure(f"open/{count}segments/read", median(results, "B/segment"), "B/segment", "", None, "", rounds))
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    report = Report(options.json)
+    total_bytes = (32 if options.quick else 1024) * MIB
+    with scratch(options) as base:
+        report.note(machine_line(base))
+        for bundle_bytes in BUNDLE_BYTES:
+            measure_replay(base, bundle_bytes, total_bytes, options.rounds, report)
+        for count in SEGMENT_COUNTS[: 2 if options.quick else 3]:
+            measure_open(base, count, options.rounds, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from quiver_actors.config import parse_config
+from quiver_actors.errors import ConfigError
+from quiver_actors.units import GIB, MIB
+
+
+def test_compaction_and_the_low_water_mark_have_defaults_and_are_inherited_by_topics() -> None:
+    settings = parse_config(
+        {
+            "segment": {"compaction": "off"},
+            "retention": {"min_free": "1GiB"},
+            "topics": {"clicks": {"retention": {"min_free": 0}}, "views": {"segment": {"compaction": "auto"}}},
+        }
+    )
+    default, clicks, views = (settings.all_topics()[name] for name in ("default", "clicks", "views"))
+    assert (default.segment.compaction, default.retention.min_free_bytes) == ("off", GIB)
+    assert (clicks.segment.compaction, clicks.retention.min_free_bytes) == ("off", 0)
+    assert (views.segment.compaction, views.retention.min_free_bytes) == ("auto", GIB)
+    plain = parse_config({}).all_topics()["default"]
+    assert (plain.segment.compaction, plain.retention.min_free_bytes) == ("auto", 64 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            {"segment": {"compaction": "sometimes"}},
+            "segment.compaction 'sometimes' is unknown; expected one of auto, off",
+        ),
+        ({"segment": {"compaction": True}}, "segment.compaction"),
+        ({"retention": {"min_fre": "1MiB"}}, "did you mean 'retention.min_free'"),
+        ({"retention": {"min_free": "lots"}}, "retention.min_free"),
+        ({"retention": 7}, "'retention': expected a table"),
+    ],
+)
+def test_wrong_values_are_named(document: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(document)
