@@ -212,7 +212,7 @@ def test_damage_found_by_a_consumer_is_announced_once(tmp_path: Path) -> None:
         assert (gap.bundle_count, gap.reason) == (1, "damaged")
         client.send(m.GapAck(71, "default", "s", gap.notice))
         client.done(71)
-        until(lambda: (path.parent.parent / "quarantine").exists(), "the damaged file to be in quarantine")
+        until((path.parent.parent / "quarantine").exists, "the damaged file to be in quarantine")
         other = worker.connect()
         other.register("s", credit=10)
         assert info(other, "s").gaps == 0

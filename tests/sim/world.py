@@ -337,7 +337,7 @@ class World:
         subscriber = self.random.choice(SUBSCRIBERS)
         subscription = self.ledger.live(subscriber)
         if subscription is not None:
-            subscription.ended = self._ticketed(self.engine.unregister(subscriber))
+            subscription.ended = self._ticketed(self.engine.unregister(subscriber)[0])
             self._claimed = {key: owner for key, owner in self._claimed.items() if key[0] != subscriber}
 
     def _flush(self) -> None:
