@@ -4,9 +4,9 @@ Memory: one chunk, plus one entry while its body is handed out. Works over any `
 a real file and a byte string are read by the same code.
 
 An entry is valid when its length is plausible and its CRC matches. Behind an invalid entry the scanner looks for the next
-valid one: where the length field points, if the entry there has the sequence after the next, so that exactly one is missing;
-otherwise on every offset where an entry could start (64 apart in our files), because the length field itself may be the damage
-and point behind entries that are whole. Sequences rise: what a payload holds that looks like an entry is not taken for one.
+valid one: where the length field points, if just one sequence is missing then; otherwise on every offset where an entry could
+start (64 apart in our files), because the length field itself may be the damage and point behind entries that are whole. An entry
+with just one sequence missing before it is preferred also there, so that logs which a producer stores as data are not mistaken.
 """
 
 from __future__ import annotations
@@ -130,32 +130,35 @@ class LogReader:
         length = self._length_at(offset)
         pointed = self._valid_entry_at(offset + length + layout.ENTRY_OVERHEAD_BYTES) if length is not None else None
         if pointed is None:
-            return self._search(offset + stride, self._size, stride, last_sequence)
-        sequence = self._sequence_at(pointed.start)
-        if last_sequence is None or sequence == last_sequence + 2:
+            return self._search(offset + stride, self._size, stride, last_sequence, _SEQUENCE_MAX)
+        next_sequence = self._sequence_at(pointed.start)
+        if last_sequence is None or next_sequence == last_sequence + 2:
             return pointed
-        return self._search(offset + stride, pointed.start, stride, last_sequence, sequence) or pointed
+        return self._search(offset + stride, pointed.start, stride, last_sequence, next_sequence) or pointed
 
-    def _search(
-        self, start: int, end: int, stride: int, last_sequence: int | None, next_sequence: int = _SEQUENCE_MAX
-    ) -> Span | None:
-        """The first valid entry that starts in `[start, end)`, with a sequence between those two."""
-        at = start
-        while at < end and at + layout.ENTRY_HEAD.size <= self._size:
+    def _search(self, start: int, end: int, stride: int, last_sequence: int | None, next_sequence: int) -> Span | None:
+        """The first valid entry that starts in `[start, end)`, with a sequence between those two.
+
+        One with just one sequence missing before it is preferred if it is not far behind.
+        """
+        found, at = None, start
+        while found is None and at < end and at + layout.ENTRY_HEAD.size <= self._size:
             window = bytes(self.bytes_at(at, min(CHUNK_BYTES, self._size - at)))
             for candidate in _candidates(window, stride):
                 sequence = layout.ENTRY_HEAD.unpack_from(window, candidate)[3]
-                if at + candidate >= end or not _follows(last_sequence, sequence, next_sequence):
+                if at + candidate >= end or not _is_between(last_sequence, sequence, next_sequence):
                     continue
-                entry = self._valid_entry_at(at + candidate)
-                if entry is not None and (end == self._size or entry.end <= end):
+                is_next = last_sequence is None or sequence == last_sequence + 2
+                entry = self._valid_entry_at(at + candidate) if is_next or found is None else None
+                if entry is not None and is_next:
                     return entry
+                found = found or entry
             step = len(window) - layout.ENTRY_HEAD.size + 1
             at += max(stride, step - step % stride)
-        return None
+        return found
 
 
-def _follows(last_sequence: int | None, sequence: int, next_sequence: int) -> bool:
+def _is_between(last_sequence: int | None, sequence: int, next_sequence: int) -> bool:
     if last_sequence is None:
         return sequence < next_sequence
     return last_sequence < sequence < min(next_sequence, last_sequence + _SEQUENCES_LOST_MAX)

@@ -131,7 +131,7 @@ def run_all(effort: Effort) -> Report:
     for profile in PROFILES:
         crash_profile(profile, effort, report.crashes)
     for scene in scenes(effort):
-        crash_scene(scene, effort, report.crashes)
+        sweep_scene(scene, effort, report)
     for profile in PROFILES:
         fail_profile(profile, effort, report.faults)
     close_gaps(report, effort)

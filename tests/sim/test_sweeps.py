@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.report import Effort, Report, crash_profile, crash_scene, fail_profile
+from tests.sim.report import Effort, Report, crash_profile, fail_profile, sweep_scene
 from tests.sim.scenes import rust_scenes
 from tests.sim.world import PROFILES, Profile
 
@@ -28,5 +28,5 @@ def test_an_error_of_any_call_loses_nothing_that_was_acknowledged(profile: Profi
 def test_a_power_loss_while_a_rust_directory_is_adopted_loses_nothing() -> None:
     report = Report()
     for scene in rust_scenes():
-        crash_scene(scene, EFFORT, report.crashes)
+        sweep_scene(scene, EFFORT, report)
     assert report.crashes.images
