@@ -65,12 +65,24 @@ def rebuild(read: Read, size_bytes: int, file: DiskFile, hints: Hints) -> Rebuil
     """
     if read(len(layout.ARROW_MAGIC), 0) != layout.ARROW_MAGIC:
         footer = _believed_footer(read, size_bytes)
-        end = _entries_end(footer.extension) if footer and footer.extension else size_bytes
-        scan = LogReader(read, end).scan(layout.HEADER_BYTES, stride=layout.ALIGNMENT)
+        scan = _scan_entries(read, size_bytes, footer)
         facts = _gather(read, scan, footer, hints)
         if facts is not None:
             return _InPlace(read, size_bytes, file, scan, facts).rebuild()
     return _rebuild_contiguous(read, size_bytes, file, hints.segment_seq)
+
+
+def _scan_entries(read: Read, size_bytes: int, footer: SegmentFooter | None) -> LogScan:
+    """Up to where the footer says that they end, and on from there for as long as one entry follows the other: the footer may be
+    what is damaged, and the tail begins with an end mark."""
+    end = _entries_end(footer.extension) if footer and footer.extension else size_bytes
+    scan = LogReader(read, end).scan(layout.HEADER_BYTES, stride=layout.ALIGNMENT)
+    for entry in LogReader(read, size_bytes).scan(scan.end, stride=layout.ALIGNMENT).entries:
+        if entry.start != scan.end:
+            break
+        scan.entries.append(entry)
+        scan.end = entry.end
+    return scan
 
 
 def count_bundles(read: Read, size_bytes: int, hints: Hints) -> int:

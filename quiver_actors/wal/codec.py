@@ -74,25 +74,24 @@ def decode_header(data: bytes) -> LogHeader:
     magic, version, header_bytes, cfg_hash, position_start = layout.HEADER.unpack_from(data)
     if magic != layout.WAL_MAGIC:
         raise InvalidFormat(f"log header: magic {magic!r}, expected {layout.WAL_MAGIC!r}")
+    if (version, header_bytes) != (layout.WAL_VERSION, layout.HEADER_BYTES) and _was_ours(data):
+        raise ChecksumMismatch(f"log header: version {version}, header_size {header_bytes}: damaged, the CRC says so")
     if version != layout.WAL_VERSION:
-        if _is_ours_but_for_its_version(data):
-            raise ChecksumMismatch(f"log header: version {version} is a damaged {layout.WAL_VERSION}: the CRC says so")
         raise UnsupportedVersion(f"log header: version {version}, this program reads {layout.WAL_VERSION}")
     if header_bytes < layout.HEADER_BYTES_V1:
         raise InvalidFormat(f"log header: header_size {header_bytes}, expected at least {layout.HEADER_BYTES_V1}")
     if header_bytes != layout.HEADER_BYTES or len(data) < layout.HEADER_BYTES:
         return LogHeader(header_bytes, cfg_hash, position_start)
-    if data[layout.ARROW_OFFSET : layout.ARROW_OFFSET + 8] != layout.ARROW_MAGIC:
-        return LogHeader(header_bytes, cfg_hash, position_start)
     return LogHeader(header_bytes, cfg_hash, position_start, _decode_identity(data))
 
 
-def _is_ours_but_for_its_version(data: bytes) -> bool:
-    """Whether only the version field was damaged: a flipped bit must not look like a newer program's file."""
+def _was_ours(data: bytes) -> bool:
+    """Whether only version or header_size are damaged: a flipped bit must not look like a file of a newer program, or of another
+    writer whose entries begin elsewhere."""
     end = layout.HEADER_EXTENSION_OFFSET + layout.HEADER_EXTENSION.size
     if len(data) < end + layout.ENTRY_CRC.size:
         return False
-    restored = data[:10] + layout.WAL_VERSION.to_bytes(2, "little") + data[12:end]
+    restored = data[:10] + struct.pack("<HH", layout.WAL_VERSION, layout.HEADER_BYTES) + data[14:end]
     return bool(crc32(restored) == layout.ENTRY_CRC.unpack_from(data, end)[0])
 
 

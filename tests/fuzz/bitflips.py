@@ -84,10 +84,10 @@ def flip_progress(sample: int | None) -> FlipTally:
 # --- segments ------------------------------------------------------------------------------------------------------------
 
 
-def flip_segment(content: bytes, sample: int | None) -> FlipTally:
+def flip_segment(content: bytes, sample: int | None = None, bits: Iterable[int] | None = None) -> FlipTally:
     tally = FlipTally()
     touched = _touched_in_segment(content)
-    for bit in _bits(content, sample, "segment"):
+    for bit in _bits(content, sample, "segment") if bits is None else bits:
         damaged = flipped(content, bit)
         tally.flips += 1
         try:
@@ -187,14 +187,14 @@ def _crashed_store() -> SimDisk:
     return disk.crash(CrashMode.DROP)
 
 
-def flip_log(sample: int | None) -> FlipTally:
+def flip_log(sample: int | None = None, bits: Iterable[int] | None = None) -> FlipTally:
     """Bits of the written part of the log; behind it stand preallocated zeroes."""
     tally = FlipTally()
     file = _crashed_store().open_read(_LOG_PATH)
     whole = file.read(file.size(), 0)
     written = whole[: corpus.entry_ends(whole, layout.HEADER_BYTES)[-1]]
     touched = _touched_in_log(written)
-    for bit in _bits(written, sample, "log"):
+    for bit in _bits(written, sample, "log") if bits is None else bits:
         tally.flips += 1
         lost, wrong, noticed = _recover_flipped(bit, whole)
         _judge(tally, f"log, bit {bit}", lost, wrong, touched(bit >> 3))
