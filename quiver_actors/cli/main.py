@@ -11,7 +11,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from quiver_actors.cli import compact, drain, export_segment, inspect, repair, status, subscribers, up, verify, version
+from quiver_actors.cli import (
+    compact,
+    config,
+    drain,
+    export_segment,
+    inspect,
+    repair,
+    status,
+    subscribers,
+    up,
+    verify,
+    version,
+)
 from quiver_actors.errors import (
     AlreadyRunning,
     DiskError,
@@ -57,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(prog="quiver", description="A durable Arrow buffer for every Spark worker node.")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (up, status, drain, subscribers, verify, inspect, repair, compact, export_segment, version):
+    for command in (up, status, drain, subscribers, config, verify, inspect, repair, compact, export_segment, version):
         command.add_parser(subparsers)
     return parser
 

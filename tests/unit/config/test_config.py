@@ -28,7 +28,7 @@ def test_compaction_and_the_low_water_mark_have_defaults_and_are_inherited_by_to
     [
         (
             {"segment": {"compaction": "sometimes"}},
-            "segment.compaction 'sometimes' is unknown; expected one of auto, off",
+            "key 'segment.compaction': 'sometimes' is unknown; expected one of auto, off",
         ),
         ({"segment": {"compaction": True}}, "segment.compaction"),
         ({"retention": {"min_fre": "1MiB"}}, "did you mean 'retention.min_free'"),

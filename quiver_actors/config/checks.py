@@ -1,0 +1,46 @@
+"""Values that are fine by themselves and cannot work together. Pure: a tree in, lines of text out.
+
+Each check names the keys, what they are, and what would work. Ranges of single values are in `table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from quiver_actors.config.kinds import size_text
+from quiver_actors.config.tree import NodeSettings, TopicSettings
+
+Check = Callable[[NodeSettings], Iterator[str]]
+
+
+def contradictions(settings: NodeSettings) -> list[str]:
+    """What cannot work, a line each; empty if all can."""
+    return [problem for check in CHECKS for problem in check(settings)]
+
+
+def _logs_hold_a_segment(settings: NodeSettings) -> Iterator[str]:
+    """An open segment lives in its log: the logs must have room for one that is open and one that is being sealed."""
+    for place, topic in _topics(settings):
+        needed = 2 * topic.segment.target_size_bytes
+        if topic.wal.max_size_bytes < needed:
+            yield (
+                f"key '{place}wal.max_size': {size_text(topic.wal.max_size_bytes)} is less than two segments of "
+                f"{size_text(topic.segment.target_size_bytes)} (segment.target_size); expected at least {size_text(needed)}"
+            )
+
+
+def _interval_needs_a_log(settings: NodeSettings) -> Iterator[str]:
+    for place, topic in _topics(settings):
+        if topic.durability == "segment_only" and topic.wal.flush_interval_ns:
+            yield (
+                f"key '{place}wal.flush_interval': has no effect with durability = \"segment_only\", which syncs nothing before "
+                'the seal; expected "0ms", or durability = "wal"'
+            )
+
+
+def _topics(settings: NodeSettings) -> Iterator[tuple[str, TopicSettings]]:
+    for name, topic in settings.all_topics().items():
+        yield f"topics.{name}.", topic
+
+
+CHECKS: tuple[Check, ...] = (_logs_hold_a_segment, _interval_needs_a_log)

@@ -1,0 +1,146 @@
+"""The kinds of values that a setting can have: how each is read from TOML or from text, and written as TOML. Pure."""
+
+from __future__ import annotations
+
+import json
+import pwd
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quiver_actors.errors import ConfigError, QuiverError
+from quiver_actors.model import SlotTable
+from quiver_actors.units import GIB, KIB, MIB, parse_duration_ns, parse_size
+
+_SIZES = ((1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+_DURATIONS = (
+    (86_400_000_000_000, "d"),
+    (3_600_000_000_000, "h"),
+    (60_000_000_000, "min"),
+    (1_000_000_000, "s"),
+    (1_000_000, "ms"),
+    (1_000, "us"),
+    (1, "ns"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of value.
+
+    `read` takes what TOML gives, `from_text` turns the text of a flag or an environment variable into that; both raise ValueError or
+    ConfigError for what is no such value. `write` makes the TOML literal that reads back as the same value.
+    """
+
+    name: str
+    expected: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], str]
+    from_text: Callable[[str], Any] = str
+
+
+def size_text(size_bytes: int) -> str:
+    """A size as a setting is spelled, exactly: "32MiB", "100B"."""
+    return next(
+        (f"{size_bytes // unit}{name}" for unit, name in _SIZES if size_bytes and size_bytes % unit == 0),
+        f"{size_bytes}B",
+    )
+
+
+def duration_text(duration_ns: int) -> str:
+    """A duration as a setting is spelled, exactly: "25ms", "0ms"."""
+    if not duration_ns:
+        return "0ms"
+    return next(f"{duration_ns // unit}{name}" for unit, name in _DURATIONS if duration_ns % unit == 0)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _boolean_from_text(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError
+    return text.lower() == "true"
+
+
+def _uid(value: Any) -> int:
+    if isinstance(value, str) and not value.isdigit():
+        try:
+            return pwd.getpwnam(value).pw_uid
+        except KeyError:
+            raise ConfigError(f"user {value!r} does not exist on this machine") from None
+    if isinstance(value, bool) or not isinstance(value, int | str) or not 0 <= int(value) < 1 << 32:
+        raise ValueError
+    return int(value)
+
+
+def _owner(value: Any) -> int:
+    return -1 if value == "" else _uid(value)
+
+
+def _uids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise ValueError
+    return tuple(sorted({_uid(each) for each in value}))
+
+
+def _slots(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise ValueError
+    try:
+        return dict(SlotTable({str(name): _integer(slot_id) for name, slot_id in value.items()}).declared)
+    except QuiverError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _slots_from_text(text: str) -> dict[str, int]:
+    pairs = (part.partition("=") for part in text.split(",") if part.strip())
+    return {name.strip(): int(slot_id) for name, _, slot_id in pairs}
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _inline_table(slots: dict[str, int]) -> str:
+    return "{" + ", ".join(f"{json.dumps(name)} = {slot_id}" for name, slot_id in slots.items()) + "}"
+
+
+SIZE = Kind(
+    "size", 'a size such as "32MiB" or "1.5GB", or a number of bytes', parse_size, lambda v: f'"{size_text(v)}"'
+)
+DURATION = Kind(
+    "duration",
+    'a number with a unit such as "25ms", "5s" or "3d"',
+    parse_duration_ns,
+    lambda v: f'"{duration_text(v)}"',
+)
+INTEGER = Kind("integer", "a whole number", _integer, str, int)
+TEXT = Kind("text", "text in quotes", _text, json.dumps)
+BOOLEAN = Kind("boolean", "true or false", _boolean, lambda v: str(v).lower(), _boolean_from_text)
+OWNER = Kind("user", 'a user name or number, "" for the node\'s user', _owner, lambda v: '""' if v < 0 else str(v))
+USERS = Kind(
+    "users", 'a list of user names or numbers, such as ["spark", 1001]', _uids, lambda v: json.dumps(list(v)), _listed
+)
+SLOTS = Kind(
+    "slots",
+    "a table of slot name = id (0 to 62), such as {flights = 0, weather = 1}",
+    _slots,
+    _inline_table,
+    _slots_from_text,
+)

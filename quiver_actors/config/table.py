@@ -1,0 +1,167 @@
+"""Every setting, once: its key, kind, range, whether it can change while the node runs, and what it is for.
+
+Reading, checking, `quiver config`, `quiver topics set` and docs/configuration.md are all made from this table; a test checks the
+document against it. A new setting is a field in `tree` and a row here. Defaults are those of the tree.
+"""
+
+from __future__ import annotations
+
+import enum
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from quiver_actors.config.kinds import DURATION, INTEGER, OWNER, SIZE, SLOTS, TEXT, USERS, Kind
+from quiver_actors.config.tree import COMPACTION_MODES, DURABILITY_MODES, NodeSettings, TopicSettings
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.units import GIB, KIB, MIB, MILLISECOND_NS, SECOND_NS
+
+
+class Scope(enum.Enum):
+    NODE = "node"
+    """Set once for the node, at the top of the file."""
+    TOPIC = "topic"
+    """Set at the top of the file for all topics, or below [topics.NAME] for one."""
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    key: str
+    """As in the file, with its section: `segment.target_size`."""
+    field: str
+    """Where it is in `NodeSettings` or `TopicSettings`: `segment.target_size_bytes`."""
+    kind: Kind
+    about: str
+    scope: Scope = Scope.TOPIC
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: tuple[str, ...] = ()
+    live: bool = True
+    """Can change while the node runs; otherwise it holds from the next start on, or, where `fixed`, never changes."""
+    fixed: bool = False
+    """Part of what a topic is: cannot change once the topic exists."""
+    also: str = ""
+    """Another key under which it is accepted: what the design documents call it."""
+
+    @property
+    def default(self) -> Any:
+        return value_at(NodeSettings() if self.scope is Scope.NODE else TopicSettings(), self.field)
+
+    @property
+    def default_text(self) -> str:
+        """The default as TOML."""
+        return self.kind.write(self.default)
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        low, high = (None if bound is None else self.kind.write(bound) for bound in (self.minimum, self.maximum))
+        if low is not None and high is not None:
+            return f"{self.kind.expected}, from {low} to {high}"
+        return self.kind.expected + (
+            f", at least {low}" if low is not None else f", at most {high}" if high is not None else ""
+        )
+
+
+def value_at(tree: Any, field: str) -> Any:
+    """The value of a dotted field of a settings tree."""
+    for name in field.split("."):
+        tree = getattr(tree, name)
+    return tree
+
+
+_NODE = (
+    Setting(
+        key="data_dir", field="data_dir", kind=TEXT, scope=Scope.NODE, live=False, also="path",
+        about="Where bundles are kept. Created with mode 0700 if it is missing.",
+    ),
+    Setting(
+        key="run_dir", field="run_dir", kind=TEXT, scope=Scope.NODE, live=False,
+        about="Where clients find the node: sockets and node.json. Empty: $XDG_RUNTIME_DIR/quiver, else $TMPDIR/quiver-UID.",
+    ),
+    Setting(
+        key="cores", field="cores", kind=INTEGER, scope=Scope.NODE, live=False, minimum=0, maximum=1024,
+        about="Number of workers, each pinned to a core. 0: one for each core that the process may use.",
+    ),
+    Setting(
+        key="arena_size", field="arena_bytes", kind=SIZE, scope=Scope.NODE, minimum=MIB, maximum=GIB,
+        about="Shared memory of each producer connection: how much it can have under way. Holds for connections made after a change.",
+    ),
+)  # fmt: skip
+
+_TOPIC = (
+    Setting(
+        key="durability", field="durability", kind=TEXT, choices=DURABILITY_MODES,
+        about="wal: a push returns when the bundle is in the log. segment_only: when it is in the open segment, which a crash loses.",
+    ),
+    Setting(
+        key="slots", field="slots", kind=SLOTS, live=False, fixed=True,
+        about="Names of a bundle's slots and their ids. A push that does not fit is refused by name. Empty: the OTAP names, and any id.",
+    ),
+    Setting(
+        key="owner", field="owner_uid", kind=OWNER,
+        about="Who may change and delete the topic beside the node's user and root.",
+    ),
+    Setting(
+        key="allowed_uids", field="allowed_uids", kind=USERS,
+        about="Other users that may push to the topic and subscribe to it.",
+    ),
+    Setting(
+        key="priority", field="priority", kind=INTEGER, minimum=-100, maximum=100,
+        about="Topics of a higher priority are written, synced and delivered first in each turn of a worker.",
+    ),
+    Setting(
+        key="progress_flush_interval", field="progress_flush_interval_ns", kind=DURATION, maximum=60 * SECOND_NS,
+        about="How long acknowledgements of subscribers are gathered before they are made durable together.",
+    ),
+    Setting(
+        key="orphan_ttl", field="orphan_ttl_ns", kind=DURATION,
+        about="A subscriber that no consumer is attached to for so long is dropped. 0ms: never.",
+    ),
+    Setting(
+        key="segment.target_size", field="segment.target_size_bytes", kind=SIZE, minimum=64 * KIB, maximum=GIB,
+        about="An open segment is sealed at this size.",
+    ),
+    Setting(
+        key="segment.max_open_duration", field="segment.max_open_duration_ns", kind=DURATION, minimum=MILLISECOND_NS,
+        about="An open segment is sealed at this age, also when nothing more arrives.",
+    ),
+    Setting(
+        key="segment.max_stream_count", field="segment.max_stream_count", kind=INTEGER, minimum=1,
+        about="An open segment is sealed when it has so many streams (a slot with one schema is a stream).",
+    ),
+    Setting(
+        key="segment.max_bundle_count", field="segment.max_bundle_count", kind=INTEGER, minimum=1, maximum=SEGMENT_BUNDLES_MAX,
+        about="An open segment is sealed when it has so many bundles.",
+    ),
+    Setting(
+        key="segment.compaction", field="segment.compaction", kind=TEXT, choices=COMPACTION_MODES,
+        about="auto: segments of many small bundles are rewritten in the background where that pays. off: only by `quiver compact`.",
+    ),
+    Setting(
+        key="wal.flush_interval", field="wal.flush_interval_ns", kind=DURATION, maximum=60 * SECOND_NS,
+        about="0ms: a push returns after its fdatasync. Longer: after the write, and a crash of the machine may lose one interval.",
+    ),
+    Setting(
+        key="wal.max_size", field="wal.max_size_bytes", kind=SIZE, minimum=MIB,
+        about="Most bytes in logs of one topic and core that are not sealed yet; pushes wait at it.",
+    ),
+    Setting(
+        key="wal.max_rotated_files", field="wal.max_rotated_files", kind=INTEGER, minimum=1,
+        about="Most log files of one topic and core whose seal lags; pushes wait at it.",
+    ),
+    Setting(
+        key="retention.min_free", field="retention.min_free_bytes", kind=SIZE,
+        about="Kept free on the file system: below it no new log is begun, pushes wait, everything else goes on.",
+    ),
+)  # fmt: skip
+
+SETTINGS: tuple[Setting, ...] = (*_NODE, *_TOPIC)
+
+
+@cache
+def settings_of(scope: Scope) -> dict[str, Setting]:
+    """The settings of a scope by key, in the table's order."""
+    return {setting.key: setting for setting in SETTINGS if setting.scope is scope}

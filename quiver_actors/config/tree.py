@@ -1,0 +1,97 @@
+"""The settings of a node and of its topics as one frozen tree, with the defaults.
+
+Sizes are integer bytes and durations integer nanoseconds here; `table` says how each is spelled in a file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from quiver_actors.model import DEFAULT_TOPIC, SEGMENT_BUNDLES_MAX, SlotTable
+from quiver_actors.units import GIB, MIB, MILLISECOND_NS, SECOND_NS
+
+DURABILITY_MODES = ("wal", "segment_only")
+COMPACTION_MODES = ("auto", "off")
+NODE_USER = -1
+"""As the owner of a topic: the user that the node runs as."""
+
+
+class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """When an open segment is sealed."""
+
+    target_size_bytes: int = 32 * MIB
+    max_open_duration_ns: int = 5 * SECOND_NS
+    max_stream_count: int = 512
+    max_bundle_count: int = SEGMENT_BUNDLES_MAX
+    compaction: str = "auto"
+    """`auto`: sealed segments are rewritten in the background where it pays; `off`: only by `quiver compact`."""
+
+
+class WalSettings(msgspec.Struct, frozen=True, kw_only=True):
+    flush_interval_ns: int = 0
+    """0 = acknowledge after the covering fdatasync; above 0 = after the write, synced by a timer of that interval."""
+    max_size_bytes: int = 4 * GIB
+    """Of all logs of one engine that are not sealed yet, the active one included; at the limit pushes wait."""
+    max_rotated_files: int = 10
+    """Rotated files whose seal lags; at the limit pushes wait."""
+
+
+class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept free, and how long what is kept."""
+
+    min_free_bytes: int = 64 * MIB
+    """Low-water mark of the file system: no new log file is begun below it, so that everything else still has room."""
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = DEFAULT_TOPIC
+    durability: str = "wal"
+    slots: dict[str, int] = {}
+    segment: SegmentSettings = SegmentSettings()
+    wal: WalSettings = WalSettings()
+    retention: RetentionSettings = RetentionSettings()
+    progress_flush_interval_ns: int = 50 * MILLISECOND_NS
+    orphan_ttl_ns: int = 0
+    """A subscriber that no connection is attached to for so long is dropped; 0 = never."""
+    owner_uid: int = NODE_USER
+    """Who may change and delete the topic, beside the node's user and root."""
+    allowed_uids: tuple[int, ...] = ()
+    """Other users that may push to it and subscribe."""
+    priority: int = 0
+    """A worker serves topics of a higher priority first, turn by turn."""
+
+    def slot_table(self) -> SlotTable:
+        return SlotTable(self.slots)
+
+
+class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    data_dir: str = "./quiver_data"
+    run_dir: str = ""
+    """Where sockets and the counters page are found; empty: `default_run_dir()`."""
+    cores: int = 0
+    """Number of workers; 0 = one per core of the affinity mask."""
+    arena_bytes: int = 64 * MIB
+    """Shared-memory ring per producer connection."""
+    topics: dict[str, TopicSettings] = {}
+
+    def resolved_run_dir(self) -> str:
+        return self.run_dir or default_run_dir()
+
+    def all_topics(self) -> dict[str, TopicSettings]:
+        """The configured topics, `default` first and always there."""
+        found = {DEFAULT_TOPIC: self.topics.get(DEFAULT_TOPIC, TopicSettings())}
+        found.update(self.topics)
+        return found
+
+
+def default_run_dir(environment: Mapping[str, str] | None = None) -> str:
+    """`$QUIVER_RUN_DIR`, else `$XDG_RUNTIME_DIR/quiver`, else a directory of this user under the temporary directory."""
+    env = os.environ if environment is None else environment
+    if env.get("QUIVER_RUN_DIR"):
+        return env["QUIVER_RUN_DIR"]
+    if env.get("XDG_RUNTIME_DIR"):
+        return os.path.join(env["XDG_RUNTIME_DIR"], "quiver")
+    return os.path.join(env.get("TMPDIR", "/tmp"), f"quiver-{os.getuid()}")
