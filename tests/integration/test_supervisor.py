@@ -372,7 +372,7 @@ def test_full_disk_at_start_is_refused(directories: Directories) -> None:
         (None, "cannot be read: No such file"),
         ("cores = [", "is not TOML"),
         ("croes = 2", "did you mean 'cores'?"),
-        ("cores = -1", "is negative"),
+        ("cores = -1", "is out of range"),
     ],
 )
 def test_unusable_config_is_refused(directories: Directories, content: str | None, said: str) -> None:
