@@ -108,6 +108,11 @@ class CommitJob(Job):
         self._paths = paths
         self.steps = steps
 
+    @property
+    def rotates(self) -> bool:
+        """A log ends with it, or gets its name: more follows than acknowledgements."""
+        return any(step.retire_as or step.publish for step in self.steps)
+
     def work(self) -> None:
         for step in self.steps:
             if step.sync:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from quiver_actors import events
 from quiver_actors.engine import Engine, EngineState
 from quiver_actors.errors import EngineFailed, QuiverError
-from quiver_actors.jobs import Job
+from quiver_actors.jobs import CommitJob, Job
 from quiver_actors.units import MILLISECOND_NS
 from quiver_actors.worker.dead_letters import DeadLetters
 from quiver_actors.worker.deliveries import Deliveries
@@ -22,6 +22,8 @@ from quiver_actors.worker.threads import Submit
 
 _TICK_INTERVAL_NS_MIN = MILLISECOND_NS
 """An engine that asks for a tick in the past, because its work is still out, is asked again this much later."""
+_CARE_INTERVAL_NS = 5 * MILLISECOND_NS
+"""How long turns that only brought pushes and commits may leave everything else alone (docs/performance.md, light turns)."""
 
 
 class EngineHost:
@@ -52,6 +54,9 @@ class EngineHost:
         self._journal = journal
         self.is_touched = True
         """There is work for `turn` now."""
+        self._needs_care = True
+        """More than pushes and commits has happened since the last full turn."""
+        self._care_at_ns = 0
         self._is_failed = False
         self._intake_is_stopped = False
 
@@ -71,15 +76,36 @@ class EngineHost:
 
     def touch(self) -> None:
         """Something was asked of the engine: the next `turn` must look at it."""
+        self.is_touched = self._needs_care = True
+
+    def touch_push(self) -> None:
+        """A push was handed to `ingest`, and nothing else: the next `turn` must write it."""
         self.is_touched = True
 
     def turn(self, now_ns: int) -> None:
-        """Do what this turn's requests, finished jobs and the clock call for. Cheap when there is nothing."""
+        """Do what this turn's requests, finished jobs and the clock call for. Cheap when there is nothing, and light while pushes and
+        their commits are all that happens: the rest is then looked at every `_CARE_INTERVAL_NS`."""
         if self.deadline_ns is not None and now_ns >= self.deadline_ns:
             self._tick()
         elif not self.is_touched and not self.deliveries.is_due:
             return
+        elif not self._needs_care and now_ns < self._care_at_ns and self.ingest.is_flowing:
+            self._light_turn()
+            return
+        self._full_turn(now_ns)
+
+    def _light_turn(self) -> None:
         self.is_touched = False
+        self.ingest.write()
+        self._start_commit()
+        self.ingest.acknowledge()
+        self._notice_failure()
+        if self.deadline_ns is None or self.deadline_ns > self._care_at_ns:
+            self.deadline_ns = self._care_at_ns
+
+    def _full_turn(self, now_ns: int) -> None:
+        self.is_touched = self._needs_care = False
+        self._care_at_ns = now_ns + _CARE_INTERVAL_NS
         self.ingest.write()
         while self.ingest.retry(now_ns):
             self.ingest.write()
@@ -111,9 +137,12 @@ class EngineHost:
         self.ingest.close(reason)
         self.deliveries.is_open = False
 
-    def _start_jobs(self) -> None:
+    def _start_commit(self) -> None:
         if (commit := self.engine.next_commit()) is not None:
             self._submit(self._commit, commit)
+
+    def _start_jobs(self) -> None:
+        self._start_commit()
         while (background := self.engine.next_background()) is not None:
             self._submit(self._background, background)
 
@@ -121,10 +150,14 @@ class EngineHost:
         submit(job, lambda: self._finish(job))
 
     def _finish(self, job: Job) -> None:
+        """The turn that follows at once does the rest; what the disk has to do next starts here."""
         self._apply(self.engine.finish(job))
-        self._start_jobs()
+        self._start_commit()
         self.ingest.acknowledge()
-        self.touch()
+        if isinstance(job, CommitJob) and not job.rotates:
+            self.is_touched = True
+        else:
+            self.touch()
 
     def _tick(self) -> None:
         self._apply(self.engine.tick())
@@ -133,6 +166,9 @@ class EngineHost:
         self.ingest.acknowledge()
         self.deliveries.settle()
         self.deliveries.deliver()
+        self._notice_failure()
+
+    def _notice_failure(self) -> None:
         if self.engine.state is EngineState.FAILED and not self._is_failed:
             self._fail()
 

@@ -63,6 +63,11 @@ class Ingest:
         return len(self._waiting)
 
     @property
+    def is_flowing(self) -> bool:
+        """True while pushes are taken as they come: none waits, and nobody asked for an end."""
+        return not self._waiting and self._closed_by is None and self._stopped_by is None
+
+    @property
     def is_settled(self) -> bool:
         """True when every push so far has been answered."""
         return not self._waiting and not self._unacknowledged

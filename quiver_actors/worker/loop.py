@@ -116,7 +116,8 @@ class WorkerLoop:
         self.threads_stopped = False
         """After `run`: no job is running any more."""
         self._epoll = select.epoll()
-        self._epoll.register(wake_fd, select.EPOLLIN)
+        # Edge-triggered: each write wakes the loop once, and nobody has to read the counter back.
+        self._epoll.register(wake_fd, select.EPOLLIN | select.EPOLLET)
         self._set_accepting(True)
 
     # --- from outside --------------------------------------------------------------------------------------------------
@@ -153,12 +154,14 @@ class WorkerLoop:
         self._flush()
         for fd, mask in ready:
             self._dispatch(fd, mask, now_ns)
-        for session in list(self._unfinished - self._paused):
-            self._parse(session, now_ns)
+        if self._unfinished:
+            for session in list(self._unfinished - self._paused):
+                self._parse(session, now_ns)
         for host in self._hosts.values():
             host.turn(now_ns)
         self._flush()
-        self._resume_paused()
+        if self._paused:
+            self._resume_paused()
         self._advance_phase(now_ns)
         if now_ns >= self._publish_at_ns:
             self._publish(now_ns)
@@ -170,8 +173,6 @@ class WorkerLoop:
                 self._unsent.add(session)
             if mask & ~select.EPOLLOUT:
                 self._read(session, now_ns)
-        elif fd == self._wake_fd:
-            os.eventfd_read(fd)
         elif fd == self._listener.fd:
             self._accept(now_ns)
 

@@ -169,7 +169,7 @@ class Requests:
             session.refuse(push.tag, self._unknown_topic(push.topic))
             return
         host.ingest.push(session, push, now_ns)
-        host.touch()
+        host.touch_push()
 
     # --- connection ----------------------------------------------------------------------------------------------------
 
