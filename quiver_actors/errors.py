@@ -115,6 +115,30 @@ class UnsupportedType(UsageError):
     code = "unsupported_type"
 
 
+class TransactionDecided(UsageError):
+    """The transaction was committed before: publish the tokens of that decision, stage nothing more."""
+
+    code = "transaction_decided"
+
+
+class UnknownTransaction(UsageError):
+    """No such stage is open on this connection, or the tokens name a transaction that they do not belong to."""
+
+    code = "unknown_transaction"
+
+
+class SequenceGap(UsageError):
+    """An idempotent producer left sequence numbers out: the bundles between were never stored here."""
+
+    code = "sequence_gap"
+
+
+class SequenceTooOld(UsageError):
+    """An idempotent producer repeats a bundle from before its window: whether it was stored cannot be told any more."""
+
+    code = "sequence_too_old"
+
+
 # --- the world failed: wait, retry or call an operator ------------------------------------------------------------------
 
 
@@ -170,6 +194,25 @@ class Draining(QuiverError):
     """The worker is shutting down and takes no more bundles."""
 
     code = "draining"
+    retriable = True
+
+
+class TransactionAborted(QuiverError):
+    """The stage or token is gone and nothing of it was ever visible: run the task or the transaction again."""
+
+    code = "transaction_aborted"
+
+
+class TransactionLost(QuiverError):
+    """A prepared stage that was decided to be published is not there: its directory was replaced or its files were damaged."""
+
+    code = "transaction_lost"
+
+
+class DecisionUnavailable(QuiverError):
+    """The decision log of a transaction cannot be read or written. What is prepared stays prepared."""
+
+    code = "decision_unavailable"
     retriable = True
 
 

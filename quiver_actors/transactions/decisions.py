@@ -1,0 +1,291 @@
+"""The decision log of transactions: a directory with one small JSON file per decided epoch, `<txn_id>.<epoch>.json`, made once.
+
+Whoever makes the file first decides: the driver that commits, or a worker whose prepared bundles have waited past their time and which
+aborts. On a local path the file is made by link(2), so that exactly one of them succeeds. Other file systems offer no exclusive create
+through Arrow: there the two keep out of each other's way by time. A commit is refused when a token has less than `COMMIT_MARGIN_NS`
+to live, and a worker asks only after that life: clocks may differ by less than the margin.
+
+Owner: any process. Values of this class may be pickled; nothing is kept open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from quiver_actors.disk.exclusive import create_once, remove_once
+from quiver_actors.errors import DecisionUnavailable, TransactionAborted, TransactionDecided, UsageError
+from quiver_actors.transactions.model import ABORT, COMMIT, Decision, Token, check_txn_id
+from quiver_actors.units import SECOND_NS
+
+if TYPE_CHECKING:
+    import pyarrow.fs as pa_fs
+
+T = TypeVar("T")
+
+COMMIT_MARGIN_NS = 60 * SECOND_NS
+_DECISION_BYTES_MAX = 256 << 20
+
+
+class Decisions:
+    """See the module."""
+
+    def __init__(self, location: str, *, by: str = "") -> None:
+        """
+        Args:
+            location: path of a directory, or a URI that pyarrow.fs understands. Made when the first decision is.
+            by: who decides, for people who look at the files.
+        """
+        self.location = location
+        self.by = by or f"{os.uname().nodename}/{os.getpid()}"
+        self._files = _files_at(location)
+
+    def __reduce__(self) -> tuple[Callable[[str], Decisions], tuple[str]]:
+        return Decisions, (self.location,)
+
+    def __repr__(self) -> str:
+        return f"Decisions({self.location!r})"
+
+    def find(self, txn_id: str) -> Decision | None:
+        """The commit of the transaction, None if none of its epochs was committed.
+
+        Raises:
+            DecisionUnavailable: the log cannot be read.
+        """
+        last = self._last(txn_id)
+        return last if last is not None and last.is_commit else None
+
+    def open_epoch(self, txn_id: str) -> int:
+        """The epoch that a new run of the transaction belongs to.
+
+        Raises:
+            TransactionDecided: it was committed: there is nothing left to run.
+            DecisionUnavailable: the log cannot be read.
+        """
+        last = self._last(txn_id)
+        if last is None:
+            return 0
+        if last.is_commit:
+            raise TransactionDecided(
+                f"transaction {txn_id!r} was committed before, in epoch {last.epoch}: publish its tokens"
+            )
+        return last.epoch + 1
+
+    def decided(self, txn_id: str, epoch: int) -> Decision | None:
+        """What counts for the stages of that epoch: its own decision, or the commit of an earlier one."""
+        for earlier in range(epoch + 1):
+            found = self._read(txn_id, earlier)
+            if found is None:
+                return None
+            if found.is_commit or earlier == epoch:
+                return found
+        return None
+
+    def commit(self, txn_id: str, epoch: int, tokens: Sequence[Token]) -> Decision:
+        """Decide that these tokens are the transaction. The same call again gives the same answer.
+
+        Returns:
+            The decision that stands. Publish *its* tokens: another run may have been first.
+
+        Raises:
+            TransactionAborted: the epoch was aborted; run the transaction again in the next one. Or, where files cannot be made
+                exclusively, a token is about to expire.
+            DecisionUnavailable: the log cannot be written; nothing or this very decision was made: call again.
+        """
+        check_txn_id(txn_id)
+        foreign = [token for token in tokens if (token.txn_id, token.epoch) != (txn_id, epoch)]
+        if foreign:
+            raise UsageError(f"transaction {txn_id!r}, epoch {epoch}: {foreign[0]} is a token of another one")
+        standing = self._last(txn_id)
+        if standing is not None and standing.is_commit:
+            return standing
+        if not self._files.is_exclusive:
+            _check_time_left(txn_id, tokens)
+        standing = self._decide(Decision(txn_id, epoch, COMMIT, tuple(tokens), time.time_ns(), self.by))
+        if not standing.is_commit:
+            raise TransactionAborted(
+                f"transaction {txn_id!r}, epoch {epoch} was aborted by {standing.by}: run it again, in epoch {epoch + 1}"
+            )
+        return standing
+
+    def abort(self, txn_id: str, epoch: int) -> Decision:
+        """Decide that this epoch comes to nothing. The same call again gives the same answer.
+
+        Returns:
+            The decision that stands: if it is a commit, nothing may be aborted.
+
+        Raises:
+            DecisionUnavailable: the log cannot be written.
+        """
+        check_txn_id(txn_id)
+        standing = self.decided(txn_id, epoch)
+        return standing or self._decide(Decision(txn_id, epoch, ABORT, (), time.time_ns(), self.by))
+
+    def remove(self, txn_id: str) -> None:
+        """Forget a transaction that is published everywhere and will never be run again.
+
+        Raises:
+            DecisionUnavailable: the log cannot be written.
+        """
+        last = self._last(txn_id)
+        for epoch in range(last.epoch, -1, -1) if last else ():
+            name = _name(txn_id, epoch)
+            self._guarded(partial(self._files.remove, name))
+
+    # --- private -------------------------------------------------------------------------------------------------------------
+
+    def _last(self, txn_id: str) -> Decision | None:
+        """The newest decision: a commit, else the last abort."""
+        check_txn_id(txn_id)
+        last, epoch = None, 0
+        while (found := self._read(txn_id, epoch)) is not None:
+            last, epoch = found, epoch + 1
+            if found.is_commit:
+                break
+        return last
+
+    def _read(self, txn_id: str, epoch: int) -> Decision | None:
+        content = self._guarded(lambda: self._files.read(_name(txn_id, epoch)))
+        if content is None:
+            return None
+        try:
+            found = msgspec.json.decode(content, type=Decision)
+        except msgspec.DecodeError as error:
+            raise DecisionUnavailable(
+                f"{self.location}/{_name(txn_id, epoch)} is no decision: {error}; repair or restore the file, nothing is decided against it"
+            ) from error
+        if (found.txn_id, found.epoch) != (txn_id, epoch) or found.outcome not in (COMMIT, ABORT):
+            raise DecisionUnavailable(f"{self.location}/{_name(txn_id, epoch)} is the decision of something else")
+        return found
+
+    def _decide(self, decision: Decision) -> Decision:
+        name = _name(decision.txn_id, decision.epoch)
+        self._guarded(lambda: self._files.create(name, msgspec.json.encode(decision)))
+        standing = self._read(decision.txn_id, decision.epoch)
+        if standing is None:
+            raise DecisionUnavailable(f"{self.location}/{name} was made and is gone again: who deletes decisions?")
+        return standing
+
+    def _guarded(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except OSError as error:
+            raise DecisionUnavailable(
+                f"decision log {self.location} cannot be used: {error}; what is prepared stays, try again"
+            ) from error
+
+
+def _name(txn_id: str, epoch: int) -> str:
+    return f"{txn_id}.{epoch}.json"
+
+
+def _check_time_left(txn_id: str, tokens: Sequence[Token]) -> None:
+    first_ns = min((token.expires_unix_ns for token in tokens), default=None)
+    if first_ns is not None and time.time_ns() + COMMIT_MARGIN_NS > first_ns:
+        raise TransactionAborted(
+            f"transaction {txn_id!r}: a token expires within {COMMIT_MARGIN_NS // SECOND_NS} s, too late to commit it safely on this file "
+            "system; run it again with a longer ttl, or keep decisions on a local or shared POSIX path"
+        )
+
+
+class _Files(Protocol):
+    """Where decision files are. Raises OSError."""
+
+    is_exclusive: bool
+    """Of two that create the same file exactly one succeeds."""
+
+    def read(self, name: str) -> bytes | None: ...
+
+    def create(self, name: str, content: bytes) -> None:
+        """Make it unless it is there."""
+
+    def remove(self, name: str) -> None: ...
+
+
+class _LocalFiles:
+    is_exclusive = True
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            with open(os.path.join(self._directory, name), "rb") as file:
+                return file.read(_DECISION_BYTES_MAX)
+        except FileNotFoundError:
+            return None
+
+    def create(self, name: str, content: bytes) -> None:
+        create_once(self._directory, name, content)
+
+    def remove(self, name: str) -> None:
+        remove_once(self._directory, name)
+
+
+class _ArrowFiles:
+    is_exclusive = False
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._opened: tuple[pa_fs.FileSystem, str] | None = None
+
+    def _open(self) -> tuple[pa_fs.FileSystem, str]:
+        """Imported late: sinks are planned in processes that must start fast."""
+        if self._opened is None:
+            import pyarrow as pa
+            import pyarrow.fs as pa_fs
+
+            try:
+                self._opened = pa_fs.FileSystem.from_uri(self._uri)
+            except pa.ArrowException as error:
+                raise OSError(errno.EINVAL, f"{self._uri} is no file system that pyarrow.fs knows: {error}") from error
+        return self._opened
+
+    def read(self, name: str) -> bytes | None:
+        files, root = self._open()
+        try:
+            with files.open_input_stream(f"{root}/{name}") as stream:
+                return bytes(stream.read(_DECISION_BYTES_MAX))
+        except FileNotFoundError:
+            return None
+
+    def create(self, name: str, content: bytes) -> None:
+        files, root = self._open()
+        if self.read(name) is not None:
+            return
+        files.create_dir(root, recursive=True)
+        # Under its name only when it is whole: a reader must never see half a decision.
+        temporary = f"{root}/.{name}.{secrets.token_hex(8)}.tmp"
+        with files.open_output_stream(temporary) as stream:
+            stream.write(content)
+        if self.read(name) is None:
+            files.move(temporary, f"{root}/{name}")
+        else:
+            files.delete_file(temporary)
+
+    def remove(self, name: str) -> None:
+        files, root = self._open()
+        if self.read(name) is not None:
+            files.delete_file(f"{root}/{name}")
+
+
+def _files_at(location: str) -> _Files:
+    """
+    Raises:
+        UsageError: it is empty, or a relative path, which would be another place in another process.
+    """
+    parts = urlsplit(location)
+    path = unquote(parts.path) if parts.scheme == "file" else location
+    if parts.scheme and parts.scheme != "file":
+        return _ArrowFiles(location.rstrip("/"))
+    if not os.path.isabs(path):
+        raise UsageError(f"decision log {location!r}: expected an absolute path or a URI such as s3://bucket/decisions")
+    return _LocalFiles(path.rstrip("/") or "/")

@@ -1,0 +1,133 @@
+"""The decision log: the first to decide an epoch decides it, for ever and for everybody."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quiver_actors.errors import DecisionUnavailable, InvalidId, TransactionAborted, TransactionDecided, UsageError
+from quiver_actors.transactions import Decision, Decisions, Token
+
+
+def token(number: int, *, txn_id: str = "t", epoch: int = 0, lives_seconds: float = 3600) -> Token:
+    expires_unix_ns = time.time_ns() + round(lives_seconds * 1e9)
+    return Token(txn_id, epoch, number, 0, "node-a", "default", 0, "ab" * 16, number, 3, 30, 4096, expires_unix_ns)
+
+
+@pytest.fixture(params=["local", "arrow"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Decisions:
+    """On a local path, and on a file system that only Arrow knows."""
+    return Decisions(str(tmp_path / "deep" / "decisions") if request.param == "local" else "mock:///decisions")
+
+
+def test_a_commit_stands(log: Decisions) -> None:
+    assert log.find("t") is None
+    assert log.open_epoch("t") == 0
+    decision = log.commit("t", 0, [token(1), token(2)])
+    assert decision.is_commit
+    assert log.find("t") == decision
+    assert log.commit("t", 0, [token(7)]) == decision, "another run hears what was decided first"
+    assert log.abort("t", 0) == decision, "what was committed cannot be aborted"
+    assert [decision.lists("ab" * 16, number) for number in (1, 2, 7)] == [True, True, False]
+    assert not decision.lists("cd" * 16, 1), "a token of another directory"
+    with pytest.raises(TransactionDecided, match="committed before, in epoch 0"):
+        log.open_epoch("t")
+
+
+def test_an_abort_ends_its_epoch_only(log: Decisions) -> None:
+    assert log.abort("t", 0).outcome == "abort"
+    with pytest.raises(TransactionAborted, match="in epoch 1"):
+        log.commit("t", 0, [token(1)])
+    assert log.open_epoch("t") == 1
+    assert log.find("t") is None
+    committed = log.commit("t", 1, [token(2, epoch=1)])
+    assert log.decided("t", 0) is not None
+    assert log.decided("t", 1) == committed
+    assert log.decided("t", 2) == committed, "a later epoch is decided by the commit of an earlier one"
+    assert log.abort("t", 2) == committed
+
+
+def test_undecided_is_none(log: Decisions) -> None:
+    assert log.decided("t", 0) is None
+    log.commit("t", 0, [])
+    assert log.find("t.1") is None, "ids that begin alike are other transactions"
+    log.remove("t")
+    assert log.find("t") is None
+
+
+def test_tokens_of_another_transaction_are_refused(log: Decisions) -> None:
+    for wrong in (token(1, txn_id="u"), token(1, epoch=3)):
+        with pytest.raises(UsageError, match="token of another one"):
+            log.commit("t", 0, [wrong])
+    with pytest.raises(InvalidId):
+        log.commit("../t", 0, [])
+
+
+def test_without_exclusive_create_time_keeps_commit_and_expiry_apart() -> None:
+    with pytest.raises(TransactionAborted, match="longer ttl"):
+        Decisions("mock:///d").commit("t", 0, [token(1, lives_seconds=30)])
+
+
+def test_a_damaged_decision_decides_nothing(tmp_path: Path) -> None:
+    log = Decisions(str(tmp_path))
+    log.commit("t", 0, [token(1)])
+    (tmp_path / "t.0.json").write_bytes(b'{"txn_id": ')
+    with pytest.raises(DecisionUnavailable, match=r"t\.0\.json is no decision"):
+        log.find("t")
+    (tmp_path / "t.0.json").write_bytes(msgspec.json.encode(Decision("u", 0, "commit")))
+    with pytest.raises(DecisionUnavailable, match="of something else"):
+        log.find("t")
+
+
+def test_a_log_that_cannot_be_used_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DecisionUnavailable, match="cannot be used"):
+        Decisions(str(tmp_path / "file" / "decisions")).commit("t", 0, [])
+    with pytest.raises(DecisionUnavailable, match="nosuch"):
+        Decisions("nosuch://bucket/decisions").find("t")
+    with pytest.raises(UsageError, match="absolute path"):
+        Decisions("decisions")
+
+
+def test_it_pickles_and_reads_file_uris(tmp_path: Path) -> None:
+    Decisions(str(tmp_path / "a b")).commit("t", 0, [token(1)])
+    found = pickle.loads(pickle.dumps(Decisions(f"file://{tmp_path}/a%20b"))).find("t")
+    assert found is not None
+    assert found.tokens[0].number == 1
+    assert Token.decode(found.tokens[0].encode()) == found.tokens[0]
+    with pytest.raises(UsageError, match="no token"):
+        Token.decode("{}")
+
+
+def _race(location: str, number: int, barrier: object, answers: object) -> None:
+    log = Decisions(location)
+    barrier.wait()  # type: ignore[attr-defined]
+    outcomes = []
+    for txn in range(30):
+        try:
+            standing = (
+                log.abort(f"x{txn}", 0) if number == 0 else log.commit(f"x{txn}", 0, [token(number, txn_id=f"x{txn}")])
+            )
+            outcomes.append(standing.tokens[0].number if standing.tokens else 0)
+        except TransactionAborted:
+            outcomes.append(0)
+    answers.put(outcomes)  # type: ignore[attr-defined]
+
+
+def test_of_several_processes_one_decides(tmp_path: Path) -> None:
+    """Two drivers and a worker that aborts, all at once: each hears the same decision."""
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(3), context.Queue()
+    racers = [context.Process(target=_race, args=(str(tmp_path), number, barrier, answers)) for number in range(3)]
+    for racer in racers:
+        racer.start()
+    heard = [answers.get(timeout=60) for _ in racers]
+    for racer in racers:
+        racer.join(60)
+    assert heard[0] == heard[1] == heard[2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"x{txn}.0.json" for txn in range(30))
