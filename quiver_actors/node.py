@@ -347,8 +347,8 @@ def counters_page(cores: int, topics: int) -> Iterator[CountersPage]:
 
 
 def rows_per_region(topics: int) -> int:
-    """Room for the worker's own rows, and for each topic its engine and some twenty subscribers."""
-    return max(128, 16 + 24 * topics)
+    """Room for the worker's own rows, and for each topic its engine, its latencies and some twenty subscribers."""
+    return max(128, 16 + 28 * topics)
 
 
 def write_node_record(settings: NodeSettings, counters_name: str) -> None:

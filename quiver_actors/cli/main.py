@@ -17,6 +17,7 @@ from quiver_actors.cli import (
     drain,
     export_segment,
     inspect,
+    metrics,
     repair,
     status,
     subscribers,
@@ -69,7 +70,20 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(prog="quiver", description="A durable Arrow buffer for every Spark worker node.")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (up, status, drain, subscribers, config, verify, inspect, repair, compact, export_segment, version):
+    for command in (
+        up,
+        status,
+        drain,
+        subscribers,
+        config,
+        verify,
+        inspect,
+        repair,
+        compact,
+        export_segment,
+        metrics,
+        version,
+    ):
         command.add_parser(subparsers)
     return parser
 

@@ -24,6 +24,7 @@ from quiver_actors.metrics.figures import (
     WorkerFigure,
     WorkerState,
 )
+from quiver_actors.metrics.latency import BUCKETS, SUM_WORD
 from quiver_actors.shm.counters import CountersPage, RegionSnapshot, RowSnapshot
 from quiver_actors.shm.errors import ShmError
 from quiver_actors.shm.liveness import holder_alive
@@ -188,6 +189,17 @@ class ErrorView(msgspec.Struct, kw_only=True):
     age_ns: int
 
 
+class LatencyView(msgspec.Struct, kw_only=True):
+    """A histogram; its limits are `metrics.latency.BUCKET_LIMITS_NS`, the last count is above all of them."""
+
+    topic: str
+    core: int
+    of: str
+    """`push`, `sync`, `seal` or `deliver`."""
+    counts: list[int]
+    sum_ns: int
+
+
 class SharedMemoryView(msgspec.Struct, kw_only=True):
     arena_bytes: int
     arena_used_bytes: int
@@ -206,6 +218,7 @@ class StatusView(msgspec.Struct, kw_only=True):
     subscribers: list[SubscriberView]
     errors: list[ErrorView]
     shared_memory: SharedMemoryView
+    latencies: list[LatencyView] = []
 
 
 def take_status(run_dir: str) -> StatusView:
@@ -313,6 +326,7 @@ class _View:
             ),
             errors=sorted(self._errors(), key=lambda error: error.age_ns),
             shared_memory=self._shared_memory(workers),
+            latencies=sorted(self._latencies(), key=lambda each: (each.topic, each.core, each.of)),
         )
 
     # --- the node --------------------------------------------------------------------------------------------------------
@@ -464,6 +478,19 @@ class _View:
             )
             for core, region in self._cores()
             for row in _rows(region, RowKind.ERROR)
+        ]
+
+    def _latencies(self) -> list[LatencyView]:
+        return [
+            LatencyView(
+                topic=row.label.rpartition("/")[0],
+                core=core,
+                of=row.label.rpartition("/")[2],
+                counts=list(row.values[:BUCKETS]),
+                sum_ns=row.values[SUM_WORD],
+            )
+            for core, region in self._cores()
+            for row in _rows(region, RowKind.LATENCY)
         ]
 
     def _shared_memory(self, workers: list[WorkerView]) -> SharedMemoryView:

@@ -20,6 +20,8 @@ class RowKind(enum.IntEnum):
     """One per subscriber, topic and core; label is `<topic>/<subscriber>`."""
     ERROR = 4
     """The last error of a worker; label is the message, UTF-8, cut to fit."""
+    LATENCY = 5
+    """One histogram (`metrics.latency`); label is `<topic>/<what>`."""
 
 
 class WorkerFigure(enum.IntEnum):

@@ -27,6 +27,7 @@ from quiver_actors.errors import (
     UsageError,
 )
 from quiver_actors.events import Retired
+from quiver_actors.metrics.latency import Histogram
 from quiver_actors.model import check_id
 from quiver_actors.protocol.messages import (
     AckThrough,
@@ -62,12 +63,21 @@ from quiver_actors.worker.session import Attachment, Session
 OUTCOMES = ("ack", "reject", "defer", "return")
 UNREADABLE_DELAY_NS = SECOND_NS
 """When bundles of a segment that could not be opened or read are tried again."""
+_LATENCIES_MAX = 64
+"""Segments whose first announcement is waited for."""
 
 
 class Deliveries:
     """See the module."""
 
-    def __init__(self, engine: Engine, journal: Journal, clock: Clock | None = None) -> None:
+    def __init__(self, engine: Engine, journal: Journal, latency: Histogram, clock: Clock | None = None) -> None:
+        """
+        Args:
+            latency: gets the time from each segment's seal to its first announcement.
+        """
+        self._latency = latency
+        self._sealed_ns: dict[int, int] = {}
+        """When the newest segments were sealed that nobody has been told of yet."""
         self._engine = engine
         self._topic = engine.topic
         self._journal = journal
@@ -335,6 +345,14 @@ class Deliveries:
                 session.announced.discard((self._topic, event.segment_seq))
                 session.send(SegmentRetired(self._topic, event.subscriber, event.segment_seq))
 
+    def sealed(self, segment_seq: int) -> None:
+        """A segment can be read."""
+        self.is_due = True
+        self._sealed_ns[segment_seq] = self._clock.monotonic_ns()
+        if len(self._sealed_ns) > _LATENCIES_MAX:
+            # Nobody reads this topic: how long its oldest segments wait says nothing about delivery.
+            del self._sealed_ns[next(iter(self._sealed_ns))]
+
     def replaced(self, segment_seq: int) -> None:
         """A segment has another file: whoever has mapped the old one gets the new one, and lets go of the old one's blocks."""
         key = (self._topic, segment_seq)
@@ -438,6 +456,9 @@ class Deliveries:
         descriptor, size_bytes = self._engine.open_segment(segment_seq)
         session.send_with_descriptor(SegmentOpened(0, self._topic, segment_seq, size_bytes), descriptor)
         session.announced.add((self._topic, segment_seq))
+        sealed_ns = self._sealed_ns.pop(segment_seq, None)
+        if sealed_ns is not None:
+            self._latency.observe(self._clock.monotonic_ns() - sealed_ns)
 
     def _refuse(self, session: Session, message: Resolve | Unreadable, refused: list[tuple[str, list[int]]]) -> None:
         if refused:

@@ -85,6 +85,7 @@ class FigurePublisher:
         """What is shown; changed by `set_state` only."""
         self._worker = _Row(region.row(RowKind.WORKER, f"core_{core}"))
         self._engines: dict[str, _Row] = {}
+        self._latencies: dict[tuple[str, str], _Row] = {}
         self._subscribers: dict[tuple[str, str], _Row] = {}
         self._error: _Row | None = None
         self._error_count = 0
@@ -106,6 +107,7 @@ class FigurePublisher:
         try:
             for topic, host in hosts.items():
                 self._publish_engine(topic, host)
+                self._publish_latencies(topic, host)
                 self._publish_subscribers(topic, host)
             self._publish_error()
         except ShmError as error:
@@ -132,6 +134,14 @@ class FigurePublisher:
         if row is None:
             row = self._engines[topic] = _Row(self._region.row(RowKind.ENGINE, topic))
         row.publish(_engine_values(host.engine.figures()))
+
+    def _publish_latencies(self, topic: str, host: EngineHost) -> None:
+        for latency, histogram in host.latencies.items():
+            key = (topic, latency)
+            row = self._latencies.get(key)
+            if row is None:
+                row = self._latencies[key] = _Row(self._region.row(RowKind.LATENCY, f"{topic}/{latency}"))
+            row.publish(enumerate(histogram.words))
 
     def _publish_subscribers(self, topic: str, host: EngineHost) -> None:
         present = host.engine.subscriber_figures()

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from quiver_actors import events
 from quiver_actors.engine import Engine, EngineState
 from quiver_actors.errors import EngineFailed, QuiverError
-from quiver_actors.jobs import CommitJob, Job
+from quiver_actors.jobs import CommitJob, Job, SealJob
+from quiver_actors.metrics.latency import Histogram, Latency
 from quiver_actors.units import MILLISECOND_NS
 from quiver_actors.worker.dead_letters import DeadLetters
 from quiver_actors.worker.deliveries import Deliveries
@@ -43,8 +44,9 @@ class EngineHost:
             host_of: the other topics of this core, for dead letters.
         """
         self.engine = engine
-        self.ingest = Ingest(engine, self._start_jobs)
-        self.deliveries = Deliveries(engine, journal)
+        self.latencies = {latency: Histogram() for latency in Latency}
+        self.ingest = Ingest(engine, self._start_jobs, self.latencies[Latency.PUSH])
+        self.deliveries = Deliveries(engine, journal, self.latencies[Latency.DELIVER])
         self._dead_letters = DeadLetters(engine, self.deliveries.terms, host_of, background, journal)
         self._letters_at_ns: int | None = None
         self.deadline_ns: int | None = None
@@ -151,6 +153,8 @@ class EngineHost:
 
     def _finish(self, job: Job) -> None:
         """The turn that follows at once does the rest; what the disk has to do next starts here."""
+        if job.error is None:
+            self._note_duration(job)
         self._apply(self.engine.finish(job))
         self._start_commit()
         self.ingest.acknowledge()
@@ -158,6 +162,12 @@ class EngineHost:
             self.is_touched = True
         else:
             self.touch()
+
+    def _note_duration(self, job: Job) -> None:
+        if isinstance(job, CommitJob):
+            self.latencies[Latency.SYNC].observe(job.took_ns)
+        elif isinstance(job, SealJob):
+            self.latencies[Latency.SEAL].observe(job.took_ns)
 
     def _tick(self) -> None:
         self._apply(self.engine.tick())
@@ -184,7 +194,7 @@ class EngineHost:
             match event:
                 case events.Sealed():
                     self.ingest.sealed(event.segment_seq)
-                    self.deliveries.is_due = True
+                    self.deliveries.sealed(event.segment_seq)
                 case events.Claimable():
                     self.deliveries.is_due = True
                 case events.Replaced():

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic_ns
 
 from quiver_actors.engine import Engine
 from quiver_actors.errors import DurabilityUnknown, EngineFailed, ProtocolError, QuiverError, StorageFull
+from quiver_actors.metrics.latency import Histogram
 from quiver_actors.protocol.messages import Acked, AckRun, Done, Flush, Push
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.worker.session import HeldSpan, Session
@@ -36,17 +38,19 @@ class _Waiting:
 class Ingest:
     """See the module."""
 
-    def __init__(self, engine: Engine, written: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, written: Callable[[], None], latency: Histogram) -> None:
         """
         Args:
             written: called after a write in the middle of a turn, so that its sync can start.
+            latency: gets the time from each push's arrival to its acknowledgement.
         """
+        self._latency = latency
         self._engine = engine
         self._written = written
         self._buffer = TurnBuffer()
         self._waiting: deque[_Waiting] = deque()
-        self._unacknowledged: deque[tuple[int, Session, list[AckRun]]] = deque()
-        """(sequence one past its last, who pushed, where it went), rising."""
+        self._unacknowledged: deque[tuple[int, Session, list[AckRun], int]] = deque()
+        """(sequence one past its last, who pushed, where it went, when it arrived), rising."""
         self._flushes: list[tuple[int, Session, int]] = []
         """(segment_seq that must be sealed, who asked, tag)."""
         self._stops: list[tuple[int, Callable[[], None]]] = []
@@ -93,7 +97,7 @@ class Ingest:
         else:
             span = self._buffer.copy(source)
             session.release(push)
-            self._stage(session, push, span)
+            self._stage(session, push, span, now_ns)
 
     def flush(self, session: Session, flush: Flush, now_ns: int) -> None:
         """Answer once everything pushed before is in a sealed segment."""
@@ -128,9 +132,13 @@ class Ingest:
         if not pending:
             return
         sequence, durability = self._engine.acknowledges
+        if pending[0][0] > sequence:
+            return
+        now_ns = monotonic_ns()
         reached: dict[Session, list[AckRun]] = {}
         while pending and pending[0][0] <= sequence:
-            _, session, runs = pending.popleft()
+            _, session, runs, arrived_ns = pending.popleft()
+            self._latency.observe(now_ns - arrived_ns)
             if session in reached:
                 reached[session] += runs
             else:
@@ -185,7 +193,7 @@ class Ingest:
             f"topic {topic!r}, core {self._engine.core}: {reason}; the bundle may or may not survive, push it again"
         )
         while self._unacknowledged:
-            _, session, runs = self._unacknowledged.popleft()
+            _, session, runs, _ = self._unacknowledged.popleft()
             self._refuse(session, runs[0].tag, unknown)
         assert self._closed_by is not None
         for _, session, tag in self._flushes:
@@ -205,7 +213,7 @@ class Ingest:
             self._written()
         return self._engine.can_stage(size_bytes)
 
-    def _stage(self, session: Session, push: Push, span: memoryview) -> None:
+    def _stage(self, session: Session, push: Push, span: memoryview, arrived_ns: int) -> None:
         try:
             runs = self._engine.stage(span, push, session.schemas_of(push.topic))
         except QuiverError as error:
@@ -213,7 +221,7 @@ class Ingest:
             return
         last = runs[-1]
         self._segment_staged = last.segment_seq
-        self._unacknowledged.append((last.sequence + last.count, session, runs))
+        self._unacknowledged.append((last.sequence + last.count, session, runs, arrived_ns))
 
     def _admits(self, waiting: _Waiting) -> bool:
         if waiting.session.is_closed or isinstance(waiting.request, Flush):
@@ -230,7 +238,7 @@ class Ingest:
         except ProtocolError as error:
             self._refuse(session, push.tag, error)
             return False
-        self._stage(session, push, span)
+        self._stage(session, push, span, waiting.since_ns)
         return True
 
     def _refuse_overdue(self, now_ns: int) -> None:

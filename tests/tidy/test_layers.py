@@ -56,6 +56,7 @@ TOP = (
     "quiver_actors.demo",
     "quiver_actors.inspection",
     "quiver_actors.forward",
+    "quiver_actors.observe",
 )
 LIGHT = ["quiver_actors", "quiver_actors.node", "quiver_actors.cli.main", "quiver_actors.cli.status", "pyspark_quiver"]
 

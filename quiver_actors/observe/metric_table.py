@@ -1,0 +1,105 @@
+"""Every metric that a node exports: name, meaning, unit, and the field of the status document that it comes from.
+
+The dashboard, the alert rules and docs/metrics.md use these names; a test compares them. Names follow Prometheus: base units (seconds,
+bytes), counters end in `_total`. Counters begin at 0 with each life of a worker, as Prometheus expects.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from quiver_actors.cli.status_view import EngineView, SubscriberView, WorkerView
+
+
+class Kind(enum.Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+class Metric(NamedTuple):
+    """One metric family, fed by one field of a view."""
+
+    name: str
+    field: str
+    kind: Kind
+    help: str
+    scale: float = 1.0
+    """What a field is multiplied with."""
+
+
+_SECONDS = 1e-9
+_PERCENT = 0.01
+
+WORKER_LABELS = ("core",)
+WORKER: tuple[Metric, ...] = (
+    Metric("quiver_worker_restarts_total", "restarts", Kind.COUNTER, "Times the worker was started again"),
+    Metric("quiver_worker_cpu_seconds_total", "cpu_ns", Kind.COUNTER, "Processor time of the worker", _SECONDS),
+    Metric("quiver_worker_uptime_seconds", "uptime_ns", Kind.GAUGE, "Since the worker's process began", _SECONDS),
+    Metric("quiver_worker_figures_age_seconds", "figures_age_ns", Kind.GAUGE, "Age of its last heartbeat", _SECONDS),
+    Metric("quiver_worker_sessions", "sessions", Kind.GAUGE, "Connections of producers and subscribers"),
+    Metric("quiver_worker_pushes_waiting", "pushes_waiting", Kind.GAUGE, "Pushes that wait for room"),
+    Metric("quiver_worker_arena_bytes", "arena_bytes", Kind.GAUGE, "Shared memory of its producers"),
+    Metric("quiver_worker_arena_used_bytes", "arena_used_bytes", Kind.GAUGE, "Shared memory not yet released"),
+    Metric(
+        "quiver_worker_loop_gap_seconds", "loop_gap_ns_max", Kind.GAUGE, "Longest pause of its loop lately", _SECONDS
+    ),
+)
+
+ENGINE_LABELS = ("topic", "core")
+ENGINE: tuple[Metric, ...] = (
+    Metric("quiver_ingest_bundles_total", "bundles_in", Kind.COUNTER, "Bundles taken"),
+    Metric("quiver_ingest_rows_total", "rows_in", Kind.COUNTER, "Rows taken, of all slots"),
+    Metric("quiver_ingest_bytes_total", "bytes_in", Kind.COUNTER, "Bytes of log entries taken"),
+    Metric("quiver_ingest_refused_total", "refused", Kind.COUNTER, "Pushes refused"),
+    Metric("quiver_wal_bytes", "wal_bytes", Kind.GAUGE, "Log entries that are not in a sealed segment yet"),
+    Metric("quiver_wal_syncs_total", "syncs", Kind.COUNTER, "Syncs of log files"),
+    Metric("quiver_wal_sync_last_seconds", "sync_ns_last", Kind.GAUGE, "Duration of the last sync", _SECONDS),
+    Metric("quiver_wal_sequence_written", "sequence_written", Kind.GAUGE, "Sequence after the last written bundle"),
+    Metric("quiver_wal_sequence_durable", "sequence_durable", Kind.GAUGE, "Sequence after the last synced bundle"),
+    Metric("quiver_segment_open_bytes", "open_segment_bytes", Kind.GAUGE, "Size of the open segment"),
+    Metric("quiver_segment_open_bundles", "open_segment_bundles", Kind.GAUGE, "Bundles in the open segment"),
+    Metric("quiver_segment_count", "segments", Kind.GAUGE, "Sealed segments on disk"),
+    Metric("quiver_segment_bytes", "segment_bytes", Kind.GAUGE, "Size of the sealed segments"),
+    Metric("quiver_segment_bundles", "segment_bundles", Kind.GAUGE, "Bundles in sealed segments"),
+    Metric("quiver_segment_seals_total", "seals", Kind.COUNTER, "Segments sealed"),
+    Metric("quiver_segment_seal_last_seconds", "seal_ns_last", Kind.GAUGE, "Duration of the last seal", _SECONDS),
+    Metric("quiver_segment_deleted_total", "segments_deleted", Kind.COUNTER, "Segments removed"),
+    Metric("quiver_segment_quarantined_total", "quarantined", Kind.COUNTER, "Files moved to quarantine"),
+    Metric("quiver_segment_compactions_total", "compactions", Kind.COUNTER, "Segments rewritten"),
+    Metric("quiver_segment_compacted_bytes_total", "compacted_bytes_saved", Kind.COUNTER, "Bytes saved by rewriting"),
+    Metric("quiver_segment_scrubbed_bytes_total", "scrubbed_bytes", Kind.COUNTER, "Bytes checked in the background"),
+    Metric(
+        "quiver_segment_scrub_age_seconds", "last_scrub_age_ns", Kind.GAUGE, "Since the oldest check began", _SECONDS
+    ),
+    Metric("quiver_core_bytes", "disk_bytes", Kind.GAUGE, "Everything of this topic and core on disk"),
+)
+
+SUBSCRIBER_LABELS = ("topic", "subscriber", "core")
+SUBSCRIBER: tuple[Metric, ...] = (
+    Metric("quiver_subscriber_lag_bundles", "lag_bundles", Kind.GAUGE, "Bundles not resolved yet"),
+    Metric("quiver_subscriber_oldest_age_seconds", "oldest_age_ns", Kind.GAUGE, "Age of the oldest of them", _SECONDS),
+    Metric("quiver_subscriber_connections", "connections", Kind.GAUGE, "Consumers connected"),
+    Metric("quiver_subscriber_claimed_bundles", "claimed", Kind.GAUGE, "Bundles that consumers hold"),
+    Metric("quiver_subscriber_pending_bundles", "pending", Kind.GAUGE, "Bundles that can be claimed now"),
+    Metric("quiver_subscriber_waiting_bundles", "waiting", Kind.GAUGE, "Deferred bundles whose delay has not passed"),
+    Metric("quiver_subscriber_blocked_bundles", "blocked", Kind.GAUGE, "Bundles that were delivered too often"),
+    Metric("quiver_subscriber_gaps", "gaps", Kind.GAUGE, "Gap notices that nobody has acknowledged"),
+    Metric("quiver_subscriber_windows_full", "window_full", Kind.GAUGE, "Consumers that hold all they may"),
+    Metric("quiver_subscriber_delivered_bundles_total", "delivered", Kind.COUNTER, "Bundles handed out"),
+    Metric("quiver_subscriber_acked_bundles_total", "acked", Kind.COUNTER, "Bundles acknowledged"),
+    Metric("quiver_subscriber_rejected_bundles_total", "rejected", Kind.COUNTER, "Bundles rejected"),
+    Metric("quiver_subscriber_deferred_bundles_total", "deferred", Kind.COUNTER, "Bundles given back"),
+    Metric("quiver_subscriber_redelivered_bundles_total", "redelivered", Kind.COUNTER, "Bundles handed out again"),
+    Metric("quiver_subscriber_expired_leases_total", "expired", Kind.COUNTER, "Bundles whose lease ran out"),
+    Metric("quiver_subscriber_dead_lettered_bundles_total", "dead_lettered", Kind.COUNTER, "Dead letters written"),
+    Metric("quiver_subscriber_dropped_bundles_total", "dropped", Kind.COUNTER, "Bundles it will never get"),
+    Metric("quiver_subscriber_detached_seconds", "detached_ns", Kind.GAUGE, "Since it had no consumer", _SECONDS),
+)
+
+TABLES: tuple[tuple[str, type, tuple[str, ...], tuple[Metric, ...]], ...] = (
+    ("workers", WorkerView, WORKER_LABELS, WORKER),
+    ("engines", EngineView, ENGINE_LABELS, ENGINE),
+    ("subscribers", SubscriberView, SUBSCRIBER_LABELS, SUBSCRIBER),
+)
+"""Field of the status document with the views, their type, what labels them, their metrics."""

@@ -1,0 +1,189 @@
+"""`quiver metrics` beside real nodes: scraped by Prometheus, shown by a browser, alive when the node is not."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import select
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.integration.client_node import ClientNode, client_node, numbers, take
+from tests.integration.node_process import ROOT, Directories, NodeProcess, command_line, run_quiver
+
+DEADLINE_SECONDS = 60.0
+
+
+@contextmanager
+def metrics_server(run_dir: Path) -> Iterator[str]:
+    """`quiver metrics` on a free port; gives its base address."""
+    command = command_line("quiver_actors.cli.main", "metrics", "--run-dir", str(run_dir), "--listen", "127.0.0.1:0")
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], DEADLINE_SECONDS)[0], "the server does not start"
+            found = re.search(r"http://\S+", process.stdout.readline())
+            assert found is not None
+            yield found.group()
+        finally:
+            process.terminate()
+            assert process.wait(DEADLINE_SECONDS) == 0
+
+
+def samples(address: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    with urllib.request.urlopen(f"{address}/metrics", timeout=DEADLINE_SECONDS) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def of(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return name, tuple(sorted(labels.items()))
+
+
+def eventually(read: Any, holds: Any) -> Any:
+    """What `read` gives once it `holds`."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds(found := read()):
+        assert time.monotonic() < deadline, f"not in time: {found}"
+        select.select([], [], [], 0.1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ClientNode]:
+    with client_node(cores=1) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def address(node: ClientNode) -> Iterator[str]:
+    with metrics_server(node.directories.run) as started:
+        yield started
+
+
+def test_pushes_and_deliveries_show_in_metrics(node: ClientNode, address: str) -> None:
+    with node.connect() as client, client.subscribe("watched", start="earliest") as subscription:
+        for value in range(10):
+            client.push(numbers(value))
+        for delivery in take(subscription, 10, timeout=DEADLINE_SECONDS):
+            delivery.ack()
+    ingested = of("quiver_ingest_bundles_total", topic="default", core="0")
+    acked = of("quiver_subscriber_acked_bundles_total", topic="default", subscriber="watched", core="0")
+    found = eventually(lambda: samples(address), lambda found: found[ingested] >= 10 and found.get(acked, 0) >= 10)
+    assert found["quiver_up", ()] == found["quiver_ready", ()] == 1
+    for what in ("push", "sync", "seal", "deliver"):
+        labels = {"topic": "default", "core": "0", "of": what}
+        assert found[of("quiver_latency_seconds_count", **labels)] >= 1, what
+        assert found[of("quiver_latency_seconds_sum", **labels)] > 0, what
+
+
+def test_once_prints_the_same_metrics(node: ClientNode, address: str) -> None:
+    done = run_quiver("metrics", "--once", "--run-dir", str(node.directories.run))
+    assert (done.returncode, done.stderr) == (0, "")
+    names = {family.name for family in text_string_to_metric_families(done.stdout)}
+    with urllib.request.urlopen(f"{address}/metrics", timeout=DEADLINE_SECONDS) as answer:
+        assert names == {family.name for family in text_string_to_metric_families(answer.read().decode())}
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus: apt install prometheus")
+def test_prometheus_scrapes_it(address: str, tmp_path: Path) -> None:
+    host = address.removeprefix("http://")
+    (tmp_path / "prometheus.yml").write_text(
+        f"global: {{scrape_interval: 1s}}\nrule_files: [{ROOT / 'quiver_actors/observe/alerts.yaml'}]\n"
+        f"scrape_configs: [{{job_name: quiver, static_configs: [{{targets: ['{host}']}}]}}]\n"
+    )
+    with subprocess.Popen(
+        [
+            "prometheus",
+            f"--config.file={tmp_path / 'prometheus.yml'}",
+            f"--storage.tsdb.path={tmp_path / 'data'}",
+            "--web.listen-address=127.0.0.1:0",
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            port = listening_port(process)
+            found = eventually(lambda: query(port, "quiver_up"), bool)
+            assert found[0]["value"][1] == "1"
+            assert query(port, "quiver_ingest_bundles_total")[0]["metric"]["topic"] in (
+                "default",
+                "travel",
+                "other",
+                "quick",
+            )
+        finally:
+            process.terminate()
+            process.communicate(timeout=DEADLINE_SECONDS)
+
+
+def listening_port(process: subprocess.Popen[str]) -> int:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r'msg="Listening on" address=127\.0\.0\.1:(\d+)', line):
+            return int(found.group(1))
+    raise AssertionError("prometheus ended")
+
+
+def query(port: int, expression: str) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)
+    try:
+        connection.request("GET", f"/api/v1/query?query={expression}")
+        answer = connection.getresponse()
+        body = answer.read()
+        # 503 while it starts.
+        return json.loads(body)["data"]["result"] if answer.status == http.client.OK else []
+    finally:
+        connection.close()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium: apt install chromium")
+def test_a_browser_shows_the_page(address: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--virtual-time-budget=8000",
+            f"--user-data-dir={tmp_path}",
+            "--dump-dom",
+            address + "/",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    page = done.stdout
+    assert '<span id="state" class="state good">ready</span>' in page, done.stderr[-2000:]
+    assert page.count('class="plot"') >= 8
+    assert "<td>core_0</td>" in page
+    assert "<td>travel</td>" in page
+
+
+def test_the_server_outlives_the_node() -> None:
+    directories = Directories()
+    try:
+        with metrics_server(directories.run) as address:
+            assert samples(address) == {("quiver_up", ()): 0}
+            with NodeProcess.small(directories, "serve_with_figures").wait_ready() as node:
+                assert samples(address)["quiver_up", ()] == 1
+                node.stop()
+            assert samples(address)["quiver_up", ()] == 0
+    finally:
+        directories.remove()

@@ -1,0 +1,56 @@
+"""The dashboard and the alert rules name metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from quiver_actors.observe.collector import families
+from quiver_actors.observe.reference import table
+from tests.unit.observe.documents import document
+
+ROOT = Path(__file__).parents[3]
+
+_NAME = re.compile(r"\bquiver_[a-z_]+")
+
+
+def exported() -> set[str]:
+    names = set()
+    for family in families(document()):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        names |= {name, f"{name}_bucket", f"{name}_sum", f"{name}_count"} if family.type == "histogram" else {name}
+    return names
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    board = json.loads(files("quiver_actors.observe").joinpath("dashboard.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    used = {name for expression in expressions for name in _NAME.findall(expression)}
+    assert len(used) > 10
+    assert used - exported() == set()
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+    assert len(places) == len(set(places))
+
+
+def test_the_alerts_watch_metrics_that_exist() -> None:
+    text = files("quiver_actors.observe").joinpath("alerts.yaml").read_text()
+    rules = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("#", "action:", "summary:")))
+    used = set(_NAME.findall(rules))
+    assert len(used) > 5
+    assert used - exported() == set()
+
+
+def test_every_alert_says_what_to_do() -> None:
+    text = files("quiver_actors.observe").joinpath("alerts.yaml").read_text()
+    assert text.count("- alert:") == text.count("action:") == text.count("summary:") > 5
+
+
+def test_the_reference_is_complete_and_printed_as_it_is() -> None:
+    documented = (ROOT / "docs" / "metrics.md").read_text()
+    assert documented.endswith(table()), (
+        "run python -m quiver_actors.observe.reference and put its table into docs/metrics.md"
+    )
+    named = set(re.findall(r"^\| `(quiver_\w+)`", documented, re.MULTILINE))
+    assert named == {re.sub("_(bucket|sum|count)$", "", name) if "latency" in name else name for name in exported()}

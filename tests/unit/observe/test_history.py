@@ -1,0 +1,53 @@
+"""Rates and levels from one status document to the next."""
+
+from __future__ import annotations
+
+from quiver_actors.observe.history import SAMPLES_MAX, History
+from tests.unit.observe.documents import document
+
+SECOND_NS = 1_000_000_000
+
+
+def test_the_first_sample_has_levels_but_no_rates() -> None:
+    history = History()
+    history.add(document(base=100))
+    (sample,) = history.samples()
+    assert sample.running
+    assert sample.bundles_in_per_second == 0
+    assert sample.lag_bundles == document(base=100).subscribers[0].lag_bundles
+
+
+def test_rates_are_the_change_per_second() -> None:
+    history = History()
+    history.add(document(unix_ns=SECOND_NS, base=100))
+    history.add(document(unix_ns=6 * SECOND_NS, base=150))
+    sample = history.samples()[-1]
+    assert sample.bundles_in_per_second == 10
+    assert sample.delivered_per_second == 10
+    assert sample.cpu_fraction == 10e-9
+
+
+def test_a_worker_that_began_anew_never_makes_a_negative_rate() -> None:
+    history = History()
+    history.add(document(unix_ns=SECOND_NS, base=1000))
+    history.add(document(unix_ns=2 * SECOND_NS, base=10, pid=8))
+    sample = history.samples()[-1]
+    assert sample.bundles_in_per_second == 0
+    assert sample.cpu_fraction >= 0
+
+
+def test_absence_is_a_sample_and_ends_the_rates() -> None:
+    history = History()
+    history.add(document(unix_ns=SECOND_NS, base=100))
+    history.add_absence(2 * SECOND_NS)
+    history.add(document(unix_ns=3 * SECOND_NS, base=200))
+    assert [sample.running for sample in history.samples()] == [True, False, True]
+    assert history.samples()[-1].bundles_in_per_second == 0
+
+
+def test_only_the_last_quarter_of_an_hour_is_kept() -> None:
+    history = History()
+    for second in range(SAMPLES_MAX + 5):
+        history.add(document(unix_ns=second * SECOND_NS))
+    assert len(history.samples()) == SAMPLES_MAX
+    assert history.samples()[0].unix_ns == 5 * SECOND_NS
