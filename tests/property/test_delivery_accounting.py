@@ -150,7 +150,7 @@ class Mix:
         return self.appended - self.ledgers[name].resolved - given_up - self.ledgers[name].notified
 
     def notices(self, name: str) -> list[object]:
-        return list(self.driver.engine._registry.get(name).gaps)
+        return list(self.driver.engine._progress.registry.get(name).gaps)
 
     def tell(self) -> None:
         name, owner = self.random.choice(SUBSCRIBERS), self.random.choice(OWNERS)
@@ -179,7 +179,7 @@ class Mix:
         self.note_durable()
 
     def note_durable(self) -> None:
-        if not self.driver.engine._progress_dirty:
+        if not self.driver.engine._progress.is_dirty:
             for ledger in self.ledgers.values():
                 ledger.durable = set(ledger.resolved)
 

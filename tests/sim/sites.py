@@ -11,7 +11,9 @@ from quiver_actors.disk.faulty import CallSite
 from quiver_actors.disk.interposed import KINDS, MUTATING_KINDS
 
 MODULES = (
-    "quiver_actors.engine",
+    "quiver_actors.engine.engine",
+    "quiver_actors.engine.log_queue",
+    "quiver_actors.engine.shelf",
     "quiver_actors.jobs",
     "quiver_actors.recovery",
     "quiver_actors.sealing",
@@ -25,8 +27,8 @@ _INDIRECT = {"_read": "read", "pread": "read"}
 """Reads through a function that was handed over."""
 _UNREACHED = {
     # It needs a real descriptor, which a simulated disk does not have; the contract suite and the worker's tests open it.
-    CallSite("open_read", "quiver_actors.engine", "Engine.open_segment"),
-    CallSite("size", "quiver_actors.engine", "Engine.open_segment"),
+    CallSite("open_read", "quiver_actors.engine.shelf", "Shelf.open"),
+    CallSite("size", "quiver_actors.engine.shelf", "Shelf.open"),
 }
 
 

@@ -1,0 +1,79 @@
+"""Pushes on their way into a log: whether one can be taken, why not, and its bundles' numbers.
+
+Owner: the engine, on the loop thread. Nothing staged here is written before the engine's `write`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quiver_actors.clock import Clock
+from quiver_actors.engine.condition import Condition, EngineState
+from quiver_actors.engine.log_queue import LogQueue
+from quiver_actors.engine.numbers import Numbers
+from quiver_actors.errors import Draining, EngineFailed, ProtocolError, QuiverError, StorageFull
+from quiver_actors.protocol.messages import AckRun, Push
+from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.wal import layout
+from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, check_push
+from quiver_actors.wal.log import Log
+
+
+class Intake:
+    """See the module.
+
+    Attributes:
+        bundles_in, rows_in, bytes_in: taken since the engine was opened.
+        refused: pushes that the worker refused on the engine's behalf.
+    """
+
+    def __init__(self, place: str, clock: Clock, condition: Condition, numbers: Numbers, logs: LogQueue) -> None:
+        """
+        Args:
+            place: topic and core, for errors.
+        """
+        self.bundles_in = self.rows_in = self.bytes_in = self.refused = 0
+        self._place = place
+        self._clock = clock
+        self._condition = condition
+        self._numbers = numbers
+        self._logs = logs
+
+    def can_stage(self, span_bytes: int) -> bool:
+        """Whether `stage` of a push of that size can go on now."""
+        return self._log_for(span_bytes) is not None
+
+    def _log_for(self, span_bytes: int) -> Log | None:
+        if not self._condition.takes_bundles or not self._numbers.has_sequences(PUSH_ENTRIES_MAX):
+            return None
+        return self._logs.log_for(span_bytes)
+
+    def refusal(self) -> QuiverError | None:
+        """Why no push can be taken, None if it only has to wait."""
+        state = self._condition.state
+        if state is EngineState.FAILED:
+            return EngineFailed(f"{self._place} has failed ({self._condition.failure}); its worker is being restarted")
+        if state in (EngineState.DRAINING, EngineState.CLOSED):
+            return Draining(f"{self._place} is shutting down; push to another core or later")
+        if state is EngineState.FULL:
+            return StorageFull(
+                f"{self._place}: no room for a log file of {self._logs.next_capacity_bytes} bytes; "
+                "free space or acknowledge more, pushes go on by themselves"
+            )
+        return None
+
+    def stage(self, span: memoryview, push: Push, schemas: Mapping[int, StreamSchema]) -> list[AckRun]:
+        """See `Engine.stage`."""
+        log = self._log_for(len(span))
+        if log is None:
+            raise self.refusal() or ProtocolError("stage was called although can_stage is false")
+        entries, row_count = check_push(span, log.end or layout.HEADER_BYTES, push, schemas)
+        if log is not self._logs.active:
+            self._logs.activate_spare()
+        bundle_index, sequence = log.builder.bundle_count, log.sequence_end
+        log.stage(span, entries, self._clock.unix_ns(), self._clock.monotonic_ns())
+        self._numbers.advance(log.sequence_end, log.position_end)
+        self.bundles_in += len(entries)
+        self.rows_in += row_count
+        self.bytes_in += len(span)
+        return [AckRun(push.tag, log.segment_seq, bundle_index, sequence, len(entries))]

@@ -1,0 +1,256 @@
+"""The log files of one engine, oldest first: retired and closed ones wait for their seal or commit, the last one may be active, and
+behind them a spare stands ready.
+
+Owner: the engine, on the loop thread. A file is allocated in full before its first entry, so that a full disk is met here and not at a
+write. A push stays in one log, and a log becomes one segment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from quiver_actors import jobs
+from quiver_actors.clock import Clock
+from quiver_actors.config import TopicSettings
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.engine.condition import Condition, EngineState
+from quiver_actors.engine.numbers import Numbers
+from quiver_actors.events import Event, Resumed
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.paths import EnginePaths
+from quiver_actors.recovery import segment_cfg_hash
+from quiver_actors.units import KIB, MIB
+from quiver_actors.wal import layout
+from quiver_actors.wal.admission import PUSH_ENTRIES_MAX
+from quiver_actors.wal.log import Log
+
+_TAIL_SLACK_BYTES = 1 * MIB
+"""Allocated beyond the target, so that the last push and the tail of the seal usually fit; a small target needs less."""
+_TAIL_SLACK_BYTES_MIN = 64 * KIB
+
+
+class LogQueue:
+    """See the module.
+
+    Attributes:
+        active: the log that takes entries, None if the next push begins one.
+        sequence_written: bundles below it are written to their log.
+        seals, seal_ns_last: how many logs became segments, and how long the last of them took.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        settings: TopicSettings,
+        clock: Clock,
+        condition: Condition,
+        numbers: Numbers,
+    ) -> None:
+        self.active: Log | None = None
+        self.sequence_written = numbers.next_sequence
+        self.seals = self.seal_ns_last = 0
+        self._disk = disk
+        self._paths = paths
+        self._settings = settings
+        self._cfg_hash = segment_cfg_hash(settings)
+        self._clock = clock
+        self._condition = condition
+        self._numbers = numbers
+        self._logs: deque[Log] = deque()
+        self._spare: Log | None = None
+        self._wanted_capacity = 0
+
+    def __iter__(self) -> Iterator[Log]:
+        return iter(self._logs)
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def close(self) -> None:
+        for log in [*self._logs, *([self._spare] if self._spare else [])]:
+            log.file.close()
+
+    def unlink_spare(self) -> None:
+        if self._spare is not None:
+            self._disk.unlink(self._spare.path)
+
+    # --- room for a push ---------------------------------------------------------------------------------------------------
+
+    def log_for(self, span_bytes: int) -> Log | None:
+        """The log that a push of that size goes into: the active one, else the spare, None if it has to wait.
+
+        What is missing is asked for, so that it is there after some `finish`.
+        """
+        active, spare = self.active, self._spare
+        if active is not None and self._fits(active, span_bytes):
+            return active
+        needed = layout.HEADER_BYTES + span_bytes + layout.END_MARK_BYTES
+        self._wanted_capacity = max(self._wanted_capacity, needed)
+        if len(self._logs) > self._settings.wal.max_rotated_files or not self._numbers.has_segment_seq:
+            return None
+        return spare if spare is not None and spare.capacity_bytes >= needed else None
+
+    def _fits(self, log: Log, span_bytes: int) -> bool:
+        """A push stays in one log: it fits if the log is below its target with it, or empty and large enough."""
+        if log.closed or log.end + span_bytes + layout.END_MARK_BYTES > log.capacity_bytes:
+            return False
+        if log.is_empty:
+            return True
+        full = log.entry_bytes + span_bytes > self._settings.segment.target_size_bytes
+        return not full and log.builder.bundle_count + PUSH_ENTRIES_MAX <= SEGMENT_BUNDLES_MAX
+
+    def activate_spare(self) -> None:
+        """Begin the next segment in the spare, which `log_for` has just promised."""
+        self.close_active()
+        log, self._spare = self._spare, None
+        assert log is not None, "log_for promised a spare log"
+        log.activate(self._cfg_hash, self._numbers.position, self._numbers.identity())
+        self._numbers.take_segment_seq()
+        self._wanted_capacity = 0
+        self._logs.append(log)
+        self.active = log
+
+    def close_active(self) -> None:
+        """Its next commit rotates it."""
+        if self.active is not None and not self.active.is_empty:
+            self.active.closed = True
+            self.active = None
+
+    # --- writing -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_staged(self) -> bool:
+        return any(log.has_staged for log in self._logs)
+
+    def write(self) -> None:
+        """Write everything staged, one call per log (there is one, except in the turn of a rotation)."""
+        for log in self._logs:
+            if log.has_staged:
+                log.write()
+        self.sequence_written = self._numbers.next_sequence
+        self._close_if_full()
+
+    def _close_if_full(self) -> None:
+        log, limits = self.active, self._settings.segment
+        if log is None or log.is_empty:
+            return
+        builder = log.builder
+        if (
+            log.entry_bytes >= limits.target_size_bytes
+            or builder.bundle_count >= limits.max_bundle_count
+            or builder.stream_count >= limits.max_stream_count
+        ):
+            self.close_active()
+
+    # --- time --------------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Close an active log that is old enough to be sealed."""
+        active = self.active
+        if active is None or active.is_empty or active.has_staged:
+            return
+        if self._clock.monotonic_ns() - active.first_append_ns >= self._settings.segment.max_open_duration_ns:
+            self.close_active()
+
+    def deadlines_ns(self) -> list[int]:
+        """When the active log is old, and when it is to be synced."""
+        active, flush_interval_ns = self.active, self._settings.wal.flush_interval_ns
+        if active is None or active.is_empty:
+            return []
+        deadlines = [active.first_append_ns + self._settings.segment.max_open_duration_ns]
+        if active.written_end > active.synced_end and flush_interval_ns:
+            deadlines.append(active.dirty_since_ns + flush_interval_ns)
+        return deadlines
+
+    # --- the spare ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_capacity_bytes(self) -> int:
+        """Of the next log file."""
+        target = self._settings.segment.target_size_bytes
+        usual = layout.HEADER_BYTES + target + min(_TAIL_SLACK_BYTES, max(_TAIL_SLACK_BYTES_MIN, target))
+        return max(usual, self._wanted_capacity)
+
+    def allocate_job(self) -> jobs.AllocateJob | None:
+        """A spare is made when one is asked for, and kept ready while the engine takes bundles."""
+        spare = self._spare
+        if spare is not None:
+            if spare.capacity_bytes >= self._wanted_capacity:
+                return None
+            self._spare = None  # the job has it until it comes back
+            return self._allocation(spare.path, spare)
+        if self.active is None and not self._wanted_capacity and self._condition.state is not EngineState.FULL:
+            return None
+        return self._allocation(self._paths.spare(self._numbers.take_spare()), None)
+
+    def _allocation(self, path: str, grow: Log | None) -> jobs.AllocateJob:
+        free_bytes_min = self._settings.retention.min_free_bytes
+        return jobs.AllocateJob(self._disk, path, self.next_capacity_bytes, grow, free_bytes_min=free_bytes_min)
+
+    def finish_allocate(self, job: jobs.AllocateJob) -> list[Event]:
+        self._spare = job.spare
+        self._condition.set_roomy()
+        return [Resumed()]
+
+    def no_room_for_spare(self, job: jobs.AllocateJob) -> list[Event]:
+        self._spare = job.spare
+        self._condition.set_full()
+        return []
+
+    # --- seals -------------------------------------------------------------------------------------------------------------
+
+    def seal_now(self) -> int | None:
+        """Close the active log. Returns the newest segment that is on its way to be sealed, None if there is none."""
+        self.close_active()
+        closed = [log.segment_seq for log in self._logs if log.closed]
+        return closed[-1] if closed else None
+
+    def seal_job(self) -> jobs.SealJob | None:
+        if not self._logs or not self._logs[0].retired:
+            return None
+        return jobs.SealJob(self._disk, self._paths, self._logs[0], self._numbers.incarnation)
+
+    def finish_seal(self, job: jobs.SealJob) -> None:
+        """The oldest log is a segment now."""
+        log = self._logs.popleft()
+        assert log is job.log
+        self.seals += 1
+        self.seal_ns_last = job.took_ns
+
+    # --- what is in them ---------------------------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """(segment_seq, bundle index) behind everything appended so far."""
+        active = self.active
+        return (active.segment_seq, active.builder.bundle_count) if active else (self._numbers.next_segment_seq, 0)
+
+    def bundle_counts(self) -> dict[int, int]:
+        """By segment number, oldest first."""
+        return {log.segment_seq: log.builder.bundle_count for log in self._logs}
+
+    def ingestion_times(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """(segment_seq, UNIX nanoseconds of its bundles), oldest first."""
+        return ((log.segment_seq, log.builder.bundle_summaries().ingestion_ts_nanos) for log in self._logs)
+
+    def ingestion_times_of(self, segment_seq: int) -> npt.NDArray[np.int64] | None:
+        """UNIX nanoseconds of its bundles, None if it is not in a log."""
+        return next((times for seq, times in self.ingestion_times() if seq == segment_seq), None)
+
+    def first_ingestion_unix_ns(self) -> int:
+        """Of the oldest bundle in any log; 0 if there is none."""
+        return next((log.builder.first_ingestion_ts_nanos for log in self._logs if not log.is_empty), 0)
+
+    @property
+    def entry_bytes(self) -> int:
+        return sum(log.entry_bytes for log in self._logs)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the files take of the disk, the spare included."""
+        return sum(log.capacity_bytes for log in [*self._logs, *([self._spare] if self._spare else [])])

@@ -1,0 +1,189 @@
+"""Damaged segments of one engine: how they are found, rescued, and given up.
+
+Owner: the engine, on the loop thread. A segment found at open is checked before its first bundle is delivered, one that somebody could not
+read when he says so. What is damaged is rescued; where nothing of it can be, everybody who was owed it gets a durable notice before the
+file is moved aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import msgspec
+
+from quiver_actors import jobs
+from quiver_actors.config import TopicSettings
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.engine.progress import Progress
+from quiver_actors.engine.shelf import Runs, Shelf
+from quiver_actors.events import Event, Replaced
+from quiver_actors.paths import EnginePaths
+from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.recovery import Recovered, segment_cfg_hash
+from quiver_actors.rescue import RescueJob
+from quiver_actors.upkeep import CompactJob, SlicedJob, Upkeep
+
+
+class Mending:
+    """See the module.
+
+    Attributes:
+        damaged: segments that are to be rescued, and what is wrong with them.
+        quarantined: how many files were moved aside.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        settings: TopicSettings,
+        recovered: Recovered,
+        progress: Progress,
+        shelf: Shelf,
+        upkeep: Upkeep,
+    ) -> None:
+        self.damaged: dict[int, str] = recovered.damaged
+        self.quarantined = recovered.quarantined
+        self._disk = disk
+        self._paths = paths
+        self._cfg_hash = segment_cfg_hash(settings)
+        self._progress = progress
+        self._shelf = shelf
+        self._upkeep = upkeep
+        self._suspects: dict[int, str] = {}
+        """Segments that somebody could not read, to be checked."""
+        self._condemned: dict[int, int] = {}
+        """Damaged segments and the ticket of the progress that must be durable before they are moved aside."""
+
+    def give_up_missing(self, segment_seqs: Sequence[int]) -> None:
+        """Segments that progress waits for and whose files are gone."""
+        for segment_seq in segment_seqs:
+            self._shelf.give_up(segment_seq, _nothing_known_of(segment_seq), "damaged")
+
+    # --- checks ------------------------------------------------------------------------------------------------------------
+
+    def suspect(self, segment_seq: int, reason: str) -> None:
+        """See `Engine.check_segment`."""
+        if segment_seq in self._shelf.segments and segment_seq not in self._shelf.waiting:
+            self._suspects.setdefault(segment_seq, reason)
+
+    @property
+    def suspects(self) -> Container[int]:
+        """Segments that are not to be deleted before they were checked."""
+        return self._suspects
+
+    def verify_job(self) -> jobs.VerifyJob | None:
+        """Segments found at open are checked oldest first; those sealed since wait in line behind them."""
+        waiting = self._shelf.waiting
+        if waiting:
+            if waiting[0] in self.damaged:
+                return None
+            return jobs.VerifyJob(self._disk, self._paths, waiting[0])
+        suspect = next(iter(self._suspects), None)
+        return None if suspect is None else jobs.VerifyJob(self._disk, self._paths, suspect, is_suspect=True)
+
+    def finish_verify(self, job: jobs.VerifyJob) -> list[Event]:
+        is_suspect = self._suspects.pop(job.segment_seq, None) is not None
+        if job.damage is not None:
+            self.damaged[job.segment_seq] = job.damage
+            return []
+        if is_suspect:
+            return self._progress.take_events()
+        return self._shelf.approve(job.segment_seq, _runs(job.lost))
+
+    def finish_upkeep(self, job: SlicedJob) -> list[Event]:
+        """Compaction and scrub read whole segments too."""
+        self._upkeep.finish(job)
+        info = self._shelf.segments.get(job.segment_seq)
+        if info is not None and job.damage is not None:
+            self.damaged[job.segment_seq] = job.damage
+        elif info is not None and isinstance(job, CompactJob) and job.new_size_bytes is not None:
+            self._shelf.segments[job.segment_seq] = msgspec.structs.replace(info, size_bytes=job.new_size_bytes)
+            return [Replaced(job.segment_seq)]
+        return []
+
+    # --- rescues -----------------------------------------------------------------------------------------------------------
+
+    def rescue_job(self) -> RescueJob | None:
+        if not self.damaged:
+            return None
+        segment_seq = min(self.damaged)
+        info = self._shelf.segments.get(segment_seq)
+        count = info.bundle_count if info else self._progress.registry.known_bundle_count(segment_seq)
+        return RescueJob(
+            self._disk,
+            self._paths,
+            segment_seq,
+            self.damaged[segment_seq],
+            count,
+            self._cfg_hash,
+            is_count_known=info is not None,
+            keeps_unprovable=True,
+        )
+
+    def no_room_to_rescue(self, job: RescueJob) -> list[Event]:
+        """Those behind it are delivered first, which may make room."""
+        self._shelf.pass_over(job.segment_seq)
+        return self._shelf.announce()
+
+    def finish_rescue(self, job: RescueJob) -> list[Event]:
+        assert job.rescued is not None
+        segment_seq, rescued = job.segment_seq, job.rescued
+        del self.damaged[segment_seq]
+        self._upkeep.forget(segment_seq)
+        if rescued.info is None:
+            return self._condemn(segment_seq, rescued.bundle_count)
+        self.quarantined += 1
+        self._shelf.segments[segment_seq] = rescued.info
+        lost = _runs(rescued.lost)
+        if not rescued.is_end_known:
+            lost.append((rescued.bundle_count, 0))
+        if segment_seq in self._shelf.waiting:
+            return [Replaced(segment_seq), *self._shelf.approve(segment_seq, lost)]
+        self._upkeep.checked(segment_seq)
+        return [self._shelf.offer(rescued.info, lost), Replaced(segment_seq), *self._progress.take_events()]
+
+    def _condemn(self, segment_seq: int, bundle_count: int) -> list[Event]:
+        """Nobody can read that segment: note what everybody loses; once that is durable the file is moved aside."""
+        was_waiting = segment_seq in self._shelf.waiting
+        self._shelf.pass_over(segment_seq)
+        known = self._shelf.segments.pop(segment_seq, _nothing_known_of(segment_seq))
+        count = max(known.bundle_count, bundle_count)
+        rows = 0 if was_waiting else known.row_count  # what an unchecked footer says of its rows is not to be believed
+        self.quarantined += 1
+        info = msgspec.structs.replace(known, bundle_count=count, row_count=rows)
+        self._shelf.give_up(segment_seq, info, "damaged")
+        self._condemned[segment_seq] = self._progress.ticket
+        return [*self._progress.take_events(), *self._shelf.announce()]
+
+    # --- quarantine --------------------------------------------------------------------------------------------------------
+
+    def quarantine_job(self) -> jobs.QuarantineJob | None:
+        due = (seq for seq, ticket in self._condemned.items() if ticket <= self._progress.durable)
+        segment_seq = next(due, None)
+        return None if segment_seq is None else jobs.QuarantineJob(self._disk, self._paths, segment_seq)
+
+    def finish_quarantine(self, job: jobs.QuarantineJob) -> list[Event]:
+        del self._condemned[job.segment_seq]
+        return []
+
+    def forget(self, segment_seqs: Sequence[int]) -> None:
+        """Their files are deleted."""
+        for segment_seq in segment_seqs:
+            self.damaged.pop(segment_seq, None)
+            self._suspects.pop(segment_seq, None)
+
+
+def _nothing_known_of(segment_seq: int) -> SegmentInfo:
+    return SegmentInfo(segment_seq, 0, 0, 0, 0, 0)
+
+
+def _runs(indexes: Sequence[int]) -> Runs:
+    """Rising indexes as (first, count)."""
+    runs: Runs = []
+    for index in indexes:
+        if runs and sum(runs[-1]) == index:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return runs

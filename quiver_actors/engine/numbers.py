@@ -1,0 +1,93 @@
+"""The numbers of one engine that never repeat: segment numbers, sequences, log positions, and the names of log files.
+
+Owner: the engine, on the loop thread. Segment numbers and sequences are used only below what `quiver.core` has reserved durably.
+"""
+
+from __future__ import annotations
+
+from quiver_actors import jobs
+from quiver_actors.core_file import SEGMENT_SEQ_BLOCK, SEQUENCE_BLOCK, CoreFile
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.events import Event, Resumed
+from quiver_actors.paths import EnginePaths
+from quiver_actors.recovery import Recovered
+from quiver_actors.wal.codec import Identity
+
+
+class Numbers:
+    """See the module.
+
+    Attributes:
+        incarnation: of the directory, 16 bytes.
+        next_segment_seq, next_sequence: the next ones to give.
+        position: log position behind everything that was staged.
+    """
+
+    def __init__(self, disk: Disk, paths: EnginePaths, recovered: Recovered) -> None:
+        self.incarnation = recovered.core.incarnation
+        self.next_segment_seq = recovered.next_segment_seq
+        self.next_sequence = recovered.next_sequence
+        self.position = recovered.position
+        self._disk = disk
+        self._paths = paths
+        self._reserved = recovered.core
+        self._next_rotation = recovered.next_rotation
+        self._next_spare = 0
+
+    # --- reserved ahead of use ---------------------------------------------------------------------------------------------
+
+    def has_sequences(self, count: int) -> bool:
+        return self.next_sequence + count <= self._reserved.next_sequence_reserved
+
+    @property
+    def has_segment_seq(self) -> bool:
+        return self.next_segment_seq < self._reserved.next_segment_seq_reserved
+
+    def reserve_job(self) -> jobs.ReserveJob | None:
+        """More before half of what is reserved is used up."""
+        low = (
+            self.next_sequence + SEQUENCE_BLOCK // 2 > self._reserved.next_sequence_reserved
+            or self.next_segment_seq + SEGMENT_SEQ_BLOCK // 2 > self._reserved.next_segment_seq_reserved
+        )
+        if not low:
+            return None
+        segment_seq, sequence = self.next_segment_seq + SEGMENT_SEQ_BLOCK, self.next_sequence + SEQUENCE_BLOCK
+        return jobs.ReserveJob(self._disk, self._paths, self._core_file(segment_seq, sequence, clean_shutdown=False))
+
+    def finish_reserve(self, job: jobs.ReserveJob) -> list[Event]:
+        self._reserved = job.core
+        return [Resumed()]
+
+    def exact(self) -> CoreFile:
+        """What a clean shutdown leaves: the very next numbers."""
+        return self._core_file(self.next_segment_seq, self.next_sequence, clean_shutdown=True)
+
+    def _core_file(self, segment_seq: int, sequence: int, *, clean_shutdown: bool) -> CoreFile:
+        core_id = self._reserved.core_id
+        return CoreFile(self.incarnation, core_id, segment_seq, sequence, clean_shutdown=clean_shutdown)
+
+    # --- use ---------------------------------------------------------------------------------------------------------------
+
+    def identity(self) -> Identity:
+        """Of a log that would begin now."""
+        return Identity(self.next_segment_seq, self.next_sequence, self.incarnation)
+
+    def take_segment_seq(self) -> None:
+        """The segment of `identity` has begun."""
+        self.next_segment_seq += 1
+
+    def advance(self, sequence_end: int, position_end: int) -> None:
+        """Bundles were numbered up to there."""
+        self.next_sequence = sequence_end
+        self.position = position_end
+
+    def take_rotation(self, segment_seq: int) -> int:
+        """For the name of the rotated log of that segment."""
+        number = max(self._next_rotation, segment_seq + 1)
+        self._next_rotation = number + 1
+        return number
+
+    def take_spare(self) -> int:
+        """For the name of a new log file."""
+        self._next_spare += 1
+        return self._next_spare

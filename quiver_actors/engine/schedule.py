@@ -1,0 +1,105 @@
+"""The background work of one engine: one job at a time, which is next, and who takes it back.
+
+Owner: the engine, on the loop thread; the jobs run on the seal thread. Each kind of work is one `Line` of a table, the most
+important first. A job that only found no room is made again after a while; any other error fails the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from quiver_actors.ballast import Ballast
+from quiver_actors.clock import Clock
+from quiver_actors.engine.condition import Condition
+from quiver_actors.events import Event
+from quiver_actors.jobs import Job
+from quiver_actors.units import MILLISECOND_NS
+
+RETRY_SPACE_NS = 250 * MILLISECOND_NS
+
+J = TypeVar("J", bound=Job)
+
+
+@dataclass(frozen=True, slots=True)
+class Line(Generic[J]):
+    """One kind of background work."""
+
+    kind: type[J]
+    make: Callable[[], J | None]
+    """The next job of that kind, None if there is nothing to do."""
+    finish: Callable[[J], list[Event]]
+    """Takes a job back that was done."""
+    in_drain: bool = False
+    """It goes on while the engine is draining."""
+    spends_ballast: bool = False
+    """It must go on also on a full disk."""
+    no_room: Callable[[J], list[Event]] | None = None
+    """Takes a job back that found no room on the disk."""
+    retry_ns: int = RETRY_SPACE_NS
+    """When it may be tried again after that."""
+    due_ns: Callable[[], int | None] | None = None
+    """When there will be something to do, as far as only time decides about it."""
+
+
+class Schedule:
+    """See the module."""
+
+    def __init__(self, clock: Clock, condition: Condition, ballast: Ballast, lines: Sequence[Line[Any]]) -> None:
+        """
+        Args:
+            lines: the most important one first.
+        """
+        self._clock = clock
+        self._condition = condition
+        self._ballast = ballast
+        self._lines = lines
+        self._job: Job | None = None
+        self._retry_ns: dict[type[Job], int] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """No job is out."""
+        return self._job is None
+
+    def next(self) -> Job | None:
+        """The next job, None if there is nothing to do or one is out."""
+        if self._job is not None or self._condition.is_over:
+            return None
+        for line in self._lines:
+            if self._condition.is_draining and not line.in_drain:
+                continue
+            if self._clock.monotonic_ns() < self._retry_ns.get(line.kind, 0):
+                continue
+            job: Job | None = line.make()
+            if job is not None:
+                job.ballast = self._ballast if line.spends_ballast else None
+                self._job = job
+                return job
+        return None
+
+    def finish(self, job: Job) -> list[Event]:
+        """A job comes back."""
+        self._job = None
+        line = next(line for line in self._lines if isinstance(job, line.kind))
+        if job.error is None:
+            return line.finish(job)
+        if not job.no_space:
+            return self._condition.fail(job.error)
+        self.postpone(line.kind, line.retry_ns)
+        return line.no_room(job) if line.no_room else []
+
+    def postpone(self, kind: type[Job], wait_ns: int) -> None:
+        """Try no job of that kind for so long."""
+        self._retry_ns[kind] = self._clock.monotonic_ns() + wait_ns
+
+    def deadlines_ns(self) -> list[int]:
+        """When `next` should be asked even if nothing else happens."""
+        now_ns = self._clock.monotonic_ns()
+        deadlines = [at for at in self._retry_ns.values() if at > now_ns]
+        for line in self._lines:
+            due_ns = line.due_ns() if line.due_ns else None
+            if due_ns is not None:
+                deadlines.append(max(due_ns, self._retry_ns.get(line.kind, 0)))
+        return deadlines

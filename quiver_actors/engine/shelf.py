@@ -1,0 +1,173 @@
+"""The sealed segments of one engine: which there are, which may be claimed, and which nobody needs any more.
+
+Owner: the engine, on the loop thread. Segments become claimable strictly in order, each after it was found whole: those sealed since
+the engine was opened are, those found at open are checked first. A file is unlinked only after progress that needs none of it is
+durable for every subscriber.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quiver_actors import jobs
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.engine.progress import Progress
+from quiver_actors.events import Event, GapFound, Resumed, Sealed
+from quiver_actors.paths import EnginePaths
+from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.recovery import Recovered
+from quiver_actors.segment.codec import decode_manifest
+from quiver_actors.segment.reader import read_footer
+from quiver_actors.upkeep import Upkeep
+
+Runs = list[tuple[int, int]]
+"""Bundles of one segment as (first index, count); count 0 for nobody knows how many."""
+
+
+class Shelf:
+    """See the module.
+
+    Attributes:
+        segments: by number.
+        waiting: segments that subscribers have not been told of yet, in the order in which they will be; also damaged ones.
+        deleted: how many segments were deleted since the engine was opened.
+    """
+
+    def __init__(
+        self, disk: Disk, paths: EnginePaths, recovered: Recovered, progress: Progress, upkeep: Upkeep
+    ) -> None:
+        self.segments: dict[int, SegmentInfo] = recovered.segments
+        self.waiting: deque[int] = deque(sorted([*recovered.segments, *recovered.damaged]))
+        self.deleted = 0
+        self._disk = disk
+        self._paths = paths
+        self._progress = progress
+        self._upkeep = upkeep
+        self._whole: dict[int, Runs] = {}
+        """Segments among the waiting that were found whole, and what they record as lost."""
+        self._doomed: set[int] = set()
+        self._cursor_owed: int | None = None
+
+    def __iter__(self) -> Iterator[SegmentInfo]:
+        """Oldest first."""
+        return (self.segments[segment_seq] for segment_seq in sorted(self.segments))
+
+    # --- segments come -----------------------------------------------------------------------------------------------------
+
+    def put(self, info: SegmentInfo, cursor_owed: int | None) -> list[Event]:
+        """A segment was sealed; its cursor still has to be written where there was no room for it."""
+        self._cursor_owed = cursor_owed
+        self.segments[info.segment_seq] = info
+        self.waiting.append(info.segment_seq)
+        return self.approve(info.segment_seq, [])
+
+    def approve(self, segment_seq: int, lost: Runs) -> list[Event]:
+        """A waiting segment is whole, but for the bundles that it records as lost."""
+        self._whole[segment_seq] = lost
+        self._upkeep.checked(segment_seq)
+        return self.announce()
+
+    def pass_over(self, segment_seq: int) -> None:
+        """A waiting segment keeps those behind it waiting no longer."""
+        if segment_seq in self.waiting:
+            self.waiting.remove(segment_seq)
+
+    def announce(self) -> list[Event]:
+        """Make what was found whole claimable, in order."""
+        events: list[Event] = []
+        while self.waiting and self.waiting[0] in self._whole:
+            segment_seq = self.waiting.popleft()
+            lost = self._whole.pop(segment_seq)
+            events.append(self.offer(self.segments[segment_seq], lost))
+        return [*events, *self._progress.retired(), *self._progress.take_events()]
+
+    def offer(self, info: SegmentInfo, lost: Runs) -> Event:
+        """Subscribers can claim it from now on, but for what is lost of it."""
+        self._progress.registry.add_segment(info.segment_seq, info.bundle_count, info.size_bytes)
+        if lost:
+            self.give_up(info.segment_seq, info, "damaged", lost)
+        return Sealed(info.segment_seq, info.bundle_count)
+
+    def waiting_counts(self) -> dict[int, int]:
+        """Bundle counts of the waiting segments, where they are known."""
+        return {seq: self.segments[seq].bundle_count for seq in self.waiting if seq in self.segments}
+
+    # --- segments go -------------------------------------------------------------------------------------------------------
+
+    def drop(self, segment_seq: int, reason: str) -> None:
+        """See `Engine.drop_segment`."""
+        info = self.segments.get(segment_seq)
+        if info is not None and segment_seq not in self.waiting:
+            self.give_up(segment_seq, info, reason)
+
+    def give_up(self, segment_seq: int, info: SegmentInfo, reason: str, lost: Runs | None = None) -> None:
+        """Nobody who has not resolved them gets the `lost` bundles any more (None: the whole segment); each is told why."""
+
+        def rows(first: int, count: int) -> int:
+            whole = lost is None and count == info.bundle_count and info.row_count
+            return info.row_count if whole else -1
+
+        given_up = self._progress.registry.give_up(segment_seq, info.bundle_count, reason, rows, lost)
+        for subscriber, notice in given_up:
+            position = (segment_seq, notice.bundle_index_first, notice.bundle_count)
+            self._progress.tell(GapFound(subscriber, *position, reason))
+        self._progress.note_resolved()
+        self._progress.hurry()
+
+    def delete_job(self, spared: Container[int]) -> jobs.DeleteJob | None:
+        """Delete what nobody needs, but for the `spared`."""
+        deletable = [seq for seq in self._progress.registry.deletable(self.segments) if seq not in spared]
+        self._doomed.update(deletable)
+        return jobs.DeleteJob(self._disk, self._paths, deletable, self._cursor_owed) if deletable else None
+
+    @property
+    def doomed(self) -> list[int]:
+        """Segments whose files may be gone at any moment: nobody new gets them."""
+        return sorted(self._doomed)
+
+    def finish_delete(self, segment_seqs: Sequence[int]) -> list[Event]:
+        self._cursor_owed = None
+        self._doomed.difference_update(segment_seqs)
+        for segment_seq in segment_seqs:
+            del self.segments[segment_seq]
+            self._whole.pop(segment_seq, None)
+            self.pass_over(segment_seq)
+            self._upkeep.forget(segment_seq)
+            self._progress.registry.forget_segment(segment_seq, file_is_gone=True)
+        self.deleted += len(segment_seqs)
+        return [Resumed()]
+
+    # --- reading -----------------------------------------------------------------------------------------------------------
+
+    def open(self, segment_seq: int) -> tuple[int, int]:
+        """See `Engine.open_segment`; the segment is here."""
+        file = self._disk.open_read(self._paths.segment(segment_seq))
+        try:
+            # Its own size: a compaction may have put another file there, and not be finished here yet.
+            return os.dup(file.fileno()), file.size()
+        finally:
+            file.close()
+
+    def ingestion_times(self, segment_seq: int) -> npt.NDArray[np.int64]:
+        """UNIX nanoseconds of its bundles, from its manifest only; 0 where it does not say."""
+        file = self._disk.open_read(self._paths.segment(segment_seq))
+        try:
+            footer = read_footer(file.read, file.size())
+            manifest = decode_manifest(file.read(footer.manifest_length, footer.manifest_offset))
+        finally:
+            file.close()
+        times = manifest.ingestion_ts_nanos
+        return np.array([time or 0 for time in times] if times else [0] * manifest.bundle_count, dtype=np.int64)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(info.size_bytes for info in self.segments.values())
+
+    @property
+    def bundle_count(self) -> int:
+        return sum(info.bundle_count for info in self.segments.values())
