@@ -14,10 +14,10 @@ from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Sub
 from quiver_actors.client.channel import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
-from quiver_actors.client.consumer import dropped_by, starting
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.questions import dropped_by, starting
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.wanted import Gaps, SubscribeOptions, Wanted
 from quiver_actors.model import DEFAULT_TOPIC, Receipt, check_id

@@ -31,10 +31,8 @@ class Delivery(ClaimedBundle[Ticket]):
     __slots__ = ()
 
     _consumer: Consumer[Delivery, LoopExchange]
+    _ticket_type = Ticket
 
     async def extend(self, timeout: float = 10.0) -> None:
         """Begin the lease anew; raises as `quiver_actors.client.Delivery.extend`."""
         await self._consumer.exchange.complete(self._consumer.extending_one(self, timeout))
-
-    def _ticket(self) -> Ticket:
-        return Ticket(self)

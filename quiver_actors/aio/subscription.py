@@ -11,10 +11,11 @@ from typing import Any, Generic, TypeVar
 
 from quiver_actors.aio.delivery import Delivery
 from quiver_actors.aio.exchange import LoopExchange
-from quiver_actors.client.consumer import Consumer, oldest_of, pending_of
+from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.exchange import deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
 from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.questions import oldest_of, pending_of
 from quiver_actors.client.subscription import CLOSE_TIMEOUT_SECONDS
 from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import ClosedError, QuiverError, UsageError
@@ -144,7 +145,7 @@ class BaseSubscription(Generic[E]):
     def abort(self) -> None:
         if not self._exchange.is_closed:
             with self._exchange:
-                self._consumer.channels.close()
+                self._consumer.end()
             self._exchange.close()
 
     async def __aiter__(self) -> AsyncIterator[E]:
@@ -163,7 +164,7 @@ class BaseSubscription(Generic[E]):
         await self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._exchange.is_closed else f"waiting={self._consumer.waiting}"
+        state = "closed" if self._exchange.is_closed else f"waiting={self._consumer.inbox.waiting}"
         return f"<{type(self).__name__} {self.subscriber} topic={self.topic} {state}>"
 
     def _event(self, delivery: Delivery) -> E:

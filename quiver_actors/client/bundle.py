@@ -8,7 +8,6 @@ from typing import TypeVar
 import pyarrow as pa
 
 from quiver_actors.client.segments import MappedSegment
-from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import FormatError, InvalidBundle, SlotNotInBundle
 from quiver_actors.model import BundleId
 
@@ -22,17 +21,16 @@ class StoredBundle:
     Slots that are never asked for are never touched.
     """
 
-    __slots__ = ("_bundle_index", "_core", "_segment", "_slots")
+    __slots__ = ("_bundle_index", "_segment")
 
-    def __init__(self, segment: MappedSegment, slots: TopicSlots, core: int, bundle_index: int) -> None:
+    def __init__(self, segment: MappedSegment, bundle_index: int) -> None:
         self._segment = segment
-        self._slots = slots
-        self._core = core
         self._bundle_index = bundle_index
 
     @property
     def bundle_id(self) -> BundleId:
-        return BundleId(self._slots.topic, self._core, self._segment.segment_seq, self._bundle_index)
+        segment = self._segment
+        return BundleId(segment.slots.topic, segment.core, segment.segment_seq, self._bundle_index)
 
     @property
     def slots(self) -> Mapping[int, pa.RecordBatch]:
@@ -41,7 +39,11 @@ class StoredBundle:
         Raises:
             FormatError: the stored bundle cannot be read.
         """
-        return self._read(self._segment.bundle)
+        try:
+            return self._segment.bundle(self._bundle_index)
+        except (FormatError, IndexError) as error:
+            self._unreadable(str(error))
+            raise
 
     @property
     def slot_ids(self) -> tuple[int, ...]:
@@ -93,11 +95,11 @@ class StoredBundle:
             SlotNotInBundle: this bundle has nothing in it.
             FormatError: the stored batch cannot be read.
         """
-        slot_id = self._slots.table.resolve(slot)
+        slot_id = self._segment.slots.table.resolve(slot)
         return self._read(lambda index: self._segment.batch(index, slot_id))
 
     def __contains__(self, slot: str | int) -> bool:
-        return self._slots.table.resolve(slot) in self.slot_ids
+        return self._segment.slots.table.resolve(slot) in self.slot_ids
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._where()}>"

@@ -16,12 +16,12 @@ from typing import Literal, Unpack, overload
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.channel import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
-from quiver_actors.client.consumer import dropped_by, starting
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.projection import Asked, Projection
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.questions import dropped_by, starting
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.segments import MappedSegment, map_segment
 from quiver_actors.client.slots import Bundle, TopicSlots
@@ -317,11 +317,10 @@ class Client:
         self, parts: list[SegmentPart], core: int, slots: TopicSlots, projection: Projection
     ) -> Iterator[StoredBundle]:
         for part in parts:
-            segment = MappedSegment(
-                *self._open_segment(core, slots.topic, part.segment_seq), part.segment_seq, projection
-            )
+            descriptor, size_bytes = self._open_segment(core, slots.topic, part.segment_seq)
+            segment = MappedSegment(descriptor, size_bytes, part.segment_seq, slots, core, projection)
             for index in range(part.first, part.end):
-                yield StoredBundle(segment, slots, core, index)
+                yield StoredBundle(segment, index)
 
     # --- life ----------------------------------------------------------------------------------------------------------------
 

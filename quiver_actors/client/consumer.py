@@ -9,11 +9,13 @@ A resolution leaves at once when none left in the last 20 ms; otherwise it is co
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 from quiver_actors.client.channel import Call, refusal_error
 from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
@@ -21,25 +23,23 @@ from quiver_actors.client.delivery import ClaimedBundle
 from quiver_actors.client.exchange import FOREVER_NS, Exchange, Flow, deadline_after
 from quiver_actors.client.gaps import WaitingGap
 from quiver_actors.client.grants import Grant, Parcel
+from quiver_actors.client.inbox import Inbox
 from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.questions import Request, answering, sent
 from quiver_actors.client.subscriber_channel import WATCHDOG_NS, SubscriberChannel
-from quiver_actors.client.wanted import StartPoints, Wanted, start_text
+from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import (
     AlreadyResolved,
     LeaseExpired,
     NotClaimed,
-    UnknownSubscriber,
     UsageError,
     WorkerUnavailable,
 )
 from quiver_actors.model import BundleId
 from quiver_actors.protocol.messages import (
     AckThrough,
-    BundleTime,
     ClaimRef,
-    Done,
     FlushProgress,
-    Message,
     Pending,
     PendingInfo,
     Refused,
@@ -56,14 +56,6 @@ X = TypeVar("X", bound=Exchange)
 logger = logging.getLogger("quiver.client")
 
 
-class Request(NamedTuple):
-    """One request to one worker, on the connection that it was sent over."""
-
-    channel: SubscriberChannel
-    generation: int
-    call: Call
-
-
 class Consumer(Generic[D, X]):
     """One consumer of a durable subscriber, over connections of its own to all workers."""
 
@@ -74,30 +66,36 @@ class Consumer(Generic[D, X]):
         client_name: str,
         wanted: Wanted,
         starts: StartPoints,
-        make: Callable[[Consumer[D, X], Parcel, int], D],
+        make: Callable[[Consumer[D, X], Parcel, int, int], D],
     ) -> None:
         self.exchange = exchange
         self.wanted = wanted
         self.channels = ChannelSet(exchange, directory, self._make_channel)
-        self.claims_lost = 0
-        """Claims that were resolved too late, as the connection had been lost, or not given out, as their lease was over."""
+        self.inbox: Inbox[D] = Inbox(partial(make, self), wanted.prefetch)
         self.gap_count = 0
         self._directory = directory
         self._client_name = client_name
         self._starts = starts
         self._make = make
-        self._inbox: deque[Parcel | WaitingGap] = deque()
+        self._acked: list[D] = []
+        """Not noted in their channels yet."""
+        self._late_count = 0
+        self._number = 0
+        """Of the last resolution."""
         self._waiting_count = 0
+        """Resolutions that were not sent."""
         self._sent_at_ns = 0
         self._tend_at_ns = 0
+        self._due_ns = 0
+        """When `take` has something else to do first."""
         self._tend_every_ns = WATCHDOG_NS // 4
         if wanted.terms.lease_ns:
             self._tend_every_ns = max(_TEND_NS_MIN, min(self._tend_every_ns, wanted.terms.lease_ns // 6))
 
     @property
-    def waiting(self) -> int:
-        """Bundles that could be taken now, at most."""
-        return sum(item.waiting for item in self._inbox if isinstance(item, Parcel))
+    def claims_lost(self) -> int:
+        """Claims that were resolved too late, as the connection had been lost, or not given out, as their lease was over."""
+        return self._late_count + self.inbox.lost_count
 
     # --- bundles -------------------------------------------------------------------------------------------------------------
 
@@ -122,27 +120,9 @@ class Consumer(Generic[D, X]):
 
     def take(self, now_ns: int) -> D | WaitingGap | None:
         """What comes next, if it is there."""
-        if now_ns >= self._tend_at_ns:
-            self._tend(now_ns)
-        if self._waiting_count and now_ns - self._sent_at_ns >= RESOLUTION_WAIT_NS:
-            self.send_resolutions(now_ns)
-        inbox = self._inbox
-        while inbox:
-            head = inbox[0]
-            if isinstance(head, Parcel) and head.is_current and not head.grant.is_over(now_ns):
-                position = head.position
-                head.position = position + 1
-                head.grant.waiting -= 1
-                if head.position == len(head.indexes):
-                    inbox.popleft()
-                head.channel.take()
-                return self._make(self, head, position)
-            inbox.popleft()
-            if isinstance(head, Parcel):
-                self._drop(head)
-            elif head.is_current:
-                return head
-        return None
+        if now_ns >= self._due_ns:
+            self._do_what_is_due(now_ns)
+        return self.inbox.take(now_ns)
 
     def taking(self, deadline_ns: int) -> Flow[D | WaitingGap | None]:
         """What comes next; None when nothing came in time."""
@@ -164,12 +144,13 @@ class Consumer(Generic[D, X]):
         """Bundles that are there, up to the next gap notice."""
         found: list[D] = []
         now_ns = time.monotonic_ns()
-        while len(found) < bundles_max and not (self._inbox and isinstance(self._inbox[0], WaitingGap)):
+        while len(found) < bundles_max and not self.inbox.is_at_gap:
             item = self.take(now_ns)
-            if item is None or isinstance(item, WaitingGap):
-                # A notice behind parcels that were dropped: it waits for its turn.
-                if item is not None:
-                    self._inbox.appendleft(item)
+            if isinstance(item, WaitingGap):
+                # It was behind parcels that were dropped: it waits for its turn.
+                self.inbox.put_back(item)
+                break
+            if item is None:
                 break
             found.append(item)
         return found
@@ -189,21 +170,34 @@ class Consumer(Generic[D, X]):
         parcel = channel.claimed.pop(call.tag, None)
         if parcel is None:
             raise WorkerUnavailable(f"worker {bundle_id.core} was lost while {bundle_id} was being claimed: try again")
-        parcel.position = 1
-        parcel.grant.waiting -= 1
-        return self._make(self, parcel, 0)
+        parcel.take(1)
+        return self._make(self, parcel, parcel.indexes[0], parcel.counts[0])
 
     # --- resolving -------------------------------------------------------------------------------------------------------------
 
+    def ack(self, bundle: D) -> None:
+        """Note that a bundle is done with. Takes the lock."""
+        exchange = self.exchange
+        with exchange.lock:
+            if exchange.is_closed:
+                exchange.check_open()
+            bundle._outcome = "ack"
+            self._acked.append(bundle)
+            self._number += 1
+            bundle._number = self._number
+            self._noted()
+
     def resolve(self, bundle: ClaimedBundle[Any], outcome: str, delay_ns: int) -> None:
-        """Note what becomes of a bundle. Takes the lock."""
+        """Note what else becomes of a bundle. Takes the lock."""
         with self.exchange:
             bundle._outcome = outcome
             parcel = bundle._parcel
             if not parcel.is_current:
-                self.claims_lost += 1
+                self._late_count += 1
                 return
-            bundle._number = parcel.channel.resolve(parcel, bundle._bundle_index, outcome, delay_ns)
+            self._number += 1
+            bundle._number = self._number
+            parcel.channel.resolve(parcel, (bundle._bundle_index,), outcome, delay_ns)
             self._noted()
 
     def report_unreadable(self, bundle: ClaimedBundle[Any], reason: str) -> None:
@@ -225,22 +219,25 @@ class Consumer(Generic[D, X]):
     def put_back(self, gap: WaitingGap) -> None:
         """A notice could not be handed over: it comes next again. Takes the lock."""
         with self.exchange:
-            self._inbox.appendleft(gap)
+            self.inbox.put_back(gap)
 
     def send_resolutions(self, now_ns: int) -> None:
         if self._waiting_count:
             self._waiting_count = 0
             self._sent_at_ns = now_ns
+            self._note_acked()
             for channel in self.channels.opened():
                 channel.send_resolutions()
 
     def give_back_untaken(self) -> None:
         """Return what waits in the inbox, without counting as a delivery."""
-        for item in self._inbox:
-            if isinstance(item, Parcel) and item.is_current:
-                item.channel.give_back(item)
-                self._waiting_count += 1
-        self._inbox.clear()
+        self._waiting_count += self.inbox.give_back()
+
+    def end(self) -> None:
+        """Close the connections, and let go of all mapped segments."""
+        self.channels.close()
+        self.inbox.clear()
+        self._acked.clear()
 
     def flushing(self, timeout_seconds: float) -> Flow[None]:
         """Wait until everything resolved so far is durable.
@@ -254,12 +251,12 @@ class Consumer(Generic[D, X]):
         channels = [channel for channel in self.channels.opened() if channel.is_registered]
         requests = [Request(channel, channel.generation, call) for channel in channels for call in channel.gap_acks]
         for channel in channels:
-            requests.append(_sent(channel, lambda tag: FlushProgress(tag, topic, subscriber)))
-        marks = [(channel, channel.generation, channel.resolved_count) for channel in channels]
-        yield from _answers(requests, timeout_seconds)
+            requests.append(sent(channel, lambda tag: FlushProgress(tag, topic, subscriber)))
+        number, generations = self._number, [channel.generation for channel in channels]
+        yield from answering(requests, timeout_seconds)
         raise_refusals(request.call for request in requests)
-        for channel, generation, count in marks:
-            channel.durable_counts[generation] = max(count, channel.durable_counts.get(generation, 0))
+        for channel, generation in zip(channels, generations, strict=True):
+            channel.durable_counts[generation] = max(number, channel.durable_counts.get(generation, 0))
 
     def confirming(self, bundle: ClaimedBundle[Any], timeout_seconds: float) -> Flow[None]:
         """Wait until one bundle's resolution is durable; raise if the worker refused it."""
@@ -303,7 +300,7 @@ class Consumer(Generic[D, X]):
         for channel, held in grants.items():
             requests.append(Request(channel, channel.generation, channel.extension(held, now_ns)))
             channel.call(requests[-1].call)
-        yield from _answers(requests, timeout_seconds, is_loss_an_error=False)
+        yield from answering(requests, timeout_seconds, is_loss_an_error=False)
         raise_refusals(request.call for request in requests)
         now_ns = time.monotonic_ns()
         return [bundle for bundle in bundles if not self._is_held(bundle, now_ns)]
@@ -357,25 +354,38 @@ class Consumer(Generic[D, X]):
         return bundle_id
 
     def _noted(self) -> None:
+        """One more resolution waits to be sent."""
         self._waiting_count += 1
         now_ns = time.monotonic_ns()
         if self._waiting_count >= RESOLUTIONS_WAITING_MAX or now_ns - self._sent_at_ns >= RESOLUTION_WAIT_NS:
             self.send_resolutions(now_ns)
         elif self._waiting_count == 1:
+            self._due_ns = min(self._due_ns, self._sent_at_ns + RESOLUTION_WAIT_NS)
             # Whoever waits for bundles is to send it in time.
             self.exchange.notify()
 
-    def _drop(self, parcel: Parcel) -> None:
-        """The claims of what waited in a parcel are gone."""
-        if parcel.is_current:
-            self.claims_lost += parcel.waiting
-            parcel.grant.waiting -= parcel.waiting
-            parcel.channel.take(parcel.waiting)
+    def _note_acked(self) -> None:
+        """Tell the channels what was acknowledged, runs of one parcel together."""
+        acked, self._acked = self._acked, []
+        for parcel, bundles in itertools.groupby(acked, _PARCEL_OF):
+            indexes = [bundle._bundle_index for bundle in bundles]
+            if parcel.is_current:
+                parcel.channel.resolve(parcel, indexes, "ack")
+            else:
+                self._late_count += len(indexes)
 
-    def _tend(self, now_ns: int) -> None:
-        self._tend_at_ns = now_ns + self._tend_every_ns
-        for channel in self.channels.opened():
-            channel.tend(now_ns)
+    def _do_what_is_due(self, now_ns: int) -> None:
+        """What nobody asks for: resolutions that have waited long enough, the watchdog, leases of what waits in the inbox."""
+        if self._waiting_count and now_ns - self._sent_at_ns >= RESOLUTION_WAIT_NS:
+            self.send_resolutions(now_ns)
+        if now_ns >= self._tend_at_ns:
+            self._tend_at_ns = now_ns + self._tend_every_ns
+            self.inbox.count_taken()
+            for channel in self.channels.opened():
+                channel.tend(now_ns)
+        self._due_ns = self._tend_at_ns
+        if self._waiting_count:
+            self._due_ns = min(self._due_ns, self._sent_at_ns + RESOLUTION_WAIT_NS)
 
     def _connected(self, now_ns: int) -> list[SubscriberChannel]:
         """A channel to every worker that the node has, connecting where it is due.
@@ -408,88 +418,14 @@ class Consumer(Generic[D, X]):
             self._client_name,
             wanted=self.wanted,
             start=self._starts.on(core),
-            inbox=self._inbox,
+            inbox=self.inbox,
         )
 
 
+_PARCEL_OF = attrgetter("_parcel")
 _MEANINGS = {
     LeaseExpired.code: "too late: its lease was over",
     "fenced": "given to another consumer",
     AlreadyResolved.code: "resolved in another way",
     NotClaimed.code: "given back",
 }
-
-
-def starting(channels: ChannelSet[Any], wanted: Wanted, timeout_seconds: float) -> Flow[StartPoints]:
-    """Where a new subscriber starts on each worker. To start at a bundle, its worker says when it came: so others know where to begin.
-
-    Raises:
-        UsageError: the bundle is of another topic or node.
-        WorkerUnavailable: its worker did not answer.
-    """
-    start, text = wanted.start, start_text(wanted.start)
-    if not isinstance(start, BundleId):
-        return StartPoints(text)
-    if start.topic != wanted.topic or start.core not in channels.directory.cores:
-        raise UsageError(
-            f"{start} is not of topic {wanted.topic!r} and one of the cores {list(channels.directory.cores)}"
-        )
-    call = Call(lambda tag: BundleTime(tag, wanted.topic, start.segment_seq, start.bundle_index))
-    yield from channels.completing({start.core: call}, timeout_seconds)
-    raise_refusals([call])
-    unix_ns = call.answer.value if isinstance(call.answer, Done) else 0
-    return StartPoints(f"time:{unix_ns}" if unix_ns else "earliest", start.core, text)
-
-
-def dropped_by(calls: Collection[Call]) -> int:
-    """The bundles that answered Unregister requests dropped.
-
-    Raises:
-        UnknownSubscriber: no worker knew the subscriber.
-        QuiverError: a worker refused for another reason.
-    """
-    known = [call for call in calls if not isinstance(call.error, UnknownSubscriber)]
-    # A worker that had lost it, or was added later, is no reason to complain.
-    raise_refusals(known or calls)
-    return sum(call.answer.value for call in known if isinstance(call.answer, Done))
-
-
-def oldest_of(infos: dict[int, PendingInfo], topic: str) -> dict[int, BundleId]:
-    """The oldest unresolved sealed bundle of each core that has one."""
-    return {
-        core: BundleId(topic, core, info.oldest_segment_seq, info.oldest_bundle_index)
-        for core, info in infos.items()
-        if info.oldest_segment_seq >= 0
-    }
-
-
-def pending_of(infos: dict[int, PendingInfo]) -> int:
-    """Unresolved bundles in any state."""
-    return sum(info.pending + info.claimed + info.deferred + info.blocked + info.unsealed for info in infos.values())
-
-
-def _sent(channel: SubscriberChannel, make: Callable[[int], Message]) -> Request:
-    request = Request(channel, channel.generation, Call(make))
-    channel.call(request.call)
-    return request
-
-
-def _answers(requests: Sequence[Request], timeout_seconds: float, *, is_loss_an_error: bool = True) -> Flow[None]:
-    """Wait until all requests, which were sent and are not to be repeated, are answered."""
-    deadline_ns = deadline_after(timeout_seconds)
-    try:
-        for channel, generation, call in requests:
-            while not call.is_done:
-                if channel.generation != generation:
-                    if not is_loss_an_error:
-                        break
-                    raise WorkerUnavailable(
-                        f"worker {channel.core} was lost before it had confirmed what was resolved: "
-                        "some of its bundles may be delivered again"
-                    )
-                if time.monotonic_ns() >= deadline_ns:
-                    raise unavailable_error(channel, timeout_seconds)
-                yield deadline_ns
-    finally:
-        for channel, _, call in requests:
-            channel.forget(call)

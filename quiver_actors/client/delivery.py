@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.gaps import GapNotice
@@ -32,10 +32,14 @@ class ClaimedBundle(StoredBundle, Generic[K]):
     __slots__ = ("_consumer", "_number", "_outcome", "_parcel", "delivery_count")
 
     _consumer: Consumer[Any, Any]
+    _ticket_type: ClassVar[type[Any]]
+    """What is made of this bundle as the ticket of its resolution."""
 
-    def __init__(self, consumer: Consumer[Any, Any], parcel: Parcel, position: int) -> None:
-        super().__init__(parcel.segment, parcel.slots, parcel.channel.core, parcel.indexes[position])
-        self.delivery_count = parcel.counts[position]
+    def __init__(self, consumer: Consumer[Any, Any], parcel: Parcel, bundle_index: int, delivery_count: int) -> None:
+        # Not through the base class: one is made for every bundle.
+        self._segment = parcel.segment
+        self._bundle_index = bundle_index
+        self.delivery_count = delivery_count
         """How often it was delivered to this subscriber since the worker started, this time included."""
         self._consumer = consumer
         self._parcel = parcel
@@ -67,13 +71,18 @@ class ClaimedBundle(StoredBundle, Generic[K]):
             AlreadyResolved: it was rejected or deferred before.
             ClosedError: the subscription was closed.
         """
-        self._resolve("ack")
-        return self._ticket()
+        if self._outcome:
+            self._check_same("ack")
+        else:
+            self._consumer.ack(self)
+        ticket: K = self._ticket_type(self)
+        return ticket
 
     def reject(self) -> K:
         """Never deliver it to this subscriber again, and count it as dropped. Raises as `ack`."""
         self._resolve("reject")
-        return self._ticket()
+        ticket: K = self._ticket_type(self)
+        return ticket
 
     def defer(self, delay_seconds: float = 0) -> K:
         """Give it back, to be delivered again after a delay, perhaps to another consumer. Newer bundles do not wait for it.
@@ -81,7 +90,8 @@ class ClaimedBundle(StoredBundle, Generic[K]):
         Raises as `ack`.
         """
         self._resolve("defer", delay_seconds)
-        return self._ticket()
+        ticket: K = self._ticket_type(self)
+        return ticket
 
     def __enter__(self) -> Self:
         return self
@@ -101,19 +111,19 @@ class ClaimedBundle(StoredBundle, Generic[K]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._where()} {self._outcome or 'claimed'}>"
 
-    def _ticket(self) -> K:
-        raise NotImplementedError
-
     def _resolve(self, outcome: str, delay_seconds: float = 0) -> None:
         """Say what becomes of it. The same again changes nothing."""
         if delay_seconds < 0:
             raise UsageError(f"a delay of {delay_seconds} s is not possible: expected 0 or more")
         delay_ns = round(delay_seconds * SECOND_NS)
         if self._outcome:
-            if self._outcome not in (outcome, _UNREADABLE):
-                raise AlreadyResolved(f"{self!r} was resolved before: it cannot be {outcome}ed any more")
+            self._check_same(outcome)
             return
         self._consumer.resolve(self, outcome, delay_ns)
+
+    def _check_same(self, outcome: str) -> None:
+        if self._outcome not in (outcome, _UNREADABLE):
+            raise AlreadyResolved(f"{self!r} was resolved before: it cannot be {outcome}ed any more")
 
     def _unreadable(self, reason: str) -> None:
         # After the subscription was closed the claim is gone, and reading goes on for what it is worth.
@@ -154,6 +164,8 @@ class Delivery(ClaimedBundle[Ticket]):
 
     __slots__ = ()
 
+    _ticket_type = Ticket
+
     def extend(self, timeout: float = 10.0) -> None:
         """Begin the lease anew, of this bundle and of those that were claimed with it.
 
@@ -163,6 +175,3 @@ class Delivery(ClaimedBundle[Ticket]):
             WorkerUnavailable: the worker did not answer.
         """
         self._consumer.exchange.run(self._consumer.extending_one(self, timeout))
-
-    def _ticket(self) -> Ticket:
-        return Ticket(self)

@@ -58,13 +58,10 @@ class Exchange:
 
     def __init__(self) -> None:
         self._watched: dict[int, Watched] = {}
-        self._is_closed = False
+        self.is_closed = False
+        """Written by `close` alone."""
         self._renew()
         _exchanges.add(self)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
     def __enter__(self) -> None:
         """Take the lock.
@@ -73,7 +70,7 @@ class Exchange:
             ClosedError: `close` has been called.
         """
         self._condition.acquire()
-        if self._is_closed:
+        if self.is_closed:
             self._condition.release()
             self.check_open()
 
@@ -81,7 +78,7 @@ class Exchange:
         self._condition.release()
 
     def check_open(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("it was closed: open a new one")
 
     def watch(self, fd: int, watched: Watched) -> None:
@@ -149,9 +146,9 @@ class Exchange:
     def close(self) -> None:
         """Make every waiting and every later call raise. The owner closes its channels first. Idempotent."""
         with self._condition:
-            if self._is_closed:
+            if self.is_closed:
                 return
-            self._is_closed = True
+            self.is_closed = True
             self.notify()
             if not self._is_polling:
                 self._release()
@@ -185,11 +182,13 @@ class Exchange:
         finally:
             self._is_polling = False
             condition.notify_all()
-            if self._is_closed:
+            if self.is_closed:
                 self._release()
 
     def _renew(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
+        self.lock = threading.Lock()
+        """What `with exchange:` holds, for calls that are too frequent for it; they ask `check_open` themselves."""
+        self._condition = threading.Condition(self.lock)
         self._is_polling = False
         self._epoll = select.epoll(select.EPOLL_CLOEXEC)
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -201,7 +200,7 @@ class Exchange:
         self._close_wakeup()
 
     def _renew_in_child(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             return
         watched = list(self._watched.values())
         self._watched.clear()

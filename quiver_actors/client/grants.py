@@ -6,7 +6,6 @@ from array import array
 from typing import TYPE_CHECKING
 
 from quiver_actors.client.segments import MappedSegment
-from quiver_actors.client.slots import TopicSlots
 from quiver_actors.protocol.messages import Deliver
 
 if TYPE_CHECKING:
@@ -37,20 +36,19 @@ class Grant:
 class Parcel:
     """The bundles of one Deliver. Those before `position` have been taken."""
 
-    __slots__ = ("channel", "counts", "generation", "grant", "indexes", "position", "segment", "slots")
+    __slots__ = ("channel", "counts", "generation", "grant", "indexes", "laid_out", "position", "segment")
 
-    def __init__(
-        self, channel: SubscriberChannel, grant: Grant, segment: MappedSegment, slots: TopicSlots, message: Deliver
-    ) -> None:
+    def __init__(self, channel: SubscriberChannel, grant: Grant, segment: MappedSegment, message: Deliver) -> None:
         self.channel = channel
         self.generation = channel.generation
         """Of the channel: another one now means that the claims are gone."""
         self.grant = grant
         self.segment = segment
-        self.slots = slots
         self.indexes = array("I", message.bundle_indexes)
         self.counts = array("H", message.delivery_counts)
         self.position = 0
+        self.laid_out = 0
+        """The inbox's own note: deliveries of those before it were made."""
         grant.waiting += len(self.indexes)
         grant.unresolved += len(self.indexes)
 
@@ -63,3 +61,13 @@ class Parcel:
     def waiting(self) -> int:
         """Bundles that were not taken."""
         return len(self.indexes) - self.position
+
+    def is_held(self, now_ns: int) -> bool:
+        """Whether its claims can still be this consumer's; the worker has the last word."""
+        return self.generation == self.channel.generation and not 0 < self.grant.lease_until_ns <= now_ns
+
+    def take(self, bundles: int) -> None:
+        """The next ones were taken."""
+        self.position += bundles
+        self.laid_out = max(self.laid_out, self.position)
+        self.grant.waiting -= bundles

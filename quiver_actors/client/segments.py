@@ -9,6 +9,7 @@ import threading
 import pyarrow as pa
 
 from quiver_actors.client.projection import EVERYTHING, Projection
+from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import DiskError, Truncated
 from quiver_actors.segment.reader import SegmentReader
 
@@ -38,11 +39,25 @@ class MappedSegment:
     read, IndexError for a bundle that it does not hold.
     """
 
-    __slots__ = ("_lock", "_mapping", "_reader", "projection", "segment_seq")
+    __slots__ = ("_lock", "_mapping", "_reader", "core", "projection", "segment_seq", "slots")
 
-    def __init__(self, descriptor: int, size_bytes: int, segment_seq: int, projection: Projection = EVERYTHING) -> None:
-        """Takes ownership of the descriptor. Raises what `map_segment` raises."""
+    def __init__(
+        self,
+        descriptor: int,
+        size_bytes: int,
+        segment_seq: int,
+        slots: TopicSlots,
+        core: int,
+        projection: Projection = EVERYTHING,
+    ) -> None:
+        """Takes ownership of the descriptor. Raises what `map_segment` raises.
+
+        Args:
+            slots, core: the topic and the worker that it is of.
+        """
         self.segment_seq = segment_seq
+        self.slots = slots
+        self.core = core
         self.projection = projection
         self._mapping = map_segment(descriptor, size_bytes, segment_seq)
         self._reader: SegmentReader | None = None
@@ -64,7 +79,7 @@ class MappedSegment:
         """What is asked for of a bundle, by slot id; see `SegmentReader.bundle`."""
         projection = self.projection
         with self._lock:
-            found = self._opened().bundle(index, projection.slots)
+            found = (self._reader or self._opened()).bundle(index, projection.slots)
         if projection.columns:
             return {slot_id: projection.of_slot(slot_id, batch) for slot_id, batch in found.items()}
         return found
@@ -77,7 +92,7 @@ class MappedSegment:
         """
         self.projection.check(slot_id)
         with self._lock:
-            found = self._opened().batch(index, slot_id)
+            found = (self._reader or self._opened()).batch(index, slot_id)
         return self.projection.of_slot(slot_id, found)
 
     def slot_ids(self, index: int) -> tuple[int, ...]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from quiver_actors.client.channel import Call, Channel, refusal_error
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.gaps import WaitingGap
 from quiver_actors.client.grants import Grant, Parcel
+from quiver_actors.client.inbox import Inbox
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.segments import MappedSegment
@@ -63,7 +64,7 @@ class SubscriberChannel(Channel):
         *,
         wanted: Wanted,
         start: str,
-        inbox: deque[Parcel | WaitingGap],
+        inbox: Inbox[Any],
     ) -> None:
         super().__init__(exchange, directory, core, client_name)
         self.segments: dict[int, MappedSegment] = {}
@@ -73,10 +74,8 @@ class SubscriberChannel(Channel):
         self.refusals: dict[tuple[int, int, int], str] = {}
         """Codes of resolutions that were refused, by segment, token and bundle: the newest ones."""
         self.refused_count = 0
-        self.resolved_count = 0
-        """Resolutions so far."""
         self.durable_counts: dict[int, int] = {}
-        """How many of them are known to be durable, or refused, by the generation of their connection."""
+        """Up to which number of the consumer resolutions are known to be durable, or refused, by the generation of their connection."""
         self.claimed: dict[int, Parcel] = {}
         """Bundles that were claimed by reference, by the tag of the request."""
         self.gap_acks: list[Call] = []
@@ -101,17 +100,15 @@ class SubscriberChannel(Channel):
         if 2 * self._taken >= self._wanted.prefetch:
             self._give_credit()
 
-    def resolve(self, parcel: Parcel, bundle_index: int, outcome: str, delay_ns: int) -> int:
-        """Note a resolution and give it a number; the parcel is of this generation."""
+    def resolve(self, parcel: Parcel, bundle_indexes: Sequence[int], outcome: str, delay_ns: int = 0) -> None:
+        """Note resolutions; the parcel is of this generation."""
         grant = parcel.grant
         key = (parcel.segment.segment_seq, grant.token, outcome, delay_ns)
         indexes = self._resolutions.get(key)
         if indexes is None:
             indexes = self._resolutions[key] = array("I")
-        indexes.append(bundle_index)
-        self._release(grant, 1)
-        self.resolved_count += 1
-        return self.resolved_count
+        indexes.extend(bundle_indexes)
+        self._release(grant, len(bundle_indexes))
 
     def give_back(self, parcel: Parcel) -> None:
         """Return what nobody has taken of a parcel of this generation, with the next resolutions."""
@@ -246,7 +243,7 @@ class SubscriberChannel(Channel):
         if grant is None:
             now_ns = time.monotonic_ns()
             grant = self.grants[message.token] = Grant(message.token, message.lease_until_ns, now_ns)
-        parcel = Parcel(self, grant, segment, self.topics[self._wanted.topic], message)
+        parcel = Parcel(self, grant, segment, message)
         if not message.tag:
             self._inbox.append(parcel)
         elif self._answer(message, None):
@@ -260,7 +257,12 @@ class SubscriberChannel(Channel):
         assert descriptor is not None, "the connection checks that this message carries a descriptor"
         try:
             self.segments[message.segment_seq] = MappedSegment(
-                descriptor, message.size_bytes, message.segment_seq, self._projection
+                descriptor,
+                message.size_bytes,
+                message.segment_seq,
+                self.topics[self._wanted.topic],
+                self.core,
+                self._projection,
             )
         except QuiverError as error:
             # Its bundles cannot be read here and now: end the connection, so that they go to whoever can.

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from quiver_actors.client.consumer import Consumer, oldest_of, pending_of
+from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.client.exchange import Exchange, deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
 from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.questions import oldest_of, pending_of
 from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import ClosedError, QuiverError, UsageError
 from quiver_actors.model import BundleId
@@ -86,9 +87,11 @@ class BaseSubscription(Generic[E]):
             QuiverError: a worker refuses this subscriber now, such as UnknownSubscriber after it was unregistered.
             ClosedError: the subscription was closed.
         """
-        deadline_ns = 0
+        deadline_ns, exchange = 0, self._exchange
         while True:
-            with self._exchange:
+            with exchange.lock:
+                if exchange.is_closed:
+                    exchange.check_open()
                 item = self._consumer.take(time.monotonic_ns())
             if item is None:
                 deadline_ns = deadline_ns or deadline_after(timeout)
@@ -212,7 +215,7 @@ class BaseSubscription(Generic[E]):
         """End at once: what was not resolved, and resolutions that wait to be sent, go back to be delivered again. Idempotent."""
         try:
             with self._exchange:
-                self._consumer.channels.close()
+                self._consumer.end()
         except ClosedError:
             return
         self._exchange.close()
@@ -234,7 +237,7 @@ class BaseSubscription(Generic[E]):
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._exchange.is_closed else f"waiting={self._consumer.waiting}"
+        state = "closed" if self._exchange.is_closed else f"waiting={self._consumer.inbox.waiting}"
         return f"<{type(self).__name__} {self.subscriber} topic={self.topic} {state}>"
 
     def _event(self, delivery: Delivery) -> E:

@@ -125,14 +125,19 @@ class SegmentReader:
             StreamNotFound, InvalidFormat, ArrowError: this bundle cannot be read; others may.
         """
         found: dict[int, pa.RecordBatch] = {}
-        readers = self._readers
+        readers, ref_slots, ref_streams, ref_chunks = (
+            self._readers,
+            self._ref_slots,
+            self._ref_streams,
+            self._ref_chunks,
+        )
         for ref in self._refs_of(index):
-            slot_id = self._ref_slots[ref]
+            slot_id = ref_slots[ref]
             if slots is None or slot_id in slots:
-                stream_id = self._ref_streams[ref]
+                stream_id = ref_streams[ref]
                 reader = readers.get(stream_id) or self._open_stream(stream_id)
                 try:
-                    found[slot_id] = reader.get_batch(self._ref_chunks[ref])
+                    found[slot_id] = reader.get_batch(ref_chunks[ref])
                 except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
                     raise self._unreadable(reader, ref, error) from error
         return found

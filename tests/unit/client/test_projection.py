@@ -14,6 +14,7 @@ from quiver_actors.client import Client
 from quiver_actors.client.projection import Projection
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.segments import MappedSegment
+from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import NotStored, UsageError, WorkerUnavailable
 from quiver_actors.model import BundleId
 from quiver_actors.protocol.messages import (
@@ -23,6 +24,7 @@ from quiver_actors.protocol.messages import (
     SegmentInfo,
     SegmentList,
     SegmentOpened,
+    TopicInfo,
 )
 from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
 from tests.unit.client.feeding import BUNDLES, Feeder, batch, take
@@ -44,7 +46,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mapped(path: Path, projection: Projection) -> MappedSegment:
-    return MappedSegment(os.open(path, os.O_RDONLY), path.stat().st_size, 4, projection)
+    return MappedSegment(
+        os.open(path, os.O_RDONLY), path.stat().st_size, 4, TopicSlots(TopicInfo("travel", {}, "wal", 0)), 0, projection
+    )
 
 
 def resident_bytes(path: Path) -> int:

@@ -1,0 +1,99 @@
+"""Requests to workers about a subscriber, and what their answers mean. Nothing here waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+from quiver_actors.client.channel import Call
+from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
+from quiver_actors.client.exchange import Flow, deadline_after
+from quiver_actors.client.subscriber_channel import SubscriberChannel
+from quiver_actors.client.wanted import StartPoints, Wanted, start_text
+from quiver_actors.errors import UnknownSubscriber, UsageError, WorkerUnavailable
+from quiver_actors.model import BundleId
+from quiver_actors.protocol.messages import BundleTime, Done, Message, PendingInfo
+
+
+class Request(NamedTuple):
+    """One request to one worker, on the connection that it was sent over."""
+
+    channel: SubscriberChannel
+    generation: int
+    call: Call
+
+
+def starting(channels: ChannelSet[Any], wanted: Wanted, timeout_seconds: float) -> Flow[StartPoints]:
+    """Where a new subscriber starts on each worker. To start at a bundle, its worker says when it came: so others know where to begin.
+
+    Raises:
+        UsageError: the bundle is of another topic or node.
+        WorkerUnavailable: its worker did not answer.
+    """
+    start, text = wanted.start, start_text(wanted.start)
+    if not isinstance(start, BundleId):
+        return StartPoints(text)
+    if start.topic != wanted.topic or start.core not in channels.directory.cores:
+        raise UsageError(
+            f"{start} is not of topic {wanted.topic!r} and one of the cores {list(channels.directory.cores)}"
+        )
+    call = Call(lambda tag: BundleTime(tag, wanted.topic, start.segment_seq, start.bundle_index))
+    yield from channels.completing({start.core: call}, timeout_seconds)
+    raise_refusals([call])
+    unix_ns = call.answer.value if isinstance(call.answer, Done) else 0
+    return StartPoints(f"time:{unix_ns}" if unix_ns else "earliest", start.core, text)
+
+
+def dropped_by(calls: Collection[Call]) -> int:
+    """The bundles that answered Unregister requests dropped.
+
+    Raises:
+        UnknownSubscriber: no worker knew the subscriber.
+        QuiverError: a worker refused for another reason.
+    """
+    known = [call for call in calls if not isinstance(call.error, UnknownSubscriber)]
+    # A worker that had lost it, or was added later, is no reason to complain.
+    raise_refusals(known or calls)
+    return sum(call.answer.value for call in known if isinstance(call.answer, Done))
+
+
+def oldest_of(infos: dict[int, PendingInfo], topic: str) -> dict[int, BundleId]:
+    """The oldest unresolved sealed bundle of each core that has one."""
+    return {
+        core: BundleId(topic, core, info.oldest_segment_seq, info.oldest_bundle_index)
+        for core, info in infos.items()
+        if info.oldest_segment_seq >= 0
+    }
+
+
+def pending_of(infos: dict[int, PendingInfo]) -> int:
+    """Unresolved bundles in any state."""
+    return sum(info.pending + info.claimed + info.deferred + info.blocked + info.unsealed for info in infos.values())
+
+
+def sent(channel: SubscriberChannel, make: Callable[[int], Message]) -> Request:
+    request = Request(channel, channel.generation, Call(make))
+    channel.call(request.call)
+    return request
+
+
+def answering(requests: Sequence[Request], timeout_seconds: float, *, is_loss_an_error: bool = True) -> Flow[None]:
+    """Wait until all requests, which were sent and are not to be repeated, are answered."""
+    deadline_ns = deadline_after(timeout_seconds)
+    try:
+        for channel, generation, call in requests:
+            while not call.is_done:
+                if channel.generation != generation:
+                    if not is_loss_an_error:
+                        break
+                    raise WorkerUnavailable(
+                        f"worker {channel.core} was lost before it had confirmed what was resolved: "
+                        "some of its bundles may be delivered again"
+                    )
+                if time.monotonic_ns() >= deadline_ns:
+                    raise unavailable_error(channel, timeout_seconds)
+                yield deadline_ns
+    finally:
+        for channel, _, call in requests:
+            channel.forget(call)
