@@ -216,12 +216,16 @@ class Engine(SubscriberSide):
 
         Raises:
             ProtocolError: the push is broken; nothing was staged.
-            EngineFailed, Draining, StorageFull: see `refusal`.
+            EngineFailed: as for `refusal`; or a dictionary that an earlier bundle brought, and that has to be compared, cannot be read
+                back: the engine has failed by it, and nothing of the push is ever written.
+            Draining, StorageFull: see `refusal`.
         """
         return self._intake.stage(span, push, schemas)
 
     def write(self) -> list[Event]:
-        """Write everything staged."""
+        """Write everything staged; nothing after a failure."""
+        if self._condition.is_over:
+            return []
         try:
             self._logs.write()
         except QuiverError as error:

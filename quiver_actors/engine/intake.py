@@ -52,7 +52,7 @@ class Intake:
         """Why no push can be taken, None if it only has to wait."""
         state = self._condition.state
         if state is EngineState.FAILED:
-            return EngineFailed(f"{self._place} has failed ({self._condition.failure}); its worker is being restarted")
+            return EngineFailed(self._failure)
         if state in (EngineState.DRAINING, EngineState.CLOSED):
             return Draining(f"{self._place} is shutting down; push to another core or later")
         if state is EngineState.FULL:
@@ -61,6 +61,10 @@ class Intake:
                 "free space or acknowledge more, pushes go on by themselves"
             )
         return None
+
+    @property
+    def _failure(self) -> str:
+        return f"{self._place} has failed ({self._condition.failure}); its worker is being restarted"
 
     def stage(self, span: memoryview, push: Push, schemas: Mapping[int, StreamSchema]) -> list[AckRun]:
         """See `Engine.stage`."""
@@ -71,7 +75,12 @@ class Intake:
         if log is not self._logs.active:
             self._logs.activate_spare()
         bundle_index, sequence = log.builder.bundle_count, log.sequence_end
-        log.stage(span, entries, self._clock.unix_ns(), self._clock.monotonic_ns())
+        try:
+            log.stage(span, entries, self._clock.unix_ns(), self._clock.monotonic_ns())
+        except QuiverError as error:
+            # A dictionary of an earlier bundle cannot be read back. The log holds a part of this push now, which is never written.
+            self._condition.fail(error)
+            raise EngineFailed(f"{self._failure}; nothing of this push was written") from error
         self._numbers.advance(log.sequence_end, log.position_end)
         self.bundles_in += len(entries)
         self.rows_in += row_count

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -14,10 +15,12 @@ from quiver_actors.engine import EngineState
 from quiver_actors.metrics.figures import EngineFigure, RowKind, WorkerFigure, WorkerState
 from quiver_actors.model import Durability
 from quiver_actors.protocol import messages as m
+from quiver_actors.segment.dictionaries import RECENT_STREAMS
 from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.worker import ingest, loop, turn_buffer
 from quiver_actors.worker import session as session_module
 from quiver_actors.worker.requests import ARENA_BYTES_MAX
+from tests.sim.bundles import Producer
 from tests.unit.worker.faulty_disk import FaultyDisk
 from tests.unit.worker.harness import (
     Span,
@@ -484,6 +487,64 @@ def test_failed_engine_refuses_and_ends_the_worker_while_others_commit(tmp_path:
         client.flush()
         client.register("s", credit=10)
         assert client.values(1, "s")[0][2] == [1]
+
+
+class RecurringDictionaries:
+    """Pushes bundles with one of many dictionaries each, no two of which fit together."""
+
+    def __init__(self, client: WireClient) -> None:
+        self._client = client
+        self._producer = Producer("default")
+        self._declared: set[int] = set()
+
+    def push(self, *dictionaries: int) -> list[m.Push]:
+        """Send, with one call, a Push for each; values of column x are the dictionary's number."""
+        placed = [self._place(which) for which in dictionaries]
+        self._client.send(*(message for messages in placed for message in messages))
+        return [push for *_, push in placed if isinstance(push, m.Push)]
+
+    def _place(self, which: int) -> list[m.Message]:
+        words = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array([f"{which}", "yew"]))
+        batch = pa.record_batch({"x": pa.array([which] * 2), "word": words})
+        span, push, schemas = self._producer.lay_out([{1: batch}])
+        new = schemas.keys() - self._declared
+        self._declared |= new
+        arena = self._client.arena
+        assert arena is not None
+        offset = arena.reserve(len(span))
+        assert offset is not None
+        arena.ring[offset : offset + len(span)] = span
+        place = {"offset": offset, "end_position": arena.commit(len(span)), "tag": self._client.next_tag()}
+        declared = [m.DeclareSchema(handle, "default", *schemas[handle]) for handle in new]
+        return [*declared, msgspec.structs.replace(push, **place)]
+
+
+def test_dictionary_that_the_disk_does_not_give_back_fails_the_engine_and_every_push_is_answered(
+    tmp_path: Path,
+) -> None:
+    disk, many = faulty_disk(tmp_path), range(2 * RECENT_STREAMS)
+    with running(tmp_path, disk=disk) as worker:
+        client = worker.producer()
+        recurring = RecurringDictionaries(client)
+        for push in recurring.push(*many):
+            client.acked(push)
+        disk.faults.gate.clear()
+        disk.faults.set("read", "default/")
+        staged, unstaged = recurring.push(many[-1], many[0])
+        answer = client.expect(m.Refused)
+        assert (answer.tag, answer.code) == (unstaged.tag, "engine_failed")
+        assert "nothing of this push was written" in answer.message
+        disk.faults.gate.set()
+        answer = client.expect(m.Refused)
+        assert (answer.tag, answer.code) == (staged.tag, "durability_unknown")
+        assert worker.wait() == ChildExit.ENGINE_FAILED
+    disk.close()
+    with running(tmp_path) as worker:
+        client = worker.producer()
+        client.register("s", credit=100)
+        found = [values[0] for _, _, values in client.values(len(many), slot=1)]
+        assert found[: len(many)] == list(many)
+        assert found[len(many) :] in ([], [many[-1]])
 
 
 def test_acknowledgement_waits_for_the_sync(tmp_path: Path) -> None:

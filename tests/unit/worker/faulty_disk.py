@@ -39,6 +39,10 @@ class FaultyFile(PosixFile):
         self._faults.check("write", self.path)
         super().write(buffers, offset)  # type: ignore[arg-type]
 
+    def read(self, length: int, offset: int) -> bytes:
+        self._faults.check("read", self.path)
+        return super().read(length, offset)
+
     def allocate(self, size_bytes: int) -> None:
         self._faults.check("allocate", self.path)
         super().allocate(size_bytes)
