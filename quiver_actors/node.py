@@ -355,6 +355,7 @@ def write_node_record(settings: NodeSettings, counters_name: str) -> None:
     """Write `node.json`: whole or not at all, so that a reader never sees half of it."""
     record = {
         "version": NODE_RECORD_VERSION,
+        "package_version": __version__,
         "pid": os.getpid(),
         "data_dir": settings.data_dir,
         "counters": counters_name,

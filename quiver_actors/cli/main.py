@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from quiver_actors.cli import (
     compact,
     config,
+    doctor,
     drain,
     export_segment,
     inspect,
@@ -76,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         drain,
         subscribers,
         config,
+        doctor,
         verify,
         inspect,
         repair,
