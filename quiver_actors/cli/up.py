@@ -56,5 +56,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     overrides = {"data_dir": arguments.data_dir, "run_dir": arguments.run_dir, "cores": arguments.cores}
     settings = load_config(arguments.config, overrides)
-    configure_logging(sys.stderr)
+    configure_logging(sys.stderr, settings.log.level, settings.log.format)
     return run_node(settings, config_path=arguments.config)

@@ -12,6 +12,7 @@ from quiver_actors.config.reading import check_settings, load_config, parse_conf
 from quiver_actors.config.tree import (
     COMPACTION_MODES,
     DURABILITY_MODES,
+    LogSettings,
     NodeSettings,
     RetentionSettings,
     SegmentSettings,
@@ -23,6 +24,7 @@ from quiver_actors.config.tree import (
 __all__ = [
     "COMPACTION_MODES",
     "DURABILITY_MODES",
+    "LogSettings",
     "NodeSettings",
     "RetentionSettings",
     "SegmentSettings",

@@ -15,6 +15,7 @@ import msgspec
 from quiver_actors.config.kinds import DURATION, INTEGER, OWNER, SIZE, SLOTS, TEXT, USERS, Kind
 from quiver_actors.config.tree import COMPACTION_MODES, DURABILITY_MODES, NodeSettings, TopicSettings
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.supervisor.log import LOG_FORMATS, LOG_LEVELS
 from quiver_actors.units import GIB, KIB, MIB, MILLISECOND_NS, SECOND_NS
 
 
@@ -88,6 +89,14 @@ _NODE = (
     Setting(
         key="arena_size", field="arena_bytes", kind=SIZE, scope=Scope.NODE, minimum=MIB, maximum=GIB,
         about="Shared memory of each producer connection: how much it can have under way. Holds for connections made after a change.",
+    ),
+    Setting(
+        key="log.format", field="log.format", kind=TEXT, scope=Scope.NODE, live=False, choices=LOG_FORMATS,
+        about="How log lines are written to stderr: human (key=value) or json (an object a line).",
+    ),
+    Setting(
+        key="log.level", field="log.level", kind=TEXT, scope=Scope.NODE, live=False, choices=LOG_LEVELS,
+        about="The least important lines that are logged.",
     ),
 )  # fmt: skip
 

@@ -67,6 +67,13 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
         return SlotTable(self.slots)
 
 
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    format: str = "human"
+    """One of `supervisor.log.LOG_FORMATS`."""
+    level: str = "info"
+    """One of `supervisor.log.LOG_LEVELS`."""
+
+
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str = "./quiver_data"
     run_dir: str = ""
@@ -75,6 +82,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Number of workers; 0 = one per core of the affinity mask."""
     arena_bytes: int = 64 * MIB
     """Shared-memory ring per producer connection."""
+    log: LogSettings = LogSettings()
     topics: dict[str, TopicSettings] = {}
 
     def resolved_run_dir(self) -> str:
