@@ -1,4 +1,5 @@
-"""Finds out the facts: asks the kernel, reads /proc and /sys, and tries the data directory's file system out.
+"""Finds out the facts: asks the kernel, reads /proc and /sys, and tries the data directory's file system out
+with the very calls that a node makes.
 
 What is tried out happens in a directory of its own that is removed again; nothing else on the machine is changed.
 """
@@ -17,18 +18,22 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from quiver_actors.config import NodeSettings
+from quiver_actors.disk.posix import PosixDisk
+from quiver_actors.disk.protocol import read_whole
 from quiver_actors.doctor.facts import Clock, Facts, Limits, Memory, Place, Processor, Session, Software, Storage
+from quiver_actors.errors import DiskError, StorageFull
 from quiver_actors.node import NODE_RECORD
 from quiver_actors.spark.java import java_version
 
 SYNCS = 64
 _BLOCK_BYTES = 4096
+_ALLOCATED_BYTES = 1 << 20
 _CGROUPS = Path("/sys/fs/cgroup")
 _TIME_ERROR = 5
 _TIMEX_BYTES = 512
@@ -179,67 +184,75 @@ def _storage(data_dir: str) -> Storage:
         storage.probe_error = error.strerror
         return storage
     try:
-        _try_out(Path(probe), storage)
-    except OSError as error:
-        storage.probe_error = error.strerror
+        _try_out(probe, storage)
+    except (DiskError, StorageFull) as error:
+        storage.probe_error = str(error)
     finally:
         shutil.rmtree(probe, ignore_errors=True)
     return storage
 
 
-def _try_out(directory: Path, storage: Storage) -> None:
-    storage.broken = [name for name, works in _BEHAVIOURS if not _holds(works, directory)]
-    times_ns = sorted(_sync_times_ns(directory / "log"))
+def _try_out(directory: str, storage: Storage) -> None:
+    disk = PosixDisk(directory)
+    try:
+        storage.broken = [name for name, works in _BEHAVIOURS if not _holds(works, disk, directory)]
+        times_ns = sorted(_sync_times_ns(disk))
+    finally:
+        disk.close()
     storage.sync_ns_median = times_ns[len(times_ns) // 2]
     storage.sync_ns_p99 = times_ns[-1 - len(times_ns) // 100]
 
 
-def _holds(works: Any, directory: Path) -> bool:
+_Behaviour = Callable[[PosixDisk, str], bool]
+
+
+def _holds(works: _Behaviour, disk: PosixDisk, directory: str) -> bool:
     try:
-        return bool(works(directory))
-    except OSError:
+        return works(disk, directory)
+    except (DiskError, StorageFull, OSError):
         return False
 
 
-def _allocates(directory: Path) -> bool:
-    with open(directory / "allocated", "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, 1 << 20)
-        return os.fstat(file.fileno()).st_blocks * 512 >= 1 << 20
-
-
-def _renames(directory: Path) -> bool:
-    (directory / "old").write_bytes(b"old")
-    (directory / "new").write_bytes(b"new")
-    os.rename(directory / "new", directory / "old")
-    return (directory / "old").read_bytes() == b"new" and not (directory / "new").exists()
-
-
-def _keeps_modes(directory: Path) -> bool:
-    (directory / "private").mkdir(mode=0o700)
-    os.chmod(directory / "private", 0o700)
-    return stat.S_IMODE(os.stat(directory / "private").st_mode) == 0o700
-
-
-def _locks(directory: Path) -> bool:
-    with open(directory / "lock", "wb") as first, open(directory / "lock", "wb") as second:
-        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def _syncs_directories(directory: Path) -> bool:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def _allocates(disk: PosixDisk, _directory: str) -> bool:
+    file = disk.create("allocated")
     try:
-        os.fsync(descriptor)
+        file.allocate(_ALLOCATED_BYTES)
+        return disk.allocated_bytes("allocated") >= _ALLOCATED_BYTES
     finally:
-        os.close(descriptor)
+        file.close()
+
+
+def _renames(disk: PosixDisk, _directory: str) -> bool:
+    for name in ("old", "new"):
+        file = disk.create(name)
+        file.write([name.encode()], 0)
+        file.close()
+    disk.rename("new", "old")
+    return read_whole(disk, "old", _BLOCK_BYTES) == b"new" and not disk.exists("new")
+
+
+def _keeps_modes(disk: PosixDisk, directory: str) -> bool:
+    disk.make_directory("private")
+    return stat.S_IMODE(os.stat(os.path.join(directory, "private")).st_mode) == 0o700
+
+
+def _locks(disk: PosixDisk, _directory: str) -> bool:
+    first = disk.lock("lock")
+    if first is None:
+        return False
+    second = disk.lock("lock")
+    for lock in (first, second):
+        if lock is not None:
+            lock.release()
+    return second is None
+
+
+def _syncs_directories(disk: PosixDisk, _directory: str) -> bool:
+    disk.sync_directory(".")
     return True
 
 
-_BEHAVIOURS = (
+_BEHAVIOURS: tuple[tuple[str, _Behaviour], ...] = (
     ("allocate", _allocates),
     ("rename", _renames),
     ("mode", _keeps_modes),
@@ -248,17 +261,20 @@ _BEHAVIOURS = (
 )
 
 
-def _sync_times_ns(path: Path) -> list[int]:
+def _sync_times_ns(disk: PosixDisk) -> list[int]:
     """How long the fdatasync of one block takes, again and again, as a log does it."""
     times_ns = []
-    with open(path, "wb", buffering=0) as file:
-        with contextlib.suppress(OSError):
-            os.posix_fallocate(file.fileno(), 0, SYNCS * _BLOCK_BYTES)
+    file = disk.create("log")
+    try:
+        with contextlib.suppress(DiskError, StorageFull):
+            file.allocate(SYNCS * _BLOCK_BYTES)
         for number in range(SYNCS):
-            os.pwrite(file.fileno(), b"\1" * _BLOCK_BYTES, number * _BLOCK_BYTES)
+            file.write([b"\1" * _BLOCK_BYTES], number * _BLOCK_BYTES)
             started = time.monotonic_ns()
-            os.fdatasync(file.fileno())
+            file.fdatasync()
             times_ns.append(time.monotonic_ns() - started)
+    finally:
+        file.close()
     return times_ns
 
 
