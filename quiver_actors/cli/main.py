@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from quiver_actors.cli import (
     compact,
     config,
+    deploy,
     doctor,
     drain,
     export_segment,
@@ -84,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         compact,
         export_segment,
         metrics,
+        deploy,
         version,
     ):
         command.add_parser(subparsers)

@@ -57,6 +57,7 @@ TOP = (
     "quiver_actors.inspection",
     "quiver_actors.forward",
     "quiver_actors.observe",
+    "quiver_actors.deploy",
     "quiver_actors.doctor",
 )
 LIGHT = ["quiver_actors", "quiver_actors.node", "quiver_actors.cli.main", "quiver_actors.cli.status", "pyspark_quiver"]
