@@ -33,6 +33,28 @@ class Replaced(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StagePrepared(Event):
+    """The stage is durable: nothing but a decision ends it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageDropped(Event):
+    """Nothing of the stage will ever be visible."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StagesPublished(Event):
+    """All stages of that publish are sealed segments, and can be claimed behind those before them."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Retired(Event):
     """The subscriber has resolved every bundle of the segment."""
 

@@ -12,6 +12,11 @@ TEMPORARY_SUFFIX = ".tmp"
 RESCUED_SUFFIX = ".rescued"
 """Behind a segment's name: what was rebuilt of a damaged one, complete, until the damaged file is out of the way."""
 BALLAST_NAME = "quiver.ballast"
+STAGED_NAME = "staged"
+"""Directory of staged bundles; there only once a transaction was."""
+TRANSACTIONS_NAME = "quiver.transactions"
+PREPARED_SUFFIX = ".prepared"
+STAGE_SUFFIX = ".stage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,20 @@ class EnginePaths:
 
     def rescued(self, segment_seq: int) -> str:
         return self.segment(segment_seq) + RESCUED_SUFFIX
+
+    @property
+    def staged(self) -> str:
+        return f"{self.root}/{STAGED_NAME}"
+
+    @property
+    def transactions(self) -> str:
+        return f"{self.root}/{TRANSACTIONS_NAME}"
+
+    def prepared(self, number: int) -> str:
+        return f"{self.staged}/{number:016}{PREPARED_SUFFIX}"
+
+    def stage_part(self, number: int, part: int) -> str:
+        return f"{self.staged}/{number:016}.{part:04}{STAGE_SUFFIX}"
 
     def in_root(self, name: str) -> str:
         return f"{self.root}/{name}"

@@ -163,7 +163,10 @@ def _gather(read: Read, scan: LogScan, footer: SegmentFooter | None, hints: Hint
         identity = Identity(hints.segment_seq, extension.first_sequence, extension.incarnation)
         position, cfg_hash = extension.wal_position_start, hints.cfg_hash
     elif scan.entries[0].start == layout.HEADER_BYTES:
-        first = read_entry(LogReader(read, scan.end), scan.entries[0]).sequence
+        entry = read_entry(LogReader(read, scan.end), scan.entries[0])
+        if entry.entry_type == layout.ENTRY_TYPE_STAGED:
+            return None  # it says its place in the file only
+        first = entry.sequence
         identity, position, cfg_hash = Identity(hints.segment_seq, first, bytes(16)), 0, hints.cfg_hash
     else:
         return None
@@ -301,12 +304,13 @@ class _InPlace:
         first = facts.identity.first_sequence
         for span in self._scan.entries:
             entry = read_entry(reader, span)
-            index = entry.sequence - first
-            is_bundle = entry.entry_type == layout.ENTRY_TYPE_BUNDLE and not entry.error
+            is_staged = entry.entry_type == layout.ENTRY_TYPE_STAGED
+            index = entry.sequence if is_staged else entry.sequence - first
+            is_bundle = (is_staged or entry.entry_type == layout.ENTRY_TYPE_BUNDLE) and not entry.error
             if is_bundle and builder.bundle_count <= index < facts.bundle_count_max:
                 _append_lost(builder, first, index)
                 items = -1 if columns is None else int(columns.item_count[index])
-                builder.append(entry.sequence, entry.ingestion_ts_nanos, items, span.end - span.start, entry.placements)
+                builder.append(first + index, entry.ingestion_ts_nanos, items, span.end - span.start, entry.placements)
         _append_lost(builder, first, facts.bundle_count_min)
         return builder
 

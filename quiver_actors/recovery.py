@@ -41,6 +41,7 @@ from quiver_actors.segment.reader import read_footer
 from quiver_actors.subscriber.gaps import GapLedger, decode_gaps, gaps_file_name
 from quiver_actors.subscriber.progress import decode_progress, encode_progress, subscriber_of
 from quiver_actors.subscriber.registry import SubscriberRegistry
+from quiver_actors.transactions.recovery import RecoveredStages, recover_stages
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import Identity, decode_cursor, decode_header
 from quiver_actors.wal.log import Log
@@ -71,6 +72,8 @@ class Recovered:
     """Segments whose footer cannot be read or believed, and why: the files are where they were, to be rescued."""
     quarantined: int = 0
     notes: list[str] = field(default_factory=list)
+    stages: RecoveredStages = field(default_factory=RecoveredStages)
+    """Staged bundles, the prepared ones."""
 
 
 def segment_cfg_hash(settings: TopicSettings) -> bytes:
@@ -141,6 +144,7 @@ class Recovery:
         self._load_segments()
         self._load_progress()
         core = self._reserve(core, found)
+        stages = self._recover_stages()
         self._settle_logs(found)
         return Recovered(
             core,
@@ -154,7 +158,22 @@ class Recovery:
             self._damaged,
             self._quarantined,
             self._notes,
+            stages,
         )
+
+    def _recover_stages(self) -> RecoveredStages:
+        """Staged bundles: prepared ones are kept, a publish that was begun is finished, the rest is deleted."""
+        found = recover_stages(
+            self._disk, self._paths, self._incarnation, lambda seq: seq in self._segments or seq in self._damaged
+        )
+        for part in found.published:
+            self._register_sealed(part, found.infos[part.segment_seq])
+            self._next_sequence = max(self._next_sequence, part.builder.last_sequence + 1)
+            self._next_segment_seq = max(self._next_segment_seq, part.segment_seq + 1)
+            self._position = max(self._position, part.position_end)
+        self._notes += found.notes
+        self._quarantined += found.quarantined
+        return found
 
     # --- reading what is there, before anything is changed -------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ def seal_file(disk: Disk, paths: EnginePaths, log: Log, incarnation: bytes) -> S
     log.file.fsync()
     disk.rename(log.path, paths.segment(log.segment_seq))
     disk.sync_directory(paths.segments)
-    disk.sync_directory(paths.wal)
+    disk.sync_directory(log.path.rpartition("/")[0])
     # Not before: a log that is read-only could not be sealed again after a crash.
     log.file.make_read_only()
     log.file.close()

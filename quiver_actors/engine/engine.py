@@ -29,6 +29,7 @@ from quiver_actors.engine.numbers import Numbers
 from quiver_actors.engine.progress import Progress
 from quiver_actors.engine.schedule import Line, Schedule
 from quiver_actors.engine.shelf import Shelf
+from quiver_actors.engine.stages import Stages
 from quiver_actors.engine.subscriber_side import SubscriberSide
 from quiver_actors.engine_figures import EngineFigures
 from quiver_actors.errors import AlreadyRunning, InvalidFormat, QuiverError
@@ -41,6 +42,7 @@ from quiver_actors.recovery import Recovered, recover, segment_cfg_hash
 from quiver_actors.rescue import RescueJob
 from quiver_actors.sealing import write_cursor
 from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.transactions.jobs import JournalJob, PrepareJob, PublishJob, StageAllocateJob, StageDropJob
 from quiver_actors.units import SECOND_NS
 from quiver_actors.upkeep import SlicedJob, Upkeep
 from quiver_actors.wal.codec import encode_header
@@ -86,6 +88,7 @@ class Engine(SubscriberSide):
         self._group_commit = GroupCommit(disk, paths, settings, clock, condition, numbers, logs)
         self._mending = Mending(disk, paths, settings, recovered, progress, shelf, upkeep)
         self._ballast = Ballast(disk, paths.ballast, free_bytes_min)
+        self.stages = Stages(disk, paths, settings, clock, condition, numbers, logs, shelf, recovered.stages)
         self._schedule = Schedule(clock, condition, self._ballast, self._lines())
         self._mending.give_up_missing(recovered.missing)
         if progress.is_dirty:
@@ -106,7 +109,8 @@ class Engine(SubscriberSide):
                 no_room=self._progress.no_room_to_flush,
                 due_ns=lambda: self._progress.due_ns,
             ),
-            Line(jobs.SealJob, logs.seal_job, self._finish_seal, in_drain=True, spends_ballast=True),
+            *self._stage_lines(),
+            Line(jobs.SealJob, self._seal_job, self._finish_seal, in_drain=True, spends_ballast=True),
             Line(jobs.QuarantineJob, mending.quarantine_job, mending.finish_quarantine, in_drain=True),
             Line(
                 jobs.DeleteJob,
@@ -124,6 +128,16 @@ class Engine(SubscriberSide):
             Line(jobs.VerifyJob, mending.verify_job, mending.finish_verify),
             Line(jobs.BallastJob, self._ballast_job, self._finish_ballast),
             Line(SlicedJob, self._upkeep_job, mending.finish_upkeep, due_ns=self._upkeep_due_ns),
+        ]
+
+    def _stage_lines(self) -> list[Line[Any]]:
+        stages = self.stages
+        return [
+            Line(JournalJob, stages.journal_job, stages.finish_journal, in_drain=True, spends_ballast=True),
+            Line(PublishJob, stages.publish_job, stages.finish_publish, in_drain=True, spends_ballast=True),
+            Line(PrepareJob, stages.prepare_job, stages.finish_prepare, in_drain=True),
+            Line(StageDropJob, stages.drop_job, stages.finish_drop, in_drain=True, spends_ballast=True),
+            Line(StageAllocateJob, stages.allocate_job, stages.finish_allocate, no_room=stages.no_room),
         ]
 
     def __repr__(self) -> str:
@@ -168,6 +182,7 @@ class Engine(SubscriberSide):
         clean = self.is_drained
         self._upkeep.close()
         self._logs.close()
+        self.stages.close()
         try:
             if clean:
                 self._write_clean_shutdown()
@@ -189,13 +204,14 @@ class Engine(SubscriberSide):
         if self._condition.takes_bundles:
             self._condition.state = EngineState.DRAINING
             self._logs.close_active()
+            self.stages.drain()
             self._progress.drain()
 
     @property
     def is_drained(self) -> bool:
         """Everything is in sealed segments and all progress is durable."""
         idle = not len(self._logs) and self._group_commit.is_idle and self._schedule.is_idle
-        return self._condition.is_draining and idle and not self._progress.is_dirty
+        return self._condition.is_draining and idle and self.stages.is_settled and not self._progress.is_dirty
 
     # --- ingest ------------------------------------------------------------------------------------------------------------
 
@@ -276,6 +292,9 @@ class Engine(SubscriberSide):
             return self._group_commit.finish(job)
         return self._schedule.finish(job)
 
+    def _seal_job(self) -> jobs.SealJob | None:
+        return self._logs.seal_job(before=self.stages.first_publishing)
+
     def _finish_seal(self, job: jobs.SealJob) -> list[Event]:
         assert job.info is not None
         self._logs.finish_seal(job)
@@ -303,7 +322,8 @@ class Engine(SubscriberSide):
     def _oldest_unannounced(self) -> int:
         """The lowest segment number that subscribers have not been told of yet."""
         waiting = [*self._shelf.waiting, *self._mending.damaged, *self._logs.bundle_counts()]
-        return min(waiting, default=self._numbers.next_segment_seq)
+        publishing = self.stages.first_publishing
+        return min([*waiting, *([] if publishing is None else [publishing])], default=self._numbers.next_segment_seq)
 
     # --- time --------------------------------------------------------------------------------------------------------------
 
@@ -343,8 +363,8 @@ class Engine(SubscriberSide):
 
     @property
     def disk_bytes(self) -> int:
-        """What segments and log files take of the disk."""
-        return self._shelf.size_bytes + self._logs.allocated_bytes
+        """What segments, log files and staged bundles take of the disk."""
+        return self._shelf.size_bytes + self._logs.allocated_bytes + self.stages.disk_bytes
 
     def check_segment(self, segment_seq: int, reason: str) -> None:
         """Somebody could not read it: look at the whole file in the background, quarantine it if it is damaged."""

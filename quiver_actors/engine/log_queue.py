@@ -210,8 +210,19 @@ class LogQueue:
         closed = [log.segment_seq for log in self._logs if log.closed]
         return closed[-1] if closed else None
 
-    def seal_job(self) -> jobs.SealJob | None:
+    @property
+    def oldest_segment_seq(self) -> int | None:
+        """Of the segment that is sealed next; None if nothing waits for it."""
+        return self._logs[0].segment_seq if self._logs else None
+
+    def seal_job(self, before: int | None = None) -> jobs.SealJob | None:
+        """
+        Args:
+            before: only a segment below that number.
+        """
         if not self._logs or not self._logs[0].retired:
+            return None
+        if before is not None and self._logs[0].segment_seq > before:
             return None
         return jobs.SealJob(self._disk, self._paths, self._logs[0], self._numbers.incarnation)
 

@@ -33,6 +33,7 @@ class Numbers:
         self._reserved = recovered.core
         self._next_rotation = recovered.next_rotation
         self._next_spare = 0
+        self._wanted = (0, 0)
 
     # --- reserved ahead of use ---------------------------------------------------------------------------------------------
 
@@ -43,15 +44,24 @@ class Numbers:
     def has_segment_seq(self) -> bool:
         return self.next_segment_seq < self._reserved.next_segment_seq_reserved
 
+    def has_many(self, segments: int, bundles: int) -> bool:
+        """Whether so many segment numbers and sequences can be taken at once; if not, they are asked for."""
+        self._wanted = (segments, bundles)
+        enough = self.next_segment_seq + segments <= self._reserved.next_segment_seq_reserved
+        return enough and self.has_sequences(bundles)
+
     def reserve_job(self) -> jobs.ReserveJob | None:
-        """More before half of what is reserved is used up."""
+        """More before half of what is reserved is used up, or as soon as `has_many` has asked for more."""
+        segments, bundles = self._wanted
+        segment_seq, sequence = self.next_segment_seq + segments, self.next_sequence + bundles
         low = (
-            self.next_sequence + SEQUENCE_BLOCK // 2 > self._reserved.next_sequence_reserved
-            or self.next_segment_seq + SEGMENT_SEQ_BLOCK // 2 > self._reserved.next_segment_seq_reserved
+            sequence + SEQUENCE_BLOCK // 2 > self._reserved.next_sequence_reserved
+            or segment_seq + SEGMENT_SEQ_BLOCK // 2 > self._reserved.next_segment_seq_reserved
         )
         if not low:
             return None
-        segment_seq, sequence = self.next_segment_seq + SEGMENT_SEQ_BLOCK, self.next_sequence + SEQUENCE_BLOCK
+        self._wanted = (0, 0)
+        segment_seq, sequence = segment_seq + SEGMENT_SEQ_BLOCK, sequence + SEQUENCE_BLOCK
         return jobs.ReserveJob(self._disk, self._paths, self._core_file(segment_seq, sequence, clean_shutdown=False))
 
     def finish_reserve(self, job: jobs.ReserveJob) -> list[Event]:

@@ -264,6 +264,13 @@ class SegmentBuilder:
             ingestion_ts_nanos=summaries.ingestion_ts_nanos,
         )
 
+    def number(self, segment_seq: int, first_sequence: int) -> None:
+        """Give the bundles, numbered from 0 so far, their segment and their sequences."""
+        table = self._bundle_table().copy()
+        table["sequence"] += np.uint64(first_sequence)
+        self._bundles = bytearray(table.tobytes())
+        self.segment_seq = segment_seq
+
     def _bundle_table(self) -> npt.NDArray[np.void]:
         return np.frombuffer(bytes(self._bundles), dtype=_BUNDLE_FIELDS)
 

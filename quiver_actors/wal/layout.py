@@ -20,9 +20,9 @@ Log file:
 Entry (size a multiple of 64, so the next one starts at 57 mod 64 too):
 
     0         4   u32 entry_len: body bytes; zero = end of the written part
-    4         1   u8 entry_type: 0 = record bundle
+    4         1   u8 entry_type: 0 = record bundle, 2 = staged bundle
     5         8   i64 ingestion_ts_nanos
-    13        8   u64 sequence
+    13        8   u64 sequence; of a staged bundle its index in the file
     21        8   u64 slot_bitmap
     29            per slot, ascending: head (42) and payload, padded to 22 mod 64 if another slot follows, else to 53
     end-4     4   u32 CRC-32 of the body
@@ -63,6 +63,8 @@ ENTRY_HEADER = struct.Struct("<BqQQ")
 ENTRY_CRC = struct.Struct("<I")
 ENTRY_OVERHEAD_BYTES = ENTRY_LENGTH_BYTES + ENTRY_CRC.size
 ENTRY_TYPE_BUNDLE = 0
+ENTRY_TYPE_STAGED = 2
+"""A bundle of a transaction: its sequence field counts from 0 in each file (`transactions.records`)."""
 SLOT_HEAD = struct.Struct("<H32sII")
 END_MARK_BYTES = 4
 

@@ -23,7 +23,6 @@ _OVERHEAD_BYTES = layout.ENTRY_OVERHEAD_BYTES
 _LENGTH_BYTES = layout.ENTRY_LENGTH_BYTES
 _HEAD_BYTES = layout.ENTRY_HEAD.size
 _CRC_BYTES = layout.ENTRY_CRC.size
-_BUNDLE = layout.ENTRY_TYPE_BUNDLE
 
 
 class Log:
@@ -42,6 +41,7 @@ class Log:
         self.end = 0
         self.written_end = 0
         self.synced_end = 0
+        self.header = b""
         self.crc = 0
         """CRC-32 of bytes 0..end."""
         self.sequence_end = 0
@@ -49,6 +49,7 @@ class Log:
         self.first_append_ns = 0
         self.dirty_since_ns = 0
         self._staged: list[memoryview | bytes] = []
+        self.entry_type = layout.ENTRY_TYPE_BUNDLE
         self.builder = SegmentBuilder(0, self.read)
 
     def activate(self, cfg_hash: bytes, position_start: int, identity: Identity) -> None:
@@ -58,6 +59,7 @@ class Log:
         self.sequence_end = self.synced_sequence = identity.first_sequence
         self.builder = SegmentBuilder(identity.segment_seq, self.read)
         header = encode_header(cfg_hash, position_start, identity)
+        self.header = header
         self._staged.append(header)
         self.crc = crc32(header)
         self.end = len(header)
@@ -84,11 +86,11 @@ class Log:
         clean = self.written_end == self.synced_end and not self._staged_entries
         self._staged.append(span)  # first, so that the builder can read back dictionaries of this very push
         pack_head, pack_crc, append = layout.ENTRY_HEAD.pack_into, layout.ENTRY_CRC.pack_into, self.builder.append
-        crc_of_file = self.crc
+        crc_of_file, entry_type = self.crc, self.entry_type
         for offset, entry_bytes, crc_of_slots, bitmap, item_count, ingestion_ts, placements in entries:
             ingestion_ts = ingestion_ts or now_unix_ns
             end = offset + entry_bytes
-            pack_head(span, offset, entry_bytes - _OVERHEAD_BYTES, _BUNDLE, ingestion_ts, sequence, bitmap)
+            pack_head(span, offset, entry_bytes - _OVERHEAD_BYTES, entry_type, ingestion_ts, sequence, bitmap)
             if entry_bytes < _COMBINE_FROM_BYTES:
                 pack_crc(span, end - _CRC_BYTES, crc32(span[offset + _LENGTH_BYTES : end - _CRC_BYTES]))
                 crc_of_file = crc32(span[offset:end], crc_of_file)

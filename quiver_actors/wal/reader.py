@@ -175,6 +175,7 @@ def _candidates(window: bytes, stride: int) -> list[int]:
         return data[at : at + count : stride]
 
     some_length = (column(0) | column(1) | column(2) | column(3)) != 0
-    right = some_length & (column(3) <= layout.ENTRY_BYTES_MAX >> 24) & (column(4) == layout.ENTRY_TYPE_BUNDLE)
+    is_bundle = (column(4) == layout.ENTRY_TYPE_BUNDLE) | (column(4) == layout.ENTRY_TYPE_STAGED)
+    right = some_length & (column(3) <= layout.ENTRY_BYTES_MAX >> 24) & is_bundle
     right &= (column(_SEQUENCE_TOP_OFFSET) == 0) & (column(_SEQUENCE_TOP_OFFSET + 1) == 0)
     return [int(at) * stride for at in np.flatnonzero(right)]

@@ -134,10 +134,10 @@ class RecoveredEntry:
 
 
 def read_entry(reader: LogReader, span: Span) -> RecoveredEntry:
-    """Take one valid entry apart."""
+    """Take one valid entry apart. The sequence of a staged bundle is its index in the file."""
     body = reader.body(span)
     header = decode_entry_header(body)
-    if header.entry_type != layout.ENTRY_TYPE_BUNDLE:
+    if header.entry_type not in (layout.ENTRY_TYPE_BUNDLE, layout.ENTRY_TYPE_STAGED):
         return RecoveredEntry(span, header.entry_type, header.sequence, header.ingestion_ts_nanos, ())
     body_offset = span.start + layout.ENTRY_LENGTH_BYTES
     placements: list[SlotPlacement] = []

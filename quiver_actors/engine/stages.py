@@ -1,0 +1,435 @@
+"""Staged bundles of one engine: begun, filled, prepared, and then published or dropped. See docs/transactions.md.
+
+Owner: the engine, on the loop thread. Guarantees
+- Nothing of a stage is visible before its publish, and then all of one publish is at once, behind everything that was pushed before it.
+- A prepared stage stays, through every crash, until it is published or its drop is recorded.
+- A stage whose files cannot be written is dropped alone; what publishing or recording needs fails the engine, and recovery goes on.
+
+A publish takes its numbers when it begins: what is open is closed first, logs that begin later get higher numbers, and are sealed after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from quiver_actors.clock import Clock
+from quiver_actors.config import TopicSettings
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.engine.condition import Condition
+from quiver_actors.engine.log_queue import LogQueue
+from quiver_actors.engine.numbers import Numbers
+from quiver_actors.engine.shelf import Shelf
+from quiver_actors.errors import (
+    Draining,
+    EngineFailed,
+    QuiverError,
+    TransactionAborted,
+    TransactionLost,
+    UnknownTransaction,
+    UsageError,
+)
+from quiver_actors.events import Event, Resumed, StageDropped, StagePrepared, StagesPublished
+from quiver_actors.paths import EnginePaths
+from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
+from quiver_actors.recovery import segment_cfg_hash
+from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.transactions.jobs import JournalJob, PrepareJob, PublishJob, StageAllocateJob, StageDropJob
+from quiver_actors.transactions.records import DroppedRecord, JournalRecord, PublishingRecord, StageOrder
+from quiver_actors.transactions.recovery import RecoveredStages, trim_dropped
+from quiver_actors.transactions.stage import Stage, begin_part, number_part
+from quiver_actors.transactions.states import StageState
+from quiver_actors.units import SECOND_NS
+from quiver_actors.wal import layout
+from quiver_actors.wal.admission import check_push
+from quiver_actors.wal.log import Log
+
+STAGES_MAX = 4096
+"""Stages of one engine that take bundles at a time."""
+ASK_AGAIN_NS = 60 * SECOND_NS
+"""How long to wait before a decision log that gave no answer is asked again."""
+
+
+@dataclass(slots=True)
+class _Publish:
+    """Stages that become visible together."""
+
+    ticket: int
+    stages: list[Stage]
+    places: list[PublishingRecord] = field(default_factory=list)
+    """Where each part goes; empty until the numbers were taken."""
+    is_recorded: bool = False
+    infos: dict[int, SegmentInfo] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> list[tuple[Stage, int, Log]]:
+        return [(stage, index, part) for stage in self.stages for index, part in enumerate(stage.parts)]
+
+
+class Stages:
+    """See the module. A publish is named by a ticket: it is done once a `StagesPublished` with that ticket has come."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        settings: TopicSettings,
+        clock: Clock,
+        condition: Condition,
+        numbers: Numbers,
+        logs: LogQueue,
+        shelf: Shelf,
+        recovered: RecoveredStages,
+    ) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._place = f"topic {settings.name!r}"
+        self._target_bytes = settings.segment.target_size_bytes
+        self._free_bytes_min = settings.retention.min_free_bytes
+        self._cfg_hash = segment_cfg_hash(settings)
+        self._clock = clock
+        self._condition = condition
+        self._numbers = numbers
+        self._logs = logs
+        self._shelf = shelf
+        self._journal = recovered.journal
+        self._stages = {stage.number: stage for stage in recovered.stages}
+        self._next_number = max([recovered.journal.next_number, *(number + 1 for number in self._stages)])
+        self._publishes: deque[_Publish] = deque()
+        self._ticket = 0
+
+    def __iter__(self) -> Iterator[Stage]:
+        """All that are not forgotten, oldest first."""
+        return iter(self._stages.values())
+
+    def close(self) -> None:
+        for stage in self:
+            stage.close_files()
+
+    def drain(self) -> None:
+        """Open stages end; prepared ones stay on disk."""
+        for stage in list(self):
+            if stage.state is StageState.OPEN:
+                stage.drop("the worker is shutting down")
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is under way that a clean shutdown would cut off."""
+        busy = (StageState.PREPARING, StageState.DROPPING)
+        numbered = any(publish.places for publish in self._publishes)
+        return not numbered and not any(stage.state in busy for stage in self)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What staged bundles take of the disk."""
+        return sum(stage.disk_bytes for stage in self)
+
+    # --- taking bundles --------------------------------------------------------------------------------------------------------
+
+    def begin(self, order: StageOrder, owner: object) -> int:
+        """Open a stage that ends with `owner`, unless it is prepared. Returns its number.
+
+        Raises:
+            EngineFailed, Draining: no work is taken.
+            UsageError: too many are open.
+        """
+        if self._condition.is_over:
+            raise EngineFailed(f"{self._place} has failed ({self._condition.failure}); its worker is being restarted")
+        if not self._condition.takes_bundles:
+            raise Draining(f"{self._place} is shutting down; stage on another core or later")
+        if sum(stage.state is StageState.OPEN for stage in self) >= STAGES_MAX:
+            raise UsageError(f"{self._place} has {STAGES_MAX} open stages, its limit: prepare or abort some")
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._stages[number] = Stage(number, order, owner, self._cfg_hash, self._clock.unix_ns())
+        return number
+
+    def get(self, number: int, owner: object) -> Stage:
+        """An open stage of that owner.
+
+        Raises:
+            UnknownTransaction: it has none of that number.
+            TransactionAborted: it was dropped.
+        """
+        stage = self._stages.get(number)
+        if stage is None or stage.owner is not owner:
+            raise UnknownTransaction(f"{self._place}: stage {number} is not open on this connection")
+        if stage.state is StageState.DROPPING:
+            raise TransactionAborted(f"{self._place}: stage {number} was dropped: {stage.reason}")
+        if stage.state is not StageState.OPEN:
+            raise UsageError(f"{self._place}: stage {number} is {stage.state.value} and takes no more bundles")
+        return stage
+
+    def can_stage(self, stage: Stage, span_bytes: int) -> bool:
+        """Whether a push of that size can be taken now; if not, ask again after any `finish`."""
+        return stage.part_for(span_bytes, self._target_bytes) is not None
+
+    def stage(self, stage: Stage, span: memoryview, push: Push, schemas: Mapping[int, StreamSchema]) -> AckRun:
+        """Check a push and lay it behind the others of the stage, which has room for it (`can_stage`).
+
+        Raises:
+            ProtocolError: the push is broken; nothing was staged.
+        """
+        part = stage.part_for(len(span), self._target_bytes)
+        assert part is not None, "can_stage promised room"
+        entries, _ = check_push(span, part.end or layout.HEADER_BYTES, push, schemas)
+        if not part.end:
+            begin_part(part, stage.cfg_hash, self._numbers.incarnation)
+        run = AckRun(push.tag, 0, stage.bundle_count, part.sequence_end, len(entries))
+        part.stage(span, entries, self._clock.unix_ns(), self._clock.monotonic_ns())
+        stage.wanted_bytes = 0
+        return run
+
+    def write(self, stage: Stage) -> None:
+        """Write what was staged, with one call a part. Where that fails the stage is dropped."""
+        try:
+            for part in stage.parts:
+                if part.has_staged:
+                    part.write()
+        except QuiverError as error:
+            if stage.state is StageState.OPEN:
+                stage.drop(str(error))
+
+    # --- ends ------------------------------------------------------------------------------------------------------------------
+
+    def prepare(self, stage: Stage) -> None:
+        """Make what was written durable: a `StagePrepared` or `StageDropped` says how that ended."""
+        stage.move(StageState.PREPARING)
+
+    def release(self, owner: object) -> None:
+        """A connection is gone: its open stages are."""
+        for stage in list(self):
+            if stage.owner is owner:
+                stage.owner = None
+                if stage.state is StageState.OPEN:
+                    stage.drop("its connection was lost")
+
+    def drop(self, numbers: Sequence[int], incarnation: bytes, reason: str) -> None:
+        """Drop those of the stages that are open or prepared. What was dropped or published before is left as it is.
+
+        Raises:
+            TransactionLost: the numbers are of another directory.
+        """
+        self._check_incarnation(incarnation)
+        for number in numbers:
+            stage = self._stages.get(number)
+            if stage is not None and stage.state in (StageState.OPEN, StageState.PREPARED):
+                stage.drop(reason)
+
+    def publish(self, txn_id: str, incarnation: bytes, numbers: Sequence[int], *, drop_others: bool = False) -> int:
+        """Make prepared stages of one transaction visible, all at once. The same call again is no error, at any time.
+
+        Args:
+            drop_others: the decision is known to name no other stage of this engine: those of the transaction are dropped.
+
+        Returns:
+            The ticket of the publish, 0 if all was published before.
+
+        Raises:
+            TransactionLost: a stage was dropped, or its directory replaced; nothing was published by this call.
+            UnknownTransaction: a stage is of another transaction, or was never prepared.
+        """
+        self._check_incarnation(incarnation)
+        wanted = [stage for number in numbers if (stage := self._publishable(txn_id, number)) is not None]
+        others = [stage for stage in self if stage.order.txn_id == txn_id and stage.number not in numbers]
+        for stage in others if drop_others else ():
+            if stage.state in (StageState.OPEN, StageState.PREPARED):
+                stage.drop("the transaction was decided without it")
+        prepared = [stage for stage in wanted if stage.state is StageState.PREPARED]
+        if prepared:
+            return self._begin_publish(prepared)
+        running = [publish.ticket for publish in self._publishes if any(stage in wanted for stage in publish.stages)]
+        return max(running, default=0)
+
+    def _begin_publish(self, prepared: list[Stage]) -> int:
+        ordered = sorted(prepared, key=lambda stage: (stage.order.partition, stage.order.attempt, stage.number))
+        for stage in ordered:
+            stage.move(StageState.PUBLISHING)
+        self._ticket += 1
+        self._publishes.append(_Publish(self._ticket, ordered))
+        self._take_numbers()
+        return self._ticket
+
+    def _check_incarnation(self, incarnation: bytes) -> None:
+        if incarnation != self._numbers.incarnation:
+            raise TransactionLost(
+                f"{self._place}: the token is of directory {incarnation.hex()}, this one is {self._numbers.incarnation.hex()}: "
+                "the data directory was replaced, and what was prepared in it is gone"
+            )
+
+    def _publishable(self, txn_id: str, number: int) -> Stage | None:
+        """The stage, None if it was published before."""
+        stage = self._stages.get(number)
+        if stage is None:
+            self._check_was_published(number)
+            return None
+        if stage.order.txn_id != txn_id:
+            raise UnknownTransaction(
+                f"{self._place}: stage {number} is of transaction {stage.order.txn_id!r}, not {txn_id!r}"
+            )
+        if stage.state is StageState.DROPPING:
+            raise TransactionLost(f"{self._place}: stage {number} of {txn_id!r} was dropped: {stage.reason}")
+        if stage.state not in (StageState.PREPARED, StageState.PUBLISHING):
+            raise UnknownTransaction(f"{self._place}: stage {number} of {txn_id!r} is not prepared")
+        return stage
+
+    def _check_was_published(self, number: int) -> None:
+        if not 0 < number < self._next_number:
+            raise UnknownTransaction(f"{self._place}: there was never a stage {number}")
+        found = next((record for record in self._journal.dropped if record.number == number), None)
+        if found is not None:
+            raise TransactionLost(f"{self._place}: stage {number} of {found.txn_id!r} was dropped: {found.reason}")
+        if number < self._journal.dropped_floor:
+            raise TransactionLost(
+                f"{self._place}: stage {number} is too old to tell whether it was published or dropped"
+            )
+
+    # --- time ------------------------------------------------------------------------------------------------------------------
+
+    def take_expired(self) -> list[Stage]:
+        """Prepared stages past their time whose decision log is to be asked now."""
+        now_ns = self._clock.unix_ns()
+        due = [
+            stage
+            for stage in self
+            if stage.state is StageState.PREPARED
+            and stage.expires_unix_ns <= now_ns
+            and now_ns - stage.asked_unix_ns >= ASK_AGAIN_NS
+        ]
+        for stage in due:
+            stage.asked_unix_ns = now_ns
+        return due
+
+    # --- background work: what the schedule asks for -----------------------------------------------------------------------------
+
+    def allocate_job(self) -> StageAllocateJob | None:
+        stage = next((stage for stage in self if stage.wanted_bytes and stage.state is StageState.OPEN), None)
+        if stage is None or not self._condition.takes_bundles:
+            return None
+        stage.is_allocating = True
+        capacity_bytes = stage.next_capacity_bytes(self._target_bytes)
+        return StageAllocateJob(self._disk, self._paths, stage, capacity_bytes, self._free_bytes_min)
+
+    def finish_allocate(self, job: StageAllocateJob) -> list[Event]:
+        stage = job.stage
+        stage.is_allocating, stage.wanted_bytes = False, 0
+        if job.part is not None:
+            stage.parts.append(job.part)
+        if job.failure and stage.state is StageState.OPEN:
+            stage.drop(job.failure)
+        return [Resumed()]
+
+    def no_room(self, job: StageAllocateJob) -> list[Event]:
+        job.stage.is_allocating = False
+        return []
+
+    def prepare_job(self) -> PrepareJob | None:
+        stage = next((stage for stage in self if stage.state is StageState.PREPARING), None)
+        if stage is None:
+            return None
+        record = stage.record(self._numbers.incarnation, self._clock.unix_ns())
+        return PrepareJob(self._disk, self._paths, stage, record)
+
+    def finish_prepare(self, job: PrepareJob) -> list[Event]:
+        stage = job.stage
+        stage.was_prepared = True
+        stage.expires_unix_ns = job.record.expires_unix_ns
+        if job.failure:
+            stage.drop(job.failure)
+            return []
+        stage.move(StageState.PREPARED)
+        return [StagePrepared(stage.number)]
+
+    def drop_job(self) -> StageDropJob | None:
+        stages = [stage for stage in self if stage.state is StageState.DROPPING and not stage.is_allocating]
+        if not stages:
+            return None
+        journal = self._with_dropped(stages) if any(stage.was_prepared for stage in stages) else None
+        return StageDropJob(self._disk, self._paths, stages, journal)
+
+    def finish_drop(self, job: StageDropJob) -> list[Event]:
+        if job.journal is not None:
+            self._recorded(job.journal)
+        for stage in job.stages:
+            stage.move(StageState.DROPPED)
+            del self._stages[stage.number]
+        return [StageDropped(stage.number, stage.reason) for stage in job.stages]
+
+    def journal_job(self) -> JournalJob | None:
+        """Records the oldest publish that is not recorded yet: from then on nothing but a failed disk keeps it from becoming visible."""
+        self._take_numbers()
+        if not any(publish.places and not publish.is_recorded for publish in self._publishes):
+            return None
+        return JournalJob(self._disk, self._paths, self._current(self._journal.dropped, self._journal.dropped_floor))
+
+    def finish_journal(self, job: JournalJob) -> list[Event]:
+        self._recorded(job.journal)
+        return []
+
+    def publish_job(self) -> PublishJob | None:
+        publish = self._publishes[0] if self._publishes else None
+        if publish is None or not publish.is_recorded:
+            return None
+        sealed_next = self._logs.oldest_segment_seq
+        if sealed_next is not None and sealed_next < publish.places[0].segment_seq:
+            return None
+        return PublishJob(self._disk, self._paths, publish.stages, self._numbers.incarnation, publish.infos)
+
+    def finish_publish(self, job: PublishJob) -> list[Event]:
+        publish = self._publishes.popleft()
+        events: list[Event] = []
+        for stage in publish.stages:
+            stage.move(StageState.PUBLISHED)
+            del self._stages[stage.number]
+        for info in publish.infos.values():
+            events += self._shelf.put(info, None)
+        return [Resumed(), *events, StagesPublished(publish.ticket)]
+
+    @property
+    def first_publishing(self) -> int | None:
+        """The lowest segment number that a publish under way has taken."""
+        return next((publish.places[0].segment_seq for publish in self._publishes if publish.places), None)
+
+    # --- private -------------------------------------------------------------------------------------------------------------
+
+    def _take_numbers(self) -> None:
+        """Give publishes their places, in order, as far as numbers are reserved."""
+        for publish in self._publishes:
+            if publish.places:
+                continue
+            parts = publish.parts
+            bundles = sum(part.builder.bundle_count for _, _, part in parts)
+            if not self._numbers.has_many(len(parts), bundles):
+                return
+            self._logs.close_active()
+            for stage, index, part in parts:
+                publish.places.append(self._number(stage, index, part))
+
+    def _number(self, stage: Stage, index: int, part: Log) -> PublishingRecord:
+        identity, position = self._numbers.identity(), self._numbers.position
+        self._numbers.take_segment_seq()
+        self._numbers.advance(identity.first_sequence + part.builder.bundle_count, position + part.entry_bytes)
+        number_part(part, stage.cfg_hash, position, identity)
+        return PublishingRecord(stage.number, index, identity.segment_seq, identity.first_sequence, position)
+
+    def _with_dropped(self, stages: Sequence[Stage]) -> JournalRecord:
+        now_ns = self._clock.unix_ns()
+        new = [
+            DroppedRecord(stage.number, stage.order.txn_id, stage.order.epoch, stage.reason, now_ns)
+            for stage in stages
+            if stage.was_prepared
+        ]
+        return self._current(*trim_dropped([*self._journal.dropped, *new], self._journal.dropped_floor))
+
+    def _current(self, dropped: list[DroppedRecord], floor: int) -> JournalRecord:
+        places = [place for publish in self._publishes for place in publish.places]
+        return JournalRecord(self._next_number, places, dropped, floor)
+
+    def _recorded(self, journal: JournalRecord) -> None:
+        self._journal = msgspec.structs.replace(journal, publishing=[])
+        durable = {(place.number, place.part) for place in journal.publishing}
+        for publish in self._publishes:
+            if publish.places and all((place.number, place.part) in durable for place in publish.places):
+                publish.is_recorded = True

@@ -1,0 +1,338 @@
+"""Staged bundles at open: what a crash can leave of them is brought to rest before the engine takes work.
+
+| record         | in the journal | parts                          | decision                                                     |
+|----------------|----------------|--------------------------------|--------------------------------------------------------------|
+| none           | any            | any                            | DELETE: never prepared, dropped, or published to its end     |
+| whole          | dropped        | any                            | DELETE: the drop was cut off                                 |
+| whole          | publishing     | all, as staged or as segments  | PUBLISH: finish it                                           |
+| whole          | publishing     | one is missing or damaged      | PUBLISH the others; the damaged goes to quarantine, its      |
+|                |                |                                | segment number is never used                                 |
+| whole          | neither        | all whole                      | KEEP: prepared                                               |
+| whole          | neither        | one is missing or damaged      | DAMAGED: moved to quarantine, recorded as dropped            |
+| damaged        | any            | any                            | DAMAGED: moved to quarantine, recorded as dropped            |
+
+Every step can be cut off and done again. The names in `staged/` and of the journal are made durable before anything is decided by them.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quiver_actors.checksum import crc32, crc32_combine
+from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile, read_whole
+from quiver_actors.errors import DiskError, FormatError, UnsupportedVersion
+from quiver_actors.jobs import move_to_quarantine
+from quiver_actors.paths import PREPARED_SUFFIX, STAGE_SUFFIX, TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.segment.builder import SegmentBuilder
+from quiver_actors.transactions.jobs import delete_stage, publish_parts, write_journal
+from quiver_actors.transactions.records import (
+    DROPPED_MAX,
+    DroppedRecord,
+    JournalRecord,
+    PartRecord,
+    PreparedRecord,
+    PublishingRecord,
+    decode_journal,
+    decode_prepared,
+)
+from quiver_actors.transactions.stage import Stage, number_part
+from quiver_actors.transactions.states import StageState
+from quiver_actors.wal import layout
+from quiver_actors.wal.codec import Identity, encode_header
+from quiver_actors.wal.log import Log
+from quiver_actors.wal.reader import CHUNK_BYTES, LogReader
+from quiver_actors.wal.recovery import read_entry
+
+_log = logging.getLogger(__name__)
+_RECORD_BYTES_MAX = 64 << 20
+
+
+class StageDecision(enum.Enum):
+    DELETE = "delete"
+    PUBLISH = "publish"
+    KEEP = "keep"
+    DAMAGED = "damaged"
+
+
+def decide(
+    *, has_record: bool, record_is_whole: bool, is_dropped: bool, is_publishing: bool, parts_are_whole: bool
+) -> StageDecision:
+    """The table of this module."""
+    if not has_record:
+        return StageDecision.DELETE
+    if not record_is_whole:
+        return StageDecision.DAMAGED
+    if is_dropped:
+        return StageDecision.DELETE
+    if is_publishing:
+        return StageDecision.PUBLISH
+    return StageDecision.KEEP if parts_are_whole else StageDecision.DAMAGED
+
+
+@dataclass(slots=True)
+class RecoveredStages:
+    """What an engine's transactions start from."""
+
+    journal: JournalRecord = field(default_factory=JournalRecord)
+    """Publishing nothing; as it stands on disk or newer."""
+    stages: list[Stage] = field(default_factory=list)
+    """Prepared ones, rising; their files are closed."""
+    published: list[Log] = field(default_factory=list)
+    """Segments that were finished now."""
+    infos: dict[int, SegmentInfo] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    quarantined: int = 0
+
+
+class DamagedPart(FormatError):
+    """A part of a prepared stage is not what was staged."""
+
+    code = "damaged_part"
+
+
+def recover_stages(
+    disk: Disk, paths: EnginePaths, incarnation: bytes, has_segment: Callable[[int], bool]
+) -> RecoveredStages:
+    """Recover `staged/` and `quiver.transactions`. The root's own names are durable already.
+
+    Args:
+        has_segment: whether a segment of that number is there, whole or damaged.
+
+    Raises:
+        UnsupportedVersion: nothing was changed.
+        DiskError: the same directory can be opened again.
+    """
+    return _Recovery(disk, paths, incarnation, has_segment).run()
+
+
+class _Recovery:
+    def __init__(self, disk: Disk, paths: EnginePaths, incarnation: bytes, has_segment: Callable[[int], bool]) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._incarnation = incarnation
+        self._has_segment = has_segment
+        self._found = RecoveredStages()
+        self._journal = JournalRecord()
+        self._dropped: list[DroppedRecord] = []
+        self._parts: dict[int, list[str]] = {}
+        """Files by stage number."""
+
+    def run(self) -> RecoveredStages:
+        names = self._disk.list_directory(self._paths.staged)
+        if not names and not self._disk.exists(self._paths.transactions):
+            return self._found
+        self._journal = self._read_journal()
+        records = {_number_of(name): self._read_record(name) for name in names if name.endswith(PREPARED_SUFFIX)}
+        self._disk.sync_directory(self._paths.staged)
+        for name in names:
+            if name.endswith(STAGE_SUFFIX):
+                self._parts.setdefault(_number_of(name), []).append(f"{self._paths.staged}/{name}")
+            elif name.endswith(TEMPORARY_SUFFIX):
+                self._disk.unlink(f"{self._paths.staged}/{name}")
+        numbers = sorted({*records, *self._parts})
+        for number in numbers:
+            self._settle(number, number in records, records.get(number))
+        self._finish_publishing()
+        self._write_journal(max(numbers, default=0))
+        return self._found
+
+    # --- reading -------------------------------------------------------------------------------------------------------------
+
+    def _read_journal(self) -> JournalRecord:
+        if not self._disk.exists(self._paths.transactions):
+            return JournalRecord()
+        try:
+            return decode_journal(read_whole(self._disk, self._paths.transactions, _RECORD_BYTES_MAX))
+        except UnsupportedVersion:
+            raise
+        except FormatError as error:
+            self._quarantine([self._paths.transactions], str(error))
+            return JournalRecord()
+
+    def _read_record(self, name: str) -> PreparedRecord | None:
+        try:
+            record = decode_prepared(read_whole(self._disk, f"{self._paths.staged}/{name}", _RECORD_BYTES_MAX))
+        except UnsupportedVersion:
+            raise
+        except FormatError:
+            return None
+        return record if record.number == _number_of(name) else None
+
+    # --- one stage -----------------------------------------------------------------------------------------------------------
+
+    def _settle(self, number: int, has_record: bool, record: PreparedRecord | None) -> None:
+        is_publishing = any(place.number == number for place in self._journal.publishing)
+        stage, damage = None, "its record is damaged"
+        if record is not None and not is_publishing:
+            stage, damage = self._load(record)
+        decision = decide(
+            has_record=has_record,
+            record_is_whole=record is not None,
+            is_dropped=any(dropped.number == number for dropped in self._journal.dropped),
+            is_publishing=is_publishing,
+            parts_are_whole=stage is not None,
+        )
+        if decision is StageDecision.DELETE:
+            delete_stage(self._disk, self._paths, number, self._parts.get(number, []))
+        elif decision is StageDecision.KEEP:
+            assert stage is not None
+            self._found.stages.append(stage)
+            self._found.notes.append(f"stage {number} of transaction {stage.order.txn_id} is prepared and kept")
+        elif decision is StageDecision.PUBLISH:
+            assert record is not None
+            self._publish(record)
+        else:
+            self._give_up(number, record, damage)
+
+    def _load(self, record: PreparedRecord) -> tuple[Stage | None, str]:
+        """The stage with all its parts, or what is wrong with them."""
+        stage = _stage_of(record)
+        for index, part in enumerate(record.parts):
+            try:
+                stage.parts.append(self._load_part(record, index, part))
+            except DamagedPart as error:
+                return None, str(error)
+        return stage, ""
+
+    def _load_part(self, record: PreparedRecord, index: int, part: PartRecord) -> Log:
+        """
+        Raises:
+            DamagedPart: it is not there, or its entries are not what was prepared.
+        """
+        path = self._paths.stage_part(record.number, index)
+        if not self._disk.exists(path):
+            raise DamagedPart(f"{path} is missing")
+        file = self._disk.open_read(path)
+        try:
+            return _read_part(file, path, record, part)
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            raise DamagedPart(str(error)) from error
+        finally:
+            file.close()
+
+    def _give_up(self, number: int, record: PreparedRecord | None, damage: str) -> None:
+        txn_id, epoch = (record.order.txn_id, record.order.epoch) if record else ("", 0)
+        self._dropped.append(DroppedRecord(number, txn_id, epoch, f"damaged: {damage}", time.time_ns()))
+        self._quarantine([self._paths.prepared(number), *self._parts.get(number, [])], damage)
+
+    # --- publishing ----------------------------------------------------------------------------------------------------------
+
+    def _publish(self, record: PreparedRecord) -> None:
+        """Load what is not a segment yet; it is sealed together with the rest of its publish."""
+        stage = _stage_of(record)
+        for place in sorted(self._places_of(record.number), key=lambda place: place.part):
+            if self._has_segment(place.segment_seq):
+                continue
+            try:
+                part = self._load_part(record, place.part, record.parts[place.part])
+            except DamagedPart as error:
+                self._quarantine(self._existing(record.number, place.part), str(error))
+                continue
+            identity = Identity(place.segment_seq, place.first_sequence, self._incarnation)
+            number_part(part, record.cfg_hash, place.position_start, identity)
+            stage.parts.append(part)
+        stage.state = StageState.PUBLISHING
+        self._found.stages.append(stage)
+
+    def _places_of(self, number: int) -> list[PublishingRecord]:
+        return [place for place in self._journal.publishing if place.number == number]
+
+    def _existing(self, number: int, part: int) -> list[str]:
+        path = self._paths.stage_part(number, part)
+        return [path] if self._disk.exists(path) else []
+
+    def _finish_publishing(self) -> None:
+        stages = [stage for stage in self._found.stages if stage.state is StageState.PUBLISHING]
+        if not stages:
+            return
+        self._found.stages = [stage for stage in self._found.stages if stage not in stages]
+        publish_parts(self._disk, self._paths, stages, self._incarnation, self._found.infos)
+        self._found.published = [part for stage in stages for part in stage.parts]
+        self._found.notes.append(f"finished the publish of stages {', '.join(str(stage.number) for stage in stages)}")
+
+    # --- the journal ---------------------------------------------------------------------------------------------------------
+
+    def _write_journal(self, highest_number: int) -> None:
+        """Without what is finished, and with what was found damaged; written where that is new."""
+        dropped, floor = trim_dropped([*self._journal.dropped, *self._dropped], self._journal.dropped_floor)
+        journal = JournalRecord(
+            max(self._journal.next_number, highest_number + 1, *(record.number + 1 for record in dropped), 1),
+            [],
+            dropped,
+            floor,
+        )
+        self._found.journal = journal
+        if journal != self._journal:
+            write_journal(self._disk, self._paths, journal)
+
+    def _quarantine(self, files: list[str], why: str) -> None:
+        for path in files:
+            target = move_to_quarantine(self._disk, self._paths, path)
+            self._found.quarantined += 1
+            self._found.notes.append(f"{path} moved to {target}: {why}")
+            _log.warning("event=quiver.quarantine path=%s target=%s reason=%r", path, target, why)
+
+
+def trim_dropped(dropped: list[DroppedRecord], floor: int) -> tuple[list[DroppedRecord], int]:
+    """The newest records that are remembered, and the number below which none is."""
+    ordered = sorted(dropped, key=lambda record: record.number)
+    kept = ordered[-DROPPED_MAX:]
+    if len(kept) < len(ordered):
+        floor = max(floor, kept[0].number)
+    return kept, floor
+
+
+def _stage_of(record: PreparedRecord) -> Stage:
+    stage = Stage(record.number, record.order, None, record.cfg_hash, record.prepared_unix_ns)
+    stage.state = StageState.PREPARED
+    stage.was_prepared = True
+    stage.expires_unix_ns = record.expires_unix_ns
+    return stage
+
+
+def _number_of(name: str) -> int:
+    digits = name.partition(".")[0]
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
+def _read_part(file: DiskFile, path: str, record: PreparedRecord, expected: PartRecord) -> Log:
+    reader = LogReader(file.read, expected.size_bytes)
+    found = reader.scan(layout.HEADER_BYTES, stride=layout.ALIGNMENT, last_sequence=-1)
+    if found.end != expected.size_bytes or found.damaged or len(found.entries) != expected.bundles:
+        raise DamagedPart(
+            f"{path}: {len(found.entries)} bundles up to byte {found.end}, expected {expected.bundles} up to {expected.size_bytes}"
+        )
+    log = Log(file, path, expected.size_bytes)
+    log.entry_type = layout.ENTRY_TYPE_STAGED
+    log.builder = SegmentBuilder(0, log.read)
+    counts = np.frombuffer(expected.item_counts, "<i8") if expected.item_counts else None
+    for index, span in enumerate(found.entries):
+        entry = read_entry(reader, span)
+        if entry.error or entry.sequence != index or entry.entry_type != layout.ENTRY_TYPE_STAGED:
+            raise DamagedPart(
+                f"{path}: the entry at byte {span.start} is not bundle {index} of the part; {entry.error}"
+            )
+        items = -1 if counts is None else int(counts[index])
+        log.builder.append(index, entry.ingestion_ts_nanos, items, span.end - span.start, entry.placements)
+    log.end = log.written_end = expected.size_bytes
+    if _crc_of_entries(file, expected.size_bytes) != expected.crc32:
+        raise DamagedPart(f"{path}: its entries do not have the checksum that was prepared")
+    log.header = encode_header(record.cfg_hash, 0, Identity(0, 0, record.incarnation))
+    log.crc = crc32_combine(crc32(log.header), expected.crc32, log.entry_bytes)
+    return log
+
+
+def _crc_of_entries(file: DiskFile, end: int) -> int:
+    value = 0
+    for offset in range(layout.HEADER_BYTES, end, CHUNK_BYTES):
+        value = crc32(file.read(min(CHUNK_BYTES, end - offset), offset), value)
+    return value
