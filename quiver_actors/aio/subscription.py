@@ -133,9 +133,7 @@ class BaseSubscription(Generic[E]):
 
     async def close(self) -> None:
         try:
-            with self._exchange:
-                self._consumer.give_back_untaken()
-            await self.flush(CLOSE_TIMEOUT_SECONDS)
+            await self._exchange.complete(self._consumer.closing(CLOSE_TIMEOUT_SECONDS))
         except ClosedError:
             return
         except QuiverError as error:

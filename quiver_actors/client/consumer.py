@@ -229,8 +229,18 @@ class Consumer(Generic[D, X]):
             for channel in self.channels.opened():
                 channel.send_resolutions()
 
-    def give_back_untaken(self) -> None:
-        """Return what waits in the inbox, without counting as a delivery."""
+    def closing(self, timeout_seconds: float) -> Flow[None]:
+        """Return what was not taken, not counted as delivered, and wait until what was resolved is durable. Raises as `flushing`."""
+        for channel in self.channels.opened():
+            channel.stop_deliveries()
+        self._give_back()
+        yield from self.flushing(timeout_seconds)
+        if self.inbox.waiting:
+            # What was under way to us; nothing more comes.
+            self._give_back()
+            yield from self.flushing(timeout_seconds)
+
+    def _give_back(self) -> None:
         self._waiting_count += self.inbox.give_back()
 
     def end(self) -> None:

@@ -89,6 +89,7 @@ class SubscriberChannel(Channel):
         self._taken = 0
         """Bundles that left the inbox since credit was last given."""
         self._credit_sent_ns = 0
+        self._is_stopping = False
         self._resolutions: dict[tuple[int, int, str, int], array[int]] = {}
         self._gaps_seen: list[int] = []
         self._gaps_known: dict[int, bool] = {}
@@ -177,8 +178,14 @@ class SubscriberChannel(Channel):
         topic, subscriber = self._wanted.topic, self._wanted.subscriber
         return Call(lambda tag: GapAck(tag, topic, subscriber, number))
 
+    def stop_deliveries(self) -> None:
+        """Take the credit back that is unused, for good: what is returned from now on goes to others."""
+        self._is_stopping = True
+        if self.is_registered:
+            self._give_credit()
+
     def _give_credit(self) -> None:
-        self._credit_total += self._taken
+        self._credit_total = 0 if self._is_stopping else self._credit_total + self._taken
         self._taken = 0
         self._credit_sent_ns = time.monotonic_ns()
         self.send([Credit(self._wanted.topic, self._wanted.subscriber, self._credit_total)])

@@ -202,9 +202,7 @@ class BaseSubscription(Generic[E]):
         A worker that does not answer within a few seconds is left alone.
         """
         try:
-            with self._exchange:
-                self._consumer.give_back_untaken()
-            self.flush(CLOSE_TIMEOUT_SECONDS)
+            self._exchange.run(self._consumer.closing(CLOSE_TIMEOUT_SECONDS))
         except ClosedError:
             return
         except QuiverError as error:

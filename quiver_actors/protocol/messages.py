@@ -265,15 +265,7 @@ class Unreadable(Message, tag=19, frozen=True):
     reason: str
 
 
-class StopIntake(Message, tag=20, frozen=True):
-    """Refuse pushes to every topic of this worker (`draining`) while delivery goes on; answered by Done once all is sealed and
-    readable. With `resume` pushes are taken again, answered at once."""
-
-    tag: int
-    resume: bool = False
-
-
-class BundleTime(Message, tag=21, frozen=True):
+class BundleTime(Message, tag=20, frozen=True):
     """Ask when a bundle was ingested: Done, whose `value` is UNIX nanoseconds, 0 where that is not known (any more)."""
 
     tag: int
@@ -302,7 +294,6 @@ ClientMessage = (
     | Pending
     | ListSubscribers
     | Unreadable
-    | StopIntake
     | BundleTime
 )
 

@@ -1,7 +1,8 @@
 """Moves bundles that were delivered too often into a dead letter topic of the same core.
 
-Owner: the loop thread. The slots go over as they are; slot 63 says in one row where the bundle came from and why it is here. The
-original is resolved only after its dead letter is durable: a crash in between makes a second dead letter and never loses the bundle.
+Owner: the loop thread. The slots go over as they are; slot 63 says where the bundle came from and why it is here (`subscriber.letters`).
+The original is resolved only after its dead letter is durable: a crash in between makes a second dead letter and never loses the bundle.
+While the other topic has no room the bundle waits; it is nobody's meanwhile and `blocked` in status.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from quiver_actors.client.encoder import PushRows, plan, write
 from quiver_actors.client.schemas import StreamTable
@@ -22,6 +21,7 @@ from quiver_actors.model import ENVELOPE_SLOT
 from quiver_actors.protocol.messages import Push, Terms
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.subscriber.letters import Origin, envelope_of
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.threads import Submit
@@ -32,23 +32,11 @@ if TYPE_CHECKING:
 IN_FLIGHT_MAX = 16
 """Bundles on their way at a time; each is held in memory once."""
 POLL_NS = 2 * MILLISECOND_NS
-"""How often the other topic is asked whether it has room, and whether a dead letter is durable."""
+"""How often the other topic is asked whether a dead letter is durable."""
+ROOM_POLL_NS = 100 * MILLISECOND_NS
+"""The same while it has no room for one: that may last."""
 RETRY_NS = SECOND_NS
-REASON = "max_deliveries"
 SUFFIX = "-dead"
-
-ENVELOPE = pa.schema(
-    [
-        pa.field("dead_letter.topic", pa.string(), nullable=False),
-        pa.field("dead_letter.core", pa.uint32(), nullable=False),
-        pa.field("dead_letter.segment_seq", pa.uint64(), nullable=False),
-        pa.field("dead_letter.bundle_index", pa.uint32(), nullable=False),
-        pa.field("dead_letter.subscriber", pa.string(), nullable=False),
-        pa.field("dead_letter.delivery_count", pa.uint32(), nullable=False),
-        pa.field("dead_letter.reason", pa.string(), nullable=False),
-        pa.field("dead_letter.ingestion_ts_nanos", pa.int64()),
-    ]
-)
 
 
 def dead_letter_topic(topic: str, terms: Terms) -> str | None:
@@ -56,18 +44,6 @@ def dead_letter_topic(topic: str, terms: Terms) -> str | None:
     if not terms.max_deliveries or terms.exhausted != "dead_letter":
         return None
     return terms.dead_letter_topic or topic + SUFFIX
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The bundle that a dead letter is made of."""
-
-    topic: str
-    core: int
-    segment_seq: int
-    bundle_index: int
-    subscriber: str
-    delivery_count: int
 
 
 class LetterJob:
@@ -96,7 +72,8 @@ class LetterJob:
         reader = SegmentReader(mapping, segment_seq=self.origin.segment_seq)
         index = self.origin.bundle_index
         slots = dict(reader.bundle(index))
-        slots[ENVELOPE_SLOT] = envelope(self.origin, reader.ingestion_ts(index), slots.get(ENVELOPE_SLOT))
+        origin = replace(self.origin, ingestion_ts_nanos=reader.ingestion_ts(index))
+        slots[ENVELOPE_SLOT] = envelope_of(origin, slots.get(ENVELOPE_SLOT))
         planned = plan(sorted(slots.items()), StreamTable(self._target_topic), reader.item_count(index))
         self.memory = memoryview(bytearray(planned.entry_bytes))
         rows = PushRows()
@@ -106,26 +83,6 @@ class LetterJob:
         size = len(self.memory)
         packed = (b"".join(rows.entries), b"".join(rows.slots), b"".join(rows.dictionaries))
         self.push = Push(0, self._target_topic, 0, size, size, *packed)
-
-
-def envelope(origin: Origin, ingestion_ts_nanos: int | None, present: pa.RecordBatch | None) -> pa.RecordBatch:
-    """The row that says where a dead letter comes from, behind the columns of an envelope that the bundle had."""
-    values = [
-        origin.topic,
-        origin.core,
-        origin.segment_seq,
-        origin.bundle_index,
-        origin.subscriber,
-        origin.delivery_count,
-        REASON,
-        ingestion_ts_nanos,
-    ]
-    columns = [pa.array([value], field.type) for value, field in zip(values, ENVELOPE, strict=True)]
-    if present is None or present.num_rows != 1:
-        return pa.record_batch(columns, schema=ENVELOPE)
-    kept = [i for i, field in enumerate(present.schema) if not field.name.startswith("dead_letter.")]
-    fields = [present.schema.field(i) for i in kept] + list(ENVELOPE)
-    return pa.record_batch([*(present.column(i) for i in kept), *columns], schema=pa.schema(fields))
 
 
 class DeadLetters:
@@ -158,11 +115,13 @@ class DeadLetters:
     def step(self, now_ns: int) -> int | None:
         """Go on with what can go on; returns when to be called again, None if there is nothing to do."""
         self._bury_durable()
-        self._stage_laid_out()
+        self._stage_laid_out(now_ns)
         if now_ns >= self._paused_until_ns:
             self._start_reading(now_ns)
-        if self._reading or self._laid_out or self._written:
+        if self._reading or self._written:
             return now_ns + POLL_NS
+        if self._laid_out:
+            return now_ns + ROOM_POLL_NS
         return self._paused_until_ns if self._paused_until_ns > now_ns else None
 
     def _start_reading(self, now_ns: int) -> None:
@@ -202,17 +161,26 @@ class DeadLetters:
         self._paused_until_ns = now_ns + RETRY_NS
         self._journal.error("dead_letter.put_off", reason, topic=origin.topic, segment=origin.segment_seq)
 
-    def _stage_laid_out(self) -> None:
+    def _stage_laid_out(self, now_ns: int) -> None:
         waiting, self._laid_out = self._laid_out, []
         for job in waiting:
             host = self._host_of(job.push.topic) if job.push else None
             if host is None or job.push is None:
-                continue
-            host.touch()
-            if not host.engine.can_stage(len(job.memory)):
+                self._put_off(job.origin, "the dead letter topic is gone", now_ns)
+            elif not host.engine.can_stage(len(job.memory)):
+                # Whether it has room shows in its own turn.
+                host.touch()
                 self._laid_out.append(job)
-                continue
-            run = host.engine.stage(job.memory, job.push, job.schemas)[-1]
+            else:
+                self._stage(host, job, job.push, now_ns)
+
+    def _stage(self, host: EngineHost, job: LetterJob, push: Push, now_ns: int) -> None:
+        host.touch()
+        try:
+            run = host.engine.stage(job.memory, push, job.schemas)[-1]
+        except QuiverError as error:
+            self._put_off(job.origin, str(error), now_ns)
+        else:
             self._written.append((run.sequence, host, job.origin))
 
     def _bury_durable(self) -> None:

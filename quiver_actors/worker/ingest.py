@@ -53,14 +53,10 @@ class Ingest:
         """(sequence one past its last, who pushed, where it went, when it arrived), rising."""
         self._flushes: list[tuple[int, Session, int]] = []
         """(segment_seq that must be sealed, who asked, tag)."""
-        self._stops: list[tuple[int, Callable[[], None]]] = []
-        """(segment_seq that must be sealed, whom to tell)."""
         self._segment_staged = -1
         """Highest segment that a push went into."""
         self._segment_sealed = -1
         self._closed_by: QuiverError | None = None
-        self._stopped_by: QuiverError | None = None
-        """Like `_closed_by`, but can be taken back."""
 
     @property
     def waiting_count(self) -> int:
@@ -69,7 +65,7 @@ class Ingest:
     @property
     def is_flowing(self) -> bool:
         """True while pushes are taken as they come: none waits, and nobody asked for an end."""
-        return not self._waiting and self._closed_by is None and self._stopped_by is None
+        return not self._waiting and self._closed_by is None
 
     @property
     def is_settled(self) -> bool:
@@ -89,10 +85,7 @@ class Ingest:
             ProtocolError: the span is not in the session's arena.
         """
         source = session.span(push)
-        if self._stopped_by is not None:
-            session.release(push)
-            self._refuse(session, push.tag, self._stopped_by)
-        elif self._waiting or not self._has_room(push.length):
+        if self._waiting or not self._has_room(push.length):
             self._waiting.append(_Waiting(session, push, session.hold(push), now_ns))
         else:
             span = self._buffer.copy(source)
@@ -153,11 +146,6 @@ class Ingest:
             self._flushes = [flush for flush in self._flushes if flush[0] > self._segment_sealed]
             for _, session, tag in due:
                 session.send(Done(tag))
-        stopped = [stop for stop in self._stops if stop[0] <= self._segment_sealed]
-        if stopped:
-            self._stops = [stop for stop in self._stops if stop[0] > self._segment_sealed]
-            for _, tell in stopped:
-                tell()
 
     def trim(self) -> None:
         self._buffer.trim()
@@ -167,21 +155,6 @@ class Ingest:
     def close(self, reason: QuiverError) -> None:
         """Take no more pushes; those that wait and those that come are refused with the reason."""
         self._closed_by = self._closed_by or reason
-
-    def stop(self, reason: QuiverError, sealed: Callable[[], None]) -> None:
-        """Take no more pushes until `reopen`; `sealed` is called once everything taken before is sealed and readable."""
-        self._stopped_by = reason
-        self._refuse_waiting(reason, since_ns=None)
-        self.write()
-        sealing = self._engine.seal_now()
-        target = self._segment_staged if sealing is None else max(sealing, self._segment_staged)
-        if target <= self._segment_sealed:
-            sealed()
-        else:
-            self._stops.append((target, sealed))
-
-    def reopen(self) -> None:
-        self._stopped_by = None
 
     def fail(self, reason: str) -> None:
         """The engine has failed: tell everybody who waits for it. What was durable before has been acknowledged."""

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from quiver_actors.config import TopicSettings
-from quiver_actors.errors import BundleTooLarge, Draining, ProtocolError, QuiverError, SharedMemoryError, UnknownTopic
+from quiver_actors.errors import BundleTooLarge, ProtocolError, QuiverError, SharedMemoryError, UnknownTopic
 from quiver_actors.model import ENTRY_BODY_BYTES_MAX, SlotTable, check_id
 from quiver_actors.protocol.messages import (
     AckThrough,
@@ -39,7 +39,6 @@ from quiver_actors.protocol.messages import (
     Resolve,
     SegmentList,
     SegmentOpened,
-    StopIntake,
     TopicInfo,
     Unreadable,
     Unregister,
@@ -137,7 +136,6 @@ class Requests:
                 session, message.tag
             ),
             Unreadable: lambda session, message, _: self._host(message.topic).deliveries.unreadable(session, message),
-            StopIntake: self._stop_intake,
             BundleTime: self._bundle_time,
         }
 
@@ -258,19 +256,6 @@ class Requests:
     def _flush_progress(self, session: Session, message: FlushProgress, now_ns: int) -> None:
         self._host(message.topic).deliveries.flush_progress(session, message)
 
-    def _stop_intake(self, session: Session, message: StopIntake, now_ns: int) -> None:
-        """All topics, or none: answered once the last one is sealed."""
-        if message.resume:
-            for host in self._hosts.values():
-                host.ingest.reopen()
-            session.send(Done(message.tag))
-            return
-        reason = Draining("this worker was told to take no more bundles (quiver drain): push elsewhere or later")
-        waiting = _SealedAll(session, message.tag, len(self._hosts))
-        for host in self._hosts.values():
-            host.touch()
-            host.ingest.stop(reason, waiting.one_is_sealed)
-
     def _bundle_time(self, session: Session, message: BundleTime, now_ns: int) -> None:
         engine = self._host(message.topic).engine
         session.send(Done(message.tag, engine.bundle_time(message.segment_seq, message.bundle_index)))
@@ -284,20 +269,6 @@ class Requests:
 
     def _unknown_topic(self, topic: str) -> UnknownTopic:
         return UnknownTopic(f"topic {topic!r} does not exist on this node: expected one of {', '.join(self._hosts)}")
-
-
-class _SealedAll:
-    """Answers StopIntake when the last of its topics is sealed."""
-
-    def __init__(self, session: Session, tag: int, topics: int) -> None:
-        self._session = session
-        self._tag = tag
-        self._missing = topics
-
-    def one_is_sealed(self) -> None:
-        self._missing -= 1
-        if not self._missing:
-            self._session.send(Done(self._tag))
 
 
 def _check_schema(message: DeclareSchema) -> None:

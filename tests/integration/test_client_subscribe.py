@@ -151,6 +151,16 @@ def test_closing_returns_what_was_not_resolved_at_once(client: Client) -> None:
             assert sorted(first_id(delivery) for delivery in take(other, 6)) == list(range(4, 10))
 
 
+def test_what_was_never_looked_at_does_not_count_as_delivered(client: Client) -> None:
+    with client.subscribe("counter", max_deliveries=1, exhausted="drop", prefetch=1) as subscription:
+        client.push_many([numbers(n) for n in range(40)])
+        client.flush()
+        for _ in range(5):
+            with client.subscribe("counter", max_deliveries=1, exhausted="drop", prefetch=40) as visitor:
+                take(visitor, 1)[0].ack()
+        assert {delivery.delivery_count for delivery in take(subscription, 35)} == {1}
+
+
 def test_killed_consumer_loses_its_claims_at_once(client: Client) -> None:
     with client.subscribe("mortal"):
         pass

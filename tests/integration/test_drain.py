@@ -155,3 +155,18 @@ def test_without_a_node_there_is_nothing_to_drain(tmp_path: Path) -> None:
     assert drained.returncode == 3
     assert "no node is running" in drained.stderr
     assert not os.listdir(tmp_path)
+
+
+def test_a_bundle_that_nobody_can_take_becomes_a_dead_letter_while_draining(node: ClientNode) -> None:
+    with node.connect() as client, client.subscribe("exporter", max_deliveries=1) as subscription:
+        client.push(numbers(1))
+        with draining(node) as process:
+            (delivery,) = take(subscription, 1)
+            delivery.defer()
+            assert process.wait(DEADLINE_SECONDS) == 0
+    assert node.process.end()[0] == 0
+    assert not unsealed_bytes(node)
+    node.restart()
+    with node.connect() as client, client.subscribe("undertaker", topic="default-dead", start="earliest") as dead:
+        (letter,) = take(dead, 1)
+        assert letter[0].equals(numbers(1))

@@ -315,19 +315,3 @@ def listed(client: WireClient) -> dict[str, m.SubscriberInfo]:
     client.send(m.ListSubscribers(tag, "default"))
     answer = client.expect(m.SubscriberList, lambda found: found.tag == tag)
     return {found.subscriber: found for found in answer.subscribers}
-
-
-def test_stopped_intake_seals_and_goes_on_delivering(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        producer = worker.producer()
-        producer.push_and_wait(table(1))
-        client = worker.connect()
-        client.register("s", credit=5)
-        client.send(m.StopIntake(1))
-        client.done(1)
-        assert numbers(client.values(1)) == [1]
-        producer.push(table(2))
-        assert producer.expect(m.Refused).code == "draining"
-        client.send(m.StopIntake(2, resume=True))
-        client.done(2)
-        producer.push_and_wait(table(3))

@@ -61,8 +61,9 @@ class Feeder:
         if session not in self.next:
             self.next[session] = iter([n for n in range(BUNDLES) if n not in self.resolved])
             open_segment(session, self.segment)
-        found = list(itertools.islice(self.next[session], message.total - self.given.get(session, 0)))
-        self.given[session] = message.total
+        given = self.given.get(session, 0)
+        found = list(itertools.islice(self.next[session], max(0, message.total - given)))
+        self.given[session] = max(given, message.total)
         if found:
             # A token for each portion, as a worker does.
             deliver(session, *found, token=100 + found[0])

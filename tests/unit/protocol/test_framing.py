@@ -144,7 +144,6 @@ def client_messages() -> list[messages.Message]:
         messages.Pending(14, "default", "exporter", 1, 2, 3, 4),
         messages.ListSubscribers(15, "default"),
         messages.Unreadable(16, "default", "exporter", 9, 1 << 62, bytes(4), "checksum"),
-        messages.StopIntake(17, resume=True),
         messages.BundleTime(18, "default", 9, 3),
     ]
 

@@ -1,0 +1,147 @@
+"""Dead letters go back to where they came from.
+
+Reads a dead letter topic as the durable subscriber `SUBSCRIBER`, which remembers what was sent back. Guarantees:
+- A letter is acknowledged only after the bundle that it was made of is durable in its origin's topic: at least once, whatever dies when.
+- The bundle is what it was before: an envelope of its own stays, what the letter added to it does not. It gets a new bundle id, and goes to
+  all subscribers of its topic.
+- What is no letter, or not wanted, stays for the next time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from quiver_actors.client.bundle import StoredBundle
+from quiver_actors.client.client import Client
+from quiver_actors.client.delivery import Delivery
+from quiver_actors.client.subscription import Subscription
+from quiver_actors.errors import FormatError, QuiverError
+from quiver_actors.subscriber.letters import Origin, origin_of, restored
+
+SUBSCRIBER = "replay-dead-letters"
+BUNDLES_AT_ONCE = 64
+_PATIENCE_SECONDS = 10.0
+
+
+class OriginKey(NamedTuple):
+    """Where letters come from."""
+
+    topic: str
+    subscriber: str
+
+
+@dataclass
+class ReplayReport:
+    """What became of the letters of one topic, or would have."""
+
+    replayed: Counter[OriginKey] = field(default_factory=Counter)
+    not_wanted: int = 0
+    """Letters of other subscribers or topics than those that were asked for."""
+    no_letters: int = 0
+    """Bundles of the topic that do not say where they come from."""
+    failed: int = 0
+    """Letters that could not be sent back: they stay."""
+    error: str = ""
+    """Why."""
+
+
+def letters_pending(client: Client, topic: str) -> Iterator[StoredBundle]:
+    """The letters that were never sent back. Claims and changes nothing that lasts; seals what is open."""
+    client.flush(topic)
+    known = {info.subscriber for infos in client.subscribers(topic).values() for info in infos}
+    if SUBSCRIBER in known:
+        subscription = client.subscribe(SUBSCRIBER, topic=topic, lease=None)
+        try:
+            yield from _deliveries(subscription)
+        finally:
+            subscription.close()
+        return
+    for core in client.segments(topic):
+        yield from client.read(topic, core)
+
+
+def count_letters(client: Client, topic: str, wants: Callable[[Origin], bool]) -> ReplayReport:
+    """What `replay` would do now."""
+    report = ReplayReport()
+    for letter in letters_pending(client, topic):
+        origin = _wanted_origin(letter, wants, report)
+        if origin is not None:
+            report.replayed[OriginKey(origin.topic, origin.subscriber)] += 1
+    return report
+
+
+def replay(client: Client, topic: str, wants: Callable[[Origin], bool]) -> ReplayReport:
+    """Send the letters back that are in the topic now and that `wants` says yes to.
+
+    A topic that refuses or a worker that is away ends it: what was sent back until then is counted, and the rest stays.
+
+    Raises:
+        UnknownTopic, WorkerUnavailable, QuiverError: the dead letter topic itself cannot be read.
+    """
+    report = ReplayReport()
+    client.flush(topic)
+    with client.subscribe(SUBSCRIBER, topic=topic, start="earliest", lease=None) as subscription:
+        for portion in _portions(_deliveries(subscription), wants, report):
+            if not _send_back(client, portion, report):
+                break
+        subscription.flush()
+    return report
+
+
+def _portions(
+    letters: Iterator[Delivery], wants: Callable[[Origin], bool], report: ReplayReport
+) -> Iterator[list[tuple[Delivery, Origin]]]:
+    """The wanted ones, many at a time."""
+    wanted = ((letter, origin) for letter in letters if (origin := _wanted_origin(letter, wants, report)) is not None)
+    while portion := list(itertools.islice(wanted, BUNDLES_AT_ONCE)):
+        yield portion
+
+
+def _deliveries(subscription: Subscription) -> Iterator[Delivery]:
+    """Everything that the subscriber is owed now, once; what is not resolved goes back when the subscription is closed."""
+    left = subscription.pending_count()
+    while left > 0:
+        found = subscription.get_many(min(left, BUNDLES_AT_ONCE), timeout=_PATIENCE_SECONDS)
+        if not found:
+            return
+        left -= len(found)
+        yield from found
+
+
+def _wanted_origin(letter: StoredBundle, wants: Callable[[Origin], bool], report: ReplayReport) -> Origin | None:
+    try:
+        origin = origin_of(letter.slots)
+    except FormatError as error:
+        # The worker knows by now; what can be saved of it comes another time.
+        report.failed += 1
+        report.error = str(error)
+        return None
+    if origin is None:
+        report.no_letters += 1
+    elif wants(origin):
+        return origin
+    else:
+        report.not_wanted += 1
+    return None
+
+
+def _send_back(client: Client, portion: list[tuple[Delivery, Origin]], report: ReplayReport) -> bool:
+    """Push a portion and acknowledge what is stored; False if something could not be pushed."""
+    failed = report.failed
+    for topic in dict.fromkeys(origin.topic for _, origin in portion):
+        group = [(letter, origin) for letter, origin in portion if origin.topic == topic]
+        try:
+            counts = [letter.item_count for letter, _ in group]
+            client.push_many((restored(letter.slots) for letter, _ in group), topic=topic, item_counts=counts)
+        except QuiverError as error:
+            report.failed += len(group)
+            report.error = f"topic {topic!r}: {error}"
+            continue
+        for letter, origin in group:
+            letter.ack()
+            report.replayed[OriginKey(origin.topic, origin.subscriber)] += 1
+    return report.failed == failed
