@@ -16,7 +16,8 @@ from quiver_actors.errors import UsageError
 from quiver_actors.events import Claimable, Event
 from quiver_actors.model import check_id
 from quiver_actors.subscriber import bitmap as bitmaps
-from quiver_actors.subscriber.claims import OLDEST, SubscriberState
+from quiver_actors.subscriber.claim_order import OLDEST
+from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.gaps import GapNotice
 from quiver_actors.subscriber.grants import Grant
 from quiver_actors.subscriber.progress import SegmentProgress

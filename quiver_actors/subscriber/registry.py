@@ -62,7 +62,7 @@ class SubscriberRegistry:
         if subscriber in self._states:
             raise UsageError(f"subscriber {subscriber!r} is loaded already")
         state = self._new(subscriber)
-        state.load(progress, gaps)
+        state.load_files(progress, gaps)
         return self._adopt(state)
 
     def register(self, subscriber: str, start: str, open_segment: tuple[int, int]) -> SubscriberState:

@@ -54,8 +54,9 @@ from quiver_actors.protocol.messages import (
     Unreadable,
     Unregister,
 )
-from quiver_actors.subscriber.claims import EXHAUSTED_TARGETS, OLDEST, ORDERS
+from quiver_actors.subscriber.claim_order import OLDEST, ORDERS
 from quiver_actors.subscriber.grants import BACKFILL_CYCLE, Grant
+from quiver_actors.subscriber.outcomes import EXHAUSTED_TARGETS
 from quiver_actors.units import SECOND_NS
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.session import Attachment, Session

@@ -7,7 +7,8 @@ from array import array
 import pytest
 
 from quiver_actors.errors import AlreadyResolved, NotClaimed, UsageError
-from quiver_actors.subscriber.claims import NEWEST, NEWEST_BACKFILL, SubscriberState
+from quiver_actors.subscriber.claim_order import NEWEST, NEWEST_BACKFILL
+from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.grants import Grant, TokenSource
 from quiver_actors.subscriber.progress import decode_progress, encode_progress
 
@@ -174,7 +175,7 @@ def test_claims_of_newest_do_not_pile_up_hints() -> None:
     state = leased((0, 10))
     for _ in range(10_000):
         finish(state, ALICE, state.claim(ALICE, 1, 0, order=NEWEST)[0], "defer")
-    assert len(state._oldest) < 3000
+    assert len(state._order) < 3000
     assert state.claim(BOB, 10, 0)[0].indexes == range(10)
 
 

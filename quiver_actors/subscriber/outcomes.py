@@ -1,0 +1,90 @@
+"""What can become of a claimed bundle, and why somebody cannot decide about one. Pure.
+
+| asked of a bundle that the token does not hold | answer |
+|---|---|
+| the token was never given, or the bundle is in no sealed segment | `not_claimed` |
+| it is resolved, and the last holder said the same, or nobody knows who did | none: done before |
+| it is resolved in another way, or by another holder since | `already_resolved`, `fenced` |
+| it was given to somebody else since | `fenced` |
+| its holder has given it back | none if that is asked again, else `not_claimed` |
+| its lease has run out | `lease_expired` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiver_actors.errors import AlreadyResolved, Fenced, LeaseExpired, NotClaimed
+from quiver_actors.subscriber.bundle_states import GIVEN_BACK, TOKEN_MASK
+from quiver_actors.subscriber.leases import Leases
+from quiver_actors.subscriber.standing import Standing
+from quiver_actors.subscriber.transitions import BundleEvent, BundleState, advance
+
+# Plain ints, as in bundle_states.
+ACKED = int(BundleState.ACKED)
+REJECTED = int(BundleState.REJECTED)
+DEFERRED = int(BundleState.DEFERRED)
+EXHAUSTED = int(advance(BundleState.CLAIMED, BundleEvent.EXHAUST))
+RELEASED = int(advance(BundleState.CLAIMED, BundleEvent.RELEASE))
+PASSED = int(advance(BundleState.PENDING, BundleEvent.PASS))
+DROPPED = int(advance(BundleState.PENDING, BundleEvent.DROP))
+RETURNED = -1
+"""Not a state: pending again, and the delivery does not count."""
+OUTCOMES = {
+    "ack": int(advance(BundleState.CLAIMED, BundleEvent.ACK)),
+    "reject": int(advance(BundleState.CLAIMED, BundleEvent.REJECT)),
+    "defer": int(advance(BundleState.CLAIMED, BundleEvent.DEFER)),
+    "return": RETURNED,
+}
+EXHAUSTED_TARGETS = {
+    "dead_letter": EXHAUSTED,
+    "drop": int(advance(BundleState.CLAIMED, BundleEvent.REJECT)),
+    "block": int(advance(BundleState.CLAIMED, BundleEvent.BLOCK)),
+}
+"""What becomes of a bundle that was delivered too often."""
+
+
+def refusals(
+    standing: Standing, leases: Leases, segment_seq: int, token: int, target: int, indexes: Sequence[int]
+) -> list[tuple[str, list[int]]]:
+    """Those of some bundles not held under `token` that cannot be taken to `target` with it, by the code of the error that says why."""
+    found: dict[str, list[int]] = {}
+    for index in indexes:
+        code = _why_not(standing, leases, segment_seq, token, target, index)
+        if code is not None:
+            found.setdefault(code, []).append(index)
+    return list(found.items())
+
+
+def _why_not(standing: Standing, leases: Leases, segment_seq: int, token: int, target: int, index: int) -> str | None:
+    if not leases.tokens.was_given(token):
+        return NotClaimed.code
+    states = standing.segments.get(segment_seq)
+    if states is None:
+        if not standing.is_complete(segment_seq):
+            return NotClaimed.code
+        return _why_resolved(leases, token, target, ACKED, 0)
+    if not 0 <= index < states.bundle_count:
+        return NotClaimed.code
+    state, last = states.at(index)
+    if state >= ACKED:
+        return _why_resolved(leases, token, target, state, last & TOKEN_MASK)
+    if last & TOKEN_MASK > token:
+        return Fenced.code
+    if last == token | GIVEN_BACK:
+        return NotClaimed.code if target >= ACKED else None
+    return LeaseExpired.code if last == token and leases.has_ended(token) else NotClaimed.code
+
+
+def _why_resolved(leases: Leases, token: int, target: int, state: int, last: int) -> str | None:
+    """Of a resolved bundle. `last`: the token that it was given under last, 0 if nobody knows any more."""
+    has_ended = leases.has_ended(token)
+    if last > token:
+        return Fenced.code
+    if last == token and state == target:
+        return None
+    if last == 0 and target >= ACKED and not has_ended:
+        return None
+    if last == 0 and has_ended and not leases.was_given_up(token):
+        return Fenced.code
+    return AlreadyResolved.code

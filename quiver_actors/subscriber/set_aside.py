@@ -1,0 +1,82 @@
+"""Bundles that nobody can claim for now: deferred ones until their delay has passed, and those that were delivered too often.
+
+Owner: one `SubscriberState`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from quiver_actors.subscriber.bundle_states import BundleStates, Resolved
+from quiver_actors.subscriber.outcomes import DEFERRED, EXHAUSTED, EXHAUSTED_TARGETS
+from quiver_actors.subscriber.standing import Position
+
+
+class SetAside:
+    """See the module.
+
+    Attributes:
+        waiting_count: deferred bundles whose delay has not passed.
+        blocked_count: bundles that were delivered too often and are not resolved.
+        exhausted: (segment_seq, bundle index) of bundles that wait for a dead letter; a hint, the state of the bundle is the truth.
+        max_deliveries: how often a bundle may be delivered, 0 = as often as it takes.
+        target: the state of a bundle that was delivered as often as that.
+    """
+
+    def __init__(self, segments: Mapping[int, BundleStates]) -> None:
+        self.waiting_count = 0
+        self.blocked_count = 0
+        self.exhausted: deque[Position] = deque()
+        self.max_deliveries = 0
+        self.target = EXHAUSTED_TARGETS["dead_letter"]
+        self._segments = segments
+        self._deferred: list[tuple[int, int, int, list[int]]] = []  # heap of (due_ns, segment, token, indexes)
+
+    def defer(self, segment_seq: int, states: BundleStates, token: int, indexes: Sequence[int], due_ns: int) -> None:
+        """Bundles that were claimed under that token."""
+        states.set_claimed(indexes, DEFERRED)
+        self.waiting_count += len(indexes)
+        if indexes:
+            heapq.heappush(self._deferred, (due_ns, segment_seq, token, list(indexes)))
+
+    def end_delays(self, now_ns: int) -> Iterator[tuple[int, int, int, int]]:
+        """Delays that have passed: (segment, start, end, how many bundles in it are pending again)."""
+        while self._deferred and self._deferred[0][0] <= now_ns:
+            _, segment_seq, token, indexes = heapq.heappop(self._deferred)
+            states = self._segments.get(segment_seq)
+            if states is not None:
+                woken = states.end_delay(indexes, token)
+                self.waiting_count -= woken
+                yield segment_seq, min(indexes), max(indexes) + 1, woken
+
+    def next_due_ns(self) -> int | None:
+        """When the next delay has passed."""
+        return self._deferred[0][0] if self._deferred else None
+
+    def block(self, segment_seq: int, indexes: Sequence[int]) -> None:
+        """Bundles that were taken to `target`, which is not a resolved state."""
+        self.blocked_count += len(indexes)
+        if self.target == EXHAUSTED:
+            self.exhausted.extend((segment_seq, index) for index in indexes)
+
+    def bury(self, states: BundleStates, bundle_index: int, target: int) -> bool:
+        """Take an exhausted bundle to `target`; False if it is not exhausted (any more)."""
+        buried = states.move_exhausted(bundle_index, target)
+        self.blocked_count -= buried
+        return buried
+
+    def note_resolved(self, ended: Resolved) -> None:
+        """Some were resolved where they were."""
+        self.waiting_count -= ended.deferred
+        self.blocked_count -= ended.blocked
+
+    def claim_one(self, states: BundleStates, bundle_index: int, token: int) -> bool:
+        """Claim one bundle, also one that was set aside; False if it cannot be claimed."""
+        deferred, blocked = states.deferred_count, states.blocked_count
+        if states.claim_one(bundle_index, token) is None:
+            return False
+        self.waiting_count += states.deferred_count - deferred
+        self.blocked_count += states.blocked_count - blocked
+        return True
