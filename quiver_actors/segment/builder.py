@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
+    "BundleRun",
     "BundleSummaries",
     "DictionaryPlacement",
     "SegmentBuilder",
@@ -49,6 +50,8 @@ _BUNDLE_FIELDS = np.dtype(
         ("slot_count", "<u4"),
     ]
 )
+_BLOCK_FIELDS = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("padding", "<i4"), ("body_bytes", "<i8")])
+"""`BLOCK`."""
 _REF = struct.Struct("<III")
 _LATEST_TIME = (1 << 63) - 1
 
@@ -74,6 +77,21 @@ class StreamSchema(NamedTuple):
 
 SlotPlacement = tuple[StreamSchema, int, int, int, int, tuple[DictionaryPlacement, ...]]
 """Schema, rows, then file offset, metadata bytes and body bytes of the record batch message, then the dictionaries."""
+
+
+class BundleRun(NamedTuple):
+    """At least one bundle of one slot each, for `SegmentBuilder.append_run`. Columns of one length."""
+
+    schema: StreamSchema
+    first_sequence: int
+    ingestion_ts_nanos: npt.NDArray[np.int64]
+    item_counts: npt.NDArray[np.int64]
+    byte_counts: npt.NDArray[np.int64]
+    row_counts: npt.NDArray[np.int64]
+    batch_offsets: npt.NDArray[np.int64]
+    """In the file."""
+    metadata_bytes: npt.NDArray[np.int64]
+    body_bytes: npt.NDArray[np.int64]
 
 
 class BundleSummaries(NamedTuple):
@@ -179,6 +197,37 @@ class SegmentBuilder:
         self._bundles += _BUNDLE.pack(sequence, ingestion_ts_nanos, item_count, byte_count, len(slots))
         self._bundle_count = index + 1
         return index
+
+    def append_run(self, run: BundleRun) -> None:
+        """`append` for many bundles of one slot each, all of one schema that has no dictionaries.
+
+        Raises:
+            InvalidBundle: they would not all fit the segment; nothing was added.
+        """
+        count = len(run.byte_counts)
+        if self._bundle_count + count > SEGMENT_BUNDLES_MAX:
+            raise InvalidBundle(f"segment {self.segment_seq} holds {self._bundle_count} bundles: no {count} more fit")
+        stream = self._plain.get(run.schema) or self._find_stream(run.schema, ())
+        refs = np.empty((count, 3), np.uint32)
+        refs[:, 0], refs[:, 1] = run.schema.slot_id, stream.stream_id
+        refs[:, 2] = np.arange(stream.chunk_count, stream.chunk_count + count)
+        blocks = np.zeros(count, _BLOCK_FIELDS)
+        blocks["offset"] = run.batch_offsets - IN_PLACE_STREAM_OFFSET
+        blocks["metadata_bytes"], blocks["body_bytes"] = run.metadata_bytes, run.body_bytes
+        bundles = np.ones(count, _BUNDLE_FIELDS)
+        bundles["sequence"] = np.arange(run.first_sequence, run.first_sequence + count, dtype=np.uint64)
+        bundles["ingestion_ts_nanos"], bundles["item_count"] = run.ingestion_ts_nanos, run.item_counts
+        bundles["byte_count"] = run.byte_counts
+        self._refs += refs.tobytes()
+        stream.batch_blocks += blocks.tobytes()
+        self._bundles += bundles.tobytes()
+        row_count = int(run.row_counts.sum())
+        stream.chunk_count += count
+        stream.row_count += row_count
+        self._row_count += row_count
+        self._bundle_count += count
+        self._earliest_ts = min(self._earliest_ts, int(run.ingestion_ts_nanos.min()))
+        self._latest_ts = max(self._latest_ts, int(run.ingestion_ts_nanos.max()))
 
     def _find_streams(self, slots: Sequence[SlotPlacement]) -> list[Stream]:
         """The streams of a bundle that has dictionaries or schemas that this segment has not seen yet."""

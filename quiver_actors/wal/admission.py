@@ -16,6 +16,7 @@ from quiver_actors.errors import FormatError, ProtocolError
 from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW, Push
 from quiver_actors.segment.builder import DictionaryPlacement, SlotPlacement, StreamSchema, check_dictionaries
 from quiver_actors.wal import layout
+from quiver_actors.wal.uniform import UniformEntries, check_uniform
 
 PUSH_ENTRIES_MAX = 8192
 _CONTINUATION = 0xFFFFFFFF
@@ -31,9 +32,12 @@ CheckedEntry = tuple[int, int, int, int, int, int, tuple[SlotPlacement, ...]]
 (0: stamp it), placements. Offsets of placements are file offsets already. A plain tuple, because a worker makes one per bundle."""
 
 
+CheckedEntries = list[CheckedEntry] | UniformEntries
+
+
 def check_push(
     span: memoryview, file_offset: int, push: Push, schemas: Mapping[int, StreamSchema]
-) -> tuple[list[CheckedEntry], int]:
+) -> tuple[CheckedEntries, int]:
     """Check all entries of a push.
 
     Args:
@@ -47,6 +51,13 @@ def check_push(
     Raises:
         ProtocolError: the message and the bytes do not agree; names the entry and what was expected.
     """
+    return check_uniform(span, push, schemas) or check_each(span, file_offset, push, schemas)
+
+
+def check_each(
+    span: memoryview, file_offset: int, push: Push, schemas: Mapping[int, StreamSchema]
+) -> tuple[list[CheckedEntry], int]:
+    """`check_push`, entry by entry."""
     try:
         entry_rows = list(ENTRY_ROW.iter_unpack(push.entries))
         slot_rows = SLOT_ROW.iter_unpack(push.slots)

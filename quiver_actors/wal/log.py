@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from quiver_actors.checksum import crc32, crc32_combine
 from quiver_actors.disk.protocol import DiskFile
-from quiver_actors.segment.builder import SegmentBuilder
-from quiver_actors.wal import layout
-from quiver_actors.wal.admission import CheckedEntry
+from quiver_actors.segment.builder import BundleRun, SegmentBuilder
+from quiver_actors.wal import layout, uniform
+from quiver_actors.wal.admission import CheckedEntries, CheckedEntry
 from quiver_actors.wal.codec import Identity, encode_header
 
 _COMBINE_FROM_BYTES = 16 << 10
@@ -80,11 +80,39 @@ class Log:
     def is_empty(self) -> bool:
         return self.builder.bundle_count == 0
 
-    def stage(self, span: memoryview, entries: list[CheckedEntry], now_unix_ns: int, now_ns: int) -> None:
+    def stage(self, span: memoryview, entries: CheckedEntries, now_unix_ns: int, now_ns: int) -> None:
         """Complete the entries in `span` (sequence, time, CRC) and queue them for `write`."""
-        sequence = self.sequence_end
         clean = self.written_end == self.synced_end and not self._staged_entries
         self._staged.append(span)  # first, so that the builder can read back dictionaries of this very push
+        if isinstance(entries, uniform.UniformEntries):
+            self._stage_uniform(span, entries, now_unix_ns)
+        else:
+            self._stage_each(span, entries, now_unix_ns)
+        if clean:
+            self.dirty_since_ns = now_ns
+        self.first_append_ns = self.first_append_ns or now_ns
+        self.sequence_end += len(entries)
+        self.end += len(span)
+
+    def _stage_uniform(self, span: memoryview, entries: uniform.UniformEntries, now_unix_ns: int) -> None:
+        times = uniform.complete(span, entries, self.sequence_end, now_unix_ns)
+        self.builder.append_run(
+            BundleRun(
+                entries.schema,
+                self.sequence_end,
+                times,
+                entries.item_counts,
+                entries.sizes,
+                entries.row_counts,
+                entries.batch_starts + self.end,
+                entries.metadata_bytes,
+                entries.body_bytes,
+            )
+        )
+        self.crc = crc32(span, self.crc)
+
+    def _stage_each(self, span: memoryview, entries: list[CheckedEntry], now_unix_ns: int) -> None:
+        sequence = self.sequence_end
         pack_head, pack_crc, append = layout.ENTRY_HEAD.pack_into, layout.ENTRY_CRC.pack_into, self.builder.append
         crc_of_file, entry_type = self.crc, self.entry_type
         for offset, entry_bytes, crc_of_slots, bitmap, item_count, ingestion_ts, placements in entries:
@@ -98,12 +126,7 @@ class Log:
                 crc_of_file = _complete_large(span, offset, end, crc_of_slots, crc_of_file)
             append(sequence, ingestion_ts, item_count, entry_bytes, placements)
             sequence += 1
-        if clean:
-            self.dirty_since_ns = now_ns
-        self.first_append_ns = self.first_append_ns or now_ns
-        self.sequence_end = sequence
         self.crc = crc_of_file
-        self.end += len(span)
 
     @property
     def _staged_entries(self) -> bool:
