@@ -298,7 +298,7 @@ def _target(flatbuffer: memoryview, table: int, index: int) -> int:
 
 
 def has_compressed_body(batch: Buffer) -> bool:
-    """Whether the buffers of a record batch message are compressed; its metadata is enough.
+    """Whether the buffers of a record batch or dictionary message are compressed; its metadata is enough.
 
     Raises:
         Truncated, ArrowError: it is no such message.
@@ -306,9 +306,12 @@ def has_compressed_body(batch: Buffer) -> bool:
     view = memoryview(batch)
     try:
         message = _read_message(view, 0, body_room=1 << 62)
-        if message is None or message.kind != _RECORD_BATCH:
-            raise ArrowError("expected a record batch message")
-        return bool(_target(message.flatbuffer, message.header, 3))
+        if message is None or message.kind not in (_RECORD_BATCH, _DICTIONARY_BATCH):
+            raise ArrowError("expected a record batch or dictionary message")
+        data = message.header
+        if message.kind == _DICTIONARY_BATCH:
+            data = _target(message.flatbuffer, message.header, 1)
+        return bool(data and _target(message.flatbuffer, data, 3))
     except struct.error as error:
         raise ArrowError(f"Arrow record batch has a broken flatbuffer: {error}") from error
 
