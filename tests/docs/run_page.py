@@ -1,0 +1,97 @@
+"""Runs the blocks of one page: `python -m tests.docs.run_page PAGE` in an empty directory. The exit code says whether all of them worked."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from quiver_actors.cli.main import build_parser
+from quiver_actors.config import load_config
+from tests.docs.pages import Block, blocks_of
+
+_NODE_SECONDS = 60
+
+
+class Page:
+    """One page in its directory: names of its Python blocks, nodes that its shell blocks started."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._names: dict[str, Any] = {"__name__": "__page__"}
+        self._nodes: list[subprocess.Popen[bytes]] = []
+
+    def run(self) -> int:
+        try:
+            for block in blocks_of(self._path):
+                print(f"--- {self._path.name}:{block.line} {block.language} {block.mode}", flush=True)
+                self._run_block(block)
+        except Exception:  # noqa: BLE001 - whatever a block raises is this page's failure
+            traceback.print_exc()
+            return 1
+        finally:
+            self._stop_nodes()
+        return 0
+
+    def _run_block(self, block: Block) -> None:
+        match block.language, block.mode:
+            case "python", "":
+                exec(compile("\n" * block.line + block.code, self._path.name, "exec"), self._names)
+            case "python", "continued":
+                compile(block.code, self._path.name, "exec")
+            case "sh", "":
+                self._shell(block.code)
+            case "sh", "elsewhere":
+                _parse_commands(block.code)
+            case "toml", "":
+                Path("page.toml").write_text(block.code, encoding="utf-8")
+                load_config("page.toml")
+            case "json" | "text", "":
+                return
+            case _:
+                raise ValueError(f"a block `{block.language} {block.mode}` is not known: see tests/docs/pages.py")
+
+    def _shell(self, code: str) -> None:
+        waiting: list[str] = []
+        for line in code.splitlines():
+            if line.startswith("quiver up") and line.rstrip().endswith("&"):
+                self._bash("\n".join(waiting))
+                waiting = []
+                self._start_node(line.rstrip().removesuffix("&"))
+            else:
+                waiting.append(line)
+        self._bash("\n".join(waiting))
+
+    def _bash(self, code: str) -> None:
+        if code.strip():
+            subprocess.run(["bash", "-euo", "pipefail", "-c", code], check=True, timeout=240)
+
+    def _start_node(self, command: str) -> None:
+        self._nodes.append(subprocess.Popen(shlex.split(command, comments=True), stdout=subprocess.DEVNULL))
+        subprocess.run(["quiver", "status", "--wait", "ready", "--timeout", f"{_NODE_SECONDS}s"], check=True)
+
+    def _stop_nodes(self) -> None:
+        for node in self._nodes:
+            node.terminate()
+        for node in self._nodes:
+            node.wait(timeout=_NODE_SECONDS)
+
+
+def _parse_commands(code: str) -> None:
+    """Every `quiver` command of a block that runs elsewhere must at least be one."""
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and words[0] in ("sudo", "exec"):
+            words = words[1:]
+        if words[:1] == ["quiver"]:
+            ends = [index for index, word in enumerate(words) if word in ("|", "&&", ">", "&", ";")]
+            build_parser().parse_args(words[1 : min(ends, default=len(words))])
+
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[2])
+    sys.exit(Page(Path(sys.argv[1])).run())

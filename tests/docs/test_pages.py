@@ -1,0 +1,75 @@
+"""Every code block of the documentation works, every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quiver_actors.shm.liveness import sweep_named_memory
+from tests.docs.pages import ROOT, blocks_of, pages
+
+_PAGE_SECONDS = 300
+_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+@pytest.fixture
+def empty_home() -> Iterator[Path]:
+    """Home, temporary and run directory of one page; short, since sockets have short addresses."""
+    made = Path(tempfile.mkdtemp(prefix="qv-doc-"))
+    (made / "work").mkdir()
+    yield made
+    sweep_named_memory(made / "run" / "node.json")
+    shutil.rmtree(made)
+
+
+def environment(home: Path) -> dict[str, str]:
+    (home / "bin").mkdir()
+    command = home / "bin" / "quiver"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m quiver_actors.cli.main "$@"\n')
+    command.chmod(0o755)
+    (home / "bin" / "python").symlink_to(sys.executable)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("QUIVER_")}
+    return kept | {
+        "HOME": str(home),
+        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "QUIVER_RUN_DIR": str(home / "run"),
+    }
+
+
+@pytest.mark.timeout(_PAGE_SECONDS + 60)
+@pytest.mark.parametrize("page", [page for page in pages() if any(blocks_of(page))], ids=lambda page: page.stem)
+def test_every_block_works(page: Path, empty_home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs.run_page", str(page), str(empty_home / "work")],
+        cwd=ROOT,
+        env=environment(empty_home),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_PAGE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target, _ in _LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    unnamed = [block.line for block in blocks_of(page) if not block.language]
+    assert unnamed == []
