@@ -1,4 +1,4 @@
-"""Runs the blocks of one page: `python -m tests.docs.run_page PAGE` in an empty directory. The exit code says whether all of them worked."""
+"""Runs the blocks of one page in an empty directory: `python -m tests.docs.run_page PAGE DIRECTORY`. Exit code 0: all of them worked."""
 
 from __future__ import annotations
 
