@@ -1,6 +1,7 @@
-"""The supervisor's own rows on the counters page: region 0, one row a child. The word's index is the enum's value.
+"""The supervisor's own rows on the counters page, and those that it reads from its children. The word's index is the enum's value.
 
-Child `index` writes region `index + 1`. New figures go at the end: the order is part of the page's version.
+Region 0 is the supervisor's: a row a child for its process, a row a child for its share of the disk, one for the node's disk. Child
+`index` writes region `index + 1`. New figures go at the end: the order is part of the page's version.
 """
 
 from __future__ import annotations
@@ -10,6 +11,17 @@ import enum
 SUPERVISOR_REGION = 0
 CHILD_ROW = 100
 """Kind of a child's row; its label is the child's name (`core_<n>`)."""
+
+
+STORAGE_ROW = 101
+"""Kind of the row in which a child says what it has on disk; in the child's region, label is the child's name."""
+GRANT_ROW = 102
+"""Kind of the row in which the supervisor says how much a child may have, and what it is to delete; label is the child's name."""
+NODE_STORAGE_ROW = 103
+"""Kind of the row that sums the node up."""
+NODE_STORAGE_LABEL = "node"
+NO_LIMIT = (1 << 63) - 1
+"""A grant where there is no cap."""
 
 
 class ChildFigure(enum.IntEnum):
@@ -24,6 +36,86 @@ class ChildFigure(enum.IntEnum):
     """Wait status of its last process + 1; 0 = none has ended yet."""
     CPU = 5
     """The core it is pinned to + 1; 0 = not pinned."""
+
+
+class StorageFigure(enum.IntEnum):
+    """Written by a child: the used bytes first, then the grant that it lives within; read the other way round, in this order, so that
+    nobody sees a lower grant with what was used under the one before."""
+
+    REPORTED = 0
+    """1 from the moment on at which the other words mean something."""
+    GRANT_SEEN_BYTES = 1
+    """The grant that the child lives within."""
+    USED_BYTES = 2
+    """Everything on disk in the child's directories, with what is being allocated."""
+    WANTED_BYTES = 3
+    """How much more than it has the child could use now; 0 = enough."""
+    WAITING_SINCE_NS = 4
+    """Monotonic time since which pushes wait for that; 0 = none do."""
+    STEP_BYTES = 5
+    """The largest piece in which it allocates."""
+    EVICTABLE_CLASS = 6
+    """An `EvictionClass`: the first one in which it has something to delete; 0 = nothing."""
+    EVICTABLE_OLDEST_UNIX_NS = 7
+    """Ingestion time of the oldest of that class."""
+    EVICTABLE_BYTES = 8
+    DOOMED_BYTES = 9
+    """What is being deleted, and is still in `USED_BYTES`."""
+    CLAIM_DONE = 10
+    """The last eviction claim that was carried out as far as it could be."""
+    BEAT_NS = 11
+    """Monotonic time of the last look at the grant."""
+    PRESSURE_PERMILLE = 12
+    """How hard pressed the child is, 0 to 1000; and what it does about it:"""
+    PRESSURE_STEPS = 13
+    """Bits of `quiver_actors.retention.pressure.Step`."""
+
+
+class GrantFigure(enum.IntEnum):
+    """Written by the supervisor. A claim's other words are in place while `CLAIM` is not 0 and does not change."""
+
+    GRANT_BYTES = 0
+    CLAIM = 1
+    """Number of the eviction claim, 0 = none."""
+    CLAIM_CLASS = 2
+    """The last `EvictionClass` that it covers."""
+    CLAIM_THROUGH_UNIX_NS = 3
+    """Delete nothing younger: another child's turn comes first."""
+    CLAIM_BYTES = 4
+    """Delete until so much has been freed."""
+    CLAIM_EXPIRES_NS = 5
+    """Monotonic: not to be carried out any more, as somebody else may have been asked since."""
+
+
+class NodeStorageFigure(enum.IntEnum):
+    CAP_BYTES = 0
+    """0 = none."""
+    USED_BYTES = 1
+    UNOWNED_BYTES = 2
+    """Of that, what is in no child's directories."""
+    SOFT_BYTES = 3
+    """Above that the node begins to delete what it may."""
+    IS_OVER = 4
+    """1 from the soft limit on, until enough is free again."""
+    CLAIMS = 5
+    """Eviction claims so far."""
+    CLAIMS_EXPIRED = 6
+    """Those of them that a busy or stopped child has let pass."""
+    GRANTED_BYTES = 7
+    """Sum of all grants."""
+
+
+class EvictionClass(enum.IntEnum):
+    """What may be deleted for want of space, in this order: nothing of a class while any child has something of a lower one."""
+
+    PROCESSED = 1
+    """Sealed segments that every subscriber is done with, kept for `steady_state_headroom`."""
+    UNPROCESSED = 2
+    """Sealed segments that somebody still needs and nobody holds; only of topics whose policy is `drop_oldest`, like what follows."""
+    OPEN = 3
+    """Logs that are not sealed yet: sealed first, so that every bundle of them is counted and announced."""
+    CLAIMED = 4
+    """Sealed segments of which consumers hold bundles at this moment."""
 
 
 class NodeState(enum.IntEnum):

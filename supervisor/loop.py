@@ -43,6 +43,7 @@ from .process import is_stopped
 from .signals import SignalPipe
 from .spawn import fork_child
 from .spec import READY_STATES, STARTING_STATE, ChildContext, ChildSpec, Patience
+from .storage import Coordination, StorageSpec
 
 _WAKEUP_BYTES = 4096
 
@@ -56,6 +57,7 @@ class Supervisor:
         control_path: where the control socket is made.
         on_ready: called once, when every child is ready or failed.
         release_in_child: closes, in a child, what the caller holds open and children must not.
+        storage: the disk that the children share; None: each takes what it likes.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Supervisor:
         notifier: Notifier,
         on_ready: Callable[[], None],
         release_in_child: Callable[[], None],
+        storage: StorageSpec | None = None,
     ) -> None:
         self._page = page
         self._notifier = notifier
@@ -82,6 +85,8 @@ class Supervisor:
         self._own.begin(os.getpid(), time.time_ns())
         self._rows = {spec.index: self._own.row(CHILD_ROW, spec.name) for spec in specs}
         self._regions = {spec.index: page.writer(region_of(spec.index)) for spec in specs}
+        children = self._supervision.children
+        self._coordination = None if storage is None else Coordination(storage, children, page, self._own)
         self._started_unix_ns = dict.fromkeys(self._rows, 0)
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe()
@@ -107,12 +112,16 @@ class Supervisor:
         if now_ns >= self._look_due_ns:
             self._look(now_ns)
         self._act(self._supervision.tick(time.monotonic_ns()))
+        if self._coordination is not None:
+            self._coordination.turn(self._supervision.children)
         self._publish()
 
     def _wait_seconds(self) -> float:
         due = [self._look_due_ns, self._supervision.next_deadline_ns()]
         if self._notifier.watchdog_interval_ns:
             due.append(self._watchdog_due_ns)
+        if self._coordination is not None:
+            due.append(self._coordination.next_deadline_ns())
         nearest = min(when for when in due if when is not None)
         return max(0, nearest - time.monotonic_ns()) / 1e9
 
@@ -130,6 +139,8 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup_reader, _WAKEUP_BYTES)
         self._look_due_ns = 0
+        if self._coordination is not None:
+            self._coordination.wake()
 
     def _take_request(self, request: control.Request) -> control.Reply:
         match request:

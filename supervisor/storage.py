@@ -1,0 +1,244 @@
+"""The coordinator's hands: what the children say about the disk goes in, grants and claims come out, all through the counters page.
+
+Owner: the supervisor's loop. Holds no policy: that is `coordinator`. Without a cap it writes one word a child, once, and rests.
+
+A child that has died keeps its grant until its directories were measured, a few hundred entries a turn; one that lives and has not
+said anything yet may be using all of its grant.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+
+import msgspec
+
+from ..shm.counters import CountersPage, RegionWriter, RowWriter
+from ..shm.live_row import LiveRow
+from ..shm.words import WEAKLY_ORDERED, fence
+from .coordinator import RESPONSIVE_NS, Claim, Decision, Evictions, Holding, Limits, decide, limits_of
+from .decide import Child
+from .figures import (
+    GRANT_ROW,
+    NO_LIMIT,
+    NODE_STORAGE_LABEL,
+    NODE_STORAGE_ROW,
+    STORAGE_ROW,
+    GrantFigure,
+    NodeStorageFigure,
+    StorageFigure,
+    region_of,
+)
+from .measure import measure, measuring
+from .spec import MILLISECOND_NS, SECOND_NS
+
+BUSY_INTERVAL_NS = 20 * MILLISECOND_NS
+"""How often the words are looked at while somebody wants or deletes something."""
+CALM_INTERVAL_NS = 100 * MILLISECOND_NS
+UNOWNED_INTERVAL_NS = 60 * SECOND_NS
+"""How often it is looked how much is in nobody's directories."""
+
+_Steps = Generator[None, None, int]
+
+
+class StorageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to share out."""
+
+    root: str
+    """Everything below counts."""
+    cap_bytes: int
+    """0 = no cap."""
+    directories: Callable[[int], Sequence[str]]
+    """Those below the root that a child (by its index) writes to, as they are now."""
+
+
+class Coordination:
+    """See the module. Made before the first child is forked: every child finds its grant."""
+
+    def __init__(self, spec: StorageSpec, children: Sequence[Child], page: CountersPage, own: RegionWriter) -> None:
+        self._spec = spec
+        self._cap_bytes = spec.cap_bytes
+        self._node = own.row(NODE_STORAGE_ROW, NODE_STORAGE_LABEL)
+        self._shares = {
+            child.spec.index: _Share(
+                own.row(GRANT_ROW, child.spec.name),
+                LiveRow(page, region_of(child.spec.index), STORAGE_ROW, child.spec.name),
+            )
+            for child in children
+        }
+        claims = [self._node.get(NodeStorageFigure.CLAIMS), *(share.claim_number for share in self._shares.values())]
+        self._evictions = Evictions(max(claims))
+        self._evictions.expired = self._node.get(NodeStorageFigure.CLAIMS_EXPIRED)
+        self._unowned_bytes = 0
+        self._unowned_steps: _Steps | None = None
+        self._unowned_due_ns = 0
+        self._due_ns = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        for index, share in self._shares.items():
+            share.measured_bytes = measure(self._spec.directories(index)) if self._cap_bytes else 0
+        if self._cap_bytes:
+            self._unowned_bytes = measure([self._spec.root], self._owned())
+        self._unowned_due_ns = time.monotonic_ns() + UNOWNED_INTERVAL_NS
+        self._due_ns = 0
+
+    def set_cap(self, cap_bytes: int) -> None:
+        """Another cap from now on; 0 = none. A store above it works its way down."""
+        self._cap_bytes = cap_bytes
+        self._begin()
+
+    def wake(self) -> None:
+        """A child has something new to say: look in this turn."""
+        self._due_ns = 0
+
+    def next_deadline_ns(self) -> int | None:
+        return self._due_ns if self._due_ns < NO_LIMIT else None
+
+    def turn(self, children: Sequence[Child]) -> None:
+        """Look at the words and write what follows from them, if it is time."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._due_ns:
+            return
+        self._measure_unowned(now_ns)
+        holdings = [self._holding(child, now_ns) for child in children]
+        limits = self._limits(holdings)
+        grants = {index: share.granted_bytes for index, share in self._shares.items()}
+        is_over = bool(self._node.get(NodeStorageFigure.IS_OVER))
+        decision = decide(now_ns, limits, self._unowned_bytes, holdings, grants, is_over)
+        claim = self._evictions.decide(now_ns, limits, decision, holdings)
+        for index, share in self._shares.items():
+            share.grant(decision.grants[index])
+            share.claim(claim if claim is not None and claim.index == index else None)
+        self._publish(limits, decision)
+        busy = claim is not None or decision.is_over or any(holding.wanted_bytes for holding in holdings)
+        busy = busy or any(share.steps is not None for share in self._shares.values())
+        interval_ns = BUSY_INTERVAL_NS if busy else CALM_INTERVAL_NS
+        self._due_ns = now_ns + interval_ns if self._cap_bytes else NO_LIMIT
+
+    def _limits(self, holdings: Sequence[Holding]) -> Limits | None:
+        if not self._cap_bytes:
+            return None
+        return limits_of(self._cap_bytes, max((holding.step_bytes for holding in holdings), default=0))
+
+    def _holding(self, child: Child, now_ns: int) -> Holding:
+        index = child.spec.index
+        share = self._shares[index]
+        words = share.row.load_all()
+        if words[StorageFigure.REPORTED] and child.has_process:
+            share.used_seen_bytes = words[StorageFigure.USED_BYTES]
+            share.forget_measure()
+            return _reported(index, words, now_ns, is_stopped=child.stopped)
+        if child.has_process:
+            share.forget_measure()
+            return Holding(
+                index=index, used_bytes=share.known_bytes, seen_bytes=share.granted_bytes, is_responsive=False
+            )
+        if not share.is_measured:
+            share.measure_on(self._spec.directories(index))
+        seen_bytes = 0 if share.is_measured else max(share.granted_bytes, words[StorageFigure.GRANT_SEEN_BYTES])
+        return Holding(index=index, used_bytes=share.known_bytes, seen_bytes=seen_bytes, is_responsive=False)
+
+    def _owned(self) -> set[str]:
+        return {path for index in self._shares for path in self._spec.directories(index)}
+
+    def _measure_unowned(self, now_ns: int) -> None:
+        if self._unowned_steps is None and self._cap_bytes and now_ns >= self._unowned_due_ns:
+            self._unowned_steps = measuring([self._spec.root], self._owned())
+            self._unowned_due_ns = now_ns + UNOWNED_INTERVAL_NS
+        if self._unowned_steps is None:
+            return
+        try:
+            next(self._unowned_steps)
+        except StopIteration as done:
+            self._unowned_bytes, self._unowned_steps = int(done.value), None
+
+    def _publish(self, limits: Limits | None, decision: Decision) -> None:
+        node = self._node
+        node.set(NodeStorageFigure.CAP_BYTES, self._cap_bytes)
+        node.set(NodeStorageFigure.SOFT_BYTES, limits.soft_bytes if limits else 0)
+        node.set(NodeStorageFigure.USED_BYTES, decision.used_bytes)
+        node.set(NodeStorageFigure.UNOWNED_BYTES, self._unowned_bytes)
+        node.set(NodeStorageFigure.IS_OVER, int(decision.is_over))
+        node.set(NodeStorageFigure.CLAIMS, self._evictions.number)
+        node.set(NodeStorageFigure.CLAIMS_EXPIRED, self._evictions.expired)
+        node.set(NodeStorageFigure.GRANTED_BYTES, sum(decision.grants.values()) if limits else 0)
+
+
+class _Share:
+    """One child's words, and what was measured of it while it could not speak."""
+
+    def __init__(self, grant: RowWriter, row: LiveRow) -> None:
+        self.row = row
+        self.used_seen_bytes = 0
+        """What it said last."""
+        self.measured_bytes = 0
+        self.is_measured = False
+        """Since its last process ended."""
+        self.steps: _Steps | None = None
+        self._grant = grant
+
+    @property
+    def granted_bytes(self) -> int:
+        return self._grant.get(GrantFigure.GRANT_BYTES)
+
+    @property
+    def claim_number(self) -> int:
+        return self._grant.get(GrantFigure.CLAIM)
+
+    @property
+    def known_bytes(self) -> int:
+        return max(self.used_seen_bytes, self.measured_bytes)
+
+    def grant(self, size_bytes: int) -> None:
+        if size_bytes != self.granted_bytes:
+            self._grant.set(GrantFigure.GRANT_BYTES, size_bytes)
+
+    def claim(self, claim: Claim | None) -> None:
+        number = claim.number if claim is not None else 0
+        if number == self.claim_number:
+            return
+        self._grant.set(GrantFigure.CLAIM, 0)
+        if claim is None:
+            return
+        if WEAKLY_ORDERED:
+            fence()
+        self._grant.set(GrantFigure.CLAIM_CLASS, claim.eviction_class)
+        self._grant.set(GrantFigure.CLAIM_THROUGH_UNIX_NS, claim.through_unix_ns)
+        self._grant.set(GrantFigure.CLAIM_BYTES, claim.size_bytes)
+        self._grant.set(GrantFigure.CLAIM_EXPIRES_NS, claim.expires_ns)
+        if WEAKLY_ORDERED:
+            fence()
+        self._grant.set(GrantFigure.CLAIM, number)
+
+    def measure_on(self, directories: Sequence[str]) -> None:
+        """A few hundred entries more; its result replaces what the child said."""
+        if self.steps is None:
+            self.steps = measuring(directories)
+        try:
+            next(self.steps)
+        except StopIteration as done:
+            self.measured_bytes, self.used_seen_bytes, self.steps = int(done.value), 0, None
+            self.is_measured = True
+
+    def forget_measure(self) -> None:
+        """It has a process again, which may write."""
+        self.steps = None
+        self.is_measured = False
+
+
+def _reported(index: int, words: Sequence[int], now_ns: int, *, is_stopped: bool) -> Holding:
+    return Holding(
+        index=index,
+        used_bytes=words[StorageFigure.USED_BYTES],
+        seen_bytes=words[StorageFigure.GRANT_SEEN_BYTES],
+        wanted_bytes=words[StorageFigure.WANTED_BYTES],
+        waiting_since_ns=words[StorageFigure.WAITING_SINCE_NS],
+        step_bytes=words[StorageFigure.STEP_BYTES],
+        is_responsive=not is_stopped and now_ns - words[StorageFigure.BEAT_NS] < RESPONSIVE_NS,
+        evictable_class=words[StorageFigure.EVICTABLE_CLASS],
+        evictable_oldest_unix_ns=words[StorageFigure.EVICTABLE_OLDEST_UNIX_NS],
+        evictable_bytes=words[StorageFigure.EVICTABLE_BYTES],
+        doomed_bytes=words[StorageFigure.DOOMED_BYTES],
+        claim_done=words[StorageFigure.CLAIM_DONE],
+    )
