@@ -183,6 +183,13 @@ class StorageFull(QuiverError):
     retriable = True
 
 
+class Throttled(QuiverError):
+    """The node's size cap, or its load, leaves no room for the push now. Nothing was stored; come again after `retry_after_ns`."""
+
+    code = "throttled"
+    retriable = True
+
+
 class EngineFailed(QuiverError):
     """A write or sync of this topic and core failed: it refuses work until its worker has been restarted."""
 

@@ -166,6 +166,18 @@ class AllocateJob(Job):
             raise DiskError("fallocate", self._path, errno.ENOSPC, left)
 
 
+class UnlinkJob(Job):
+    """Remove a file that holds nothing. Its name may come back after a crash; the next open removes it again."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        super().__init__()
+        self._disk = disk
+        self._path = path
+
+    def work(self) -> None:
+        self._disk.unlink(self._path)
+
+
 class BallastJob(Job):
     """Make the ballast file again, if there is room for it."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from quiver_actors.config.kinds import size_text
 from quiver_actors.config.tree import NodeSettings, TopicSettings
 
+CAP_SEGMENTS_MIN = 4
 Check = Callable[[NodeSettings], Iterator[str]]
 
 
@@ -38,9 +39,21 @@ def _interval_needs_a_log(settings: NodeSettings) -> Iterator[str]:
             )
 
 
+def _cap_holds_the_logs(settings: NodeSettings) -> Iterator[str]:
+    """Each worker needs room for a log that takes entries and the next one, of its largest topic, or nothing can be taken at all."""
+    largest = max(topic.segment.target_size_bytes for _, topic in _topics(settings))
+    needed = CAP_SEGMENTS_MIN * largest * max(1, settings.cores)
+    if 0 < settings.size_cap_bytes < needed:
+        yield (
+            f"key 'retention.size_cap': {size_text(settings.size_cap_bytes)} is less than {CAP_SEGMENTS_MIN} segments of "
+            f"{size_text(largest)} (segment.target_size) for each of {max(1, settings.cores)} workers; expected 0 (no cap) or at "
+            f"least {size_text(needed)}"
+        )
+
+
 def _topics(settings: NodeSettings) -> Iterator[tuple[str, TopicSettings]]:
     for name, topic in settings.all_topics().items():
         yield f"topics.{name}.", topic
 
 
-CHECKS: tuple[Check, ...] = (_logs_hold_a_segment, _interval_needs_a_log)
+CHECKS: tuple[Check, ...] = (_logs_hold_a_segment, _interval_needs_a_log, _cap_holds_the_logs)

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-from quiver_actors.config.kinds import DURATION, INTEGER, OWNER, SIZE, SLOTS, TEXT, USERS, Kind
+from quiver_actors.config.kinds import BOOLEAN, DURATION, INTEGER, OWNER, SIZE, SLOTS, TEXT, USERS, Kind
 from quiver_actors.config.tree import COMPACTION_MODES, DURABILITY_MODES, NodeSettings, TopicSettings
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.retention.rules import POLICIES
 from quiver_actors.supervisor.log import LOG_FORMATS, LOG_LEVELS
 from quiver_actors.units import GIB, KIB, MIB, MILLISECOND_NS, SECOND_NS
 
@@ -100,6 +101,13 @@ _NODE = (
     ),
 )  # fmt: skip
 
+_NODE_RETENTION = (
+    Setting(
+        key="retention.size_cap", field="size_cap_bytes", kind=SIZE, scope=Scope.NODE,
+        about="Most bytes of everything below data_dir, shared by all workers and topics. 0: no cap.",
+    ),
+)  # fmt: skip
+
 _TOPIC = (
     Setting(
         key="durability", field="durability", kind=TEXT, choices=DURABILITY_MODES,
@@ -165,9 +173,25 @@ _TOPIC = (
         key="retention.min_free", field="retention.min_free_bytes", kind=SIZE,
         about="Kept free on the file system: below it no new log is begun, pushes wait, everything else goes on.",
     ),
+    Setting(
+        key="retention.size_cap_policy", field="retention.size_cap_policy", kind=TEXT, choices=POLICIES,
+        about="At the size cap pushes wait (backpressure), are refused at once (reject), or the oldest bundles go (drop_oldest).",
+    ),
+    Setting(
+        key="retention.max_age", field="retention.max_age_ns", kind=DURATION,
+        about="Segments whose newest bundle was ingested longer ago go, needed or not; whoever needed them is told. 0ms: never.",
+    ),
+    Setting(
+        key="retention.steady_state_headroom", field="retention.steady_state_headroom_bytes", kind=SIZE,
+        about="So much of the newest segments that nobody needs any more is kept, for each topic and core, until the cap wants it.",
+    ),
+    Setting(
+        key="retention.early_seal", field="retention.early_seal", kind=BOOLEAN,
+        about="Near the size cap open segments are sealed early, so that they can be processed, or go.",
+    ),
 )  # fmt: skip
 
-SETTINGS: tuple[Setting, ...] = (*_NODE, *_TOPIC)
+SETTINGS: tuple[Setting, ...] = (*_NODE, *_NODE_RETENTION, *_TOPIC)
 
 
 @cache

@@ -44,6 +44,14 @@ class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     min_free_bytes: int = 64 * MIB
     """Low-water mark of the file system: no new log file is begun below it, so that everything else still has room."""
+    size_cap_policy: str = "backpressure"
+    """At the node's size cap: pushes wait, are refused at once, or the oldest bundles that somebody still needs go."""
+    max_age_ns: int = 0
+    """Segments whose newest bundle is older go, needed or not; 0 = never."""
+    steady_state_headroom_bytes: int = 0
+    """Of each topic and core: so much of the newest segments that nobody needs any more is kept."""
+    early_seal: bool = True
+    """Over the soft limit open segments are sealed, so that they can be processed or go."""
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +88,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where sockets and the counters page are found; empty: `default_run_dir()`."""
     cores: int = 0
     """Number of workers; 0 = one per core of the affinity mask."""
+    size_cap_bytes: int = 0
+    """Of everything on disk below `data_dir`; 0 = none."""
     arena_bytes: int = 64 * MIB
     """Shared-memory ring per producer connection."""
     log: LogSettings = LogSettings()

@@ -12,7 +12,7 @@ Guarantees
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quiver_actors import jobs
@@ -27,6 +27,7 @@ from quiver_actors.engine.log_queue import LogQueue
 from quiver_actors.engine.mending import Mending
 from quiver_actors.engine.numbers import Numbers
 from quiver_actors.engine.progress import Progress
+from quiver_actors.engine.retention import Retention
 from quiver_actors.engine.schedule import Line, Schedule
 from quiver_actors.engine.shelf import Shelf
 from quiver_actors.engine.stages import Stages
@@ -34,17 +35,19 @@ from quiver_actors.engine.subscriber_side import SubscriberSide
 from quiver_actors.engine_figures import EngineFigures
 from quiver_actors.errors import AlreadyRunning, InvalidFormat, QuiverError
 from quiver_actors.events import Claimable, Event, Resumed
+from quiver_actors.footprint import MeasureJob
 from quiver_actors.jobs import Job
 from quiver_actors.model import Durability
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
 from quiver_actors.recovery import Recovered, recover, segment_cfg_hash
 from quiver_actors.rescue import RescueJob
+from quiver_actors.retention.losses import Losses
 from quiver_actors.sealing import write_cursor
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.transactions.jobs import JournalJob, PrepareJob, PublishJob, StageAllocateJob, StageDropJob
 from quiver_actors.units import SECOND_NS
-from quiver_actors.upkeep import SlicedJob, Upkeep
+from quiver_actors.upkeep import ScrubJob, SlicedJob, Upkeep
 from quiver_actors.wal.codec import encode_header
 
 _RETRY_BALLAST_NS = 1 * SECOND_NS
@@ -84,6 +87,12 @@ class Engine(SubscriberSide):
         self._condition = condition
         self._numbers = numbers
         self._upkeep = upkeep
+        self.retention = Retention(disk, paths, settings, clock, progress, logs, shelf)
+        shelf.spool = self.retention.spool
+        self.releases_spare = False
+        """Give the spare log file up while nothing is pushed."""
+        self.defers_upkeep = False
+        """Leave compaction and scrub for later."""
         self._intake = Intake(self._place, clock, condition, numbers, logs)
         self._group_commit = GroupCommit(disk, paths, settings, clock, condition, numbers, logs)
         self._mending = Mending(disk, paths, settings, recovered, progress, shelf, upkeep)
@@ -96,7 +105,7 @@ class Engine(SubscriberSide):
 
     def _lines(self) -> list[Line[Any]]:
         """The background work, the most important first."""
-        numbers, logs, mending = self._numbers, self._logs, self._mending
+        numbers, logs, mending, retention = self._numbers, self._logs, self._mending, self.retention
         return [
             Line(jobs.ReserveJob, numbers.reserve_job, numbers.finish_reserve, spends_ballast=True),
             Line(jobs.AllocateJob, logs.allocate_job, logs.finish_allocate, no_room=logs.no_room_for_spare),
@@ -127,7 +136,9 @@ class Engine(SubscriberSide):
             ),
             Line(jobs.VerifyJob, mending.verify_job, mending.finish_verify),
             Line(jobs.BallastJob, self._ballast_job, self._finish_ballast),
+            Line(jobs.UnlinkJob, self._release_spare_job, logs.finish_release_spare),
             Line(SlicedJob, self._upkeep_job, mending.finish_upkeep, due_ns=self._upkeep_due_ns),
+            Line(MeasureJob, retention.measure_job, retention.finish_measure, due_ns=retention.measure_due_ns),
         ]
 
     def _stage_lines(self) -> list[Line[Any]]:
@@ -169,11 +180,10 @@ class Engine(SubscriberSide):
         if lock is None:
             raise AlreadyRunning(f"{directory} is open in another process: two can never write one directory")
         try:
-            recovered = recover(disk, paths, settings, core)
+            return cls(disk, paths, settings, core, clock, lock, recover(disk, paths, settings, core))
         except BaseException:
             lock.release()
             raise
-        return cls(disk, paths, settings, core, clock, lock, recovered)
 
     def close(self) -> None:
         """Give the directory back. After a drain the shutdown is recorded as clean; otherwise recovery will have work."""
@@ -290,6 +300,8 @@ class Engine(SubscriberSide):
         """Take a finished job back and say what became true by it."""
         if isinstance(job, jobs.CommitJob):
             return self._group_commit.finish(job)
+        if not isinstance(job, MeasureJob | ScrubJob | jobs.VerifyJob):
+            self.retention.touched()
         return self._schedule.finish(job)
 
     def _seal_job(self) -> jobs.SealJob | None:
@@ -312,12 +324,18 @@ class Engine(SubscriberSide):
             self._schedule.postpone(jobs.BallastJob, _RETRY_BALLAST_NS)
         return []
 
+    def _release_spare_job(self) -> jobs.UnlinkJob | None:
+        return self._logs.release_spare_job() if self.releases_spare else None
+
     def _upkeep_job(self) -> SlicedJob | None:
+        if self.defers_upkeep:
+            return None
         is_idle = self.state is EngineState.READY and self._group_commit.is_idle and not self._logs.has_staged
         return self._upkeep.next_job(is_idle=is_idle)
 
     def _upkeep_due_ns(self) -> int | None:
-        return self._upkeep.next_due_ns() if self._schedule.is_idle and self._condition.takes_bundles else None
+        may_run = self._schedule.is_idle and self._condition.takes_bundles and not self.defers_upkeep
+        return self._upkeep.next_due_ns() if may_run else None
 
     def _oldest_unannounced(self) -> int:
         """The lowest segment number that subscribers have not been told of yet."""
@@ -328,19 +346,20 @@ class Engine(SubscriberSide):
     # --- time --------------------------------------------------------------------------------------------------------------
 
     def tick(self) -> list[Event]:
-        """Do what time alone asks for: seal an old open segment, end delays of deferred bundles."""
+        """Do what time alone asks for: seal an old open segment, end delays of deferred bundles, let go what is too old."""
         self._logs.tick()
+        expired = self.retention.tick()
         due = [Claimable(subscriber) for subscriber in self._progress.registry.due(self._clock.monotonic_ns())]
         if due:
             self._progress.note_given_back()
-        return [*self._progress.take_events(), *due]
+        return [*expired, *self._progress.take_events(), *due]
 
     def next_deadline_ns(self) -> int | None:
         """When `tick`, `next_commit` and `next_background` should be called even if nothing else happens."""
         deadlines = [*self._logs.deadlines_ns(), *self._schedule.deadlines_ns()]
         delays_ns = self._progress.registry.next_due_ns()
-        if delays_ns is not None:
-            deadlines.append(delays_ns)
+        expiry_ns = self.retention.deadline_ns()
+        deadlines += [at for at in (delays_ns, expiry_ns) if at is not None]
         if self._progress.has_events:
             deadlines.append(self._clock.monotonic_ns())
         return min(deadlines, default=None)
@@ -363,8 +382,41 @@ class Engine(SubscriberSide):
 
     @property
     def disk_bytes(self) -> int:
-        """What segments, log files and staged bundles take of the disk."""
-        return self._shelf.size_bytes + self._logs.allocated_bytes + self.stages.disk_bytes
+        """Everything in its directory, as `du` counts it, with what is being allocated."""
+        return self.retention.used_bytes + self.stages.disk_bytes
+
+    def share_room(self, room: Callable[[int], bool]) -> None:
+        """From now on no log file is made without leave.
+
+        Args:
+            room: says whether the engine's worker may take so many bytes more of the disk.
+        """
+        self._logs.room = self.stages.room = room
+
+    @property
+    def wanted_bytes(self) -> int:
+        """What it was refused leave for; asked again with every `next_background`."""
+        return self._logs.wanted_bytes + self.stages.refused_bytes
+
+    @property
+    def is_throttled(self) -> bool:
+        """A push waits for that leave."""
+        return self._logs.is_throttled
+
+    @property
+    def step_bytes(self) -> int:
+        """What it takes at once of the disk."""
+        return self._logs.next_capacity_bytes
+
+    @property
+    def is_taking(self) -> bool:
+        """Something is in a log."""
+        return len(self._logs) > 0
+
+    @property
+    def losses(self) -> Losses:
+        """What was deleted and lost since the engine was opened."""
+        return self._shelf.losses
 
     def check_segment(self, segment_seq: int, reason: str) -> None:
         """Somebody could not read it: look at the whole file in the background, quarantine it if it is damaged."""

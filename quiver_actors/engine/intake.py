@@ -11,7 +11,7 @@ from quiver_actors.clock import Clock
 from quiver_actors.engine.condition import Condition, EngineState
 from quiver_actors.engine.log_queue import LogQueue
 from quiver_actors.engine.numbers import Numbers
-from quiver_actors.errors import Draining, EngineFailed, ProtocolError, QuiverError, StorageFull
+from quiver_actors.errors import Draining, EngineFailed, ProtocolError, QuiverError, StorageFull, Throttled
 from quiver_actors.protocol.messages import AckRun, Push
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.wal import layout
@@ -59,6 +59,11 @@ class Intake:
             return StorageFull(
                 f"{self._place}: no room for a log file of {self._logs.next_capacity_bytes} bytes; "
                 "free space or acknowledge more, pushes go on by themselves"
+            )
+        if self._logs.is_throttled:
+            return Throttled(
+                f"{self._place}: the size cap leaves no room for a log file of {self._logs.next_capacity_bytes} bytes; "
+                "acknowledge more or raise retention.size_cap, pushes go on by themselves"
             )
         return None
 

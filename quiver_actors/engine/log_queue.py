@@ -8,7 +8,7 @@ write. A push stays in one log, and a log becomes one segment.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from quiver_actors.events import Event, Resumed
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import EnginePaths
 from quiver_actors.recovery import segment_cfg_hash
+from quiver_actors.retention.account import block_bytes
 from quiver_actors.units import KIB, MIB
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import PUSH_ENTRIES_MAX
@@ -40,6 +41,8 @@ class LogQueue:
         active: the log that takes entries, None if the next push begins one.
         sequence_written: bundles below it are written to their log.
         seals, seal_ns_last: how many logs became segments, and how long the last of them took.
+        room: says whether the engine's worker may take so many bytes more of the disk.
+        wanted_bytes: what `room` has refused last; 0 = nothing is refused.
     """
 
     def __init__(
@@ -64,6 +67,9 @@ class LogQueue:
         self._logs: deque[Log] = deque()
         self._spare: Log | None = None
         self._wanted_capacity = 0
+        self._allocating_bytes = 0
+        self.room: Callable[[int], bool] = lambda _: True
+        self.wanted_bytes = 0
 
     def __iter__(self) -> Iterator[Log]:
         return iter(self._logs)
@@ -179,26 +185,47 @@ class LogQueue:
     def allocate_job(self) -> jobs.AllocateJob | None:
         """A spare is made when one is asked for, and kept ready while the engine takes bundles."""
         spare = self._spare
-        if spare is not None:
-            if spare.capacity_bytes >= self._wanted_capacity:
-                return None
-            self._spare = None  # the job has it until it comes back
-            return self._allocation(spare.path, spare)
-        if self.active is None and not self._wanted_capacity and self._condition.state is not EngineState.FULL:
+        is_wanted = self.active is not None or self._wanted_capacity or self._condition.state is EngineState.FULL
+        if not is_wanted if spare is None else spare.capacity_bytes >= self._wanted_capacity:
+            self.wanted_bytes = 0
             return None
-        return self._allocation(self._paths.spare(self._numbers.take_spare()), None)
+        more_bytes = self.next_capacity_bytes - (spare.capacity_bytes if spare else 0)
+        self.wanted_bytes = 0 if self.room(more_bytes) else more_bytes
+        if self.wanted_bytes:
+            return None
+        self._allocating_bytes = self.next_capacity_bytes
+        self._spare = None  # the job has it until it comes back
+        return self._allocation(self._paths.spare(self._numbers.take_spare()) if spare is None else spare.path, spare)
 
     def _allocation(self, path: str, grow: Log | None) -> jobs.AllocateJob:
         free_bytes_min = self._settings.retention.min_free_bytes
         return jobs.AllocateJob(self._disk, path, self.next_capacity_bytes, grow, free_bytes_min=free_bytes_min)
 
     def finish_allocate(self, job: jobs.AllocateJob) -> list[Event]:
-        self._spare = job.spare
+        self._spare, self._allocating_bytes = job.spare, 0
         self._condition.set_roomy()
         return [Resumed()]
 
+    @property
+    def is_throttled(self) -> bool:
+        """A push waits for a log that there is no leave for."""
+        return bool(self.wanted_bytes and self._wanted_capacity)
+
+    def release_spare_job(self) -> jobs.UnlinkJob | None:
+        """Give up a spare that nothing is about to be written to."""
+        spare = self._spare
+        if spare is None or self.active is not None or self._wanted_capacity:
+            return None
+        self._spare, self._allocating_bytes = None, spare.capacity_bytes
+        spare.file.close()
+        return jobs.UnlinkJob(self._disk, spare.path)
+
+    def finish_release_spare(self, _: jobs.UnlinkJob) -> list[Event]:
+        self._allocating_bytes = 0
+        return []
+
     def no_room_for_spare(self, job: jobs.AllocateJob) -> list[Event]:
-        self._spare = job.spare
+        self._spare, self._allocating_bytes = job.spare, 0
         self._condition.set_full()
         return []
 
@@ -264,4 +291,16 @@ class LogQueue:
     @property
     def allocated_bytes(self) -> int:
         """What the files take of the disk, the spare included."""
-        return sum(log.capacity_bytes for log in [*self._logs, *([self._spare] if self._spare else [])])
+        return self.open_bytes + self.sealing_bytes
+
+    @property
+    def open_bytes(self) -> int:
+        """Of the active log and the spare, as preallocated, also while the spare is being made or removed."""
+        spare_bytes = self._spare.capacity_bytes if self._spare else 0
+        logs = sum(block_bytes(log.capacity_bytes) for log in self._logs if not log.closed)
+        return logs + block_bytes(max(spare_bytes, self._allocating_bytes))
+
+    @property
+    def sealing_bytes(self) -> int:
+        """Of the logs that take nothing more."""
+        return sum(block_bytes(log.capacity_bytes) for log in self._logs if log.closed)

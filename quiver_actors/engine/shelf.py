@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from quiver_actors.events import Event, GapFound, Resumed, Sealed
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery import Recovered
+from quiver_actors.retention.account import block_bytes
+from quiver_actors.retention.losses import Losses
 from quiver_actors.segment.codec import decode_manifest
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.upkeep import Upkeep
@@ -35,7 +37,8 @@ class Shelf:
     Attributes:
         segments: by number.
         waiting: segments that subscribers have not been told of yet, in the order in which they will be; also damaged ones.
-        deleted: how many segments were deleted since the engine was opened.
+        deleted: how many segments were deleted since the engine was opened; `losses` says why, and what was lost.
+        spool: says which of the processed segments are kept all the same.
     """
 
     def __init__(
@@ -43,7 +46,10 @@ class Shelf:
     ) -> None:
         self.segments: dict[int, SegmentInfo] = recovered.segments
         self.waiting: deque[int] = deque(sorted([*recovered.segments, *recovered.damaged]))
+        self.new: list[int] = list(recovered.segments)
         self.deleted = 0
+        self.losses = Losses()
+        self.spool: Callable[[Collection[int]], set[int]] = lambda _: set()
         self._disk = disk
         self._paths = paths
         self._progress = progress
@@ -51,6 +57,11 @@ class Shelf:
         self._whole: dict[int, Runs] = {}
         """Segments among the waiting that were found whole, and what they record as lost."""
         self._doomed: set[int] = set()
+        """Their delete job is out."""
+        self._released: dict[int, str] = {}
+        """Processed segments that go although the spool would keep them, and why."""
+        self._dropped: dict[int, tuple[str, int]] = {}
+        """Segments that were given up: why, and the ticket of the progress that must be durable before the file goes."""
         self._cursor_owed: int | None = None
 
     def __iter__(self) -> Iterator[SegmentInfo]:
@@ -69,6 +80,7 @@ class Shelf:
     def approve(self, segment_seq: int, lost: Runs) -> list[Event]:
         """A waiting segment is whole, but for the bundles that it records as lost."""
         self._whole[segment_seq] = lost
+        self.new.append(segment_seq)
         self._upkeep.checked(segment_seq)
         return self.announce()
 
@@ -102,8 +114,33 @@ class Shelf:
     def drop(self, segment_seq: int, reason: str) -> None:
         """See `Engine.drop_segment`."""
         info = self.segments.get(segment_seq)
-        if info is not None and segment_seq not in self.waiting:
-            self.give_up(segment_seq, info, reason)
+        if info is None or segment_seq in self.waiting or segment_seq in self.going:
+            return
+        self.give_up(segment_seq, info, reason)
+        self._dropped[segment_seq] = (reason, self._progress.ticket)
+
+    def release(self, segment_seq: int, reason: str) -> None:
+        """A processed segment goes, whatever the spool says."""
+        self._released[segment_seq] = reason
+
+    def take_new(self) -> list[int]:
+        """Segments that have come since the last call; some may be gone again."""
+        new, self.new = self.new, []
+        return new
+
+    def processed(self) -> list[int]:
+        """Segments that every subscriber is durably done with; none while there is no subscriber."""
+        return self._progress.registry.deletable(self.segments)
+
+    def droppable(self) -> list[int]:
+        """Segments that could be let go now: whole, announced, and not on their way out."""
+        waiting, going = set(self.waiting), self.going
+        return [seq for seq in self.segments if seq not in waiting and seq not in going]
+
+    @property
+    def going(self) -> set[int]:
+        """Segments that are on their way out."""
+        return {*self._doomed, *self._released, *self._dropped}
 
     def give_up(self, segment_seq: int, info: SegmentInfo, reason: str, lost: Runs | None = None) -> None:
         """Nobody who has not resolved them gets the `lost` bundles any more (None: the whole segment); each is told why."""
@@ -113,6 +150,10 @@ class Shelf:
             return info.row_count if whole else -1
 
         given_up = self._progress.registry.give_up(segment_seq, info.bundle_count, reason, rows, lost)
+        runs = [(notice.bundle_index_first, notice.bundle_count) for _, notice in given_up]
+        if not len(self._progress.registry):
+            runs = [(0, info.bundle_count)]  # nobody was done with anything
+        self.losses.note(reason, runs, info.bundle_count, info.row_count, info.size_bytes)
         for subscriber, notice in given_up:
             position = (segment_seq, notice.bundle_index_first, notice.bundle_count)
             self._progress.tell(GapFound(subscriber, *position, reason))
@@ -121,20 +162,27 @@ class Shelf:
 
     def delete_job(self, spared: Container[int]) -> jobs.DeleteJob | None:
         """Delete what nobody needs, but for the `spared`."""
-        deletable = [seq for seq in self._progress.registry.deletable(self.segments) if seq not in spared]
+        durable = self._progress.durable
+        processed = self.processed()
+        kept = self.spool(processed) - self._released.keys() if processed else set()
+        wanted = [seq for seq in processed if seq not in kept]
+        wanted += [seq for seq, (_, ticket) in self._dropped.items() if ticket <= durable and seq not in set(wanted)]
+        deletable = sorted(seq for seq in wanted if seq not in spared)
         self._doomed.update(deletable)
         return jobs.DeleteJob(self._disk, self._paths, deletable, self._cursor_owed) if deletable else None
 
     @property
     def doomed(self) -> list[int]:
         """Segments whose files may be gone at any moment: nobody new gets them."""
-        return sorted(self._doomed)
+        return sorted({*self._doomed, *self._dropped})
 
     def finish_delete(self, segment_seqs: Sequence[int]) -> list[Event]:
         self._cursor_owed = None
         self._doomed.difference_update(segment_seqs)
         for segment_seq in segment_seqs:
             del self.segments[segment_seq]
+            reason, _ = self._dropped.pop(segment_seq, ("processed", 0))
+            self.losses.evictions[self._released.pop(segment_seq, reason)] += 1
             self._whole.pop(segment_seq, None)
             self.pass_over(segment_seq)
             self._upkeep.forget(segment_seq)
@@ -163,6 +211,11 @@ class Shelf:
             file.close()
         times = manifest.ingestion_ts_nanos
         return np.array([time or 0 for time in times] if times else [0] * manifest.bundle_count, dtype=np.int64)
+
+    @property
+    def block_bytes(self) -> int:
+        """What the files take of the disk."""
+        return sum(block_bytes(info.size_bytes) for info in self.segments.values())
 
     @property
     def size_bytes(self) -> int:

@@ -11,7 +11,7 @@ A publish takes its numbers when it begins: what is open is closed first, logs t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -100,6 +100,11 @@ class Stages:
         self._next_number = max([recovered.journal.next_number, *(number + 1 for number in self._stages)])
         self._publishes: deque[_Publish] = deque()
         self._ticket = 0
+        self._allocating_bytes = 0
+        self.room: Callable[[int], bool] = lambda _: True
+        """Says whether the engine's worker may take so many bytes more of the disk."""
+        self.refused_bytes = 0
+        """What `room` has refused last."""
 
     def __iter__(self) -> Iterator[Stage]:
         """All that are not forgotten, oldest first."""
@@ -124,8 +129,8 @@ class Stages:
 
     @property
     def disk_bytes(self) -> int:
-        """What staged bundles take of the disk."""
-        return sum(stage.disk_bytes for stage in self)
+        """What staged bundles take of the disk, with what is being allocated."""
+        return sum(stage.disk_bytes for stage in self) + self._allocating_bytes
 
     # --- taking bundles --------------------------------------------------------------------------------------------------------
 
@@ -307,14 +312,19 @@ class Stages:
     def allocate_job(self) -> StageAllocateJob | None:
         stage = next((stage for stage in self if stage.wanted_bytes and stage.state is StageState.OPEN), None)
         if stage is None or not self._condition.takes_bundles:
+            self.refused_bytes = 0
+            return None
+        capacity_bytes = stage.next_capacity_bytes(self._target_bytes)
+        self.refused_bytes = 0 if self.room(capacity_bytes) else capacity_bytes
+        if self.refused_bytes:
             return None
         stage.is_allocating = True
-        capacity_bytes = stage.next_capacity_bytes(self._target_bytes)
+        self._allocating_bytes = capacity_bytes
         return StageAllocateJob(self._disk, self._paths, stage, capacity_bytes, self._free_bytes_min)
 
     def finish_allocate(self, job: StageAllocateJob) -> list[Event]:
         stage = job.stage
-        stage.is_allocating, stage.wanted_bytes = False, 0
+        stage.is_allocating, stage.wanted_bytes, self._allocating_bytes = False, 0, 0
         if job.part is not None:
             stage.parts.append(job.part)
         if job.failure and stage.state is StageState.OPEN:
@@ -322,7 +332,7 @@ class Stages:
         return [Resumed()]
 
     def no_room(self, job: StageAllocateJob) -> list[Event]:
-        job.stage.is_allocating = False
+        job.stage.is_allocating, self._allocating_bytes = False, 0
         return []
 
     def prepare_job(self) -> PrepareJob | None:

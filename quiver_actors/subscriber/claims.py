@@ -179,6 +179,10 @@ class SubscriberState(Standing):
 
     # --- claims ------------------------------------------------------------------------------------------------------------
 
+    def held_segments(self) -> set[int]:
+        """Segments of which bundles are claimed now."""
+        return self._leases.segments()
+
     def claim(
         self,
         owner: object,

@@ -145,3 +145,7 @@ class Leases:
     def next_end_ns(self) -> int | None:
         """When the next lease runs out."""
         return next(iter(self._leased.values())).lease_until_ns if self._leased else None
+
+    def segments(self) -> set[int]:
+        """Of which something is held."""
+        return {live.segment_seq for live in self._live.values()}

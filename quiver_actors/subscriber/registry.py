@@ -195,6 +195,10 @@ class SubscriberRegistry:
             left = [seq for seq in left if state.is_durably_complete(seq)]
         return left
 
+    def held_segments(self) -> set[int]:
+        """Segments of which some consumer holds bundles now."""
+        return {seq for state in self for seq in state.held_segments()}
+
     def awaited_segments(self) -> list[int]:
         """Segments that some progress names and that were not added, ascending; see `SubscriberState.awaited_segments`."""
         return sorted({seq for state in self for seq in state.awaited_segments()})

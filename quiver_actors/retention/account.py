@@ -1,0 +1,48 @@
+"""Everything that one engine has on disk, by kind, in bytes of blocks: what counts against the node's cap.
+
+Logs, segments and what is being allocated are known at every moment; the small files are measured now and then. At rest the
+sum is what `du` says of the directory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+BLOCK_BYTES = 4096
+
+
+def block_bytes(size_bytes: int) -> int:
+    """What a file of that size takes."""
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFiles:
+    """What was measured: everything in the directory that is neither a log nor a segment that the engine knows."""
+
+    compaction_bytes: int = 0
+    """Outputs of compactions and rescues that have not replaced their segment (yet)."""
+    progress_bytes: int = 0
+    gaps_bytes: int = 0
+    quarantine_bytes: int = 0
+    """Also damaged segments that are still in their place."""
+    ballast_bytes: int = 0
+    other_bytes: int = 0
+    """Numbers, cursor, lock, and the directories themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """One engine's account."""
+
+    log_bytes: int
+    """Logs that take entries or are ready to, as preallocated, with what is being allocated."""
+    sealing_bytes: int
+    """Logs that are being turned into segments."""
+    segment_bytes: int
+    small: SmallFiles
+
+    @property
+    def total_bytes(self) -> int:
+        small = sum(getattr(self.small, field.name) for field in fields(self.small))
+        return int(self.log_bytes + self.sealing_bytes + self.segment_bytes + small)

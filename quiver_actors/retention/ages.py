@@ -1,0 +1,36 @@
+"""How old segments are, by ingestion time, on a machine whose clock may be set.
+
+A segment's age is read off the wall clock once, when the engine first sees it; from then on it grows with the monotonic clock. So a
+clock that jumps ahead expires nothing, and one that jumps back keeps nothing longer, while the engine runs. A time that lies in the
+future counts as now.
+"""
+
+from __future__ import annotations
+
+
+class Ages:
+    """Of the segments of one engine. Pure; times are nanoseconds."""
+
+    def __init__(self) -> None:
+        self._born: dict[int, int] = {}
+        """By segment: the monotonic time at which it was ingested, as far as the wall clock knew."""
+
+    def see(self, segment_seq: int, ingestion_unix_ns: int, unix_ns: int, monotonic_ns: int) -> None:
+        """A segment is there. Seen again, nothing changes."""
+        if segment_seq not in self._born:
+            self._born[segment_seq] = monotonic_ns - max(0, unix_ns - ingestion_unix_ns)
+
+    def forget(self, segment_seq: int) -> None:
+        self._born.pop(segment_seq, None)
+
+    def age_ns(self, segment_seq: int, monotonic_ns: int) -> int:
+        """0 for a segment that was never seen."""
+        return monotonic_ns - self._born.get(segment_seq, monotonic_ns)
+
+    def expired(self, max_age_ns: int, monotonic_ns: int) -> list[int]:
+        """Segments older than that, lowest number first."""
+        return sorted(seq for seq, born in self._born.items() if monotonic_ns - born > max_age_ns)
+
+    def next_expiry_ns(self, max_age_ns: int) -> int | None:
+        """The monotonic time at which the next one is over age; None without segments."""
+        return min(self._born.values()) + max_age_ns + 1 if self._born else None
