@@ -107,7 +107,7 @@ class Client:
     ) -> Subscription | GapSubscription:
         """Attach to a durable subscriber; the options are those of `SubscribeOptions`. The callbacks may be coroutine functions."""
         wanted = Wanted.parse(topic, subscriber, gaps, options)
-        starts = await self._exchange.complete(starting(self._channels, wanted, self._timeout_seconds))
+        starts = await self._exchange.complete(starting(self._channels, topic, wanted.start, self._timeout_seconds))
         kind = GapSubscription if wanted.are_gaps_delivered else Subscription
         subscription = kind(NodeDirectory(self.run_dir), self._name, wanted, starts)
         try:

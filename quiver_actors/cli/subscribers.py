@@ -1,4 +1,4 @@
-"""`quiver subscribers`: who they are, how far behind, which have nobody, dropping one, and what `replay` adds.
+"""`quiver subscribers`: who they are, how far behind, which have nobody, dropping one, and what `seek` and `replay` add.
 
 Looking reads the counters page alone, as `quiver status` does; only what changes something talks to the workers.
 """
@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from quiver_actors.cli import replay, run_dir
+from quiver_actors.cli import replay, run_dir, seek
 from quiver_actors.errors import NotRunning, UnknownSubscriber, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SubscribersExit(enum.IntEnum):
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "subscribers",
-        help="list subscribers, show how far behind they are, drop one, replay dead letters",
+        help="list subscribers, show how far behind they are, drop or move one, replay dead letters",
         description="List durable subscribers, show how far behind they are, drop those that nobody needs any more.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -56,6 +56,7 @@ def add_parser(subparsers: Subparsers) -> None:
     drop = _add(commands, "drop", "delete a subscriber: what it has not resolved is never delivered to it", _drop)
     drop.add_argument("subscriber")
     drop.add_argument("--force", action="store_true", help="also when consumers are connected")
+    seek.add_parser(commands)
     replay.add_parser(commands)
 
 

@@ -43,6 +43,7 @@ from quiver_actors.protocol.messages import (
     Refused,
     SegmentList,
     SegmentOpened,
+    Sought,
     SubscriberList,
     TopicInfo,
     Welcome,
@@ -58,9 +59,18 @@ GREETING_NS_MAX = 5 * SECOND_NS
 """A worker that took the connection but says nothing for so long (stopped, hung) is tried again."""
 
 Answer: TypeAlias = (
-    Done | Refused | SegmentList | SegmentOpened | ArenaAttached | Deliver | Extended | PendingInfo | SubscriberList
+    Done
+    | Refused
+    | SegmentList
+    | SegmentOpened
+    | ArenaAttached
+    | Deliver
+    | Extended
+    | PendingInfo
+    | SubscriberList
+    | Sought
 )
-_ANSWERS = (Done, Refused, SegmentList, SegmentOpened, ArenaAttached, Extended, PendingInfo, SubscriberList)
+_ANSWERS = (Done, Refused, SegmentList, SegmentOpened, ArenaAttached, Extended, PendingInfo, SubscriberList, Sought)
 """What may answer a call as it stands. A Deliver is for subclasses: they hand it to `_answer`."""
 
 _REFUSALS = error_classes()

@@ -21,12 +21,12 @@ from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.projection import Asked, Projection
 from quiver_actors.client.push_channel import PushChannel
-from quiver_actors.client.questions import dropped_by, starting
+from quiver_actors.client.questions import dropped_by, seeking, starting
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.segments import MappedSegment, map_segment
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
-from quiver_actors.client.wanted import Gaps, SubscribeOptions, Wanted
+from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted
 from quiver_actors.errors import ClosedError, UsageError
 from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt, check_id
 from quiver_actors.protocol.messages import (
@@ -184,7 +184,7 @@ class Client:
         """
         self._exchange.check_open()
         wanted = Wanted.parse(topic, subscriber, gaps, options)
-        starts = self._exchange.run(starting(self._channels, wanted, self._timeout_seconds))
+        starts = self._exchange.run(starting(self._channels, topic, wanted.start, self._timeout_seconds))
         kind = GapSubscription if wanted.are_gaps_delivered else Subscription
         subscription = kind(NodeDirectory(self.run_dir), self._name, wanted, starts)
         try:
@@ -218,6 +218,26 @@ class Client:
         if subscriber in {info.subscriber for info in attached}:
             raise UsageError(f"subscriber {subscriber!r} of topic {topic!r} is no orphan: a consumer is attached to it")
         return self._unregister(subscriber, topic, only_orphan=True)
+
+    def seek(self, subscriber: str, start: Start, *, topic: str = DEFAULT_TOPIC, dry_run: bool = False) -> SeekReport:
+        """Move a known subscriber to another position, on all workers; durable on return.
+
+        Everything before counts as done: what it was owed of it is dropped, and announced by gap notices (`dropped`). Everything from
+        there on is owed, also what it had resolved before, as far as it is still stored. Claims end: what consumers hold may still be
+        worked on, but their acknowledgements are refused.
+
+        Args:
+            start: as of `subscribe`.
+            dry_run: only say what would be done.
+
+        Raises:
+            UnknownSubscriber: no worker knows it.
+            UsageError: `start` is not possible.
+            UnknownTopic, WorkerUnavailable: as everywhere; after the latter some workers may have done it: repeat it.
+        """
+        return self._exchange.run(
+            seeking(self._channels, topic, subscriber, start, self._timeout_seconds, is_dry=dry_run)
+        )
 
     def subscribers(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SubscriberInfo]]:
         """The durable subscribers of a topic and how far they are, by core. Raises as `flush`."""

@@ -10,10 +10,10 @@ from quiver_actors.client.channel import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
 from quiver_actors.client.exchange import Flow, deadline_after
 from quiver_actors.client.subscriber_channel import SubscriberChannel
-from quiver_actors.client.wanted import StartPoints, Wanted, start_text
+from quiver_actors.client.wanted import SeekReport, Start, StartPoints, start_text
 from quiver_actors.errors import UnknownSubscriber, UsageError, WorkerUnavailable
-from quiver_actors.model import BundleId
-from quiver_actors.protocol.messages import BundleTime, Done, Message, PendingInfo
+from quiver_actors.model import BundleId, check_id
+from quiver_actors.protocol.messages import BundleTime, Done, Message, PendingInfo, Seek, Sought
 
 
 class Request(NamedTuple):
@@ -24,25 +24,41 @@ class Request(NamedTuple):
     call: Call
 
 
-def starting(channels: ChannelSet[Any], wanted: Wanted, timeout_seconds: float) -> Flow[StartPoints]:
-    """Where a new subscriber starts on each worker. To start at a bundle, its worker says when it came: so others know where to begin.
+def starting(channels: ChannelSet[Any], topic: str, start: Start, timeout_seconds: float) -> Flow[StartPoints]:
+    """Where a subscriber starts on each worker. To start at a bundle, its worker says when it came: so others know where to begin.
 
     Raises:
         UsageError: the bundle is of another topic or node.
         WorkerUnavailable: its worker did not answer.
     """
-    start, text = wanted.start, start_text(wanted.start)
+    text = start_text(start)
     if not isinstance(start, BundleId):
         return StartPoints(text)
-    if start.topic != wanted.topic or start.core not in channels.directory.cores:
-        raise UsageError(
-            f"{start} is not of topic {wanted.topic!r} and one of the cores {list(channels.directory.cores)}"
-        )
-    call = Call(lambda tag: BundleTime(tag, wanted.topic, start.segment_seq, start.bundle_index))
+    if start.topic != topic or start.core not in channels.directory.cores:
+        raise UsageError(f"{start} is not of topic {topic!r} and one of the cores {list(channels.directory.cores)}")
+    call = Call(lambda tag: BundleTime(tag, topic, start.segment_seq, start.bundle_index))
     yield from channels.completing({start.core: call}, timeout_seconds)
     raise_refusals([call])
     unix_ns = call.answer.value if isinstance(call.answer, Done) else 0
     return StartPoints(f"time:{unix_ns}" if unix_ns else "earliest", start.core, text)
+
+
+def seeking(
+    channels: ChannelSet[Any], topic: str, subscriber: str, start: Start, timeout_seconds: float, *, is_dry: bool
+) -> Flow[SeekReport]:
+    """Move a subscriber on all workers; see `Client.seek`."""
+    check_id("subscriber", subscriber)
+    points = yield from starting(channels, topic, start, timeout_seconds)
+
+    def asked(core: int) -> Call:
+        return Call(lambda tag: Seek(tag, topic, subscriber, points.on(core), is_dry))
+
+    calls = {core: asked(core) for core in channels.directory.cores}
+    yield from channels.completing(calls, timeout_seconds)
+    known = [call for call in calls.values() if not isinstance(call.error, UnknownSubscriber)]
+    raise_refusals(known or calls.values())
+    answers = [call.answer for call in known if isinstance(call.answer, Sought)]
+    return SeekReport(sum(each.skipped for each in answers), sum(each.again for each in answers))
 
 
 def dropped_by(calls: Collection[Call]) -> int:

@@ -119,6 +119,15 @@ class Wanted:
         )
 
 
+class SeekReport(NamedTuple):
+    """What moving a subscriber did, or would do, on all workers."""
+
+    skipped: int
+    """Bundles that it was owed and does not get; gap notices say which."""
+    again: int
+    """Bundles that it had resolved and is owed again."""
+
+
 def start_text(start: Start) -> str:
     """A start as Register has it; that of a BundleId is for its own core.
 

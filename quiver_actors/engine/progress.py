@@ -15,6 +15,7 @@ from quiver_actors.disk.protocol import Disk
 from quiver_actors.engine.condition import Condition
 from quiver_actors.events import Event, ProgressDurable, Retired
 from quiver_actors.paths import EnginePaths
+from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.gaps import gaps_file_name
 from quiver_actors.subscriber.progress import encode_progress, progress_file_name
 from quiver_actors.subscriber.registry import SubscriberRegistry
@@ -132,19 +133,23 @@ class Progress:
         for subscriber, version, progress in self.registry.dirty(oldest_unannounced()):
             content = encode_progress(progress)
             writes.append(jobs.ProgressWrite(self._progress_path(subscriber), content, subscriber, version))
+        # Withdrawn notices go only after the progress that owes their bundles again.
+        writes += [self._gap_write(state, with_withdrawn=False) for state in self.registry if state.gaps.has_withdrawn]
         self.due_ns = None
         return jobs.ProgressJob(self._disk, self._paths, writes, self.ticket)
 
     def _gap_writes(self) -> list[jobs.ProgressWrite]:
-        writes = []
-        for state in self.registry:
-            gaps = state.gaps
-            # One that was unregistered and came back at once must not inherit the old notices.
-            if gaps.is_dirty or state.subscriber in self._removed:
-                content = gaps.encode(state.flushed_version)
-                path = self._gaps_path(state.subscriber)
-                writes.append(jobs.ProgressWrite(path, content, state.subscriber, gaps.version, is_gaps=True))
-        return writes
+        # One that was unregistered and came back at once must not inherit the old notices.
+        return [
+            self._gap_write(state, with_withdrawn=True)
+            for state in self.registry
+            if state.gaps.is_dirty or state.subscriber in self._removed
+        ]
+
+    def _gap_write(self, state: SubscriberState, *, with_withdrawn: bool) -> jobs.ProgressWrite:
+        gaps, path = state.gaps, self._gaps_path(state.subscriber)
+        content = gaps.encode(state.flushed_version, with_withdrawn=with_withdrawn)
+        return jobs.ProgressWrite(path, content, state.subscriber, gaps.version, is_gaps=True)
 
     def _gaps_path(self, subscriber: str) -> str:
         return self._paths.in_root(gaps_file_name(subscriber))

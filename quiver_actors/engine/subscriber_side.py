@@ -13,7 +13,7 @@ from quiver_actors.engine.progress import Progress
 from quiver_actors.engine.shelf import Shelf
 from quiver_actors.engine_figures import PendingCounts, SubscriberFigures
 from quiver_actors.errors import UsageError
-from quiver_actors.events import Claimable, Event
+from quiver_actors.events import Claimable, Event, GapFound
 from quiver_actors.model import check_id
 from quiver_actors.subscriber import bitmap as bitmaps
 from quiver_actors.subscriber.claim_order import OLDEST
@@ -21,6 +21,7 @@ from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.gaps import GapNotice
 from quiver_actors.subscriber.grants import Grant
 from quiver_actors.subscriber.progress import SegmentProgress
+from quiver_actors.subscriber.seek import before_position, plan_seek
 from quiver_actors.subscriber.starts import parse_start, resolved_before
 
 
@@ -89,6 +90,39 @@ class SubscriberSide:
         unsealed = self._unsealed_of(self._progress.registry.get(subscriber))
         owed = unsealed + self._progress.unregister(subscriber)
         return self.flush_progress(), owed
+
+    def seek(self, subscriber: str, start: str, *, is_dry: bool = False) -> tuple[int, int, int]:
+        """Move a known subscriber to where `start` says, as if it was new; see `subscriber.seek`. Its terms must be set again.
+
+        Returns:
+            The ticket (durable once `progress_durable` reaches it), how many bundles it skips, and how many it is owed again.
+
+        Raises:
+            UnknownSubscriber, UsageError: no such subscriber, or a start that is none.
+            DiskError, FormatError: the times of old bundles could not be read.
+        """
+        begin = parse_start(start)
+        state = self._progress.registry.get(subscriber)
+        stored = {
+            info.segment_seq: info.bundle_count for info in self._shelf if info.segment_seq not in self._shelf.doomed
+        }
+        stored.update(self._logs.bundle_counts())
+        if begin.kind == "time":
+            before = self._resolved_before(begin.unix_ns)
+        else:
+            at_bundle = begin.kind == "bundle" and begin.core == self.core
+            position = (begin.segment_seq, begin.bundle_index) if at_bundle else (0, 0)
+            end = self._logs.end
+            before = before_position(end if begin.kind == "latest" else min(position, end), stored)
+        floor = min([self._logs.end[0], *(seq for seq in self._shelf.waiting if not state.is_complete(seq))])
+        plan = plan_seek(state, stored, before, floor)
+        if is_dry:
+            return 0, plan.skipped_count, plan.again_count
+        for notice in self._progress.registry.seek(subscriber, plan):
+            run = (notice.segment_seq, notice.bundle_index_first, notice.bundle_count)
+            self._progress.tell(GapFound(subscriber, *run, notice.reason))
+        self._progress.note_resolved()
+        return self.flush_progress(), plan.skipped_count, plan.again_count
 
     def set_terms(self, subscriber: str, *, lease_ns: int, max_deliveries: int, exhausted: str) -> None:
         """

@@ -274,6 +274,19 @@ class BundleTime(Message, tag=20, frozen=True):
     bundle_index: int
 
 
+class Seek(Message, tag=22, frozen=True):
+    """Move a subscriber to another position, as if it was new and started there; answered by Sought once durable. What it skips is
+    dropped and announced by a Gap; claims of it that anybody holds end."""
+
+    tag: int
+    topic: str
+    subscriber: str
+    start: str
+    """As of Register."""
+    is_dry: bool = False
+    """Only say what would be done."""
+
+
 ClientMessage = (
     Hello
     | AttachArena
@@ -295,6 +308,7 @@ ClientMessage = (
     | ListSubscribers
     | Unreadable
     | BundleTime
+    | Seek
 )
 
 # --- worker to client ----------------------------------------------------------------------------------------------------
@@ -496,6 +510,14 @@ class SubscriberList(Message, tag=77, frozen=True):
     subscribers: list[SubscriberInfo]
 
 
+class Sought(Message, tag=78, frozen=True):
+    tag: int
+    skipped: int
+    """Bundles that it was owed and does not get."""
+    again: int
+    """Bundles that were resolved and are owed again."""
+
+
 WorkerMessage = (
     Welcome
     | ArenaAttached
@@ -511,6 +533,7 @@ WorkerMessage = (
     | Extended
     | PendingInfo
     | SubscriberList
+    | Sought
 )
 
 DESCRIPTORS_CARRIED: dict[type[Message], int] = {ArenaAttached: 1, SegmentOpened: 1}

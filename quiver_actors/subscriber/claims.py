@@ -43,6 +43,8 @@ from quiver_actors.subscriber.progress import SubscriberProgress
 from quiver_actors.subscriber.set_aside import SetAside
 from quiver_actors.subscriber.standing import Position, Runs, Standing
 
+_COUNTS = ("delivered", "redelivered", "acked", "rejected", "deferred", "dropped", "expired", "dead_lettered")
+
 
 class SubscriberState(Standing):
     """Progress and claims of one subscriber.
@@ -80,6 +82,12 @@ class SubscriberState(Standing):
             for gap in gaps:
                 gap.progress_version = self.version
                 self.load_lost(gap.segment_seq, gap.bundle_index_first, gap.bundle_count)
+
+    def succeed(self, former: SubscriberState) -> None:
+        """Take over from an object that stood for the same subscriber: its counts. Its claims have ended for everybody."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(former, name))
+        self._leases.succeed(former._leases)
 
     def set_terms(self, *, lease_ns: int, max_deliveries: int, exhausted: str, now_ns: int) -> None:
         """Change the rules; what is held gets the new lease from now.

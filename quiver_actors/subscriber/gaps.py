@@ -75,6 +75,8 @@ class GapLedger:
         """Rises with every change that must become durable."""
         self.flushed_version = 0
         self._notices: dict[int, GapNotice] = {}
+        self._withdrawn: dict[int, tuple[int, GapNotice]] = {}
+        """With the version of the ledger that no longer has them."""
         self._told_count = 0
 
     def __iter__(self) -> Iterator[GapNotice]:
@@ -159,17 +161,30 @@ class GapLedger:
             self._told_count += 1
             self.version += 1
 
-    def encode(self, flushed_progress: int) -> bytes:
+    def withdraw(self, number: int) -> None:
+        """Its bundles can be had again: forget it. The file keeps it until the progress that says so is durable."""
+        notice = self._notices.pop(number)
+        self._told_count -= notice.is_told
+        self.version += 1
+        self._withdrawn[number] = (self.version, notice)
+
+    @property
+    def has_withdrawn(self) -> bool:
+        return bool(self._withdrawn)
+
+    def encode(self, flushed_progress: int, *, with_withdrawn: bool = True) -> bytes:
         """What the file must say now; drops what was told and is covered by durable progress.
 
         Args:
             flushed_progress: the version of the subscriber's progress that is durable.
+            with_withdrawn: also what was withdrawn since the last flush; without, once the progress that goes with it is durable.
         """
         gone = [n.notice for n in self if n.is_told and n.progress_version <= flushed_progress]
         for number in gone:
             del self._notices[number]
         self._told_count -= len(gone)
-        body = _HEADER.pack(_MAGIC, VERSION, _HEADER.size, len(self._notices), self.next_notice)
+        kept = [*self, *(notice for _, notice in self._withdrawn.values())] if with_withdrawn else list(self)
+        body = _HEADER.pack(_MAGIC, VERSION, _HEADER.size, len(kept), self.next_notice)
         body += b"".join(
             _RECORD.pack(
                 n.notice,
@@ -180,12 +195,13 @@ class GapLedger:
                 REASONS.index(n.reason),
                 _TOLD if n.is_told else 0,
             )
-            for n in self
+            for n in kept
         )
         return body + _CHECKSUM.pack(crc32c.crc32c(body))
 
     def mark_flushed(self, version: int) -> None:
         self.flushed_version = max(self.flushed_version, version)
+        self._withdrawn = {number: each for number, each in self._withdrawn.items() if each[0] > version}
 
 
 def decode_gaps(data: bytes) -> GapLedger:

@@ -121,6 +121,11 @@ class Leases:
         if len(self._ended_order) > _ENDED_MAX:
             del self._ended[self._ended_order.popleft()]
 
+    def succeed(self, former: Leases) -> None:
+        """All that is held under `former` is given up."""
+        for token in former._live:
+            self.note_ended(token, given_up=True)
+
     def has_ended(self, token: int) -> bool:
         """Whether it lost its claims, as far as that is remembered."""
         return token in self._ended

@@ -15,6 +15,7 @@ from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.gaps import GapLedger, GapNotice
 from quiver_actors.subscriber.grants import TokenSource
 from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress
+from quiver_actors.subscriber.seek import SeekPlan
 
 START_LATEST = "latest"
 START_EARLIEST = "earliest"
@@ -26,6 +27,8 @@ class SubscriberRegistry:
     def __init__(self) -> None:
         self._states: dict[str, SubscriberState] = {}
         self._sealed: dict[int, tuple[int, int]] = {}
+        self._lost: dict[int, list[tuple[int, int]]] = {}
+        """What is known to be lost of those segments: runs as of `give_up`."""
         self._version_start = 0
         self._tokens = TokenSource()
 
@@ -103,7 +106,29 @@ class SubscriberRegistry:
         self._states[state.subscriber] = state
         for segment_seq in sorted(self._sealed):
             state.add_segment(segment_seq, *self._sealed[segment_seq])
+            for run in _drop(state, segment_seq, self._lost.get(segment_seq, ())):
+                state.gaps.add(segment_seq, *run, -1, "damaged", state.version)
         return state
+
+    def seek(self, subscriber: str, plan: SeekPlan) -> list[GapNotice]:
+        """Let a known subscriber stand where the plan says. Whatever it holds is held no more, and its terms must be set again.
+
+        Returns:
+            The notices of what it skips.
+        """
+        old = self._states.pop(subscriber)
+        for notice in plan.withdrawn:
+            old.gaps.withdraw(notice.notice)
+        self._version_start = max(self._version_start, old.version)
+        state = self._new(subscriber)
+        state.load_files(plan.progress, old.gaps)
+        state.version += 1
+        state.succeed(old)
+        state.dropped += plan.skipped_count
+        skipped = [(seq, *run) for seq, runs in plan.skipped.items() for run in runs]
+        notices = [state.gaps.add(*run, -1, "dropped", state.version) for run in skipped]
+        self._adopt(state)
+        return notices
 
     def unregister(self, subscriber: str) -> int:
         """Forget a subscriber and all that it was owed; its file is the engine's to delete.
@@ -148,18 +173,17 @@ class SubscriberRegistry:
         """
         noted = []
         if lost is None:
-            self._sealed.pop(segment_seq, None)
+            self._forget(segment_seq)
+        else:
+            lost = list(lost)
+            self._lost[segment_seq] = lost
         for state in self:
             if state.is_complete(segment_seq):
                 continue
             if lost is None:
                 runs = _all_unresolved(state, segment_seq, bundle_count)
             else:
-                runs = [
-                    run
-                    for first, count in lost
-                    for run in (state.drop(segment_seq, first, count) if count else [(first, 0)])
-                ]
+                runs = _drop(state, segment_seq, lost)
             for first, count in runs:
                 number = rows(first, count) if count else -1
                 noted.append(
@@ -178,9 +202,13 @@ class SubscriberRegistry:
         Returns:
             For each subscriber that loses bundles by it: its id and the bundles as (first index, count).
         """
-        self._sealed.pop(segment_seq, None)
+        self._forget(segment_seq)
         losses = ((state.subscriber, state.forget_segment(segment_seq, file_is_gone=file_is_gone)) for state in self)
         return [(subscriber, runs) for subscriber, runs in losses if runs]
+
+    def _forget(self, segment_seq: int) -> None:
+        self._sealed.pop(segment_seq, None)
+        self._lost.pop(segment_seq, None)
 
     def deletable(self, segment_seqs: Iterable[int]) -> list[int]:
         """Those of the segments that every known subscriber has completed, durably; none while there is no subscriber.
@@ -256,6 +284,13 @@ class SubscriberRegistry:
     def is_dirty(self) -> bool:
         """Whether any file is behind."""
         return any(state.is_dirty or state.gaps.is_dirty for state in self)
+
+
+def _drop(state: SubscriberState, segment_seq: int, lost: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Drop what is lost of a segment that was added; the runs that were unresolved, and those of nobody knows how many."""
+    if state.is_complete(segment_seq):
+        return []
+    return [run for first, count in lost for run in (state.drop(segment_seq, first, count) if count else [(first, 0)])]
 
 
 def _all_unresolved(state: SubscriberState, segment_seq: int, bundle_count: int) -> list[tuple[int, int]]:

@@ -195,6 +195,14 @@ class Standing:
 
     # --- what is unresolved ------------------------------------------------------------------------------------------------
 
+    def resolved_bitmap(self, segment_seq: int, bundle_count: int) -> bytes:
+        """What is resolved of a segment, added or not, of so many bundles."""
+        if self.is_complete(segment_seq):
+            return bitmaps.full(bundle_count)
+        states = self.segments.get(segment_seq)
+        known = self._awaited.get(segment_seq, _NOTHING).bitmap if states is None else states.bitmap()
+        return bitmaps.resized(known, bundle_count)
+
     def unresolved_between(self, start: Position, end: Position | None) -> int:
         """Unresolved bundles of sealed segments from `start` up to and without `end` (None: no end)."""
         count = 0

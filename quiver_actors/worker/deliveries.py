@@ -46,8 +46,10 @@ from quiver_actors.protocol.messages import (
     Refusal,
     Register,
     Resolve,
+    Seek,
     SegmentOpened,
     SegmentRetired,
+    Sought,
     SubscriberInfo,
     SubscriberList,
     Terms,
@@ -93,7 +95,7 @@ class Deliveries:
         self._started = (self._clock.monotonic_ns(), self._clock.unix_ns())
         self.is_due = False
         """Something may be claimable for somebody with credit."""
-        self._awaited: deque[tuple[int, Session, Done]] = deque()
+        self._awaited: deque[tuple[int, Session, Done | Sought]] = deque()
         """(progress ticket, who waits for it, the answer), rising."""
         self._failed_by: QuiverError | None = None
         self.is_open = True
@@ -121,10 +123,8 @@ class Deliveries:
         check_id("subscriber", subscriber)
         _check_terms(terms)
         ticket = self._engine.register(subscriber, message.start)
-        self._engine.set_terms(
-            subscriber, lease_ns=terms.lease_ns, max_deliveries=terms.max_deliveries, exhausted=terms.exhausted
-        )
         self.terms[subscriber] = terms
+        self._set_terms(subscriber)
         self._detached.pop(subscriber, None)
         key = (session, subscriber)
         if key not in self._attachments:
@@ -157,6 +157,36 @@ class Deliveries:
         self.terms.pop(subscriber, None)
         self._journal.event("subscriber.unregistered", topic=self._topic, subscriber=subscriber, dropped=owed)
         return ticket, owed
+
+    def seek(self, session: Session, message: Seek) -> None:
+        """
+        Raises:
+            UnknownSubscriber, UsageError, QuiverError: nothing was changed.
+        """
+        subscriber = message.subscriber
+        ticket, skipped, again = self._engine.seek(subscriber, message.start, is_dry=message.is_dry)
+        answer = Sought(message.tag, skipped, again)
+        if message.is_dry:
+            session.send(answer)
+            return
+        if subscriber in self.terms:
+            self._set_terms(subscriber)
+        self.is_due = True
+        self._journal.event(
+            "subscriber.seek",
+            topic=self._topic,
+            subscriber=subscriber,
+            start=message.start,
+            skipped=skipped,
+            again=again,
+        )
+        self._await(ticket, session, answer)
+
+    def _set_terms(self, subscriber: str) -> None:
+        terms = self.terms[subscriber]
+        self._engine.set_terms(
+            subscriber, lease_ns=terms.lease_ns, max_deliveries=terms.max_deliveries, exhausted=terms.exhausted
+        )
 
     def drop_orphans(self) -> bool:
         """Unregister those that nobody was attached to for the topic's `orphan_ttl`; whether there were any."""
@@ -468,7 +498,7 @@ class Deliveries:
                 NotResolved(message.tag, self._topic, message.subscriber, message.segment_seq, message.token, refusals)
             )
 
-    def _await(self, ticket: int, session: Session, answer: Done) -> None:
+    def _await(self, ticket: int, session: Session, answer: Done | Sought) -> None:
         if self._failed_by is not None:
             session.refuse(answer.tag, self._failed_by)
         else:

@@ -37,6 +37,7 @@ from quiver_actors.protocol.messages import (
     Push,
     Register,
     Resolve,
+    Seek,
     SegmentList,
     SegmentOpened,
     TopicInfo,
@@ -137,6 +138,7 @@ class Requests:
             ),
             Unreadable: lambda session, message, _: self._host(message.topic).deliveries.unreadable(session, message),
             BundleTime: self._bundle_time,
+            Seek: self._seek,
         }
 
     def handle(self, session: Session, message: Message, now_ns: int) -> None:
@@ -246,6 +248,9 @@ class Requests:
 
     def _unregister(self, session: Session, message: Unregister, now_ns: int) -> None:
         self._host(message.topic).deliveries.unregister(session, message)
+
+    def _seek(self, session: Session, message: Seek, now_ns: int) -> None:
+        self._host(message.topic).deliveries.seek(session, message)
 
     def _credit(self, session: Session, message: Credit, now_ns: int) -> None:
         self._host(message.topic).deliveries.credit(session, message)

@@ -145,6 +145,7 @@ def client_messages() -> list[messages.Message]:
         messages.ListSubscribers(15, "default"),
         messages.Unreadable(16, "default", "exporter", 9, 1 << 62, bytes(4), "checksum"),
         messages.BundleTime(18, "default", 9, 3),
+        messages.Seek(19, "default", "exporter", "latest", is_dry=True),
     ]
 
 
@@ -163,6 +164,7 @@ def worker_messages() -> list[messages.Message]:
         messages.NotResolved(5, "default", "exporter", 1, 1 << 62, [messages.Refusal("fenced", bytes(4))]),
         messages.Extended(6, 77, bytes(8)),
         messages.PendingInfo(7, 1, 2, 3, 4, 5, 6, -1, 0, 9, False),
+        messages.Sought(19, 3, 4),
         messages.SubscriberList(8, [messages.SubscriberInfo("exporter", *range(16))]),
     ]
 

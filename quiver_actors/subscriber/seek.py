@@ -1,0 +1,85 @@
+"""Moving a known subscriber to another position: what it skips by that, and what it is owed again. Pure.
+
+Afterwards it stands where a new one that starts there would: everything before counts as resolved, everything from there on is owed, as
+far as it is stored. What was owed before and is skipped is dropped, and a gap notice says so. A notice of bundles that were dropped and
+are still stored is withdrawn: they are owed again, or are skipped again, with a new notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from quiver_actors.subscriber import bitmap as bitmaps
+from quiver_actors.subscriber.claims import SubscriberState
+from quiver_actors.subscriber.gaps import GapNotice
+from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress
+from quiver_actors.subscriber.standing import Position, Runs
+
+WITHDRAWABLE = "dropped"
+"""Bundles that were lost for another reason are not there any more."""
+
+
+class SeekPlan(NamedTuple):
+    """What a seek would do."""
+
+    progress: SubscriberProgress
+    """Where the subscriber stands afterwards."""
+    skipped: dict[int, Runs]
+    """By segment: what it was owed and does not get."""
+    withdrawn: list[GapNotice]
+    skipped_count: int
+    """Bundles that were owed until now; those of withdrawn notices were not."""
+    again_count: int
+    """Bundles that were resolved or given up, and are owed again."""
+
+
+def before_position(position: Position, stored: Mapping[int, int]) -> dict[int, SegmentProgress]:
+    """What of the stored segments (bundle counts by number) lies before a position."""
+    found = {}
+    for segment_seq, bundle_count in stored.items():
+        count = bundle_count if segment_seq < position[0] else min(position[1], bundle_count)
+        if segment_seq <= position[0] and count:
+            found[segment_seq] = SegmentProgress(count, bitmaps.full(count))
+    return found
+
+
+def plan_seek(
+    state: SubscriberState, stored: Mapping[int, int], before: Mapping[int, SegmentProgress], floor: int
+) -> SeekPlan:
+    """
+    Args:
+        stored: bundle counts of all segments whose bundles can be had, sealed or not, by number.
+        before: which of those bundles lie before the new position.
+        floor: no segment that is not stored and at or above this one may be taken for complete.
+    """
+    dropped = (gap for gap in state.gaps if gap.reason == WITHDRAWABLE and gap.bundle_count)
+    withdrawn = [gap for gap in dropped if gap.segment_seq in stored]
+    entries: dict[int, SegmentProgress] = {}
+    skipped: dict[int, Runs] = {}
+    skipped_count = again_count = 0
+    for segment_seq, bundle_count in sorted(stored.items()):
+        resolved = _bits(state.resolved_bitmap(segment_seq, bundle_count))
+        passed = _bits(before[segment_seq].bitmap) if segment_seq in before else 0
+        skipped_count += (passed & ~resolved).bit_count()
+        again_count += (resolved & ~passed).bit_count()
+        for gap in withdrawn:
+            if gap.segment_seq == segment_seq:
+                resolved &= ~(((1 << gap.bundle_count) - 1) << gap.bundle_index_first)
+        if passed != (1 << bundle_count) - 1:
+            floor = min(floor, segment_seq)
+        if passed:
+            entries[segment_seq] = SegmentProgress(bundle_count, _bitmap(passed, bundle_count))
+        if runs := bitmaps.unresolved_runs(_bitmap(resolved | ~passed, bundle_count), bundle_count):
+            skipped[segment_seq] = runs
+    entries = {seq: entry for seq, entry in entries.items() if seq >= floor}
+    progress = SubscriberProgress(oldest_incomplete_seg=floor, entries=entries, trusted_watermark=True)
+    return SeekPlan(progress, skipped, withdrawn, skipped_count, again_count)
+
+
+def _bits(bitmap: bytes) -> int:
+    return int.from_bytes(bitmap, "little")
+
+
+def _bitmap(bits: int, bundle_count: int) -> bytes:
+    return (bits & ((1 << bundle_count) - 1)).to_bytes(bitmaps.word_count(bundle_count) * 8, "little")

@@ -1,0 +1,111 @@
+"""A crash anywhere in the flush that makes a seek durable: it was done or it was not, and nothing is lost unannounced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quiver_actors.disk.posix import PosixDisk
+from quiver_actors.errors import UnknownSubscriber, UsageError
+from quiver_actors.jobs import ProgressJob
+from tests.support.engine_driver import EngineDriver, numbered_batch
+
+BUNDLES = 6
+
+
+def stored(root: Path) -> EngineDriver:
+    root.mkdir(exist_ok=True)
+    driver = EngineDriver(PosixDisk(str(root)))
+    driver.engine.register("s", "earliest")
+    driver.push(*({0: numbered_batch(number)} for number in range(BUNDLES)))
+    driver.seal()
+    driver.settle()
+    return driver
+
+
+def crash_after(driver: EngineDriver, writes: int) -> int:
+    """Of the next flush only so many files are written. Returns how many it had."""
+    while not isinstance(job := driver.engine.next_background(), ProgressJob):
+        assert job is not None
+        job.run()
+        driver.engine.finish(job)
+    total = len(job.writes)
+    job.writes = job.writes[:writes]
+    job.run()
+    driver.engine._lock.release()
+    driver.reopen()
+    driver.settle()
+    return total
+
+
+def owed(driver: EngineDriver) -> tuple[int, int]:
+    """(bundles that it will get, bundles that a notice names)."""
+    announced = 0
+    while (notice := driver.engine.take_gap("s", "me")) is not None:
+        announced += notice.bundle_count
+    return driver.engine.pending("s").pending, announced
+
+
+def test_skipped_bundles_are_announced_or_still_owed_after_any_crash(tmp_path: Path) -> None:
+    found = []
+    for writes in range(4):
+        driver = stored(tmp_path / str(writes))
+        assert driver.engine.seek("s", "latest")[1:] == (BUNDLES, 0)
+        total = crash_after(driver, writes)
+        found.append(owed(driver))
+        if writes == total:
+            break
+    assert found == [(BUNDLES, 0), *[(0, BUNDLES)] * total]
+
+
+def test_withdrawn_notices_are_told_or_their_bundles_owed_after_any_crash(tmp_path: Path) -> None:
+    found = []
+    for writes in range(5):
+        driver = stored(tmp_path / str(writes))
+        driver.engine.register("keeper", "earliest")
+        driver.engine.seek("s", "bundle:0/0/4")
+        driver.settle()
+        assert driver.engine.seek("s", "earliest")[1:] == (0, 4)
+        total = crash_after(driver, writes)
+        found.append(owed(driver))
+        if writes == total:
+            break
+    assert all(pending + announced == BUNDLES for pending, announced in found)
+    assert found[0] == (2, 4)
+    assert found[-1] == (BUNDLES, 0)
+
+
+def test_deleted_segments_do_not_come_back(tmp_path: Path) -> None:
+    driver = stored(tmp_path)
+    (grant,) = driver.engine.claim("s", "me", BUNDLES)
+    driver.engine.resolve("s", "me", grant.segment_seq, grant.token, "ack", list(grant.indexes), 0)
+    driver.settle()
+    driver.clock.advance(1_000_000_000)
+    driver.settle()
+    assert not driver.engine.segments()
+    driver.push({0: numbered_batch(9)})
+    assert driver.engine.seek("s", "earliest")[1:] == (0, 0)
+    driver.seal()
+    driver.settle()
+    assert owed(driver) == (1, 0)
+
+
+def test_unsealed_bundles_are_skipped_and_announced_too(tmp_path: Path) -> None:
+    driver = stored(tmp_path)
+    driver.push({0: numbered_batch(7)}, {0: numbered_batch(8)})
+    assert driver.engine.seek("s", "latest")[1:] == (BUNDLES + 2, 0)
+    driver.push({0: numbered_batch(9)})
+    driver.seal()
+    driver.settle()
+    assert owed(driver) == (1, BUNDLES + 2)
+
+
+def test_what_cannot_be_done_changes_nothing(tmp_path: Path) -> None:
+    driver = stored(tmp_path)
+    with pytest.raises(UnknownSubscriber):
+        driver.engine.seek("nobody", "latest")
+    with pytest.raises(UsageError):
+        driver.engine.seek("s", "yesterday")
+    assert driver.engine.seek("s", "latest", is_dry=True)[1:] == (BUNDLES, 0)
+    assert owed(driver) == (BUNDLES, 0)
