@@ -20,11 +20,11 @@ from itertools import repeat
 import xxhash
 
 from quiver_actors.client.channels import ChannelSet, unavailable_error
-from quiver_actors.client.encoder import BundlePlan, plan
 from quiver_actors.client.exchange import Flow, Steps, deadline_after
 from quiver_actors.client.push_channel import PushChannel, PushGroup
-from quiver_actors.client.schemas import StreamTable
 from quiver_actors.client.slots import Bundle, TopicSlots
+from quiver_actors.encoding.entries import BundlePlan, plan
+from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.errors import (
     ClosedError,
     Draining,

@@ -14,10 +14,10 @@ from __future__ import annotations
 import os
 
 from quiver_actors.client.channel import Channel, refusal_error
-from quiver_actors.client.encoder import BundlePlan, PushRows, write
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.node_view import NodeDirectory
-from quiver_actors.client.schemas import EncodedStream
+from quiver_actors.encoding.entries import BundlePlan, PushRows, lay_out
+from quiver_actors.encoding.streams import EncodedStream
 from quiver_actors.errors import ProtocolError, QuiverError, SharedMemoryError, WorkerUnavailable
 from quiver_actors.model import SLOTS_MAX
 from quiver_actors.protocol.messages import (
@@ -27,7 +27,6 @@ from quiver_actors.protocol.messages import (
     AttachArena,
     DeclareSchema,
     Message,
-    Push,
     Refused,
     WorkerMessage,
 )
@@ -101,7 +100,7 @@ class PushChannel(Channel):
         if arena is None or offset is None:
             return False
         try:
-            rows = _lay_out(group.plans, arena.ring, offset)
+            rows = lay_out(group.plans, arena.ring, offset)
         except BaseException:
             arena.cancel()
             raise
@@ -118,8 +117,7 @@ class PushChannel(Channel):
         tag = self.next_tag()
         self._groups[tag] = group
         messages = self._declarations(rows.streams)
-        entries, slots, dictionaries = (b"".join(packed) for packed in (rows.entries, rows.slots, rows.dictionaries))
-        messages.append(Push(tag, topic, offset, group.size_bytes, end_position, entries, slots, dictionaries))
+        messages.append(rows.push(tag, topic, offset, group.size_bytes, end_position))
         self.send(messages)
         if self._reserved_for is group:
             self._reserved_for = None
@@ -232,11 +230,3 @@ class PushChannel(Channel):
         if self._arena is not None:
             self._arena.close()
             self._arena = None
-
-
-def _lay_out(plans: list[BundlePlan], ring: memoryview, offset: int) -> PushRows:
-    rows = PushRows()
-    for planned in plans:
-        write(planned, ring, offset, rows)
-        offset += planned.entry_bytes
-    return rows

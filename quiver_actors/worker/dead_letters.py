@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quiver_actors.client.encoder import PushRows, plan, write
-from quiver_actors.client.schemas import StreamTable
+from quiver_actors.encoding.entries import lay_out, plan
+from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.engine import Engine
 from quiver_actors.errors import QuiverError
 from quiver_actors.model import ENVELOPE_SLOT
@@ -76,13 +76,10 @@ class LetterJob:
         slots[ENVELOPE_SLOT] = envelope_of(origin, slots.get(ENVELOPE_SLOT))
         planned = plan(sorted(slots.items()), StreamTable(self._target_topic), reader.item_count(index))
         self.memory = memoryview(bytearray(planned.entry_bytes))
-        rows = PushRows()
-        write(planned, self.memory, 0, rows)
-        for stream in rows.streams:
-            self.schemas[stream.handle] = StreamSchema(stream.slot_id, stream.fingerprint, stream.message)
-        size = len(self.memory)
-        packed = (b"".join(rows.entries), b"".join(rows.slots), b"".join(rows.dictionaries))
-        self.push = Push(0, self._target_topic, 0, size, size, *packed)
+        size_bytes = planned.entry_bytes
+        rows = lay_out([planned], self.memory)
+        self.schemas = rows.schemas()
+        self.push = rows.push(0, self._target_topic, 0, size_bytes, size_bytes)
 
 
 class DeadLetters:

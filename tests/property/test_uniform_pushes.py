@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.checksum import crc32
-from quiver_actors.client.encoder import PushRows, plan, write
-from quiver_actors.client.schemas import StreamTable
 from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.encoding.entries import PushRows, plan, write
+from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.errors import ProtocolError
 from quiver_actors.protocol.messages import ENTRY_ROW, SLOT_ROW, Push
 from quiver_actors.segment.builder import StreamSchema

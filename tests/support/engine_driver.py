@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver_actors.client.encoder import PushRows, plan, write
-from quiver_actors.client.schemas import StreamTable
 from quiver_actors.config import SegmentSettings, TopicSettings, WalSettings
 from quiver_actors.disk.protocol import Disk
+from quiver_actors.encoding.entries import lay_out, plan
+from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.engine import Engine
 from quiver_actors.events import Event
 from quiver_actors.protocol.messages import AckRun, Push
@@ -80,25 +80,10 @@ class EngineDriver:
         """Lay bundles out as one Push, as the client does."""
         plans = [plan(sorted(bundle.items()), self._streams, item_count) for bundle in bundles]
         memory = memoryview(bytearray(sum(p.entry_bytes for p in plans)))
-        rows, offset = PushRows(), 0
-        schemas: dict[int, StreamSchema] = {}
-        for planned in plans:
-            write(planned, memory, offset, rows)
-            offset += planned.entry_bytes
-        for stream in rows.streams:
-            schemas[stream.handle] = StreamSchema(stream.slot_id, stream.fingerprint, stream.message)
+        rows = lay_out(plans, memory)
         self._tag += 1
-        push = Push(
-            self._tag,
-            self.settings.name,
-            0,
-            len(memory),
-            len(memory),
-            b"".join(rows.entries),
-            b"".join(rows.slots),
-            b"".join(rows.dictionaries),
-        )
-        return memory, push, schemas
+        push = rows.push(self._tag, self.settings.name, 0, len(memory), len(memory))
+        return memory, push, rows.schemas()
 
     def push(self, *bundles: Mapping[int, pa.RecordBatch], item_count: int | None = None) -> list[AckRun]:
         """Stage and write bundles; not yet synced."""

@@ -31,6 +31,7 @@ RANKS = {
     "quiver_actors.segment": 4,
     "quiver_actors.subscriber": 4,
     "quiver_actors.wal": 5,
+    "quiver_actors.encoding": 5,
     "quiver_actors.paths": 5,
     "quiver_actors.events": 5,
     "quiver_actors.sealing": 6,
@@ -46,10 +47,10 @@ RANKS = {
     "quiver_actors.engine_figures": 8,
     "quiver_actors.recovery": 8,
     "quiver_actors.engine": 9,
-    "quiver_actors.client": 9,
-    "quiver_actors.aio": 9,
     "quiver_actors.node": 10,
     "quiver_actors.worker": 11,
+    "quiver_actors.client": 12,
+    "quiver_actors.aio": 12,
 }
 #: Adapters and commands: may import everything, and nothing above imports them.
 TOP = (
@@ -112,6 +113,17 @@ def test_imports_only_go_down() -> None:
     # The node's worker entry is imported after the fork, by the one function that is run there.
     assert [
         line for line in wrong if not line.startswith("quiver_actors.node (rank 10) imports quiver_actors.worker")
+    ] == []
+
+
+def test_clients_know_nothing_of_the_inside_of_a_worker() -> None:
+    inside = ("quiver_actors.worker", "quiver_actors.engine", "quiver_actors.recovery", "quiver_actors.disk")
+    assert [
+        f"{module} imports {imported}"
+        for module, path in modules()
+        if module.startswith(("quiver_actors.client", "quiver_actors.aio"))
+        for imported in imports_of(module, ast.parse(path.read_text()), path.name == "__init__.py")
+        if imported.startswith(inside)
     ] == []
 
 

@@ -24,18 +24,19 @@ itself, so then it does.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
 from quiver_actors.checksum import crc32
-from quiver_actors.client.schemas import END_OF_STREAM, WRITE_OPTIONS, EncodedStream, StreamTable
+from quiver_actors.encoding.streams import END_OF_STREAM, WRITE_OPTIONS, EncodedStream, StreamTable
 from quiver_actors.errors import ArrowError, BundleTooLarge, InvalidBundle
 from quiver_actors.model import ENTRY_BODY_BYTES_MAX
-from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW
+from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW, Push
 from quiver_actors.segment.arrow_ipc import walk_stream
+from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.units import format_size
 
 ENTRY_HEAD_BYTES = 29
@@ -174,6 +175,25 @@ class PushRows:
         self.slots: list[bytes] = []
         self.dictionaries: list[bytes] = []
         self.streams: set[EncodedStream] = set()
+
+    def push(self, tag: int, topic: str, offset: int, length: int, end_position: int) -> Push:
+        """The message; its arguments as its fields."""
+        packed = (b"".join(self.entries), b"".join(self.slots), b"".join(self.dictionaries))
+        return Push(tag, topic, offset, length, end_position, *packed)
+
+    def schemas(self) -> dict[int, StreamSchema]:
+        """What its handles stand for."""
+        streams = self.streams
+        return {stream.handle: StreamSchema(stream.slot_id, stream.fingerprint, stream.message) for stream in streams}
+
+
+def lay_out(plans: Iterable[BundlePlan], memory: memoryview, offset: int = 0) -> PushRows:
+    """Write planned entries back to back from `offset` on."""
+    rows = PushRows()
+    for planned in plans:
+        write(planned, memory, offset, rows)
+        offset += planned.entry_bytes
+    return rows
 
 
 def write(planned: BundlePlan, ring: memoryview, offset: int, rows: PushRows) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from quiver_actors.client.encoder import JOINED_BYTES_MAX, SERIALIZE_BYTES_MAX, InPlace, PushRows, plan, write
-from quiver_actors.client.schemas import StreamTable
+from quiver_actors.encoding.entries import JOINED_BYTES_MAX, SERIALIZE_BYTES_MAX, InPlace, lay_out, plan
+from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.errors import BundleTooLarge, InvalidBundle
 from tests.unit.client.entries import ParsedEntry, parse_span
 
@@ -21,13 +21,10 @@ def encode(*bundles: Bundle, item_count: int | None = None) -> list[ParsedEntry]
     plans = [plan(sorted(bundle.items(), key=lambda item: item[0]), streams, item_count) for bundle in bundles]
     size = sum(planned.entry_bytes for planned in plans)
     ring = memoryview(bytearray(b"\xaa" * (size + 128)))
-    rows, offset = PushRows(), 64
-    for planned in plans:
-        write(planned, ring, offset, rows)
-        offset += planned.entry_bytes
+    rows, offset = lay_out(plans, ring, 64), 64 + size
     assert bytes(ring[:64]) == bytes(ring[offset:]) == b"\xaa" * 64, "nothing outside of the span is written"
-    packed = (b"".join(part) for part in (rows.entries, rows.slots, rows.dictionaries))
-    return parse_span(bytes(ring[64:offset]), *packed)
+    push = rows.push(0, "t", 64, size, offset)
+    return parse_span(bytes(ring[64:offset]), push.entries, push.slots, push.dictionaries)
 
 
 def check_round_trip(*bundles: Bundle) -> list[ParsedEntry]:
@@ -194,10 +191,10 @@ def test_a_written_plan_holds_no_encoded_bytes_and_its_batches_can_be_planned_ag
     for batch in (numbers(3), numbers(3000), numbers(20_000), nested_coded(20_000)):
         first = plan([(0, batch)], streams)
         entries = [memoryview(bytearray(first.entry_bytes)) for _ in range(2)]
-        write(first, entries[0], 0, PushRows())
+        lay_out([first], entries[0])
         assert not first.parts
         again = plan(first.batches, streams, first.item_count)
-        write(again, entries[1], 0, PushRows())
+        lay_out([again], entries[1])
         assert entries[0] == entries[1]
         assert again.crc == first.crc
 
