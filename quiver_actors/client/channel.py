@@ -49,6 +49,7 @@ from quiver_actors.protocol.messages import (
     Welcome,
     WorkerMessage,
 )
+from quiver_actors.protocol.stage_messages import Decided, StageList, StageReady
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 
 RETRY_NS_FIRST = 10 * MILLISECOND_NS
@@ -69,8 +70,24 @@ Answer: TypeAlias = (
     | PendingInfo
     | SubscriberList
     | Sought
+    | StageReady
+    | StageList
+    | Decided
 )
-_ANSWERS = (Done, Refused, SegmentList, SegmentOpened, ArenaAttached, Extended, PendingInfo, SubscriberList, Sought)
+_ANSWERS = (
+    Done,
+    Refused,
+    SegmentList,
+    SegmentOpened,
+    ArenaAttached,
+    Extended,
+    PendingInfo,
+    SubscriberList,
+    Sought,
+    StageReady,
+    StageList,
+    Decided,
+)
 """What may answer a call as it stands. A Deliver is for subclasses: they hand it to `_answer`."""
 
 _REFUSALS = error_classes()

@@ -25,6 +25,7 @@ from quiver_actors.client.questions import dropped_by, seeking, starting
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.segments import MappedSegment, map_segment
 from quiver_actors.client.slots import Bundle, TopicSlots
+from quiver_actors.client.staging import StagingClient
 from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted
 from quiver_actors.errors import ClosedError, UsageError
@@ -64,7 +65,7 @@ def connect(run_dir: str | os.PathLike[str] | None = None, *, timeout: float = 1
     return Client(NodeDirectory(None if run_dir is None else os.fspath(run_dir)), timeout=timeout)
 
 
-class Client:
+class Client(StagingClient):
     """See `connect`. A context manager; `close` is idempotent."""
 
     def __init__(self, directory: NodeDirectory, *, timeout: float) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 
+import msgspec
+
 from quiver_actors.client.channel import Channel, refusal_error
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.node_view import NodeDirectory
@@ -28,6 +30,7 @@ from quiver_actors.protocol.messages import (
     DeclareSchema,
     Message,
     Refused,
+    StagePush,
     WorkerMessage,
 )
 from quiver_actors.shm.arena import ArenaProducer
@@ -42,9 +45,11 @@ DECLARED_MAX = 4096
 class PushGroup:
     """Bundles that travel in one Push message, and what became of them."""
 
-    __slots__ = ("acked_count", "acks", "error", "is_lost", "number", "plans", "size_bytes")
+    __slots__ = ("acked_count", "acks", "error", "is_lost", "number", "plans", "size_bytes", "stage")
 
-    def __init__(self, number: int, plans: list[BundlePlan]) -> None:
+    def __init__(self, number: int, plans: list[BundlePlan], stage: int = 0) -> None:
+        self.stage = stage
+        """The stage of this connection that they go into; 0: they are pushed to be seen."""
         self.number = number
         """Of its call; bundles stay in the order of their groups."""
         self.plans = plans
@@ -117,7 +122,8 @@ class PushChannel(Channel):
         tag = self.next_tag()
         self._groups[tag] = group
         messages = self._declarations(rows.streams)
-        messages.append(rows.push(tag, topic, offset, group.size_bytes, end_position))
+        push = rows.push(tag, topic, offset, group.size_bytes, end_position)
+        messages.append(StagePush(**msgspec.structs.asdict(push), stage=group.stage) if group.stage else push)
         self.send(messages)
         if self._reserved_for is group:
             self._reserved_for = None

@@ -13,6 +13,20 @@ import struct
 
 import msgspec
 
+from quiver_actors.protocol.base import Message as Message
+from quiver_actors.protocol.stage_messages import (
+    AbandonStage,
+    BeginStage,
+    Decide,
+    Decided,
+    DropStages,
+    ListStages,
+    PrepareStage,
+    PublishStages,
+    StageList,
+    StageReady,
+)
+
 PROTOCOL_VERSION = 2
 FRAME_BYTES_MAX = 16 << 20
 """A longer frame is a protocol error: the peer is broken or hostile, the connection is closed."""
@@ -29,10 +43,6 @@ message from the payload's start, its metadata length (8-byte prefix included), 
 
 DICTIONARY_ROW = struct.Struct("<qIIQ")
 """dictionary id (bit 63 set never; a delta is sent as ~id), message offset from the payload's start, metadata length, body length."""
-
-
-class Message(msgspec.Struct, array_like=True, frozen=True):
-    """Root of all messages."""
 
 
 # --- client to worker --------------------------------------------------------------------------------------------------
@@ -81,6 +91,12 @@ class Push(Message, tag=4, frozen=True):
     entries: bytes
     slots: bytes
     dictionaries: bytes
+
+
+class StagePush(Push, tag=41, frozen=True):
+    """Bundles for a stage of this connection; acknowledged once they are written, which makes nothing durable."""
+
+    stage: int = 0
 
 
 class Flush(Message, tag=5, frozen=True):
@@ -309,6 +325,14 @@ ClientMessage = (
     | Unreadable
     | BundleTime
     | Seek
+    | BeginStage
+    | StagePush
+    | AbandonStage
+    | PrepareStage
+    | DropStages
+    | PublishStages
+    | ListStages
+    | Decide
 )
 
 # --- worker to client ----------------------------------------------------------------------------------------------------
@@ -534,6 +558,9 @@ WorkerMessage = (
     | PendingInfo
     | SubscriberList
     | Sought
+    | StageReady
+    | StageList
+    | Decided
 )
 
 DESCRIPTORS_CARRIED: dict[type[Message], int] = {ArenaAttached: 1, SegmentOpened: 1}

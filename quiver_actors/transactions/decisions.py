@@ -60,8 +60,22 @@ class Decisions:
         Raises:
             DecisionUnavailable: the log cannot be read.
         """
-        last = self._last(txn_id)
+        last = self.newest(txn_id)
         return last if last is not None and last.is_commit else None
+
+    def newest(self, txn_id: str) -> Decision | None:
+        """The commit of the transaction, else its last abort, None if nothing was decided.
+
+        Raises:
+            DecisionUnavailable: the log cannot be read.
+        """
+        check_txn_id(txn_id)
+        last, epoch = None, 0
+        while (found := self._read(txn_id, epoch)) is not None:
+            last, epoch = found, epoch + 1
+            if found.is_commit:
+                break
+        return last
 
     def open_epoch(self, txn_id: str) -> int:
         """The epoch that a new run of the transaction belongs to.
@@ -70,7 +84,7 @@ class Decisions:
             TransactionDecided: it was committed: there is nothing left to run.
             DecisionUnavailable: the log cannot be read.
         """
-        last = self._last(txn_id)
+        last = self.newest(txn_id)
         if last is None:
             return 0
         if last.is_commit:
@@ -104,7 +118,7 @@ class Decisions:
         foreign = [token for token in tokens if (token.txn_id, token.epoch) != (txn_id, epoch)]
         if foreign:
             raise UsageError(f"transaction {txn_id!r}, epoch {epoch}: {foreign[0]} is a token of another one")
-        standing = self._last(txn_id)
+        standing = self.newest(txn_id)
         if standing is not None and standing.is_commit:
             return standing
         if not self._files.is_exclusive:
@@ -135,22 +149,12 @@ class Decisions:
         Raises:
             DecisionUnavailable: the log cannot be written.
         """
-        last = self._last(txn_id)
+        last = self.newest(txn_id)
         for epoch in range(last.epoch, -1, -1) if last else ():
             name = _name(txn_id, epoch)
             self._guarded(partial(self._files.remove, name))
 
     # --- private -------------------------------------------------------------------------------------------------------------
-
-    def _last(self, txn_id: str) -> Decision | None:
-        """The newest decision: a commit, else the last abort."""
-        check_txn_id(txn_id)
-        last, epoch = None, 0
-        while (found := self._read(txn_id, epoch)) is not None:
-            last, epoch = found, epoch + 1
-            if found.is_commit:
-                break
-        return last
 
     def _read(self, txn_id: str, epoch: int) -> Decision | None:
         content = self._guarded(lambda: self._files.read(_name(txn_id, epoch)))

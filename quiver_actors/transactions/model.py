@@ -15,8 +15,8 @@ from quiver_actors.errors import InvalidId, UsageError
 
 COMMIT = "commit"
 ABORT = "abort"
-TTL_SECONDS = 3600.0
-"""How long a token waits by default before its worker asks the decision log."""
+TTL_SECONDS = 12 * 3600.0
+"""How long a token waits by default before its worker asks the decision log: longer than the job that it belongs to may take."""
 
 _TXN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 

@@ -25,6 +25,7 @@ from quiver_actors.metrics.figures import WorkerState
 from quiver_actors.node import WorkerContext
 from quiver_actors.protocol.messages import PROTOCOL_VERSION, TopicInfo, Welcome
 from quiver_actors.supervisor.exitcodes import ChildExit
+from quiver_actors.transactions.asking import OWN_LOG_NAME
 from quiver_actors.worker.dead_letters import SUFFIX
 from quiver_actors.worker.figures import FigurePublisher, tell_supervisor
 from quiver_actors.worker.host import EngineHost
@@ -32,7 +33,7 @@ from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.listener import Listener
 from quiver_actors.worker.loop import WorkerLoop
 from quiver_actors.worker.requests import Requests
-from quiver_actors.worker.threads import JobThread
+from quiver_actors.worker.threads import AskThread, JobThread
 
 _SWITCH_INTERVAL_SECONDS = 0.0005
 """How long the loop may keep the interpreter lock from a sync that has returned: that is latency of every acknowledgement."""
@@ -92,13 +93,14 @@ class Worker:
             self._engines[topic] = self._open_engine(topic, settings)
         wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         sync, seal = JobThread("quiver-sync", wake_fd), JobThread("quiver-seal", wake_fd)
+        ask = AskThread("quiver-ask", wake_fd)
         hosts = self._hosts
-        hosts.update((topic, self._host(engine, sync, seal)) for topic, engine in self._engines.items())
+        hosts.update((topic, self._host(engine, sync, seal, ask)) for topic, engine in self._engines.items())
 
         def open_host(topic: str, like: TopicSettings) -> None:
             settings = msgspec.structs.replace(like, name=topic)
             self._engines[topic] = self._open_engine(topic, settings)
-            hosts[topic] = self._host(self._engines[topic], sync, seal)
+            hosts[topic] = self._host(self._engines[topic], sync, seal, ask)
 
         self.loop = WorkerLoop(
             listener=Listener(self._context.run_dir, f"core_{self._context.core}.sock"),
@@ -109,8 +111,10 @@ class Worker:
                 arena_bytes=self._context.settings.arena_bytes,
                 background=seal.submit,
                 open_host=open_host,
+                own_log=self._own_log,
+                ask=ask.submit,
             ),
-            threads=[sync, seal],
+            threads=[sync, seal, ask],
             wake_fd=wake_fd,
             figures=self._figures,
             journal=self._journal,
@@ -149,11 +153,18 @@ class Worker:
         self._figures.heartbeat()
         return engine
 
-    def _host(self, engine: Engine, sync: JobThread, seal: JobThread) -> EngineHost:
+    @property
+    def _own_log(self) -> str:
+        """The node's own decision log: of all its workers, so that it does not matter which of them is asked."""
+        return os.path.join(self._context.data_dir, OWN_LOG_NAME)
+
+    def _host(self, engine: Engine, sync: JobThread, seal: JobThread, ask: JobThread) -> EngineHost:
         return EngineHost(
             engine,
             commit=sync.submit,
             background=seal.submit,
+            ask=ask.submit,
+            own_log=self._own_log,
             journal=self._journal,
             host_of=self._hosts.get,
         )

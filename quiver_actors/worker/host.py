@@ -13,12 +13,15 @@ from quiver_actors.engine import Engine, EngineState
 from quiver_actors.errors import EngineFailed, QuiverError
 from quiver_actors.jobs import CommitJob, Job, SealJob
 from quiver_actors.metrics.latency import Histogram, Latency
+from quiver_actors.transactions.asking import AskJob
+from quiver_actors.transactions.stage import Stage
 from quiver_actors.units import MILLISECOND_NS
 from quiver_actors.worker.dead_letters import DeadLetters
 from quiver_actors.worker.deliveries import Deliveries
 from quiver_actors.worker.ingest import Ingest
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.session import Session
+from quiver_actors.worker.staging import Staging
 from quiver_actors.worker.threads import Submit
 
 _TICK_INTERVAL_NS_MIN = MILLISECOND_NS
@@ -36,17 +39,24 @@ class EngineHost:
         *,
         commit: Submit,
         background: Submit,
+        ask: Submit,
+        own_log: str,
         journal: Journal,
         host_of: Callable[[str], EngineHost | None] = lambda _: None,
     ) -> None:
         """
         Args:
+            ask: where decision logs of transactions are asked.
+            own_log: the node's own one.
             host_of: the other topics of this core, for dead letters.
         """
         self.engine = engine
         self.latencies = {latency: Histogram() for latency in Latency}
         self.ingest = Ingest(engine, self._start_jobs, self.latencies[Latency.PUSH])
         self.deliveries = Deliveries(engine, journal, self.latencies[Latency.DELIVER])
+        self.staging = Staging(engine, self.touch, lambda: self.ingest.closed_by)
+        self._ask = ask
+        self._own_log = own_log
         self._dead_letters = DeadLetters(engine, self.deliveries.terms, host_of, background, journal)
         self._letters_at_ns: int | None = None
         self.deadline_ns: int | None = None
@@ -111,6 +121,7 @@ class EngineHost:
         self.ingest.write()
         while self.ingest.retry(now_ns):
             self.ingest.write()
+        self.staging.turn(now_ns)
         if self._intake_is_stopped and not self._is_failed:
             self.engine.seal_now()
         if not self._is_failed and self.deliveries.is_open:
@@ -187,6 +198,7 @@ class EngineHost:
         reason = self.engine.failure or "the engine failed"
         self._journal.error("engine.failed", reason, topic=self.engine.topic)
         self.ingest.fail(reason)
+        self.staging.fail(reason)
         self.deliveries.fail(EngineFailed(f"topic {self.engine.topic!r}, core {self.engine.core}: {reason}"))
 
     def _apply(self, happened: Sequence[events.Event]) -> None:
@@ -199,6 +211,8 @@ class EngineHost:
                     self.deliveries.is_due = True
                 case events.Replaced():
                     self.deliveries.replaced(event.segment_seq)
+                case events.StagePrepared() | events.StageDropped() | events.StagesPublished():
+                    self.staging.apply(event)
                 case events.ProgressDurable():
                     # Notices that became durable with it can be told.
                     self.deliveries.is_due = True
@@ -221,7 +235,12 @@ class EngineHost:
                     continue
 
     def _set_deadline(self, now_ns: int) -> None:
-        deadlines = (self.engine.next_deadline_ns(), self.ingest.deadline_ns, self._letters_at_ns)
+        deadlines = (
+            self.engine.next_deadline_ns(),
+            self.ingest.deadline_ns,
+            self.staging.deadline_ns,
+            self._letters_at_ns,
+        )
         wanted = [at for at in deadlines if at is not None]
         self.deadline_ns = max(min(wanted), now_ns + _TICK_INTERVAL_NS_MIN) if wanted else None
 
@@ -230,8 +249,16 @@ class EngineHost:
         self.ingest.trim()
         if self.deliveries.drop_orphans():
             self.touch()
+        for stage in self.engine.stages.take_expired():
+            self._ask_about(stage)
+
+    def _ask_about(self, stage: Stage) -> None:
+        order = stage.order
+        job = AskJob(order.decisions or self._own_log, order.txn_id, order.epoch)
+        self._ask(job, lambda: self.staging.answered(stage, job.answer))
 
     def detach(self, session: Session) -> None:
         """The connection has ended."""
         self.deliveries.detach(session)
+        self.staging.detach(session)
         self.touch()

@@ -68,6 +68,11 @@ class Ingest:
         return not self._waiting and self._closed_by is None
 
     @property
+    def closed_by(self) -> QuiverError | None:
+        """Why no pushes are taken, None if they are."""
+        return self._closed_by
+
+    @property
     def is_settled(self) -> bool:
         """True when every push so far has been answered."""
         return not self._waiting and not self._unacknowledged

@@ -52,6 +52,7 @@ from quiver_actors.units import MIB, format_size
 from quiver_actors.worker.dead_letters import dead_letter_topic
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.session import EndSession, Session, SessionState
+from quiver_actors.worker.stage_requests import StageRequests
 from quiver_actors.worker.threads import Submit
 
 ARENA_BYTES_MAX = ENTRY_BODY_BYTES_MAX + MIB
@@ -100,12 +101,16 @@ class Requests:
         arena_bytes: int,
         background: Submit,
         open_host: Callable[[str, TopicSettings], None],
+        own_log: str,
+        ask: Submit,
     ) -> None:
         """
         Args:
             open_host: adds a topic, with the settings of another one, to `hosts`.
             arena_bytes: ring size for clients that leave the choice to the worker.
             background: where arenas are made.
+            own_log: the node's own decision log of transactions.
+            ask: where decision logs are asked.
         """
         self._hosts = hosts
         self._slot_tables: dict[str, SlotTable] = {
@@ -139,6 +144,7 @@ class Requests:
             Unreadable: lambda session, message, _: self._host(message.topic).deliveries.unreadable(session, message),
             BundleTime: self._bundle_time,
             Seek: self._seek,
+            **StageRequests(lambda topic: self._host(topic).staging, own_log, ask).handlers(),
         }
 
     def handle(self, session: Session, message: Message, now_ns: int) -> None:

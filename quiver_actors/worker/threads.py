@@ -76,3 +76,11 @@ class JobThread:
                 self._done.append(finished)
             finally:
                 os.eventfd_write(self._wake_fd, 1)
+
+
+class AskThread(JobThread):
+    """One for work that touches nothing of this worker's and may hang, such as a question to another machine: never waited for."""
+
+    def stop(self, timeout_seconds: float) -> bool:
+        self._queue.put(None)
+        return True

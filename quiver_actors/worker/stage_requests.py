@@ -1,0 +1,77 @@
+"""What each message of a transaction does. See `requests`.
+
+Owner: the loop thread. Decision logs are asked by a thread of their own, because they may be far away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from quiver_actors.protocol.base import Message
+from quiver_actors.protocol.messages import StagePush
+from quiver_actors.protocol.stage_messages import (
+    AbandonStage,
+    BeginStage,
+    Decide,
+    Decided,
+    DropStages,
+    ListStages,
+    PrepareStage,
+    PublishStages,
+)
+from quiver_actors.transactions.asking import DecideJob
+from quiver_actors.worker.session import Session
+from quiver_actors.worker.staging import Staging
+from quiver_actors.worker.threads import Submit
+
+_Handler = Callable[[Session, Any, int], None]
+
+
+class StageRequests:
+    """See the module."""
+
+    def __init__(self, staging_of: Callable[[str], Staging], own_log: str, ask: Submit) -> None:
+        """
+        Args:
+            staging_of: of a topic, which is touched by it; raises UnknownTopic.
+            own_log: the node's own decision log.
+            ask: where decision logs are asked.
+        """
+        self._staging_of = staging_of
+        self._own_log = own_log
+        self._ask = ask
+
+    def handlers(self) -> dict[type[Message], _Handler]:
+        """By message, for the table of `Requests`."""
+        return {
+            BeginStage: lambda session, message, _: self._staging_of(message.topic).begin(session, message),
+            StagePush: self._push,
+            AbandonStage: lambda session, message, _: self._staging_of(message.topic).abandon(session, message),
+            PrepareStage: lambda session, message, _: self._staging_of(message.topic).prepare(session, message),
+            DropStages: lambda session, message, _: self._staging_of(message.topic).drop(session, message),
+            PublishStages: lambda session, message, _: self._staging_of(message.topic).publish(session, message),
+            ListStages: lambda session, message, _: self._staging_of(message.topic).list_all(session, message),
+            Decide: self._decide,
+        }
+
+    def _push(self, session: Session, message: StagePush, now_ns: int) -> None:
+        try:
+            staging = self._staging_of(message.topic)
+        except Exception:
+            session.release(message)
+            raise
+        staging.push(session, message, now_ns)
+
+    def _decide(self, session: Session, message: Decide, now_ns: int) -> None:
+        job = DecideJob(self._own_log, message.txn_id, message.epoch, message.outcome, message.tokens)
+        self._ask(job, lambda: self._decided(session, message.tag, job))
+
+    @staticmethod
+    def _decided(session: Session, tag: int, job: DecideJob) -> None:
+        if job.error is not None:
+            session.refuse(tag, job.error)
+        else:
+            session.send(Decided(tag, "" if job.decision is None else msgspec.json.encode(job.decision).decode()))

@@ -1,0 +1,329 @@
+"""Transactions against a real node: nothing shows before it is decided, then everything does, once, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from quiver_actors.client import Client
+from quiver_actors.errors import (
+    InvalidBundle,
+    TransactionAborted,
+    TransactionLost,
+    UnknownTopic,
+    UnknownTransaction,
+    UsageError,
+)
+from quiver_actors.transactions import Decisions, Token
+from tests.integration.client_node import ClientNode, client_node, take
+
+PATIENCE_SECONDS = 60.0
+
+
+def numbers(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(values, pa.int64())})
+
+
+def visible(client: Client, topic: str = "default") -> list[int]:
+    """Everything that can be read, core by core."""
+    client.flush(topic)
+    found = []
+    for core, infos in client.segments(topic).items():
+        for info in infos:
+            reader = client.read_segment(core, topic, info.segment_seq)
+            for index in range(info.bundle_count):
+                found += reader.bundle(index)[0].column(0).to_pylist()
+    return found
+
+
+def states(client: Client, topic: str = "default") -> list[str]:
+    return [info.state for infos in client.staged(topic).values() for info in infos]
+
+
+def eventually(client: Client, wanted: object, topic: str = "default") -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (found := (sorted(visible(client, topic)), states(client, topic))) != wanted:
+        assert time.monotonic() < deadline, f"expected {wanted}, found {found}"
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ClientNode]:
+    with client_node(cores=2) as running:
+        yield running
+
+
+@pytest.fixture
+def client(node: ClientNode) -> Iterator[Client]:
+    with node.connect() as connected:
+        yield connected
+
+
+def stage(client: Client, txn_id: str, *values: int, **options: object) -> Token:
+    with client.stage(txn_id, **options) as staged:  # type: ignore[arg-type]
+        for value in values:
+            staged.push(numbers(value), item_count=value)
+        token = staged.prepare()
+    assert token is not None
+    return token
+
+
+def test_stages_of_two_workers_become_visible_when_they_are_published(client: Client) -> None:
+    tokens = [stage(client, "two", 10 * part, 10 * part + 1, partition=part, key=f"k{part}") for part in (1, 2, 3)]
+    assert {token.core for token in tokens} == {0, 1}
+    assert [(token.bundles, token.rows) for token in tokens] == [(2, 2)] * 3
+    assert visible(client) == []
+    assert states(client) == ["prepared"] * 3
+    decision = client.decide("two", 0, tokens)
+    for _ in range(2):
+        client.publish(decision.tokens)
+        assert sorted(visible(client)) == [10, 11, 20, 21, 30, 31]
+    assert states(client) == []
+
+
+def test_published_bundles_are_delivered_behind_those_before_them(node: ClientNode) -> None:
+    with node.connect() as client, client.subscribe("order", topic="other", start="earliest") as subscription:
+        with client.stage("order", topic="other", key="k") as staged:
+            staged.push_many(numbers(n) for n in range(100))
+            client.push(numbers(-1), topic="other", key="k")
+            token = staged.prepare()
+            assert token is not None
+            client.publish([token])
+            client.push(numbers(-2), topic="other", key="k")
+        got: list[int] = []
+        while len(got) < 102:
+            (delivery,) = take(subscription, 1)
+            got += delivery[0].column(0).to_pylist()
+            delivery.ack()
+    assert got == [-1, *range(100), -2]
+
+
+def test_large_bundles_and_many_schemas_are_staged(client: Client) -> None:
+    with client.stage("large", topic="quick") as staged:
+        big = pa.record_batch({"n": pa.array(range(2_000_000), pa.int64())})
+        staged.push({0: big})
+        for field in range(50):
+            staged.push({1: pa.record_batch({f"f{field}": pa.array([field])})})
+        token = staged.prepare()
+    assert token is not None
+    assert token.rows == 2_000_050
+    client.publish([token])
+    infos = [info for infos in client.segments("quick").values() for info in infos]
+    assert sum(info.row_count for info in infos) == 2_000_050
+
+
+def test_what_is_aborted_never_shows(client: Client) -> None:
+    before = visible(client)
+    token = stage(client, "gone", 1)
+    decision = client.decide("gone", 0, None)
+    assert decision.outcome == "abort"
+    for _ in range(2):
+        client.abort_tokens([token])
+    with pytest.raises(TransactionLost, match="was dropped: aborted"):
+        client.publish([token])
+    with pytest.raises(TransactionAborted, match="in epoch 1"):
+        client.decide("gone", 0, [token])
+    with client.stage("gone", epoch=1) as staged:
+        staged.push(numbers(2))
+    with client.stage("gone", epoch=1) as staged:
+        assert staged.prepare() is None, "nothing was pushed"
+    assert visible(client) == before
+    eventually(client, (sorted(before), []))
+
+
+def test_wrong_calls_are_refused(client: Client) -> None:
+    with pytest.raises(UnknownTopic):
+        client.stage("t", topic="nosuch")
+    with pytest.raises(UsageError, match="absolute path"):
+        client.stage("t", decisions="relative/decisions")
+    with pytest.raises(UsageError, match="ttl"):
+        client.stage("t", ttl=0)
+    with client.stage("t") as staged:
+        staged.push(numbers(1))
+        token = staged.prepare()
+        with pytest.raises(UsageError, match="not open any more"):
+            staged.push(numbers(2))
+    assert token is not None
+    with pytest.raises(UnknownTransaction, match="is of transaction 't', not 'u'"):
+        client.publish([msgspec.structs.replace(token, txn_id="u")])
+    with pytest.raises(TransactionLost, match="replaced"):
+        client.publish([msgspec.structs.replace(token, incarnation="00" * 16)])
+    client.abort_tokens([token])
+
+
+def test_a_transaction_is_all_or_nothing_and_once(client: Client) -> None:
+    before = sorted(visible(client))
+    with pytest.raises(InvalidBundle):
+        _transact(client, "once", numbers(1), {})
+    for run in range(3):
+        with client.transaction("once") as txn:
+            assert txn.is_done == (run > 0)
+            txn.push(numbers(1001))
+            txn.push({3: numbers(7)}, topic="travel")
+            assert sorted(visible(client)) == (before if not run else sorted([*before, 1001]))
+    assert sorted(visible(client)) == sorted([*before, 1001])
+    assert sum(info.bundle_count for infos in client.segments("travel").values() for info in infos) == 1
+    eventually(client, (sorted([*before, 1001]), []))
+
+
+def _transact(client: Client, txn_id: str, *bundles: Any) -> None:
+    with client.transaction(txn_id) as txn:
+        for bundle in bundles:
+            txn.push(bundle)
+
+
+def test_what_nobody_decides_is_dropped_after_its_time(client: Client, tmp_path: Path) -> None:
+    before = sorted(visible(client))
+    log = Decisions(str(tmp_path / "decisions"))
+    token = stage(client, "late", 5, decisions=log.location, ttl=0.2)
+    eventually(client, (before, []))
+    with pytest.raises(TransactionAborted, match="run it again, in epoch 1"):
+        log.commit("late", 0, [token])
+    assert log.open_epoch("late") == 1
+
+
+def test_what_was_decided_is_published_by_the_worker_itself(client: Client, tmp_path: Path) -> None:
+    """The driver dies between its decision and the publish."""
+    before = sorted(visible(client))
+    log = Decisions(str(tmp_path / "decisions"))
+    winners = [
+        stage(client, "decided", 100 + part, partition=part, decisions=log.location, ttl=1.0, key="k")
+        for part in range(2)
+    ]
+    stage(client, "decided", 999, partition=0, attempt=1, decisions=log.location, ttl=1.0, key="k")
+    log.commit("decided", 0, winners)
+    eventually(client, (sorted([*before, 100, 101]), []))
+
+
+def test_a_decision_log_that_cannot_be_reached_keeps_the_token(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    token = stage(client, "stuck", 6, decisions=str(tmp_path / "file" / "d"), ttl=0.1)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not any(info.note for infos in client.staged().values() for info in infos):
+        assert time.monotonic() < deadline
+    assert states(client) == ["prepared"]
+    client.abort_tokens([token])
+
+
+def test_a_stage_does_not_outlive_its_connection(node: ClientNode, client: Client) -> None:
+    other = node.connect()
+    staged = other.stage("lost")
+    staged.push(numbers(1))
+    assert states(client) == ["open"]
+    other.close()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while states(client):
+        assert time.monotonic() < deadline
+
+
+# --- kills -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh() -> Iterator[ClientNode]:
+    with client_node(cores=1) as running:
+        yield running
+
+
+def test_killed_workers_at_each_step(fresh: ClientNode) -> None:
+    """Open: lost, and the stage says so. Prepared, and published: as if nothing had happened."""
+    with fresh.connect() as client:
+        staged = client.stage("killed")
+        staged.push(numbers(1))
+        fresh.kill_worker(0)
+        with pytest.raises(TransactionAborted):
+            staged.push(numbers(2))
+        token = stage(client, "killed", 1, 2)
+        fresh.kill_worker(0)
+        assert states(client) == ["prepared"]
+        assert visible(client) == []
+        client.publish(client.decide("killed", 0, [token]).tokens)
+        fresh.kill_worker(0)
+        client.publish([token])
+        assert visible(client) == [1, 2]
+        fresh.kill_supervisor()
+        fresh.restart()
+        client.publish([token])
+        assert visible(client) == [1, 2]
+
+
+PRODUCER = """
+import os, sys
+import pyarrow as pa
+from quiver_actors.client import connect
+from quiver_actors.client.transaction import Transaction
+run_dir, die_at = sys.argv[1:]
+step = 0
+def maybe_die(*_):
+    global step
+    step += 1
+    if step == int(die_at):
+        os.kill(os.getpid(), 9)
+client = connect(run_dir)
+for name in ("decide", "publish", "find_decision"):
+    def wrapped(*args, _inner=getattr(client, name), **options):
+        maybe_die()
+        result = _inner(*args, **options)
+        maybe_die()
+        return result
+    setattr(client, name, wrapped)
+with client.transaction("job") as txn:
+    for n in range(20):
+        txn.push(pa.record_batch({"n": pa.array([n], pa.int64())}))
+        if n == 10:
+            maybe_die()
+print("steps", step)
+"""
+
+
+def test_a_producer_that_is_killed_at_any_step_and_run_again_stores_everything_once(fresh: ClientNode) -> None:
+    """find, push, decide and publish: it dies before and after each of them, and is run again until it ends well."""
+    with fresh.connect() as client:
+        for die_at in range(1, 9):
+            done = subprocess.run(
+                [sys.executable, "-c", PRODUCER, fresh.directories.run, str(die_at)],
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            if done.returncode == 0:
+                assert "steps" in done.stdout
+                break
+            assert done.returncode == -signal.SIGKILL, done.stderr
+        else:
+            pytest.fail("the producer never came to its end")
+        eventually(client, (list(range(20)), []))
+
+
+def test_workers_killed_while_transactions_run_lose_and_double_nothing(fresh: ClientNode) -> None:
+    """A few transactions, run until they are done, while their worker is killed again and again."""
+    with fresh.connect(timeout=60.0) as client:
+        for job in range(6):
+            _run_until_done(fresh, client, job)
+        assert sorted(visible(client)) == list(range(60))
+
+
+def _run_until_done(node: ClientNode, client: Client, job: int) -> None:
+    kills = 1
+    while True:
+        try:
+            with client.transaction(f"job-{job}", timeout=60.0) as txn:
+                for n in range(10):
+                    txn.push(numbers(10 * job + n))
+                    if n == 3 * (job % 4) and kills:
+                        kills -= 1
+                        os.kill(node.pids[0], signal.SIGKILL)
+                        node.wait_worker_ready(0)
+            return
+        except TransactionAborted:
+            continue
