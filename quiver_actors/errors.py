@@ -103,6 +103,12 @@ class NotStored(UsageError):
     code = "not_stored"
 
 
+class DataLost(QuiverError):
+    """Bundles that a reader was to get are gone: deleted, damaged or dropped. What is left can be read on."""
+
+    code = "data_lost"
+
+
 class ClosedError(UsageError):
     """The client, subscription or file was closed by its own side before this call."""
 

@@ -356,6 +356,7 @@ def write_node_record(settings: NodeSettings, counters_name: str) -> None:
     record = {
         "version": NODE_RECORD_VERSION,
         "package_version": __version__,
+        "node": settings.node_name(),
         "pid": os.getpid(),
         "data_dir": settings.data_dir,
         "counters": counters_name,

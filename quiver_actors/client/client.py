@@ -7,6 +7,7 @@ using it: it connects anew, and the parent does not notice.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.channel import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
 from quiver_actors.client.exchange import Exchange
+from quiver_actors.client.hold import Hold
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.projection import Asked, Projection
@@ -27,7 +29,7 @@ from quiver_actors.client.segments import MappedSegment, map_segment
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.staging import StagingClient
 from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
-from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted
+from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted, start_text
 from quiver_actors.errors import ClosedError, UsageError
 from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt, check_id
 from quiver_actors.protocol.messages import (
@@ -46,6 +48,7 @@ from quiver_actors.protocol.messages import (
     Unregister,
 )
 from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.units import SECOND_NS
 
 PUSH_TIMEOUT_SECONDS = 30.0
 
@@ -80,6 +83,19 @@ class Client(StagingClient):
     @property
     def run_dir(self) -> str:
         return self._directory.run_dir
+
+    @property
+    def node(self) -> str:
+        """What the node is called where there are several; by default its host's name."""
+        return self._directory.view.node or socket.gethostname()
+
+    @property
+    def data_dir(self) -> str:
+        return self._directory.view.data_dir
+
+    def core_for(self, key: str | bytes | None = None) -> int:
+        """The core that bundles of a key go to; without a key, the one that this client has settled on."""
+        return self._producer.core_for(key)
 
     # --- pushing -------------------------------------------------------------------------------------------------------------
 
@@ -195,6 +211,36 @@ class Client(StagingClient):
             raise
         self._subscriptions.add(subscription)
         return subscription
+
+    def hold(
+        self,
+        subscriber: str,
+        *,
+        topic: str = DEFAULT_TOPIC,
+        start: Start = "earliest",
+        starts: Mapping[int, BundleId] | None = None,
+        ttl: float = 0.0,
+    ) -> Hold:
+        """Attach to a durable subscriber that reads ranges and claims nothing: what it has not acknowledged stays stored.
+
+        Args:
+            start: of a new subscriber, as `subscribe` has it; `starts`: for some cores, the first bundle that it needs.
+            ttl: seconds after which the subscriber is dropped when no hold is attached to it; 0: the topic's `orphan_ttl`.
+
+        Raises:
+            InvalidId, UsageError: the call is wrong. Workers are asked when they are first looked at.
+        """
+        self._exchange.check_open()
+        return Hold(
+            NodeDirectory(self.run_dir),
+            self._name,
+            topic,
+            subscriber,
+            start=start_text(start),
+            starts={core: start_text(bundle_id) for core, bundle_id in (starts or {}).items()},
+            ttl_ns=round(ttl * SECOND_NS),
+            timeout_seconds=self._timeout_seconds,
+        )
 
     def unsubscribe(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
         """Delete a subscriber with its progress, on all workers. What only it had not resolved may be deleted then.

@@ -33,6 +33,8 @@ class NodeView(msgspec.Struct, frozen=True):
     data_dir: str
     started_unix_ns: int
     cores: tuple[CoreEntry, ...]
+    node: str = ""
+    """What the node is called where there are several."""
 
 
 class NodeDirectory:

@@ -25,7 +25,9 @@ from quiver_actors.model import DEFAULT_TOPIC, check_id
 ENVIRONMENT_PREFIX = "QUIVER_"
 DEFAULT_ORIGIN = "default"
 _TOPICS = "topics"
-_NOT_OURS = re.compile(r"_SERVICE_(HOST|PORT.*)$|_PORT(_\d+_(TCP|UDP).*)?$|^QUIVER_(TEST|SIM|CRASH|FAULT)_")
+_NOT_OURS = re.compile(
+    r"_SERVICE_(HOST|PORT.*)$|_PORT(_\d+_(TCP|UDP).*)?$|^QUIVER_(TEST|SIM|CRASH|FAULT)_|^QUIVER_(NODES|TOKEN)$"
+)
 """What Kubernetes puts into every container for a service that is called quiver or quiver-something; and knobs of our test suite."""
 
 

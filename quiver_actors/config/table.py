@@ -84,6 +84,10 @@ _NODE = (
         about="Where clients find the node: sockets and node.json. Empty: $XDG_RUNTIME_DIR/quiver, else $TMPDIR/quiver-UID.",
     ),
     Setting(
+        key="node", field="node", kind=TEXT, scope=Scope.NODE, live=False,
+        about="What the node is called where there are several, for ever: 1 to 64 characters of A-Z a-z 0-9 _ . -; empty: the host's name.",
+    ),
+    Setting(
         key="cores", field="cores", kind=INTEGER, scope=Scope.NODE, live=False, minimum=0, maximum=1024,
         about="Number of workers, each pinned to a core. 0: one for each core that the process may use.",
     ),

@@ -6,6 +6,7 @@ Sizes are integer bytes and durations integer nanoseconds here; `table` says how
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 
 import msgspec
@@ -86,6 +87,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str = "./quiver_data"
     run_dir: str = ""
     """Where sockets and the counters page are found; empty: `default_run_dir()`."""
+    node: str = ""
+    """What the node is called where there are several, for ever; empty: the host's name."""
     cores: int = 0
     """Number of workers; 0 = one per core of the affinity mask."""
     size_cap_bytes: int = 0
@@ -97,6 +100,9 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def resolved_run_dir(self) -> str:
         return self.run_dir or default_run_dir()
+
+    def node_name(self) -> str:
+        return self.node or socket.gethostname()
 
     def all_topics(self) -> dict[str, TopicSettings]:
         """The configured topics, `default` first and always there."""

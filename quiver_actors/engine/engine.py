@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from quiver_actors import jobs
 from quiver_actors.ballast import Ballast
 from quiver_actors.clock import Clock
@@ -33,7 +35,7 @@ from quiver_actors.engine.shelf import Shelf
 from quiver_actors.engine.stages import Stages
 from quiver_actors.engine.subscriber_side import SubscriberSide
 from quiver_actors.engine_figures import EngineFigures
-from quiver_actors.errors import AlreadyRunning, InvalidFormat, QuiverError
+from quiver_actors.errors import AlreadyRunning, NotStored, QuiverError
 from quiver_actors.events import Claimable, Event, Resumed
 from quiver_actors.footprint import MeasureJob
 from quiver_actors.jobs import Job
@@ -368,16 +370,22 @@ class Engine(SubscriberSide):
 
     def segments(self) -> list[SegmentInfo]:
         """All sealed segments, oldest first."""
-        return list(self._shelf)
+        waiting = set(self._shelf.waiting)
+        if not waiting:
+            return list(self._shelf)
+        return [
+            msgspec.structs.replace(info, is_checked=False) if info.segment_seq in waiting else info
+            for info in self._shelf
+        ]
 
     def open_segment(self, segment_seq: int) -> tuple[int, int]:
         """A read-only descriptor of a sealed segment, which the caller closes, and the file's size.
 
         Raises:
-            InvalidFormat: no such segment here (any more).
+            NotStored: no such segment here (any more).
         """
         if segment_seq not in self._shelf.segments:
-            raise InvalidFormat(f"{self._place} has no sealed segment {segment_seq}")
+            raise NotStored(f"{self._place} has no sealed segment {segment_seq} (any more)")
         return self._shelf.open(segment_seq)
 
     @property

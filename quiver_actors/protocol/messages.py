@@ -139,6 +139,8 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
     """What becomes of it: `dead_letter`, `drop` (rejected) or `block` (kept, given out by ClaimRef only)."""
     dead_letter_topic: str = ""
     """Empty: `<topic>-dead`, which is created when it does not exist. Any other must be configured."""
+    orphan_ttl_ns: int = 0
+    """The subscriber is dropped when no connection is attached to it for so long; 0: the topic's `orphan_ttl` decides."""
 
 
 class Register(Message, tag=8, frozen=True):
@@ -399,6 +401,8 @@ class SegmentInfo(msgspec.Struct, array_like=True, frozen=True):
     size_bytes: int
     first_ingestion_ts_nanos: int
     last_ingestion_ts_nanos: int
+    is_checked: bool = True
+    """False: it was found at the worker's start and not been read through yet, or one before it was not: subscribers do not get it yet."""
 
 
 class SegmentList(Message, tag=69, frozen=True):

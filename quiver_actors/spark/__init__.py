@@ -19,12 +19,12 @@ from quiver_actors.spark.java import ensure_java
 from quiver_actors.spark.session import session_conf, use
 
 if TYPE_CHECKING:
-    from quiver_actors.spark.conform import conform
+    from quiver_actors.flight.conform import conform
     from quiver_actors.spark.connection import node_client
 
 __all__ = ["conform", "ensure_java", "node_client", "session_conf", "use"]
 
-_LAZY = {"conform": "quiver_actors.spark.conform", "node_client": "quiver_actors.spark.connection"}
+_LAZY = {"conform": "quiver_actors.flight.conform", "node_client": "quiver_actors.spark.connection"}
 
 
 def __getattr__(name: str) -> Any:

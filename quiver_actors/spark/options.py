@@ -1,7 +1,11 @@
-"""The options of `format("quiver")`: one table, case-insensitive as everywhere in Spark, unknown ones refused."""
+"""The options of `format("quiver")`: one table, case-insensitive as everywhere in Spark, unknown and contradictory ones refused.
+
+`docs/spark.md` shows the same table; a test compares the two.
+"""
 
 from __future__ import annotations
 
+import datetime
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,9 +13,18 @@ from typing import Any
 
 from quiver_actors.errors import ConfigError, UsageError
 from quiver_actors.model import DEFAULT_TOPIC, check_id
+from quiver_actors.spark.offsets import Offsets, parse_offsets
 from quiver_actors.units import MIB, SECOND_NS, parse_duration_ns, parse_size
 
-READ, WRITE = "read", "write"
+READ, WRITE, READ_STREAM, WRITE_STREAM = "read", "write", "readStream", "writeStream"
+READS = (READ, READ_STREAM)
+WRITES = (WRITE, WRITE_STREAM)
+ANY = READS + WRITES
+
+EARLIEST, LATEST = "earliest", "latest"
+COMMIT_PROTOCOLS = ("batch", "task", "none")
+SPARK_OWN = ("checkpointlocation", "queryname")
+"""Options that Spark adds by itself."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +34,39 @@ class SourceOptions:
     topic: str = DEFAULT_TOPIC
     run_dir: str | None = None
     """None: each process asks its own environment (`QUIVER_RUN_DIR`, else the default of its node)."""
+    nodes: str | None = None
+    """None: `QUIVER_NODES`, else only the node of the driver."""
+    token: str | None = None
+    tls_roots: str | None = None
     slots: tuple[str | int, ...] = ()
+    key: str | None = None
     push_timeout_ns: int = 60 * SECOND_NS
+    bundle_bytes: int = 4 * MIB
+    commit_protocol: str = "none"
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+    checkpoint: str | None = None
+    """Where Spark keeps the progress of a streaming query; for a batch write, where its decision goes."""
     max_partition_bytes: int = 64 * MIB
+    min_partitions: int = 1
+    starting_offsets: str | Offsets | None = None
+    ending_offsets: str | Offsets = LATEST
+    starting_unix_ns: int | None = None
+    max_rows_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+    subscriber: str | None = None
+    subscriber_ttl_ns: int = 7 * 86400 * SECOND_NS
+    pushdown: bool = False
+    include_metadata: bool = False
 
 
 def _topic(text: str) -> str:
     return check_id("topic", text)
+
+
+def _subscriber(text: str) -> str:
+    return check_id("subscriber", text)
 
 
 def _slots(text: str) -> tuple[str | int, ...]:
@@ -37,70 +76,117 @@ def _slots(text: str) -> tuple[str | int, ...]:
     return tuple(int(name) if name.isdecimal() else name for name in names)
 
 
-def _partition_bytes(text: str) -> int:
+def _size(text: str) -> int:
     size_bytes = parse_size(text)
     if size_bytes == 0:
         raise ConfigError("0 bytes is too small")
     return size_bytes
 
 
+def _count(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ConfigError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _version(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ConfigError(f"{text!r} is not a number of at least 0")
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"{text!r} is neither 'true' nor 'false'")
+    return text.lower() == "true"
+
+
+def _protocol(text: str) -> str:
+    if text.lower() not in COMMIT_PROTOCOLS:
+        raise ConfigError(f"{text!r} is unknown: expected one of {', '.join(COMMIT_PROTOCOLS)}")
+    return text.lower()
+
+
+def _offsets(text: str) -> str | Offsets:
+    return text.lower() if text.lower() in (EARLIEST, LATEST) else parse_offsets(text)
+
+
+def _timestamp_ns(text: str) -> int:
+    if text.strip().isdecimal():
+        return int(text) * 1_000_000
+    try:
+        instant = datetime.datetime.fromisoformat(text.strip())
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        raise ConfigError(
+            f"{text!r} is neither milliseconds since 1970 nor a time with a zone such as '2024-05-01T00:00:00+00:00'"
+        )
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    return (instant - epoch) // datetime.timedelta(microseconds=1) * 1000
+
+
 @dataclass(frozen=True)
 class Option:
-    """One row of the table: its spelling in the documentation, the field that it sets, how to read it, and what it is good for."""
+    """One row of the table: its spelling in the documentation, the field that it sets, how to read it, and who takes it."""
 
     name: str
     field: str
     parse: Callable[[str], Any]
     used_by: tuple[str, ...]
-    meaning: str
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("topic", "topic", _topic, (READ, WRITE), "topic to read or write; `default` if not given"),
-    Option("path", "topic", _topic, (READ, WRITE), "same as `topic`: what `load(...)` and `save(...)` are called with"),
-    Option(
-        "runDir",
-        "run_dir",
-        str,
-        (READ, WRITE),
-        "run directory of the node; else `$QUIVER_RUN_DIR`, else the user's default",
-    ),
-    Option(
-        "slots",
-        "slots",
-        _slots,
-        (READ, WRITE),
-        "slot names or ids, separated by commas. One: its columns are the row's. Several: a struct column for each",
-    ),
-    Option(
-        "pushTimeout",
-        "push_timeout_ns",
-        parse_duration_ns,
-        (READ, WRITE),
-        "how long a task waits for its node, and for an acknowledgement, such as `60s`",
-    ),
-    Option(
-        "maxPartitionBytes",
-        "max_partition_bytes",
-        _partition_bytes,
-        (READ,),
-        "stored bytes of one partition, such as `64MiB`",
-    ),
+    Option("topic", "topic", _topic, ANY),
+    Option("path", "topic", _topic, ANY),
+    Option("runDir", "run_dir", str, ANY),
+    Option("nodes", "nodes", str, ANY),
+    Option("token", "token", str, ANY),
+    Option("tlsRoots", "tls_roots", str, ANY),
+    Option("pushTimeout", "push_timeout_ns", parse_duration_ns, ANY),
+    Option("slots", "slots", _slots, ANY),
+    Option("key", "key", str, WRITES),
+    Option("bundleBytes", "bundle_bytes", _size, WRITES),
+    Option("commitProtocol", "commit_protocol", _protocol, WRITES),
+    Option("txnAppId", "txn_app_id", str, (WRITE,)),
+    Option("txnVersion", "txn_version", _version, (WRITE,)),
+    Option("checkpointLocation", "checkpoint", str, WRITES),
+    Option("maxPartitionBytes", "max_partition_bytes", _size, READS),
+    Option("minPartitions", "min_partitions", _count, READS),
+    Option("startingOffsets", "starting_offsets", _offsets, READS),
+    Option("startingTimestamp", "starting_unix_ns", _timestamp_ns, READS),
+    Option("endingOffsets", "ending_offsets", _offsets, (READ,)),
+    Option("failOnDataLoss", "fail_on_data_loss", _flag, READS),
+    Option("pushdown", "pushdown", _flag, (READ,)),
+    Option("includeMetadata", "include_metadata", _flag, READS),
+    Option("maxRowsPerTrigger", "max_rows_per_trigger", _count, (READ_STREAM,)),
+    Option("maxBytesPerTrigger", "max_bytes_per_trigger", _size, (READ_STREAM,)),
+    Option("subscriber", "subscriber", _subscriber, (READ_STREAM,)),
+    Option("subscriberTtl", "subscriber_ttl_ns", parse_duration_ns, (READ_STREAM,)),
 )
 
 
 def parse_options(given: Mapping[str, str], operation: str) -> SourceOptions:
-    """Turn the options of a read or a write (`READ`, `WRITE`) into values.
+    """Turn the options of an operation (`READ`, `WRITE`, `READ_STREAM`, `WRITE_STREAM`) into values.
 
     Raises:
-        ConfigError: unknown for this operation (lists the known ones), not understood, or `topic` and `path` that differ.
+        ConfigError: unknown for this operation (lists the known ones), not understood, or options that contradict each other.
     """
-    table = {option.name.lower(): option for option in OPTIONS if operation in option.used_by}
+    options = parse_options_of(given, (operation,))
+    _check_together(options, operation)
+    return options
+
+
+def parse_options_of(given: Mapping[str, str], operations: tuple[str, ...]) -> SourceOptions:
+    """The same where it is not known which of several operations it is: each option only has to suit one of them."""
+    table = {option.name.lower(): option for option in OPTIONS if set(operations) & set(option.used_by)}
     values: dict[str, Any] = {}
     for key, text in given.items():
         option = table.get(key.lower())
+        if option is None and key.lower() in SPARK_OWN:
+            continue
         if option is None:
-            raise ConfigError(_unknown(key, operation, [option.name for option in table.values()]))
+            raise ConfigError(_unknown(key, operations[0], [option.name for option in table.values()]))
         try:
             value = option.parse(text)
         except UsageError as error:
@@ -110,6 +196,23 @@ def parse_options(given: Mapping[str, str], operation: str) -> SourceOptions:
                 f"options 'topic' and 'path' name different topics: {values[option.field]!r} and {value!r}"
             )
     return SourceOptions(**values)
+
+
+def _check_together(options: SourceOptions, operation: str) -> None:
+    if (options.txn_app_id is None) != (options.txn_version is None):
+        raise ConfigError("options 'txnAppId' and 'txnVersion' belong together: give both or none")
+    if options.txn_app_id is not None and options.commit_protocol != "batch":
+        raise ConfigError("option 'txnAppId' needs commitProtocol=batch: the others do not remember what was written")
+    if options.starting_offsets is not None and options.starting_unix_ns is not None:
+        raise ConfigError("options 'startingOffsets' and 'startingTimestamp' contradict each other: give one")
+    if options.ending_offsets == EARLIEST:
+        raise ConfigError("option 'endingOffsets': nothing ends at 'earliest'; expected 'latest' or offsets as JSON")
+    if operation == READ and options.starting_offsets == LATEST:
+        raise ConfigError(
+            "option 'startingOffsets': a batch read from 'latest' has no rows; expected 'earliest' or JSON"
+        )
+    if options.key is not None and len(options.slots) > 1:
+        raise ConfigError("option 'key' names a column: it does not go together with several slots")
 
 
 def _unknown(key: str, operation: str, known: list[str]) -> str:

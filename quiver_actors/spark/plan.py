@@ -2,49 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from quiver_actors.flight.contract import BundleRange
+from quiver_actors.spark.offsets import Place
 
-class StoredSegment(NamedTuple):
-    """What planning needs to know of one sealed segment."""
 
-    core: int
+class StoredRange(NamedTuple):
+    """Bundles `[bundle_start, bundle_end)` of one sealed segment, and what planning needs to know of it."""
+
+    place: Place
+    segment_seq: int
+    bundle_start: int
+    bundle_end: int
+    bundle_count: int
+    """Of the whole segment."""
+    size_bytes: int
+    """Of the whole segment."""
+
+
+class PlannedPartition(NamedTuple):
+    """What one task reads: ranges of one worker of one node, in the order in which they were stored."""
+
+    place: Place
+    ranges: list[BundleRange]
+
+
+def plan_partitions(stored: Iterable[StoredRange], bytes_max: int, count_min: int = 1) -> list[PlannedPartition]:
+    """Cut ranges into partitions of about `bytes_max` stored bytes: big ones are split evenly, small ones of a worker share one.
+
+    Every bundle is in exactly one partition. With `count_min` partitions get smaller until there are as many, as far as there are bundles.
+    """
+    ranges = sorted(stored)
+    if count_min > 1:
+        total_bytes = sum(_weight(piece) for piece in ranges)
+        bytes_max = max(1, min(bytes_max, total_bytes // count_min))
+    partitions: list[PlannedPartition] = []
+    room_bytes = 0
+    for piece in ranges:
+        for cut, size_bytes in _pieces(piece, bytes_max):
+            if not partitions or piece.place != partitions[-1].place or size_bytes > room_bytes:
+                partitions.append(PlannedPartition(piece.place, []))
+                room_bytes = bytes_max
+            partitions[-1].ranges.append(cut)
+            room_bytes -= size_bytes
+    return partitions
+
+
+def _weight(stored: StoredRange) -> int:
+    return stored.size_bytes * (stored.bundle_end - stored.bundle_start) // max(1, stored.bundle_count)
+
+
+def _pieces(stored: StoredRange, bytes_max: int) -> Iterator[tuple[BundleRange, int]]:
+    """Even parts of a range with about `bytes_max` bytes at most, and what each is taken to weigh."""
+    bundles = stored.bundle_end - stored.bundle_start
+    count = min(bundles, max(1, -(-_weight(stored) // bytes_max)))
+    for index in range(count):
+        start, end = bundles * index // count, bundles * (index + 1) // count
+        weight = stored.size_bytes * (end - start) // max(1, stored.bundle_count)
+        yield (
+            BundleRange(stored.place.core, stored.segment_seq, stored.bundle_start + start, stored.bundle_start + end),
+            weight,
+        )
+
+
+class Extent(NamedTuple):
+    """A sealed segment as one core has it."""
+
     segment_seq: int
     bundle_count: int
     size_bytes: int
 
 
-class BundleRange(NamedTuple):
-    """Bundles `[bundle_start, bundle_end)` of one segment."""
-
-    core: int
-    segment_seq: int
-    bundle_start: int
-    bundle_end: int
-
-
-def plan_partitions(segments: Iterable[StoredSegment], bytes_max: int) -> list[list[BundleRange]]:
-    """Cut segments into partitions of about `bytes_max` stored bytes: big segments are split evenly, small ones of a core share one.
-
-    Every bundle is in exactly one partition, and within a partition bundles come in the order in which they were stored.
-    """
-    partitions: list[list[BundleRange]] = []
-    room_bytes, room_core = 0, -1
-    for segment in sorted(segments):
-        for piece, size_bytes in _pieces(segment, bytes_max):
-            if piece.core != room_core or size_bytes > room_bytes:
-                partitions.append([])
-                room_bytes, room_core = bytes_max, piece.core
-            partitions[-1].append(piece)
-            room_bytes -= size_bytes
-    return partitions
-
-
-def _pieces(segment: StoredSegment, bytes_max: int) -> Iterator[tuple[BundleRange, int]]:
-    """Even ranges of a segment's bundles with about `bytes_max` bytes at most, and what each is taken to weigh."""
-    bundles = segment.bundle_count
-    count = min(bundles, -(-segment.size_bytes // bytes_max))
-    for index in range(count):
-        start, end = bundles * index // count, bundles * (index + 1) // count
-        yield BundleRange(segment.core, segment.segment_seq, start, end), segment.size_bytes * (end - start) // bundles
+def ranges_between(
+    place: Place, segments: Sequence[Extent], start: tuple[int, int], end: tuple[int, int]
+) -> list[StoredRange]:
+    """The parts of sealed segments from bundle `start` up to and not including `end`, both (segment, bundle)."""
+    found = []
+    for segment_seq, bundle_count, size_bytes in segments:
+        first = max((segment_seq, 0), start)
+        last = min((segment_seq, bundle_count), end)
+        if first < last:
+            found.append(StoredRange(place, segment_seq, first[1], last[1], bundle_count, size_bytes))
+    return found

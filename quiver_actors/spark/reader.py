@@ -1,14 +1,14 @@
-"""Batch read: the sealed bundles of a topic on this node, as rows in Spark's types.
+"""Batch read: the sealed bundles of a topic on all nodes, as rows in Spark's types.
 
-Planning seals what is open, so that a read sees everything that was acknowledged before it. Bundles are read through mapped segment
-files; each becomes one record batch. A segment that is deleted between planning and reading fails its task with an error.
+Planning seals what is open, so that a read sees everything that was acknowledged before it. Bundles of this host are read through mapped
+segment files, others through Flight from the node that owns them; each becomes one record batch. A segment that is deleted between
+planning and reading fails its task with an error, or is left out with `failOnDataLoss=false`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,28 +16,43 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from quiver_actors.client import Client
 from quiver_actors.errors import UsageError
-from quiver_actors.model import SlotTable
-from quiver_actors.spark.conform import conform, spark_schema
-from quiver_actors.spark.connection import with_node
-from quiver_actors.spark.options import SourceOptions
-from quiver_actors.spark.plan import BundleRange, StoredSegment, plan_partitions
+from quiver_actors.flight.conform import spark_schema
+from quiver_actors.flight.contract import (
+    AskWeights,
+    Contents,
+    CoreContents,
+    Look,
+    Node,
+    ReadTicket,
+    schema_bytes,
+    schema_of,
+)
+from quiver_actors.flight.rows import METADATA
+from quiver_actors.model import ENVELOPE_SLOT, SlotTable
+from quiver_actors.spark import offsets
+from quiver_actors.spark.filters import Pushed
+from quiver_actors.spark.nodes import node_set
+from quiver_actors.spark.offsets import Place
+from quiver_actors.spark.options import EARLIEST, SourceOptions
+from quiver_actors.spark.plan import Extent, PlannedPartition, StoredRange, plan_partitions, ranges_between
 
 if TYPE_CHECKING:
-    from quiver_actors.segment.reader import SegmentReader
+    from pyspark.sql.datasource import Filter
 
 Slots = Mapping[str, int]
 """The slots that a read selects: name as the user gave it, or the slot's own, and id."""
+END = (1 << 47, 0)
 
 
 class TopicPartition(InputPartition):
-    """What one task reads."""
+    """What one task reads, and from whom."""
 
-    def __init__(self, slots: Slots, ranges: Sequence[BundleRange]) -> None:
+    def __init__(self, place: Place, location: str | None, ticket: ReadTicket) -> None:
         super().__init__(None)
-        self.slots = dict(slots)
-        self.ranges = tuple(ranges)
+        self.place = place
+        self.location = location
+        self.ticket = ticket
 
 
 class TopicReader(DataSourceReader):
@@ -46,34 +61,71 @@ class TopicReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+        self._pushed = Pushed()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        stored = with_node(options.run_dir, options.push_timeout_ns, partial(_Stored, options=options))
-        if not stored.segments:
-            return []
-        return [
-            TopicPartition(stored.slots, ranges)
-            for ranges in plan_partitions(stored.segments, options.max_partition_bytes)
+        nodes = node_set(options)
+        contents = nodes.ask(nodes.all(), lambda node: node.look(Look(options.topic, flush=True)))
+        stored = [
+            piece
+            for name, found in contents.items()
+            for core in found.cores
+            for piece in self._wanted(nodes.get(name), Place(name, core.core), core)
         ]
+        if not stored:
+            return []
+        slots = selected_slots(options, contents)
+        return read_partitions(options, slots, arrow_schema(self._schema), stored)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition. Spark reads an empty plan as one partition without a value: it has no rows."""
-        if not isinstance(partition, TopicPartition):
-            return
-        target = arrow_schema(self._schema)
-        for piece in partition.ranges:
-            segment = self._open(piece)
-            for index in range(piece.bundle_start, piece.bundle_end):
-                batch = rows_of(segment.bundle(index, partition.slots.values()), partition.slots)
-                if batch is not None and batch.num_rows:
-                    yield conform(batch, target)
+        return self._pushed.filtered(read_partition(self._options, partition))
 
-    def _open(self, piece: BundleRange) -> SegmentReader:
-        def read_segment(client: Client) -> SegmentReader:
-            return client.read_segment(piece.core, self._options.topic, piece.segment_seq)
+    def _wanted(self, node: Node, place: Place, core: CoreContents) -> list[StoredRange]:
+        """What of a core the options and the filters ask for."""
+        options = self._options
+        start, end = _position(options.starting_offsets, place), _position(options.ending_offsets, place)
+        if options.starting_unix_ns is not None:
+            start = position_at(node, options, place, core, options.starting_unix_ns)
+        segments = [
+            Extent(info.segment_seq, info.bundle_count, info.size_bytes)
+            for info in core.segments
+            if self._pushed.may_hold(
+                place, info.segment_seq, info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos
+            )
+        ]
+        return ranges_between(place, segments, offsets.bundle_of(start), END if end < 0 else offsets.bundle_of(end))
 
-        return with_node(self._options.run_dir, self._options.push_timeout_ns, read_segment)
+
+class FilteringReader(TopicReader):
+    """With `pushdown=true` only: a reader that has `pushFilters` fails every read unless Spark's switch for it is on."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark calls it so
+        """Takes what helps to leave out segments and rows. All filters go back: Spark applies them again, so that they mean the same."""
+        self._pushed = Pushed.of(filters)
+        return filters
+
+
+def read_partitions(
+    options: SourceOptions, slots: Slots, target: pa.Schema, stored: Iterable[StoredRange]
+) -> list[InputPartition]:
+    """Partitions for these bundles."""
+    nodes = node_set(options)
+    schema = schema_bytes(target)
+
+    def partition(planned: PlannedPartition) -> TopicPartition:
+        ticket = ReadTicket(options.topic, dict(slots), planned.ranges, schema, not options.fail_on_data_loss)
+        return TopicPartition(planned.place, nodes.location(planned.place.node), ticket)
+
+    planned = plan_partitions(stored, options.max_partition_bytes, options.min_partitions)
+    return [partition(each) for each in planned]
+
+
+def read_partition(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one partition. Spark reads an empty plan as one partition without a value: it has no rows."""
+    if isinstance(partition, TopicPartition):
+        node = node_set(options).get(partition.place.node, partition.location)
+        yield from node.read(partition.ticket)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -90,72 +142,75 @@ def stored_schema(options: SourceOptions) -> StructType:
         UsageError: nothing is stored yet, or the topic has several slots and none was chosen.
         UnsupportedType: Spark cannot hold what is stored.
     """
-    stored = with_node(options.run_dir, options.push_timeout_ns, partial(_Stored, options=options))
-    if not stored.segments:
+    nodes = node_set(options)
+    contents = nodes.ask(nodes.all(), lambda node: node.look(Look(options.topic, flush=True)))
+    by_slot = _schemas_of(options, contents)
+    if not by_slot:
         raise UsageError(
             f"topic {options.topic!r} holds no bundles yet, so its columns are unknown: read with .schema(...)"
         )
-    schemas = {name: spark_schema(stored.schemas.get(slot_id, ())) for name, slot_id in stored.slots.items()}
+    slots = selected_slots(options, contents)
+    schemas = {name: spark_schema(by_slot.get(slot_id, ())) for name, slot_id in slots.items()}
     if len(schemas) == 1:
         (only,) = schemas.values()
     else:
         only = pa.schema([pa.field(name, pa.struct(list(schema))) for name, schema in schemas.items()])
+    if options.include_metadata:
+        only = pa.schema([*only, *METADATA])
     return from_arrow_schema(only, prefer_timestamp_ntz=True)
 
 
-def rows_of(bundle: Mapping[int, pa.RecordBatch], slots: Slots) -> pa.RecordBatch | None:
-    """One bundle as rows: the batch of the one slot, or a struct column for each of several. None if it has none of them.
+def selected_slots(options: SourceOptions, contents: Mapping[str, Contents]) -> Slots:
+    """The slots that the option names, else the only one that bundles have.
 
     Raises:
-        UsageError: slots of the bundle differ in their number of rows.
+        UsageError: they have several.
+        UnknownSlot: the option names one that the topic does not have.
     """
-    if len(slots) == 1:
-        return bundle.get(next(iter(slots.values())))
-    present = {name: bundle[slot_id] for name, slot_id in slots.items() if slot_id in bundle}
-    counts = {name: batch.num_rows for name, batch in present.items()}
-    if len(set(counts.values())) > 1:
-        raise UsageError(
-            "slots of one bundle have different numbers of rows ("
-            + ", ".join(f"{name} {count}" for name, count in counts.items())
-            + "), so they are no columns of the same rows: read one slot at a time"
-        )
-    if not present:
-        return None
-    return pa.RecordBatch.from_arrays([batch.to_struct_array() for batch in present.values()], names=list(present))
+    table = SlotTable(next(iter(contents.values())).slots)
+    if options.slots:
+        return {str(slot): table.resolve(slot) for slot in options.slots}
+    if len(table.declared) == 1:
+        return table.declared
+    slot_ids = sorted(_schemas_of(options, contents))
+    if len(slot_ids) > 1:
+        names = ", ".join(table.name_of(slot_id) or str(slot_id) for slot_id in slot_ids)
+        raise UsageError(f"topic {options.topic!r} has bundles with the slots {names}: choose with option 'slots'")
+    return {str(slot_id): slot_id for slot_id in slot_ids}
 
 
-class _Stored:
-    """What is stored in a topic now: its sealed segments, the slots to read, and every schema of each of them."""
-
-    def __init__(self, client: Client, *, options: SourceOptions) -> None:
-        client.flush(options.topic)
-        self.segments = [
-            StoredSegment(core, info.segment_seq, info.bundle_count, info.size_bytes)
-            for core, infos in client.segments(options.topic).items()
-            for info in infos
-        ]
-        self.schemas: dict[int, list[pa.Schema]] = {}
-        self._collect_schemas(client, options.topic)
-        self.slots = self._selected(options, SlotTable(client.topics()[options.topic].slots))
-
-    def _collect_schemas(self, client: Client, topic: str) -> None:
-        seen: set[tuple[int, bytes]] = set()
-        for segment in self.segments:
-            reader = client.read_segment(segment.core, topic, segment.segment_seq)
-            for stream in reader.streams:
-                key = (stream.slot_id, stream.schema_fingerprint)
-                if key not in seen:
-                    seen.add(key)
-                    self.schemas.setdefault(stream.slot_id, []).append(reader.schema(stream.stream_id))
-
-    def _selected(self, options: SourceOptions, table: SlotTable) -> Slots:
-        if options.slots:
-            return {str(slot): table.resolve(slot) for slot in options.slots}
-        if len(self.schemas) > 1:
-            names = _names(sorted(self.schemas), table)
-            raise UsageError(f"topic {options.topic!r} has bundles with the slots {names}: choose with option 'slots'")
-        return {str(slot_id): slot_id for slot_id in self.schemas}
+def _schemas_of(options: SourceOptions, contents: Mapping[str, Contents]) -> dict[int, list[pa.Schema]]:
+    """Every stored schema by slot, the bundles' envelope left out."""
+    found: dict[int, list[pa.Schema]] = {}
+    for schemas in node_set(options).ask(contents, lambda node: node.schemas(options.topic)).values():
+        for slot_id, messages in schemas.by_slot.items():
+            if slot_id != ENVELOPE_SLOT:
+                found.setdefault(slot_id, []).extend(map(schema_of, messages))
+    return found
 
 
-def _names(slot_ids: Iterable[int], table: SlotTable) -> str:
-    return ", ".join(table.name_of(slot_id) or str(slot_id) for slot_id in slot_ids)
+def position_at(node: Node, options: SourceOptions, place: Place, core: CoreContents, unix_ns: int) -> int:
+    """The position of the first bundle of a core that was ingested at or after that time; behind the last if none was."""
+    for info in core.segments:
+        if info.last_ingestion_ts_nanos >= unix_ns:
+            if info.first_ingestion_ts_nanos >= unix_ns:
+                return offsets.position(info.segment_seq, 0)
+            request = AskWeights(options.topic, place.core, info.segment_seq, [])
+            times = node.weights(request).ingestion_unix_ns
+            index = next((index for index, time_ns in enumerate(times) if time_ns >= unix_ns), len(times))
+            return offsets.position(info.segment_seq, index, info.bundle_count)
+    return head_of(core)
+
+
+def head_of(core: CoreContents) -> int:
+    """The position behind everything that is sealed; 0 where nothing is."""
+    return max((offsets.position(info.segment_seq + 1, 0) for info in core.segments), default=0)
+
+
+def _position(wanted: str | offsets.Offsets | None, place: Place) -> int:
+    """-1: the end."""
+    if wanted is None or wanted == EARLIEST:
+        return 0
+    if isinstance(wanted, str):
+        return -1
+    return wanted.get(place, 0)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from quiver_actors.errors import UsageError
-from quiver_actors.spark.options import READ, WRITE, parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from quiver_actors.spark.reader import TopicReader
-    from quiver_actors.spark.writer import TopicWriter
+    from quiver_actors.spark.stream import TopicStreamReader
+    from quiver_actors.spark.writer import TopicStreamWriter, TopicWriter
 
 
 class QuiverSource(DataSource):
-    """Batch read and batch write of one topic of the node that each task runs on. Append only, at least once."""
+    """Batch and streaming, read and write, of one topic. Append only."""
 
     @classmethod
     def name(cls) -> str:
@@ -29,18 +29,37 @@ class QuiverSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of everything that is stored in the topic now."""
+        from quiver_actors.spark.options import READS, parse_options_of
         from quiver_actors.spark.reader import stored_schema
 
-        return stored_schema(parse_options(self.options, READ))
+        # Spark does not say whether the columns are for a batch or a stream.
+        return stored_schema(parse_options_of(self.options, READS))
 
     def reader(self, schema: StructType) -> TopicReader:
-        from quiver_actors.spark.reader import TopicReader
+        from quiver_actors.spark.options import READ, parse_options
+        from quiver_actors.spark.reader import FilteringReader, TopicReader
 
-        return TopicReader(parse_options(self.options, READ), schema)
+        options = parse_options(self.options, READ)
+        return FilteringReader(options, schema) if options.pushdown else TopicReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark calls it so
+        from quiver_actors.spark.options import READ_STREAM, parse_options
+        from quiver_actors.spark.stream import stream_reader
+
+        return stream_reader(parse_options(self.options, READ_STREAM), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
+        from quiver_actors.spark.options import WRITE, parse_options
         from quiver_actors.spark.writer import TopicWriter
 
         if overwrite:
             raise UsageError('a topic can only be appended to: write with .mode("append")')
         return TopicWriter(parse_options(self.options, WRITE), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802
+        from quiver_actors.spark.options import WRITE_STREAM, parse_options
+        from quiver_actors.spark.writer import TopicStreamWriter
+
+        if overwrite:
+            raise UsageError('a topic can only be appended to: write with .outputMode("append")')
+        return TopicStreamWriter(parse_options(self.options, WRITE_STREAM), schema)

@@ -1,155 +1,167 @@
-"""Batch write: each Arrow batch of a task becomes a bundle on the task's own node.
+"""Batch and streaming write. Each Arrow batch of a task becomes bundles on the task's own node.
 
-Guarantees: a task succeeds only when all its bundles are acknowledged. Bundles are visible as soon as they are sealed, and a task that
-Spark runs again pushes again: at least once.
+| commitProtocol | visible | a repeated task or micro-batch |
+|---|---|---|
+| batch (default) | all tasks together, when Spark commits | stores nothing twice, on whatever node it runs |
+| task | each task's rows when it ends | stores nothing twice; rows of a job that failed stay |
+| none | each bundle when it is sealed | may store again: at least once |
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
-from quiver_actors.client import Client
-from quiver_actors.errors import InvalidBundle, UsageError
-from quiver_actors.spark.conform import conform, storable_schema
-from quiver_actors.spark.connection import with_node
+from quiver_actors.errors import UsageError
+from quiver_actors.spark import commit
+from quiver_actors.spark.bundling import check_slot_columns
 from quiver_actors.spark.options import SourceOptions
-from quiver_actors.units import MIB, SECOND_NS
+from quiver_actors.spark.task import TaskWritten, skip_task, write_task
+from quiver_actors.transactions import Token
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger("quiver.spark")
 
-Slot: TypeAlias = str | int
-Bundle: TypeAlias = "pa.RecordBatch | dict[Slot, pa.RecordBatch]"
-
-PUSH_BUNDLES_MAX = 64
-PUSH_BYTES_TARGET = 16 * MIB
-"""What is pushed before its acknowledgements are awaited: enough to keep the node busy, little enough to hold in memory."""
-
-
-@dataclass(frozen=True)
-class TaskWritten(WriterCommitMessage):
-    """What one task has pushed, all of it acknowledged."""
-
-    bundles: int
-    rows: int
+Messages = Sequence[TaskWritten | None]
 
 
 class TopicWriter(DataSourceArrowWriter):
-    """The writer of one job. Made on the driver, pickled to its tasks."""
+    """The writer of one job. Made on the driver, pickled to its tasks; the same object commits."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        check_slot_columns(options.slots, schema)
         self._options = options
-        _check_slot_columns(options.slots, schema)
+        self._txn_id = ""
+        self._decisions = ""
+        self._run: commit.Run | None = None
+        if options.commit_protocol != "none":
+            self._decisions = commit.decisions_location(options)
+            named = options.txn_app_id is not None
+            self._txn_id = commit.transaction_id(options.txn_app_id, options.txn_version) if named else uuid.uuid4().hex
+            self._run = commit.open_run(self._txn_id, self._decisions)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-        """Push every batch of one task. Drains the iterator: a Python worker that does not is not used again."""
+        """Store the rows of one task."""
         options = self._options
-        bundles = rows = 0
-        for batches in _portions(iterator):
-            pushes = [bundle for batch in batches for bundle in bundles_of(batch, options.slots)]
-            with_node(options.run_dir, options.push_timeout_ns, partial(self._push, pushes))
-            bundles += len(pushes)
-            rows += sum(batch.num_rows for batch in batches)
-        return TaskWritten(bundles, rows)
-
-    def _push(self, bundles: list[Bundle], client: Client) -> None:
-        client.push_many(bundles, topic=self._options.topic, timeout=self._options.push_timeout_ns / SECOND_NS)
+        if options.commit_protocol == "none":
+            return write_task(options, None, iterator)
+        if self._run is None:
+            return skip_task(iterator)
+        if options.commit_protocol == "task":
+            return write_partition(options, self._txn_id, self._decisions, iterator)
+        return write_task(options, self._run, iterator)
 
     def commit(self, messages: list[TaskWritten | None]) -> None:
-        self._log("committed", messages)
+        """Decide and publish; a write that was committed before under its `txnAppId` and `txnVersion` is only published."""
+        if self._options.commit_protocol == "batch":
+            if self._run is None:
+                commit.publish_again(self._options, self._txn_id, self._decisions)
+            else:
+                commit.publish(self._options, commit.decide(self._run, tokens_of(messages)).tokens)
+        log("committed", self._options, messages)
 
     def abort(self, messages: list[TaskWritten | None]) -> None:
-        """Nothing is taken back: what tasks have pushed before the job failed stays in the topic."""
-        self._log("aborted", messages)
-
-    def _log(self, outcome: str, messages: list[TaskWritten | None]) -> None:
-        done = [message for message in messages if message is not None]
-        logger.info(
-            "quiver.spark.%s topic=%s tasks=%d bundles=%d rows=%d",
-            outcome,
-            self._options.topic,
-            len(done),
-            sum(message.bundles for message in done),
-            sum(message.rows for message in done),
-        )
+        """Take back what is staged, unless it was committed: Spark calls this also when `commit` has failed."""
+        if self._options.commit_protocol == "batch" and self._run is not None:
+            commit.abort(self._options, self._run, tokens_of(messages))
+        log("aborted", self._options, messages)
 
 
-def bundles_of(batch: pa.RecordBatch, slots: tuple[Slot, ...]) -> list[Bundle]:
-    """Cut one batch of Spark's into bundles.
+class TopicStreamWriter(DataSourceStreamArrowWriter):
+    """The writer of one micro-batch. Another one commits: everything it needs is in the messages."""
 
-    Without slots, or with one, the batch is the bundle. With several, each slot is a struct column; a row whose struct is null has
-    nothing in that slot. Rows with the same slots form one bundle, so that the batches of a bundle are always row by row.
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        check_slot_columns(options.slots, schema)
+        self._options = options
+        self._decisions = "" if options.commit_protocol == "none" else commit.decisions_location(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+        """Store the rows of one task of a micro-batch."""
+        options = self._options
+        if options.commit_protocol == "none":
+            return write_task(options, None, iterator)
+        txn_id = micro_batch_id()
+        if options.commit_protocol == "task":
+            return write_partition(options, txn_id, self._decisions, iterator)
+        run = commit.open_run(txn_id, self._decisions)
+        if run is None:
+            skip_task(iterator)
+            # The commit finds the decision by the transaction's name.
+            return TaskWritten(run=commit.Run(txn_id, 0, self._decisions), is_done_before=True)
+        return write_task(options, run, iterator)
+
+    def commit(self, messages: list[TaskWritten | None], batchId: int) -> None:  # noqa: N803 - Spark passes it so
+        """Decide and publish; a replayed micro-batch, whose decision stands, is only published."""
+        if self._options.commit_protocol == "batch":
+            runs = [message.run for message in messages if message is not None and message.run is not None]
+            if any(message is not None and message.is_done_before for message in messages):
+                commit.publish_again(self._options, runs[0].txn_id, runs[0].decisions)
+            elif runs:
+                commit.publish(self._options, commit.decide(runs[0], tokens_of(messages)).tokens)
+        log("committed", self._options, messages, batchId)
+
+    def abort(self, messages: list[TaskWritten | None], batchId: int) -> None:  # noqa: N803
+        """As `TopicWriter.abort`. Without a message there is nothing to name: what is staged expires."""
+        runs = {message.run for message in messages if message is not None and message.run is not None}
+        if self._options.commit_protocol == "batch":
+            for run in runs:
+                tokens = [token for token in tokens_of(messages) if token.epoch == run.epoch]
+                commit.abort(self._options, run, tokens)
+        log("aborted", self._options, messages, batchId)
+
+
+def write_partition(
+    options: SourceOptions, txn_id: str, decisions: str, batches: Iterator[pa.RecordBatch]
+) -> TaskWritten:
+    """`commitProtocol=task`: stage, decide and publish the rows of one partition in its task."""
+    context = TaskContext.get()
+    own_id = f"{txn_id}-p{context.partitionId() if context is not None else 0}"
+    run = commit.open_run(own_id, decisions)
+    if run is None:
+        written = skip_task(batches)
+        commit.publish_again(options, own_id, decisions)
+        return written
+    written = write_task(options, run, batches)
+    commit.publish(options, commit.decide(run, tokens_of([written])).tokens)
+    return TaskWritten(written.bundles, written.rows)
+
+
+def micro_batch_id() -> str:
+    """The transaction of the micro-batch that the calling task belongs to: the same when it is replayed.
 
     Raises:
-        InvalidBundle: a row in which every slot is null.
+        UsageError: this is no task of a streaming query.
     """
-    batch = conform(batch, storable_schema(batch.schema))
-    if not slots:
-        return [batch]
-    if len(slots) == 1:
-        return [{slots[0]: batch}]
-    present = _slots_present(batch, slots)
-    patterns = np.unique(present)
-    if patterns[0] == 0:
-        raise InvalidBundle(f"a row has null in every slot column ({', '.join(map(str, slots))}): filter such rows out")
-    return [
-        _structs_as_batches(
-            batch if len(patterns) == 1 else batch.filter(pa.array(present == pattern)), slots, int(pattern)
-        )
-        for pattern in patterns
-    ]
-
-
-def _slots_present(batch: pa.RecordBatch, slots: tuple[Slot, ...]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """For each row a bit mask of the slots that are not null."""
-    present = np.zeros(batch.num_rows, dtype=np.uint64)
-    for bit, slot in enumerate(slots):
-        valid = batch.column(str(slot)).is_valid().to_numpy(zero_copy_only=False)
-        present |= valid.astype(np.uint64) << np.uint64(bit)
-    return present
-
-
-def _structs_as_batches(batch: pa.RecordBatch, slots: tuple[Slot, ...], pattern: int) -> dict[Slot, pa.RecordBatch]:
-    return {
-        slot: pa.RecordBatch.from_struct_array(batch.column(str(slot)))
-        for bit, slot in enumerate(slots)
-        if pattern >> bit & 1
-    }
-
-
-def _portions(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Group batches with rows up to the push limits."""
-    portion: list[pa.RecordBatch] = []
-    portion_bytes = 0
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        portion.append(batch)
-        portion_bytes += batch.nbytes
-        if len(portion) >= PUSH_BUNDLES_MAX or portion_bytes >= PUSH_BYTES_TARGET:
-            yield portion
-            portion, portion_bytes = [], 0
-    if portion:
-        yield portion
-
-
-def _check_slot_columns(slots: tuple[Slot, ...], schema: StructType) -> None:
-    if len(slots) < 2:
-        return
-    columns = {field.name: field.dataType.typeName() for field in schema}
-    expected = dict.fromkeys(map(str, slots), "struct")
-    if columns != expected:
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+    if query is None or batch is None:
         raise UsageError(
-            f"option 'slots' names {', '.join(expected)}: expected exactly these columns, each a struct, but the data has "
-            + ", ".join(f"{name} {kind}" for name, kind in columns.items())
+            "this task belongs to no micro-batch: Spark did not name its query; write with commitProtocol=none"
         )
+    return commit.transaction_id(query, batch)
+
+
+def tokens_of(messages: Messages) -> list[Token]:
+    return [Token.decode(token) for message in messages if message is not None for token in message.tokens]
+
+
+def log(outcome: str, options: SourceOptions, messages: Messages, batch_id: int | None = None) -> None:
+    done = [message for message in messages if message is not None]
+    logger.info(
+        "quiver.spark.%s topic=%s%s tasks=%d bundles=%d rows=%d",
+        outcome,
+        options.topic,
+        "" if batch_id is None else f" batch={batch_id}",
+        len(done),
+        sum(message.bundles for message in done),
+        sum(message.rows for message in done),
+    )

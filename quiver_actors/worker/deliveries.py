@@ -189,20 +189,28 @@ class Deliveries:
         )
 
     def drop_orphans(self) -> bool:
-        """Unregister those that nobody was attached to for the topic's `orphan_ttl`; whether there were any."""
-        ttl_ns = self._engine.settings.orphan_ttl_ns
-        if not ttl_ns or not self.is_open:
+        """Unregister those that nobody was attached to for their time to live, or the topic's; whether there were any."""
+        if not self.is_open:
             return False
-        limit_ns = self._clock.monotonic_ns() - ttl_ns
+        now_ns = self._clock.monotonic_ns()
         attached = {attachment.subscriber for attachment in self._order}
         idle = [name for name in self._engine.subscribers() if name not in attached]
-        late = [name for name in idle if self._detached.get(name, self._started)[0] <= limit_ns]
+        late = [
+            name
+            for name in idle
+            if (ttl_ns := self._orphan_ttl_ns(name)) and self._detached.get(name, self._started)[0] <= now_ns - ttl_ns
+        ]
         for subscriber in late:
             self._journal.event(
                 "subscriber.orphan_dropped", level=logging.WARNING, topic=self._topic, subscriber=subscriber
             )
             self._unregister(subscriber)
         return bool(late)
+
+    def _orphan_ttl_ns(self, subscriber: str) -> int:
+        """Its own, else the topic's; 0 = for ever."""
+        terms = self.terms.get(subscriber)
+        return (terms.orphan_ttl_ns if terms else 0) or self._engine.settings.orphan_ttl_ns
 
     def detach(self, session: Session) -> None:
         """The connection has ended: everything that it held can be claimed by others at once."""
@@ -546,6 +554,12 @@ def _check_terms(terms: Terms) -> None:
         raise UsageError(f"exhausted {terms.exhausted!r} is unknown: expected one of {', '.join(EXHAUSTED_TARGETS)}")
     if not 0 <= terms.backfill_ratio <= BACKFILL_CYCLE:
         raise UsageError(f"backfill_ratio {terms.backfill_ratio}: expected 0..{BACKFILL_CYCLE} of {BACKFILL_CYCLE}")
-    numbers = (terms.lease_ns, terms.max_in_flight_bundles, terms.max_in_flight_bytes, terms.max_deliveries)
+    numbers = (
+        terms.lease_ns,
+        terms.max_in_flight_bundles,
+        terms.max_in_flight_bytes,
+        terms.max_deliveries,
+        terms.orphan_ttl_ns,
+    )
     if min(numbers) < 0:
         raise UsageError(f"terms with a negative number: {terms}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +13,8 @@ import pyarrow.compute as pc
 import pytest
 
 from quiver_actors.client import connect
-from quiver_actors.spark import ensure_java, session_conf, use
-from tests.integration.node_process import Directories, NodeProcess, command_line
+from quiver_actors.spark import use
+from tests.integration.spark_node import Node
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,71 +25,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-TOPICS = ("types", "slots", "arrow", "drift", "projection", "threads", "zones", "restart", "partitions", "sql", "empty")
-CONFIG = (
-    "[segment]\ntarget_size = '64KiB'\n[topics.travel.slots]\nflights = 0\nweather = 1\n"
-    + "[topics.slots.slots]\na = 3\nb = 5\n"
-    + "".join(f"[topics.{topic}]\n" for topic in TOPICS if topic != "slots")
-)
-
-
-class Node:
-    """`quiver up` with two workers on directories that outlive it."""
-
-    def __init__(self) -> None:
-        self._directories = Directories()
-        self._config = self._directories.base / "quiver.toml"
-        self._config.write_text(CONFIG)
-        self.run_dir = self._directories.run
-        self.start()
-
-    def start(self) -> None:
-        options = {
-            "--config": self._config,
-            "--data-dir": self._directories.data,
-            "--run-dir": self.run_dir,
-            "--cores": 2,
-        }
-        arguments = [str(part) for option in options.items() for part in option]
-        command = command_line("quiver_actors.cli.main", "up", *arguments)
-        self._process = NodeProcess(command, self.run_dir).wait_ready()
-
-    def stop(self) -> None:
-        assert self._process.stop() == 0, self._process.logged()
-
-    def remove(self) -> None:
-        self.stop()
-        self._directories.remove()
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    node = Node()
-    yield node
-    node.remove()
-
-
-@pytest.fixture(scope="module")
-def spark(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    ensure_java()
-    directory = tmp_path_factory.mktemp("spark")
-    os.environ |= {"QUIVER_RUN_DIR": str(node.run_dir), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config(map=session_conf())
-        .config("spark.ui.enabled", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.sql.session.timeZone", "America/New_York")
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .config("spark.local.dir", str(directory / "local"))
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
-    del os.environ["QUIVER_RUN_DIR"]
 
 
 def save(frame: DataFrame, topic: str, **options: str) -> None:
@@ -215,7 +148,7 @@ def test_the_same_table_is_stored_under_one_schema(spark: SparkSession, node: No
 
 def test_a_read_is_cut_into_partitions_by_bytes(spark: SparkSession) -> None:
     frame = spark.sql("SELECT id, CAST(id AS STRING) s FROM RANGE(100000)")
-    save(frame, "partitions")
+    save(frame, "partitions", bundleBytes="64KiB")
     whole, cut = load(spark, "partitions"), load(spark, "partitions", maxPartitionBytes="256KiB")
     assert whole.rdd.getNumPartitions() < cut.rdd.getNumPartitions()
     assert cut.toArrow().sort_by("id").equals(frame.toArrow().cast(cut.toArrow().schema).sort_by("id"))

@@ -56,6 +56,7 @@ RANKS = {
 TOP = (
     "quiver_actors.cli",
     "quiver_actors.spark",
+    "quiver_actors.flight",
     "quiver_actors.demo",
     "quiver_actors.inspection",
     "quiver_actors.forward",

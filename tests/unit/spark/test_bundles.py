@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from quiver_actors.errors import InvalidBundle, UsageError
+from quiver_actors.flight.rows import rows_of
+from quiver_actors.spark.bundling import bundles_of, by_key, sized
 from quiver_actors.spark.options import SourceOptions
-from quiver_actors.spark.reader import rows_of
-from quiver_actors.spark.writer import TopicWriter, bundles_of
+from quiver_actors.spark.writer import TopicWriter
 
 STRUCTS = pa.schema([("a", pa.struct([("x", pa.int64())])), ("b", pa.struct([("y", pa.string())]))])
 SLOTS = {"a": 0, "b": 1}
@@ -76,3 +81,31 @@ def test_several_slots_need_exactly_their_struct_columns() -> None:
     with pytest.raises(UsageError, match="a integer, b struct"):
         TopicWriter(SourceOptions(slots=("a", "b")), schema)
     TopicWriter(SourceOptions(slots=("only",)), schema)
+
+
+def test_a_batch_that_fits_is_taken_as_it_is() -> None:
+    batch = pa.record_batch({"x": pa.array(range(1000))})
+    (found,) = sized([batch], batch.nbytes)
+    assert found is batch
+
+
+@given(st.lists(st.integers(0, 400), max_size=20), st.integers(64, 4000))
+def test_sizes_follow_the_target_and_no_row_is_lost_or_moved(rows: list[int], target_bytes: int) -> None:
+    counter = itertools.count()
+    batches = [pa.record_batch({"x": pa.array(list(itertools.islice(counter, count)), pa.int64())}) for count in rows]
+    found = list(sized(batches, target_bytes))
+    assert [value for batch in found for value in batch.column("x").to_pylist()] == list(range(sum(rows)))
+    assert all(batch.nbytes <= max(2 * target_bytes, 8) for batch in found)
+    assert all(batch.nbytes >= target_bytes // 2 - 8 for batch in found[:-1]) or max(rows) * 8 > target_bytes // 2
+
+
+def test_rows_of_one_key_stay_together_and_in_order() -> None:
+    batch = pa.record_batch({"k": ["a", "b", "a", None, "b"], "n": [0, 1, 2, 3, 4]})
+    classes = by_key(batch, "k")
+    rows = [row for part in classes.values() for row in part.to_pylist()]
+    assert sorted(rows, key=lambda row: row["n"]) == batch.to_pylist()
+    for key in ("a", "b", None):
+        holders = [part for part in classes.values() if key in part.column("k").to_pylist()]
+        assert len(holders) == 1
+    with pytest.raises(UsageError, match="column 'z'"):
+        by_key(batch, "z")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.errors import UnsupportedType
-from quiver_actors.spark.conform import conform, spark_schema, spark_type, storable_schema
+from quiver_actors.flight.conform import conform, spark_schema, spark_type, storable_schema
 
 US = datetime.timedelta(microseconds=1)
 EPOCH = datetime.datetime(1970, 1, 1)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from quiver_actors.errors import ConfigError
-from quiver_actors.spark.options import OPTIONS, READ, WRITE, SourceOptions, parse_options
+from quiver_actors.spark.options import (
+    ANY,
+    OPTIONS,
+    READ,
+    READ_STREAM,
+    WRITE,
+    WRITE_STREAM,
+    SourceOptions,
+    parse_options,
+)
 from quiver_actors.units import MIB, SECOND_NS
 
 
@@ -24,7 +35,7 @@ def test_values_are_read() -> None:
     options = parse_options(
         {"path": "travel", "runDir": "/run/q", "slots": "flights, 7", "maxPartitionBytes": "16MiB"}, READ
     )
-    assert options == SourceOptions("travel", "/run/q", ("flights", 7), max_partition_bytes=16 * MIB)
+    assert options == SourceOptions("travel", "/run/q", slots=("flights", 7), max_partition_bytes=16 * MIB)
 
 
 def test_topic_and_path_may_agree_but_not_differ() -> None:
@@ -52,3 +63,44 @@ def test_an_option_of_the_other_direction_is_unknown() -> None:
 def test_a_value_that_is_not_understood_names_its_option(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"option '{name}'"):
         parse_options({name: text}, READ)
+
+
+@pytest.mark.parametrize(
+    ("options", "operation", "message"),
+    [
+        ({"txnAppId": "a"}, WRITE, "'txnAppId' and 'txnVersion'"),
+        ({"txnVersion": "3"}, WRITE, "'txnAppId' and 'txnVersion'"),
+        ({"txnAppId": "a", "txnVersion": "3", "commitProtocol": "none"}, WRITE, "needs commitProtocol=batch"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "0"}, READ_STREAM, "contradict"),
+        ({"startingOffsets": "latest"}, READ, "has no rows"),
+        ({"endingOffsets": "earliest"}, READ, "nothing ends"),
+        ({"key": "id", "slots": "a,b"}, WRITE, "several slots"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, str], operation: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_options(options, operation)
+
+
+def test_what_spark_adds_by_itself_is_no_error() -> None:
+    assert parse_options({"checkpointlocation": "/x", "queryname": "q"}, WRITE_STREAM).checkpoint == "/x"
+    assert parse_options({"queryName": "q"}, READ_STREAM) == SourceOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "unix_ns"),
+    [("1500", 1_500_000_000), ("1970-01-01T00:00:01+00:00", 10**9), ("1970-01-01T01:00:00.5+01:00", 5 * 10**8)],
+)
+def test_a_time_is_milliseconds_or_has_a_zone(text: str, unix_ns: int) -> None:
+    assert parse_options({"startingTimestamp": text}, READ).starting_unix_ns == unix_ns
+    with pytest.raises(ConfigError, match="with a zone"):
+        parse_options({"startingTimestamp": "2024-05-01T00:00:00"}, READ)
+
+
+def test_the_documented_table_is_the_table() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    section = text.split("## Options", 1)[1].split("\n## ", 1)[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    documented = {row[0].strip("|` "): row[1] for row in rows}
+    users = {option.name: "all" if set(option.used_by) == set(ANY) else ", ".join(option.used_by) for option in OPTIONS}
+    assert documented == users

@@ -5,56 +5,71 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver_actors.spark.plan import BundleRange, StoredSegment, plan_partitions
+from quiver_actors.flight.contract import BundleRange
+from quiver_actors.spark.offsets import Place
+from quiver_actors.spark.plan import Extent, StoredRange, plan_partitions, ranges_between
 
+A, B = Place("a", 0), Place("b", 1)
+
+
+def whole(place: Place, segment_seq: int, bundles: int, size_bytes: int) -> StoredRange:
+    return StoredRange(place, segment_seq, 0, bundles, bundles, size_bytes)
+
+
+places = st.builds(Place, st.sampled_from("ab"), st.integers(0, 1))
 segments = st.lists(
-    st.builds(StoredSegment, st.integers(0, 2), st.integers(0, 50), st.integers(0, 40), st.integers(1, 1000)),
-    unique_by=lambda segment: (segment.core, segment.segment_seq),
+    st.builds(whole, places, st.integers(0, 50), st.integers(0, 40), st.integers(1, 1000)),
+    unique_by=lambda stored: (stored.place, stored.segment_seq),
 )
 
 
 def test_small_segments_share_a_partition_and_a_big_one_is_split() -> None:
-    stored = [
-        StoredSegment(0, 1, 10, 100),
-        StoredSegment(0, 2, 4, 30),
-        StoredSegment(0, 3, 4, 30),
-        StoredSegment(1, 1, 1, 9),
-    ]
-    assert plan_partitions(stored, 64) == [
-        [BundleRange(0, 1, 0, 5)],
-        [BundleRange(0, 1, 5, 10)],
-        [BundleRange(0, 2, 0, 4), BundleRange(0, 3, 0, 4)],
-        [BundleRange(1, 1, 0, 1)],
+    stored = [whole(A, 1, 10, 100), whole(A, 2, 4, 30), whole(A, 3, 4, 30), whole(B, 1, 1, 9)]
+    assert [(planned.place, planned.ranges) for planned in plan_partitions(stored, 64)] == [
+        (A, [BundleRange(0, 1, 0, 5)]),
+        (A, [BundleRange(0, 1, 5, 10)]),
+        (A, [BundleRange(0, 2, 0, 4), BundleRange(0, 3, 0, 4)]),
+        (B, [BundleRange(1, 1, 0, 1)]),
     ]
 
 
 def test_one_huge_bundle_is_one_partition() -> None:
-    assert plan_partitions([StoredSegment(0, 0, 1, 10**9)], 64) == [[BundleRange(0, 0, 0, 1)]]
+    (planned,) = plan_partitions([whole(A, 0, 1, 10**9)], 64)
+    assert planned.ranges == [BundleRange(0, 0, 0, 1)]
 
 
-@given(segments, st.integers(1, 500))
-def test_every_bundle_is_read_exactly_once_and_in_order(stored: list[StoredSegment], bytes_max: int) -> None:
+def test_at_least_so_many_partitions_as_far_as_there_are_bundles() -> None:
+    assert len(plan_partitions([whole(A, 0, 100, 1000)], 10**6, 8)) >= 8
+    assert len(plan_partitions([whole(A, 0, 3, 1000)], 10**6, 8)) == 3
+
+
+@given(segments, st.integers(1, 500), st.integers(1, 20))
+def test_every_bundle_is_read_exactly_once_and_in_order(stored: list[StoredRange], bytes_max: int, count: int) -> None:
     planned = [
-        (piece.core, piece.segment_seq, index)
-        for partition in plan_partitions(stored, bytes_max)
-        for piece in partition
+        (partition.place, piece.segment_seq, index)
+        for partition in plan_partitions(stored, bytes_max, count)
+        for piece in partition.ranges
         for index in range(piece.bundle_start, piece.bundle_end)
     ]
-    assert planned == [(s.core, s.segment_seq, index) for s in sorted(stored) for index in range(s.bundle_count)]
+    assert planned == [(s.place, s.segment_seq, index) for s in sorted(stored) for index in range(s.bundle_count)]
 
 
 @given(segments, st.integers(1, 500))
-def test_a_partition_stays_on_one_core_and_below_the_limit_if_bundles_allow(
-    stored: list[StoredSegment], bytes_max: int
-) -> None:
-    sizes = {(s.core, s.segment_seq): s for s in stored}
+def test_a_partition_stays_below_the_limit_if_bundles_allow(stored: list[StoredRange], bytes_max: int) -> None:
+    sizes = {(s.place, s.segment_seq): s for s in stored}
     for partition in plan_partitions(stored, bytes_max):
-        assert len({piece.core for piece in partition}) == 1
-        if len(partition) > 1:
-            weights = [
-                sizes[piece.core, piece.segment_seq].size_bytes
-                * (piece.bundle_end - piece.bundle_start)
-                // sizes[piece.core, piece.segment_seq].bundle_count
-                for piece in partition
-            ]
+        of = [(sizes[partition.place, piece.segment_seq], piece) for piece in partition.ranges]
+        if len(of) > 1:
+            weights = [s.size_bytes * (p.bundle_end - p.bundle_start) // s.bundle_count for s, p in of]
             assert sum(weights) <= bytes_max
+
+
+def test_a_range_takes_the_parts_of_segments_that_are_in_it() -> None:
+    stored = [Extent(3, 4, 40), Extent(5, 4, 40), Extent(9, 4, 40)]
+    found = ranges_between(A, stored, (3, 2), (9, 1))
+    assert [(piece.segment_seq, piece.bundle_start, piece.bundle_end) for piece in found] == [
+        (3, 2, 4),
+        (5, 0, 4),
+        (9, 0, 1),
+    ]
+    assert ranges_between(A, stored, (4, 0), (5, 0)) == []

@@ -1,0 +1,191 @@
+"""A node of this host, through its workers' sockets.
+
+Holds of streaming readers are kept open here. One that nobody looked through for a minute is closed: its reader is gone, and the
+subscriber's time to live runs from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from quiver_actors.client import Client
+from quiver_actors.client.hold import HeldCore, Hold
+from quiver_actors.errors import ClosedError, WorkerUnavailable
+from quiver_actors.flight.contract import (
+    Acknowledge,
+    AskWeights,
+    ConfirmGap,
+    Contents,
+    CoreContents,
+    HoldTerms,
+    Look,
+    ReadTicket,
+    Schemas,
+    Weights,
+    schema_bytes,
+    schema_of,
+)
+from quiver_actors.flight.rows import read_rows
+from quiver_actors.model import BundleId
+from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.transactions import Token
+from quiver_actors.units import SECOND_NS
+
+HOLD_IDLE_SECONDS = 60.0
+CHECK_SECONDS = 60.0
+_CHECK_LOOK_SECONDS = 0.02
+
+
+class LocalNode:
+    """See the module. Methods may be called by several threads."""
+
+    def __init__(self, name: str, client: Callable[[], Client]) -> None:
+        """`client` returns the client to use; asked anew for each request, so that it may be replaced."""
+        self.name = name
+        self._client = client
+        self._holds: dict[tuple[str, str], _KeptHold] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def data_dir(self) -> str:
+        """Where the node keeps its data: for what is to be found by its workers and by programs of their user."""
+        return self._client().data_dir
+
+    def look(self, request: Look) -> Contents:
+        client = self._client()
+        if request.hold is not None:
+            return self._look_held(client, request, request.hold)
+        if request.flush:
+            client.flush(request.topic)
+        segments = self._checked_segments(client, request.topic)
+        cores = [CoreContents(core, infos) for core, infos in segments.items()]
+        return Contents(self.name, dict(client.topics()[request.topic].slots), cores)
+
+    def _checked_segments(self, client: Client, topic: str) -> dict[int, list[SegmentInfo]]:
+        """Those that were found at the workers' start are read through in the background first: what is damaged is not offered."""
+        deadline = time.monotonic() + CHECK_SECONDS
+        while True:
+            segments = client.segments(topic)
+            unchecked = sum(not info.is_checked for infos in segments.values() for info in infos)
+            if not unchecked:
+                return segments
+            if time.monotonic() > deadline:
+                raise WorkerUnavailable(
+                    f"node {self.name}: {unchecked} segments of topic {topic!r} are still being checked after {CHECK_SECONDS:.0f} s; "
+                    "the node has just been started: try again"
+                )
+            time.sleep(_CHECK_LOOK_SECONDS)
+
+    def _look_held(self, client: Client, request: Look, terms: HoldTerms) -> Contents:
+        key = (request.topic, terms.subscriber)
+        with self._lock:
+            kept = self._holds.get(key)
+            if kept is None:
+                kept = self._holds[key] = _KeptHold(client, request.topic, terms)
+        with kept.lock:
+            found = kept.look(request.flush)
+            cores = [
+                CoreContents(core, held.segments, held.gaps, held.oldest, core not in kept.known_on)
+                for core, held in found.items()
+            ]
+            kept.known_on.update(found)
+        self.close_idle_holds()
+        return Contents(self.name, dict(client.topics()[request.topic].slots), cores)
+
+    def schemas(self, topic: str) -> Schemas:
+        client = self._client()
+        seen: set[tuple[int, bytes]] = set()
+        by_slot: dict[int, list[bytes]] = {}
+        for core, infos in client.segments(topic).items():
+            for info in infos:
+                reader = client.read_segment(core, topic, info.segment_seq)
+                for stream in reader.streams:
+                    key = (stream.slot_id, stream.schema_fingerprint)
+                    if key not in seen:
+                        seen.add(key)
+                        by_slot.setdefault(stream.slot_id, []).append(schema_bytes(reader.schema(stream.stream_id)))
+        return Schemas(by_slot)
+
+    def weights(self, request: AskWeights) -> Weights:
+        reader = self._client().read_segment(request.core, request.topic, request.segment_seq)
+        indexes = range(reader.bundle_count)
+        slots = None if request.slots is None else tuple(request.slots)
+        rows = [sum(batch.num_rows for batch in reader.bundle(index, slots).values()) for index in indexes]
+        return Weights(
+            rows,
+            [reader.byte_count(index) or 0 for index in indexes],
+            [reader.ingestion_ts(index) or 0 for index in indexes],
+        )
+
+    def acknowledge(self, request: Acknowledge) -> None:
+        bundle_id = BundleId(request.topic, request.core, request.segment_seq, request.bundle_index)
+        self._client().ack_through(bundle_id, subscriber=request.subscriber)
+
+    def confirm_gap(self, request: ConfirmGap) -> None:
+        with self._lock:
+            kept = self._holds.get((request.topic, request.subscriber))
+        if kept is not None:
+            with kept.lock:
+                kept.hold.confirm(request.core, request.notice)
+
+    def publish(self, tokens: Sequence[str]) -> None:
+        client: Any = self._client()
+        client.publish([Token.decode(token) for token in tokens])
+
+    def abort_tokens(self, tokens: Sequence[str]) -> None:
+        client: Any = self._client()
+        client.abort_tokens([Token.decode(token) for token in tokens])
+
+    def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
+        return read_rows(
+            self._client(),
+            self.name,
+            ticket.topic,
+            ticket.slots,
+            ticket.ranges,
+            schema_of(ticket.schema),
+            skip_missing=ticket.skip_missing,
+        )
+
+    def close_idle_holds(self, idle_seconds: float = HOLD_IDLE_SECONDS) -> None:
+        """Let go of holds whose readers are gone."""
+        limit_ns = time.monotonic_ns() - round(idle_seconds * SECOND_NS)
+        with self._lock:
+            idle = [key for key, kept in self._holds.items() if kept.used_at_ns < limit_ns]
+            closing = [self._holds.pop(key) for key in idle]
+        for kept in closing:
+            kept.hold.close()
+
+
+class _KeptHold:
+    """A hold with what has to be known of it. Everything but `used_at_ns` is used under `lock`."""
+
+    def __init__(self, client: Client, topic: str, terms: HoldTerms) -> None:
+        self.lock = threading.Lock()
+        self.used_at_ns = time.monotonic_ns()
+        self.known_on = {
+            core
+            for core, infos in client.subscribers(topic).items()
+            if terms.subscriber in {info.subscriber for info in infos}
+        }
+        """Workers that know the subscriber."""
+        self._terms = client, topic, terms
+        self.hold = self._attached()
+
+    def _attached(self) -> Hold:
+        client, topic, terms = self._terms
+        starts = {core: BundleId(topic, core, *start) for core, start in terms.starts.items() if start != (0, 0)}
+        return client.hold(terms.subscriber, topic=topic, starts=starts, ttl=terms.ttl_ns / SECOND_NS)
+
+    def look(self, flush: bool) -> dict[int, HeldCore]:
+        self.used_at_ns = time.monotonic_ns()
+        try:
+            return self.hold.look(flush=flush)
+        except ClosedError:
+            self.hold = self._attached()
+            return self.hold.look(flush=flush)

@@ -1,0 +1,158 @@
+"""Exactly once, across nodes: what a task stages, and what the driver decides and publishes.
+
+    task      stage (invisible) -> push -> prepare (durable, invisible) -> token to the driver
+    driver    commit: the decision, made once beside the checkpoint -> publish on every node, repeated until it is done
+              abort: only where no commit was decided
+
+Attempts that lost, on whatever node, are in no decision and are never visible; their nodes drop them. A replayed micro-batch finds
+its decision, stores nothing, and publishes what was decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from quiver_actors.errors import QuiverError, TransactionAborted, TransactionDecided
+from quiver_actors.flight.contract import Node
+from quiver_actors.flight.members import parse_static
+from quiver_actors.spark.nodes import node_set
+from quiver_actors.spark.options import SourceOptions
+from quiver_actors.transactions import Decision, Decisions, Token
+from quiver_actors.units import SECOND_NS
+
+T = TypeVar("T")
+
+logger = logging.getLogger("quiver.spark")
+
+_OTHER = re.compile(r"[^A-Za-z0-9_.-]")
+_TXN_ID_MAX = 96
+_PUBLISH_RETRY_SECONDS = (0.1, 5.0)
+DECISIONS_DIRECTORY = "_quiver_decisions"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt to write a transaction: what driver and tasks have to agree on."""
+
+    txn_id: str
+    epoch: int
+    decisions: str
+
+
+def transaction_id(*parts: object) -> str:
+    """A transaction id of these parts: readable, and different for different parts."""
+    text = "-".join(map(str, parts))
+    plain = _OTHER.sub("_", text).lstrip(".")
+    if plain == text and len(text) <= _TXN_ID_MAX:
+        return text
+    return f"{plain[: _TXN_ID_MAX - 17]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def decisions_location(options: SourceOptions) -> str:
+    """Where the decisions of a write go: beside its checkpoint, else into the directory of nodes, else to the only node.
+
+    All processes that take part must reach it: driver, tasks, and workers (which ask after a prepared bundle's time to live).
+    """
+    if options.checkpoint is not None:
+        return f"{_as_location(options.checkpoint)}/{DECISIONS_DIRECTORY}"
+    nodes = node_set(options)
+    if nodes.where is not None and parse_static(nodes.where) is None:
+        return f"{_as_location(nodes.where)}/{DECISIONS_DIRECTORY}"
+    local = nodes.local()
+    if local is None:
+        raise QuiverError(
+            "there is no place for the decision of this write that all nodes reach: give option 'checkpointLocation' (any shared "
+            "file system), name a directory of nodes with option 'nodes', or write with commitProtocol=task or none"
+        )
+    return os.path.join(local.data_dir, DECISIONS_DIRECTORY)
+
+
+def _as_location(text: str) -> str:
+    """Spark writes `file:/path`; Arrow wants `file:///path`."""
+    found = re.match(r"^file:/+(.*)$", text)
+    return f"/{found.group(1)}".rstrip("/") if found else text.rstrip("/")
+
+
+def decide(run: Run, tokens: Sequence[Token]) -> Decision:
+    """Make the decision, or find the one that stands.
+
+    Raises:
+        TransactionAborted: the run came too late; Spark runs the job or the micro-batch again.
+    """
+    late = [token for token in tokens if token.epoch != run.epoch]
+    if late:
+        raise TransactionAborted(
+            f"transaction {run.txn_id!r}: its tasks ran in epochs {sorted({token.epoch for token in tokens})}, as one was aborted "
+            "meanwhile; run it again"
+        )
+    return Decisions(run.decisions).commit(run.txn_id, run.epoch, tokens)
+
+
+def publish(options: SourceOptions, tokens: Iterable[Token]) -> None:
+    """Make decided bundles visible on every node, at once; a node that is away is tried until `pushTimeout`.
+
+    Raises:
+        QuiverError: a node could not be reached in time; the decision stands, and publishing goes on when the write is repeated.
+    """
+    by_node = _by_node(tokens)
+
+    def publish_on(node: Node) -> None:
+        _patiently(lambda: node.publish(by_node[node.name]), options.push_timeout_ns)
+
+    node_set(options).ask(by_node, publish_on)
+
+
+def abort(options: SourceOptions, run: Run, tokens: Iterable[Token]) -> None:
+    """Decide that the run comes to nothing, unless it was committed; then let nodes drop what they hold, as far as they can be reached."""
+    if Decisions(run.decisions).abort(run.txn_id, run.epoch).is_commit:
+        logger.warning("quiver.spark.abort_ignored txn=%s: it was committed", run.txn_id)
+        return
+    by_node = _by_node(tokens)
+    for name, encoded in by_node.items():
+        # What is not reached drops it by itself, after its time to live.
+        with contextlib.suppress(QuiverError):
+            node_set(options).get(name).abort_tokens(encoded)
+
+
+def open_run(txn_id: str, decisions: str) -> Run | None:
+    """The run that a new attempt belongs to; None: it is committed already."""
+    try:
+        return Run(txn_id, Decisions(decisions).open_epoch(txn_id), decisions)
+    except TransactionDecided:
+        return None
+
+
+def publish_again(options: SourceOptions, txn_id: str, decisions: str) -> None:
+    """See to it that a committed transaction is visible everywhere."""
+    found = Decisions(decisions).find(txn_id)
+    if found is not None:
+        publish(options, found.tokens)
+
+
+def _by_node(tokens: Iterable[Token]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for token in tokens:
+        found.setdefault(token.node, []).append(token.encode())
+    return found
+
+
+def _patiently(action: Callable[[], T], timeout_ns: int) -> T:
+    """Repeat what failed for a reason that passes."""
+    deadline_ns = time.monotonic_ns() + timeout_ns
+    pause_seconds, pause_max = _PUBLISH_RETRY_SECONDS
+    while True:
+        try:
+            return action()
+        except QuiverError as error:
+            if not error.retriable or time.monotonic_ns() + pause_seconds * SECOND_NS > deadline_ns:
+                raise
+        time.sleep(pause_seconds)
+        pause_seconds = min(pause_max, 2 * pause_seconds)

@@ -1,0 +1,153 @@
+"""The nodes that a query reads from or commits to: this host's by its run directory, others by their announcement.
+
+Without `nodes` (option, or `QUIVER_NODES`) there is one: the node of the process that asks. Kept per process, so that connections and
+holds last from one micro-batch to the next.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from quiver_actors.client import Client
+from quiver_actors.errors import NotRunning, UsageError
+from quiver_actors.flight.contract import Node
+from quiver_actors.flight.local import LocalNode
+from quiver_actors.flight.members import NODES_VARIABLE, Member, members_of
+from quiver_actors.spark.connection import node_client
+from quiver_actors.spark.options import SourceOptions
+from quiver_actors.units import SECOND_NS
+
+T = TypeVar("T")
+
+_MEMBERS_FRESH_NS = 5 * SECOND_NS
+_ASKED_AT_ONCE = 16
+
+_Key = tuple[int, str | None, str | None, str | None, str | None]
+_sets: dict[_Key, NodeSet] = {}
+
+
+def node_set(options: SourceOptions) -> NodeSet:
+    """The nodes of these options, as this process knows them."""
+    where = options.nodes or os.environ.get(NODES_VARIABLE) or None
+    key = (os.getpid(), options.run_dir, where, options.token, options.tls_roots)
+    found = _sets.get(key)
+    if found is None:
+        found = _sets[key] = NodeSet(options, where)
+    return found
+
+
+class NodeSet:
+    """See the module."""
+
+    def __init__(self, options: SourceOptions, where: str | None) -> None:
+        self._options = options
+        self._where = where
+        self._nodes: dict[str, tuple[str, Node]] = {}
+        """By name, with the location that the connection was made for."""
+        self._members: dict[str, Member] = {}
+        self._members_at_ns = 0
+        self._local: LocalNode | None = None
+
+    @property
+    def where(self) -> str | None:
+        """The list or directory of nodes."""
+        return self._where
+
+    def members(self) -> Mapping[str, Member]:
+        """What the directory says, at most a few seconds old."""
+        if self._where is not None and time.monotonic_ns() - self._members_at_ns > _MEMBERS_FRESH_NS:
+            self._members = members_of(self._where)
+            self._members_at_ns = time.monotonic_ns()
+        return self._members
+
+    def all(self) -> dict[str, Node]:
+        """Every node by name: this host's, and all that are announced.
+
+        Raises:
+            NotRunning: there is none.
+        """
+        local = self.local()
+        found: dict[str, Node] = {} if local is None else {local.name: local}
+        for name, member in self.members().items():
+            if name not in found:
+                found[name] = self._remote(name, member.location)
+        if not found:
+            raise NotRunning(
+                f"no node is announced in {self._where!r} and none runs here: start `quiver up` and `quiver serve --nodes` on the nodes"
+            )
+        return dict(sorted(found.items()))
+
+    def get(self, name: str, location: str | None = None) -> Node:
+        """One node.
+
+        Raises:
+            UsageError: it is neither this host's nor announced.
+        """
+        local = self.local()
+        if local is not None and local.name == name:
+            return local
+        member = self.members().get(name)
+        location = member.location if member is not None else location
+        if not location:
+            raise UsageError(
+                f"node {name!r} is neither the one of this host{'' if local is None else f' ({local.name!r})'} nor announced: "
+                "run `quiver serve` on it, and name the directory or list of nodes with option 'nodes' or QUIVER_NODES"
+            )
+        return self._remote(name, location)
+
+    def location(self, name: str) -> str | None:
+        member = self.members().get(name)
+        return None if member is None else member.location
+
+    def local(self) -> LocalNode | None:
+        """This host's node. Without others it is waited for; with others it may be missing: drivers often have none.
+
+        Raises:
+            NotRunning: it is the only one, and did not come in time.
+        """
+        options = self._options
+        timeout_ns = options.push_timeout_ns if self._where is None else 0
+        try:
+            client = node_client(options.run_dir, timeout_ns)
+        except NotRunning:
+            if self._where is None:
+                raise
+            return None
+        if self._local is None or self._local.name != client.node:
+            self._local = LocalNode(client.node, partial(_client_of, options))
+        return self._local
+
+    def ask(self, names: Iterable[str], question: Callable[[Node], T]) -> dict[str, T]:
+        """Put a question to several nodes at once. The first error is raised when all have answered."""
+        nodes = [self.get(name) for name in names]
+        if len(nodes) < 2:
+            return {node.name: question(node) for node in nodes}
+        with ThreadPoolExecutor(min(len(nodes), _ASKED_AT_ONCE)) as threads:
+            answers = list(threads.map(question, nodes))
+        return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
+
+    def _remote(self, name: str, location: str) -> Node:
+        known = self._nodes.get(name)
+        if known is not None and known[0] == location:
+            return known[1]
+        from quiver_actors.flight.remote import RemoteNode
+
+        options = self._options
+        node = RemoteNode(
+            name,
+            location,
+            token=options.token,
+            tls_roots=options.tls_roots,
+            timeout_seconds=options.push_timeout_ns / SECOND_NS,
+        )
+        self._nodes[name] = location, node
+        return node
+
+
+def _client_of(options: SourceOptions) -> Client:
+    return node_client(options.run_dir, options.push_timeout_ns)

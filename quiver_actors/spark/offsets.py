@@ -1,0 +1,105 @@
+"""Where a stream stands: for each worker of each node the position behind what was read. Pure.
+
+Spark stores offsets as JSON text in the query's checkpoint and compares them as text, so keys are sorted and values are plain integers:
+
+    {"cores": {"node-a/0": 131075, "node-a/1": 65536}, "v": 1}
+
+A position is `segment_seq * 65536 + bundle_index` of the next bundle. Behind a whole segment it is the start of the next number, so that
+one place has one spelling. Positions of a core only rise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from quiver_actors.errors import ConfigError
+
+VERSION = 1
+_SEGMENT_POSITIONS = 1 << 16
+
+
+class Place(NamedTuple):
+    """One worker of one node."""
+
+    node: str
+    core: int
+
+    def __str__(self) -> str:
+        return f"{self.node}/{self.core}"
+
+
+Offsets = Mapping[Place, int]
+"""Position of each worker; one that is not named stands at 0."""
+
+
+def position(segment_seq: int, bundle_index: int, bundle_count: int | None = None) -> int:
+    """The position of a bundle, or, at the end of a segment of `bundle_count` bundles, that behind it."""
+    if bundle_index == bundle_count:
+        segment_seq, bundle_index = segment_seq + 1, 0
+    return segment_seq * _SEGMENT_POSITIONS + bundle_index
+
+
+def bundle_of(position: int) -> tuple[int, int]:
+    """(segment number, bundle index) of the bundle at a position."""
+    return divmod(position, _SEGMENT_POSITIONS)
+
+
+def last_bundle_before(position: int) -> tuple[int, int] | None:
+    """The bundle id that an acknowledgement up to a position names; None at the start.
+
+    Behind a whole segment it is the largest index that a bundle can have: an acknowledgement up to it covers what there is.
+    """
+    segment_seq, index = bundle_of(position)
+    if index:
+        return segment_seq, index - 1
+    return (segment_seq - 1, _SEGMENT_POSITIONS - 2) if segment_seq else None
+
+
+def to_json(offsets: Offsets) -> dict[str, Any]:
+    """What Spark is given: sorted keys."""
+    return {"cores": {str(place): offsets[place] for place in sorted(offsets)}, "v": VERSION}
+
+
+def from_json(value: Mapping[str, Any]) -> dict[Place, int]:
+    """Read what `to_json` gave.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    cores = value.get("cores")
+    if value.get("v") != VERSION or not isinstance(cores, Mapping):
+        raise ConfigError(
+            f"{json.dumps(value)} are no offsets of version {VERSION}: expected "
+            '{"v":1,"cores":{"<node>/<core>":<position>}}; another Quiver wrote this checkpoint, or another source'
+        )
+    return {_place(name): _position(name, found) for name, found in cores.items()}
+
+
+def parse_offsets(text: str) -> dict[Place, int]:
+    """Read offsets that a user wrote.
+
+    Raises:
+        ConfigError: no JSON, or no offsets.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{text!r} is not 'earliest', 'latest' or JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f'{text!r} is not {{"v":1,"cores":{{"<node>/<core>":<position>}}}}')
+    return from_json(value)
+
+
+def _place(name: Any) -> Place:
+    node, slash, core = str(name).rpartition("/")
+    if not slash or not node or not core.isdecimal():
+        raise ConfigError(f"{name!r} names no worker: expected '<node>/<core>'")
+    return Place(node, int(core))
+
+
+def _position(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"offset of {name!r} is {value!r}: expected a position, an integer of at least 0")
+    return value

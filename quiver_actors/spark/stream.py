@@ -1,0 +1,350 @@
+"""Streaming read: micro-batches are ranges of bundles, read again from the same places when Spark replays one.
+
+Where it runs: one process of the driver for the life of a query, except `read`, which tasks call. Guarantees:
+- What a query has not committed stays stored: it has a durable subscriber, which is attached while the query runs and lives for
+  `subscriberTtl` after that (Spark never says that a query stopped for good).
+- A range that lost bundles is never passed over unnoticed: the query fails with the reason, or goes on and counts them.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from quiver_actors.errors import DataLost
+from quiver_actors.flight.contract import (
+    Acknowledge,
+    ConfirmGap,
+    Contents,
+    CoreContents,
+    HoldTerms,
+    Look,
+    Node,
+)
+from quiver_actors.model import SlotTable, check_id
+from quiver_actors.protocol.messages import Gap
+from quiver_actors.spark import offsets
+from quiver_actors.spark.admission import Budget, admitted
+from quiver_actors.spark.nodes import node_set
+from quiver_actors.spark.offsets import Place
+from quiver_actors.spark.options import EARLIEST, SourceOptions
+from quiver_actors.spark.plan import Extent, StoredRange, ranges_between
+from quiver_actors.spark.reader import (
+    arrow_schema,
+    head_of,
+    position_at,
+    read_partition,
+    read_partitions,
+    selected_slots,
+)
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # Spark 4.1: no admission control, so no limits and no Trigger.AvailableNow.
+    HAS_ADMISSION_CONTROL = False
+    SupportsTriggerAvailableNow = object
+else:
+    HAS_ADMISSION_CONTROL = True
+
+logger = logging.getLogger("quiver.spark")
+
+Positions = dict[Place, int]
+ID_KEY = "query"
+"""In offsets, beside the positions: drawn when a query is new, and with it for ever."""
+
+
+class TopicStreamReader(DataSourceStreamReader):
+    """The reader of one query, for every Spark. See the module."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._id = ""
+        self._initial: Positions | None = None
+        self._heads: Positions = {}
+        """Behind everything that was sealed at the last look."""
+        self._contents: dict[str, Contents] = {}
+        self._gaps_seen: set[tuple[Place, int]] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What tasks need: options and schema."""
+        return {**self.__dict__, "_contents": {}, "_heads": {}, "_gaps_seen": set()}
+
+    # --- planning ------------------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a new query begins."""
+        # Spark asks several times, and means the same place.
+        if self._initial is None:
+            self._id = self._new_id()
+            self._initial = self._begin()
+        return self._json(self._initial)
+
+    def _new_id(self) -> str:
+        return uuid.uuid4().hex
+
+    def _begin(self) -> Positions:
+        options = self._options
+        if isinstance(options.starting_offsets, Mapping):
+            return dict(options.starting_offsets)
+        if options.starting_offsets == EARLIEST:
+            return {}
+        nodes = node_set(options)
+        found = nodes.ask(nodes.all(), lambda node: node.look(Look(options.topic, flush=True)))
+        positions: Positions = {}
+        for name, contents in found.items():
+            for core in contents.cores:
+                place = Place(name, core.core)
+                if options.starting_unix_ns is None:
+                    positions[place] = head_of(core)
+                else:
+                    positions[place] = position_at(nodes.get(name), options, place, core, options.starting_unix_ns)
+        return positions
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The bundles between two offsets; the same again when Spark replays a micro-batch."""
+        begin, until = self._positions(start), self._positions(end)
+        if start.get(ID_KEY) != end.get(ID_KEY):
+            # The query failed in its first micro-batch, so Spark has asked anew where it begins. It is to begin where it did.
+            begin = self._first_begin(until)
+        elif any(self._heads.get(place, 0) < position for place, position in until.items()):
+            self._look(begin)
+        self._check_gaps(begin, until)
+        stored: list[StoredRange] = []
+        for place, position in until.items():
+            core = self._core(place)
+            if core is not None:
+                segments = [Extent(info.segment_seq, info.bundle_count, info.size_bytes) for info in core.segments]
+                first, last = offsets.bundle_of(begin.get(place, 0)), offsets.bundle_of(position)
+                stored += ranges_between(place, segments, first, last)
+        if not stored:
+            return []
+        slots = selected_slots(self._options, self._contents)
+        return read_partitions(self._options, slots, arrow_schema(self._schema), stored)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing up to there is needed any more: durable on every node when this returns."""
+        positions = self._positions(end)
+        nodes = node_set(self._options)
+        by_node: dict[str, list[Acknowledge]] = {}
+        for place, position in positions.items():
+            last = offsets.last_bundle_before(position)
+            if last is not None:
+                request = Acknowledge(self._options.topic, self._subscriber, place.core, *last)
+                by_node.setdefault(place.node, []).append(request)
+
+        def acknowledge(node: Node) -> None:
+            for request in by_node[node.name]:
+                node.acknowledge(request)
+
+        nodes.ask(by_node, acknowledge)
+
+    # --- private -------------------------------------------------------------------------------------------------------------
+
+    def _json(self, positions: offsets.Offsets) -> dict[str, Any]:
+        found = offsets.to_json(positions)
+        return {"cores": found["cores"], ID_KEY: self._id, "v": found["v"]}
+
+    def _positions(self, value: dict[str, Any]) -> Positions:
+        """Read an offset of Spark's; the query's subscriber is in it."""
+        self._id = str(value.get(ID_KEY, ""))
+        return offsets.from_json(value)
+
+    @property
+    def _subscriber(self) -> str:
+        return check_id("subscriber", self._options.subscriber or f"spark-{self._id}")
+
+    def _first_begin(self, end: Positions) -> Positions:
+        """Where the query began that planned a first micro-batch up to `end`: its subscriber has acknowledged nothing yet."""
+        self._look({})
+        begin: Positions = {}
+        for place in end:
+            core = self._core(place)
+            begin[place] = end[place] if core is None or core.oldest is None else offsets.position(*core.oldest)
+        return begin
+
+    def _look(self, start: Positions, *, flush: bool = False) -> Positions:
+        """Ask all nodes what they hold, attached to the query's subscriber; where each worker ends now."""
+        options = self._options
+        nodes = node_set(options)
+
+        def look(node: Node) -> Contents:
+            starts = {place.core: offsets.bundle_of(at) for place, at in start.items() if place.node == node.name}
+            terms = HoldTerms(self._subscriber, options.subscriber_ttl_ns, starts)
+            return node.look(Look(options.topic, flush, terms))
+
+        self._contents = nodes.ask(nodes.all(), look)
+        heads = dict(start)
+        for name, contents in self._contents.items():
+            for core in contents.cores:
+                place = Place(name, core.core)
+                heads[place] = past_gaps(core, max(heads.get(place, 0), head_of(core)))
+                if core.is_new:
+                    self._check_expired(place, core, start.get(place, 0))
+        self._heads = heads
+        return heads
+
+    def _core(self, place: Place) -> CoreContents | None:
+        contents = self._contents.get(place.node)
+        cores = contents.cores if contents is not None else ()
+        return next((core for core in cores if core.core == place.core), None)
+
+    # --- what is lost --------------------------------------------------------------------------------------------------------
+
+    def _check_expired(self, place: Place, core: CoreContents, start: int) -> None:
+        """The worker did not know the subscriber: what is behind the query's position may have been deleted meanwhile."""
+        segment_seq, bundle_index = offsets.bundle_of(start)
+        first = min((info.segment_seq for info in core.segments), default=segment_seq)
+        if start and (first > segment_seq or (bundle_index and not core.segments)):
+            self._lost(
+                f"{place} of topic {self._options.topic!r} begins at segment {first}, the query stands at segment {segment_seq}, and its "
+                f"subscriber {self._subscriber!r} was dropped meanwhile (subscriberTtl, or an operator): what lay between may be lost"
+            )
+
+    def _check_gaps(self, start: Positions, end: Positions) -> None:
+        """Notices of bundles between the offsets. Those before `start` were told in their micro-batch."""
+        for name, contents in self._contents.items():
+            for core in contents.cores:
+                place = Place(name, core.core)
+                for gap in core.gaps:
+                    at = offsets.position(gap.segment_seq, gap.bundle_index_first)
+                    if at < end.get(place, 0) and (place, gap.notice) not in self._gaps_seen:
+                        self._pass_gap(place, gap, is_new=at >= start.get(place, 0))
+
+    def _pass_gap(self, place: Place, gap: Gap, *, is_new: bool) -> None:
+        if is_new:
+            bundles = f"{gap.bundle_count} bundles" if gap.bundle_count else "all bundles"
+            rows = f", {gap.row_count} rows" if gap.row_count >= 0 else ""
+            self._lost(
+                f"{place} of topic {self._options.topic!r} lost {bundles}{rows} of segment {gap.segment_seq} from bundle "
+                f"{gap.bundle_index_first}: {gap.reason}"
+            )
+        request = ConfirmGap(self._options.topic, self._subscriber, place.core, gap.notice)
+        node_set(self._options).get(place.node).confirm_gap(request)
+        self._gaps_seen.add((place, gap.notice))
+
+    def _lost(self, reason: str) -> None:
+        """
+        Raises:
+            DataLost: the query is not to go on without what is missing.
+        """
+        if self._options.fail_on_data_loss:
+            raise DataLost(f"{reason}. To go on with what is left, start the query with failOnDataLoss=false")
+        logger.warning("quiver.spark.data_lost subscriber=%s %s", self._subscriber, reason)
+
+
+class UnlimitedStreamReader(TopicStreamReader):
+    """For Spark 4.1, which asks without saying where it stands: everything that is there is the next micro-batch."""
+
+    def _new_id(self) -> str:
+        return ""
+
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return self._json(self._look({}))
+
+
+class LimitedStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):
+    """For Spark 4.2 and newer: micro-batches by rows and bytes, Trigger.AvailableNow, and lag in the progress report."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._target: Positions | None = None
+        """What there was when a Trigger.AvailableNow began; nothing behind it is read."""
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        nodes = node_set(self._options)
+        found = nodes.ask(nodes.all(), lambda node: node.look(Look(self._options.topic, flush=True)))
+        self._target = {
+            Place(name, core.core): head_of(core) for name, contents in found.items() for core in contents.cores
+        }
+
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802
+        options = self._options
+        if options.max_rows_per_trigger is not None:
+            return ReadMaxRows(options.max_rows_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
+        """Where the next micro-batch ends: one look at every node, and bundle weights only where a limit cuts a segment."""
+        begin = self._positions(start)
+        heads = self._look(begin)
+        if self._target is not None:
+            heads = {place: self._capped(place, begin.get(place, 0), head) for place, head in heads.items()}
+        options = self._options
+        if isinstance(limit, ReadAllAvailable) or (
+            options.max_rows_per_trigger is None and options.max_bytes_per_trigger is None
+        ):
+            return self._json(heads)
+        budget = Budget(options.max_rows_per_trigger, options.max_bytes_per_trigger)
+        cores = {place: core for place in heads if (core := self._core(place)) is not None}
+        return self._json({**begin, **admitted(cores, begin, heads, budget, self._weigher())})
+
+    def _capped(self, place: Place, start: int, head: int) -> int:
+        """No further than the target, but for bundles that are lost: those are told now."""
+        core = self._core(place)
+        capped = max(start, min(head, (self._target or {}).get(place, 0)))
+        return capped if core is None else past_gaps(core, capped)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return self._json(self._heads) if self._heads else None
+
+    def _weigher(self) -> Any:
+        from quiver_actors.spark.admission import Weigher
+
+        table = SlotTable(next(iter(self._contents.values())).slots)
+        slots = [table.resolve(slot) for slot in self._options.slots] or None
+        return Weigher(node_set(self._options), self._options.topic, slots)
+
+
+def past_gaps(core: CoreContents, head: int) -> int:
+    """Behind what is lost next after a position: nothing that is stored lies between."""
+    for gap in sorted(core.gaps, key=lambda gap: (gap.segment_seq, gap.bundle_index_first)):
+        behind = offsets.position(gap.segment_seq + 1, 0)
+        if behind > head and not any(
+            head < offsets.position(info.segment_seq + 1, 0) <= behind for info in core.segments
+        ):
+            head = behind
+    return head
+
+
+def stream_reader(options: SourceOptions, schema: StructType) -> TopicStreamReader:
+    """The reader that this Spark can use.
+
+    Raises:
+        UsageError: an option needs a newer Spark.
+    """
+    if HAS_ADMISSION_CONTROL:
+        return LimitedStreamReader(options, schema)
+    check_old_options(options)
+    return UnlimitedStreamReader(options, schema)
+
+
+def check_old_options(options: SourceOptions) -> None:
+    """
+    Raises:
+        ConfigError: an option that Spark 4.1 cannot honour, or one that it needs.
+    """
+    from quiver_actors.errors import ConfigError
+
+    if options.max_rows_per_trigger is not None or options.max_bytes_per_trigger is not None:
+        raise ConfigError("options 'maxRowsPerTrigger' and 'maxBytesPerTrigger' need Spark 4.2 or newer")
+    if options.subscriber is None:
+        raise ConfigError(
+            "on Spark 4.1 a streaming read needs option 'subscriber': Spark does not say which query asks"
+        )

@@ -1,0 +1,41 @@
+"""One node and one Spark session for all tests of `format("quiver")`: a JVM keeps the environment that it was started with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.spark_node import Node, spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOPICS = (
+    *("types", "arrow", "drift", "projection", "threads", "zones", "restart", "partitions", "sql", "empty"),
+    *("limits", "bytes", "replay", "latest", "lost", "expiry"),
+    *("commit", "again", "failing", "sink", "keyed", "tasks", "filters", "pushed", "teed", "foreach"),
+)
+SPARK_CONFIG = (
+    "[segment]\ntarget_size = '64KiB'\nmax_open_duration = '200ms'\n"
+    "[topics.travel.slots]\nflights = 0\nweather = 1\n[topics.slots.slots]\na = 3\nb = 5\n"
+    + "".join(f"[topics.{topic}]\n" for topic in TOPICS)
+)
+
+
+@pytest.fixture(scope="session")
+def node() -> Iterator[Node]:
+    node = Node(SPARK_CONFIG)
+    yield node
+    node.remove()
+
+
+@pytest.fixture(scope="session")
+def spark(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    os.environ["QUIVER_RUN_DIR"] = str(node.run_dir)
+    conf = {"spark.sql.session.timeZone": "America/New_York"}
+    with spark_session(tmp_path_factory.mktemp("spark"), **conf) as session:
+        yield session
+    del os.environ["QUIVER_RUN_DIR"]

@@ -1,0 +1,99 @@
+"""What the Spark tests share: a node, a session, and helpers to look at what arrived."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quiver_actors.client import Client, connect
+from quiver_actors.spark import ensure_java, session_conf
+from tests.integration.node_process import Directories, NodeProcess, command_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEADLINE_SECONDS = 120.0
+
+
+class Node:
+    """`quiver up` with two workers on directories that outlive it."""
+
+    def __init__(self, config: str) -> None:
+        self.directories = Directories()
+        self._config = self.directories.base / "quiver.toml"
+        self._config.write_text(config)
+        self.run_dir = self.directories.run
+        self.start()
+
+    def start(self) -> None:
+        options = {
+            "--config": self._config,
+            "--data-dir": self.directories.data,
+            "--run-dir": self.run_dir,
+            "--cores": 2,
+        }
+        arguments = [str(part) for option in options.items() for part in option]
+        command = command_line("quiver_actors.cli.main", "up", *arguments)
+        self.process = NodeProcess(command, self.run_dir).wait_ready()
+
+    def stop(self) -> None:
+        assert self.process.stop() == 0, self.process.logged()
+
+    def kill(self) -> None:
+        """SIGKILL to the supervisor: its workers die with it."""
+        self.process.__exit__()
+
+    def remove(self) -> None:
+        self.stop()
+        self.directories.remove()
+
+    def client(self) -> Client:
+        return connect(self.run_dir)
+
+
+@contextmanager
+def spark_session(directory: Path, *, master: str = "local[2]", **conf: str) -> Iterator[SparkSession]:
+    """A session whose Python is this one."""
+    ensure_java()
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    from pyspark.sql import SparkSession
+
+    builder = (
+        SparkSession.builder.master(master)
+        .config(map=session_conf())
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.local.dir", str(directory / "local"))
+    )
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+    """Look again and again; fails the test when it does not come true."""
+    deadline = time.monotonic() + seconds
+    pause = Pause()
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {seconds:.0f} s"
+        pause.once()
+
+
+class Pause:
+    """A short wait between two looks at something that nobody announces."""
+
+    def once(self) -> None:
+        import select
+
+        select.select([], [], [], 0.05)

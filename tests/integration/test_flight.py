@@ -1,0 +1,129 @@
+"""A node served to other hosts: `quiver serve`, asked through Arrow Flight."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from quiver_actors.errors import NotAllowed, NotStored, UnknownTopic, WorkerUnavailable
+from quiver_actors.flight.contract import (
+    Acknowledge,
+    AskWeights,
+    BundleRange,
+    Contents,
+    HoldTerms,
+    Look,
+    ReadTicket,
+    schema_bytes,
+)
+from quiver_actors.flight.local import LocalNode
+from quiver_actors.flight.members import MemberDirectory, members_of
+from quiver_actors.flight.remote import RemoteNode
+from tests.integration.spark_node import Node, wait_until
+
+CONFIG = "node = 'node-a'\n[segment]\nmax_open_duration = '200ms'\n[topics.held]\n[topics.other]\n"
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    node = Node(CONFIG)
+    with node.client() as client:
+        for first in range(0, 40, 10):
+            client.push(pa.record_batch({"n": range(first, first + 10)}, schema=SCHEMA), key=str(first))
+    yield node
+    node.remove()
+
+
+@contextmanager
+def serving(node: Node, *options: str) -> Iterator[str]:
+    """`quiver serve`; its location."""
+    command = [sys.executable, "-m", "quiver_actors.cli.main", "serve", "--run-dir", str(node.run_dir)]
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0", *options], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("quiver serving: node=node-a "), line
+            yield line.split("location=")[1].split()[0]
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
+
+
+def rows_of(node: RemoteNode | LocalNode, contents: Contents) -> list[int]:
+    ranges = [
+        BundleRange(core.core, info.segment_seq, 0, info.bundle_count)
+        for core in contents.cores
+        for info in core.segments
+    ]
+    ticket = ReadTicket("default", {"0": 0}, ranges, schema_bytes(SCHEMA))
+    return sorted(n for batch in node.read(ticket) for n in batch.column("n").to_pylist())
+
+
+def test_a_remote_node_answers_as_the_local_one(node: Node, tmp_path: Path) -> None:
+    directory = tmp_path / "nodes"
+    with serving(node, "--nodes", str(directory)) as location, node.client() as client:
+        (member,) = members_of(str(directory)).values()
+        assert (member.node, member.location) == ("node-a", location)
+        local, remote = LocalNode("node-a", lambda: client), RemoteNode("node-a", location)
+        look = Look("default", flush=True)
+        contents = remote.look(look)
+        assert contents == local.look(look)
+        assert rows_of(remote, contents) == rows_of(local, contents) == list(range(40))
+        assert remote.schemas("default") == local.schemas("default")
+        core = next(core for core in contents.cores if core.segments)
+        weights = AskWeights("default", core.core, core.segments[0].segment_seq, None)
+        assert remote.weights(weights) == local.weights(weights)
+        assert sum(remote.weights(weights).rows) == core.segments[0].row_count
+        with pytest.raises(UnknownTopic, match="node-a"):
+            remote.look(Look("nowhere"))
+        with pytest.raises(NotStored):
+            list(remote.read(ReadTicket("default", {"0": 0}, [BundleRange(0, 999, 0, 1)], schema_bytes(SCHEMA))))
+        skipping = ReadTicket("default", {"0": 0}, [BundleRange(0, 999, 0, 1)], schema_bytes(SCHEMA), skip_missing=True)
+        assert list(remote.read(skipping)) == []
+        remote.close()
+    command = [sys.executable, "-m", "quiver_actors.cli.main", "serve", "--run-dir", str(node.run_dir), "--leave"]
+    assert subprocess.run([*command, "--nodes", str(directory)], check=False, timeout=60).returncode == 0
+    assert MemberDirectory(str(directory)).members() == {}
+
+
+def test_a_remote_hold_keeps_segments_until_it_acknowledges(node: Node) -> None:
+    with serving(node) as location, node.client() as client:
+        remote = RemoteNode("node-a", location)
+        hold = Look("held", hold=HoldTerms("reader", 60 * 10**9, {}))
+        first = remote.look(hold)
+        assert all(core.is_new for core in first.cores)
+        receipt = client.push(pa.record_batch({"n": [1, 2]}), topic="held")
+        client.flush("held")
+        again = remote.look(hold)
+        assert not any(core.is_new for core in again.cores)
+        (core,) = (core for core in again.cores if core.segments)
+        assert core.oldest == (receipt.bundle_id.segment_seq, 0)
+        remote.acknowledge(Acknowledge("held", "reader", core.core, receipt.bundle_id.segment_seq, 0))
+        wait_until(lambda: not any(client.segments("held").values()), "the segment's end")
+        remote.close()
+
+
+def test_only_who_has_the_token_is_answered(node: Node, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("open sesame\n")
+    with serving(node, "--token-file", str(token)) as location:
+        assert RemoteNode("node-a", location, token="open sesame").look(Look("default")).node == "node-a"
+        for wrong in (None, "open", "open sesame "):
+            with pytest.raises(NotAllowed, match="token"):
+                RemoteNode("node-a", location, token=wrong).look(Look("default"))
+
+
+def test_a_node_that_is_gone_is_named(node: Node) -> None:
+    with serving(node) as location:
+        pass
+    with pytest.raises(WorkerUnavailable, match=r"node-a at grpc://127\.0\.0\.1"):
+        RemoteNode("node-a", location, timeout_seconds=5).look(Look("default"))

@@ -1,0 +1,66 @@
+"""Offsets: one text for one place, and back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver_actors.errors import ConfigError
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.spark.offsets import (
+    Place,
+    bundle_of,
+    from_json,
+    last_bundle_before,
+    parse_offsets,
+    position,
+    to_json,
+)
+
+offsets = st.dictionaries(
+    st.builds(Place, st.from_regex(r"[a-z][a-z0-9./-]{0,8}", fullmatch=True), st.integers(0, 99)),
+    st.integers(0, 1 << 62),
+)
+
+
+@given(offsets)
+def test_offsets_come_back_and_their_text_is_one(given_offsets: dict[Place, int]) -> None:
+    text = json.dumps(to_json(given_offsets))
+    shuffled = dict(reversed(list(given_offsets.items())))
+    assert json.dumps(to_json(shuffled)) == text
+    assert from_json(json.loads(text)) == given_offsets
+    assert list(json.loads(text)["cores"]) == [str(place) for place in sorted(given_offsets)]
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, SEGMENT_BUNDLES_MAX - 1))
+def test_a_position_names_its_bundle(segment_seq: int, index: int) -> None:
+    assert bundle_of(position(segment_seq, index)) == (segment_seq, index)
+    assert last_bundle_before(position(segment_seq, index) + 1) == (segment_seq, index)
+
+
+def test_the_end_of_a_segment_is_the_start_of_the_next_number() -> None:
+    assert position(7, 5, 5) == position(8, 0)
+    segment_seq, index = last_bundle_before(position(8, 0)) or (0, 0)
+    assert segment_seq == 7
+    assert index >= SEGMENT_BUNDLES_MAX - 1
+    assert last_bundle_before(0) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "soon",
+        "[]",
+        "{}",
+        '{"v":2,"cores":{}}',
+        '{"v":1,"cores":{"a":1}}',
+        '{"v":1,"cores":{"a/0":-1}}',
+        '{"v":1,"cores":{"a/0":true}}',
+    ],
+)
+def test_what_is_no_offset_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_offsets(text)
