@@ -60,16 +60,21 @@ class Report:
             print(f"# {text}", flush=True)
 
 
-def arguments(description: str | None) -> argparse.Namespace:
+def parser(description: str | None) -> argparse.ArgumentParser:
     """`--quick`, `--json`, `--rounds N`, `--dir D`."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, not how fast")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--rounds", type=int, default=0, help="rounds (default 5, with --quick 1)")
-    parser.add_argument(
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--quick", action="store_true", help="one short round: shows that it works, not how fast")
+    found.add_argument("--json", action="store_true", help="one JSON object a line")
+    found.add_argument("--rounds", type=int, default=0, help="rounds (default 5, with --quick 1)")
+    found.add_argument(
         "--dir", default=None, help="directory for data, on a real disk (default: the temporary directory)"
     )
-    options = parser.parse_args()
+    return found
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """The arguments of `parser` alone, read."""
+    options = parser(description).parse_args()
     options.rounds = options.rounds or (1 if options.quick else 5)
     return options
 

@@ -9,12 +9,10 @@ A resolution leaves at once when none left in the last 20 ms; otherwise it is co
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from quiver_actors.client.channel import Call, refusal_error
@@ -375,10 +373,12 @@ class Consumer(Generic[D, X]):
             self.exchange.notify()
 
     def _note_acked(self) -> None:
-        """Tell the channels what was acknowledged, runs of one parcel together."""
+        """Tell the channels what was acknowledged, all of one parcel together."""
         acked, self._acked = self._acked, []
-        for parcel, bundles in itertools.groupby(acked, _PARCEL_OF):
-            indexes = [bundle._bundle_index for bundle in bundles]
+        parcels: dict[Parcel, list[int]] = {}
+        for bundle in acked:
+            parcels.setdefault(bundle._parcel, []).append(bundle._bundle_index)
+        for parcel, indexes in parcels.items():
             if parcel.is_current:
                 parcel.channel.resolve(parcel, indexes, "ack")
             else:
@@ -432,7 +432,6 @@ class Consumer(Generic[D, X]):
         )
 
 
-_PARCEL_OF = attrgetter("_parcel")
 _MEANINGS = {
     LeaseExpired.code: "too late: its lease was over",
     "fenced": "given to another consumer",
