@@ -15,13 +15,16 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from quiver_actors.subscriber import bitmap as bitmaps
 from quiver_actors.subscriber.transitions import BundleEvent, BundleState, advance
+
+if TYPE_CHECKING:
+    from quiver_actors.subscriber.grants import Live
 
 # Plain ints: an operation on a member of an IntEnum costs three times as much, and these are in every step.
 _PENDING = int(BundleState.PENDING)
@@ -242,12 +245,17 @@ class BundleStates:
             return indexes, gone
         return [index for index in indexes if counts[index] < deliveries_max], gone
 
-    def held_in(self, token: int, start: int, stop: int) -> list[int]:
-        """What is claimed under `token` within `start..stop`."""
+    def held_under(self, lives: Sequence[Live]) -> Sequence[int]:
+        """What is claimed under the tokens of those grants, ascending."""
+        start, stop = min(live.start for live in lives), max(live.stop for live in lives)
+        if len(lives) == 1 and lives[0].held == stop - start:
+            return range(start, stop)
         tokens = np.frombuffer(self._tokens, dtype=np.uint64)[start:stop]
         states = np.frombuffer(self._states, dtype=np.uint8)[start:stop]
-        found: list[int] = (np.flatnonzero((tokens == token) & (states == _CLAIMED)) + start).tolist()
-        return found
+        wanted = np.array([live.token for live in lives], dtype=np.uint64)
+        found = np.flatnonzero(np.isin(tokens, wanted) & (states == _CLAIMED)) + start
+        first, last = int(found[0]), int(found[-1])
+        return range(first, last + 1) if last - first + 1 == len(found) else found.tolist()
 
     def end_delay(self, indexes: Sequence[int], token: int) -> int:
         """Make those bundles of `indexes` pending again that `token` has deferred; returns how many they were."""

@@ -344,8 +344,9 @@ class SubscriberState(Standing):
 
     def _make_pending(self, segment_seq: int, states: BundleStates, indexes: Sequence[int]) -> None:
         if indexes:
+            first, last = (indexes[0], indexes[-1]) if isinstance(indexes, range) else (min(indexes), max(indexes))
             states.set_claimed(indexes, RELEASED)
-            self._order.offer(segment_seq, min(indexes), max(indexes) + 1)
+            self._order.offer(segment_seq, first, last + 1)
 
     def _without_exhausted(self, segment_seq: int, states: BundleStates, indexes: Sequence[int]) -> Sequence[int]:
         """Set aside what was delivered too often of claimed bundles that come back; returns the others."""
@@ -362,19 +363,22 @@ class SubscriberState(Standing):
     def release(self, owner: object) -> int:
         """Make all claims of an owner that is gone pending again at once; returns how many there were."""
         self.gaps.release(owner)
-        return sum(self._take_away(live) for live in self._leases.of_owner(owner))
+        return self._take_away(self._leases.of_owner(owner))
 
-    def _take_away(self, live: Live) -> int:
-        """End a grant whose owner is gone or silent."""
-        held, states = live.held, live.states
-        indexes: Sequence[int] = range(live.start, live.stop)
-        if held != len(indexes):  # some are finished, or there were holes
-            indexes = states.held_in(live.token, live.start, live.stop)
-        self._leases.note_ended(live.token, given_up=False)
-        self._make_pending(live.segment_seq, states, self._without_exhausted(live.segment_seq, states, indexes))
-        self._leases.count_off(live, held)
-        states.rest()
-        return held
+    def _take_away(self, lives: Iterable[Live]) -> int:
+        """End grants whose owner is gone or silent, those of one segment together; returns how many bundles they held."""
+        taken = 0
+        by_segment: dict[int, list[Live]] = {}
+        for live in lives:
+            taken += live.held
+            by_segment.setdefault(live.segment_seq, []).append(live)
+        for segment_seq, group in by_segment.items():
+            states = group[0].states
+            indexes = states.held_under(group)
+            self._leases.take_away(group)
+            self._make_pending(segment_seq, states, self._without_exhausted(segment_seq, states, indexes))
+            states.rest()
+        return taken
 
     # --- time --------------------------------------------------------------------------------------------------------------
 
@@ -384,7 +388,7 @@ class SubscriberState(Standing):
         for segment_seq, start, end, count in self._aside.end_delays(now_ns):
             woken += count
             self._order.offer(segment_seq, start, end)
-        expired = sum(self._take_away(live) for live in self._leases.overdue(now_ns))
+        expired = self._take_away(self._leases.overdue(now_ns))
         self.expired += expired
         return bool(woken or expired or self.gaps.due(now_ns))
 

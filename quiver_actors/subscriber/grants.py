@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from quiver_actors.subscriber.bundle_states import BundleStates
 
+_ONCE = array("H", [1]).tobytes()
 BACKFILL_CYCLE = 10
 """A backfill ratio counts bundles of so many."""
 
@@ -116,7 +117,10 @@ class Building:
         self._runs.append(run)
         self._counts.append(counts)
         self.count += len(run)
-        self.start, self.stop = min(self.start, ascending.start), max(self.stop, ascending.stop)
+        if ascending.start < self.start:
+            self.start = ascending.start
+        if ascending.stop > self.stop:
+            self.stop = ascending.stop
         room.use(len(run), self.states.bundle_bytes)
 
     def indexes(self) -> Sequence[int]:
@@ -132,4 +136,4 @@ def backfill_share(bundles: int, ratio: int) -> int:
 
 
 def first_deliveries(counts: bytes) -> int:
-    return array("H", counts).count(1)
+    return array("H", counts).count(1) if len(counts) > 2 else counts == _ONCE

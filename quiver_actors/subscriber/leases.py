@@ -6,8 +6,9 @@ finish the grant's bundles. A grant ends when its last bundle is finished, when 
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from quiver_actors.subscriber.grants import Building, Grant, Live, Owner, TokenSource
 
@@ -139,13 +140,22 @@ class Leases:
         holder = self._owners.pop(key, None)
         return [self._live[token] for token in sorted(holder.tokens)] if holder else []
 
-    def overdue(self, now_ns: int) -> Iterator[Live]:
-        """Grants whose lease has run out; each must be counted off before the next is asked for."""
-        while self._leased:
-            live = next(iter(self._leased.values()))
-            if live.lease_until_ns > now_ns:
-                return
-            yield live
+    def overdue(self, now_ns: int) -> list[Live]:
+        """Grants whose lease has run out."""
+        return list(itertools.takewhile(lambda live: live.lease_until_ns <= now_ns, self._leased.values()))
+
+    def take_away(self, lives: Iterable[Live]) -> None:
+        """End grants whose owner is gone or silent; their bundles are somebody else's business."""
+        for live in lives:
+            owner, token = live.owner, live.token
+            self.claimed_count -= live.held
+            owner.held_count -= live.held
+            owner.held_bytes -= live.held * live.states.bundle_bytes
+            owner.tokens.discard(token)
+            live.states.live.discard(token)
+            del self._live[token]
+            self._leased.pop(token, None)
+            self.note_ended(token, given_up=False)
 
     def next_end_ns(self) -> int | None:
         """When the next lease runs out."""
