@@ -14,6 +14,8 @@ class QuiverError(Exception):
 
     code: ClassVar[str] = "quiver"
     retriable: ClassVar[bool] = False
+    retry_after_ns: int = 0
+    """When the worker that refused wants to be asked again, where it said so."""
 
 
 # --- the caller is at fault: change the call ---------------------------------------------------------------------------

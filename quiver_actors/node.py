@@ -31,6 +31,7 @@ import msgspec
 
 from quiver_actors import __version__
 from quiver_actors.config import NodeSettings
+from quiver_actors.core_dirs import directories_of
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import AlreadyRunning, ConfigError, DiskError, InvalidFormat, UnsupportedVersion
 from quiver_actors.metrics.figures import FIGURES_VERSION
@@ -45,6 +46,7 @@ from quiver_actors.supervisor.loop import Supervisor
 from quiver_actors.supervisor.notify import Notifier
 from quiver_actors.supervisor.process import is_alive
 from quiver_actors.supervisor.spec import ChildContext, ChildSpec, Patience
+from quiver_actors.supervisor.storage import StorageSpec
 
 NODE_RECORD = "node.json"
 NODE_RECORD_VERSION = 1
@@ -76,6 +78,8 @@ class WorkerContext:
     """Begun; the worker keeps state, heartbeat and rows up to date."""
     wakeup_fd: int
     """One byte makes the supervisor look at the region's state at once."""
+    page: CountersPage | None = None
+    """Where the supervisor says how much of the disk the worker may have; None: as much as there is."""
 
 
 Worker = Callable[[WorkerContext], int]
@@ -140,6 +144,11 @@ def run_node(
             on_ready=lambda: announce(ready_line(settings)),
             # The data directory's lock stays with the workers: while one of them lives, nobody else may open it.
             release_in_child=supervisor_lock.release,
+            storage=StorageSpec(
+                root=data_dir,
+                cap_bytes=lambda: settings.size_cap_bytes,
+                directories=lambda index: directories_of(data_dir, index, cores),
+            ),
         )
         exit_code = supervisor.run()
     log_event("node.end", {"exit_code": int(exit_code), "meaning": exit_code.name.lower()})
@@ -158,6 +167,7 @@ def child_spec(settings: NodeSettings, core: int, cpu: int, worker: Worker) -> C
                 data_dir=settings.data_dir,
                 run_dir=settings.run_dir,
                 region=child.region,
+                page=child.page,
                 wakeup_fd=child.wakeup_fd,
             )
         )

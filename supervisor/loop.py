@@ -229,7 +229,11 @@ class Supervisor:
         region.set_state(STARTING_STATE)
         region.heartbeat(time.monotonic_ns())
         context = ChildContext(
-            index=child.spec.index, incarnation=child.restarts, region=region, wakeup_fd=self._wakeup_writer
+            index=child.spec.index,
+            incarnation=child.restarts,
+            region=region,
+            page=self._page,
+            wakeup_fd=self._wakeup_writer,
         )
         return child.spec.run(context)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..shm.counters import RegionWriter
+from ..shm.counters import CountersPage, RegionWriter
 
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000_000_000
@@ -50,6 +50,8 @@ class ChildContext(msgspec.Struct, frozen=True, kw_only=True):
     """0 for its first process, rises with every restart."""
     region: RegionWriter
     """The child's own region of the counters page, begun; it must set a ready state and keep the heartbeat up."""
+    page: CountersPage
+    """For reading what the supervisor says; nothing else of it is the child's to write."""
     wakeup_fd: int
     """Non-blocking pipe: one byte after a change of state makes the supervisor look at once. EAGAIN may be ignored."""
 

@@ -46,8 +46,8 @@ class StorageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     root: str
     """Everything below counts."""
-    cap_bytes: int
-    """0 = no cap."""
+    cap_bytes: Callable[[], int]
+    """What it is now; 0 = no cap."""
     directories: Callable[[int], Sequence[str]]
     """Those below the root that a child (by its index) writes to, as they are now."""
 
@@ -57,7 +57,7 @@ class Coordination:
 
     def __init__(self, spec: StorageSpec, children: Sequence[Child], page: CountersPage, own: RegionWriter) -> None:
         self._spec = spec
-        self._cap_bytes = spec.cap_bytes
+        self._cap_bytes = spec.cap_bytes()
         self._node = own.row(NODE_STORAGE_ROW, NODE_STORAGE_LABEL)
         self._shares = {
             child.spec.index: _Share(
@@ -83,14 +83,17 @@ class Coordination:
         self._unowned_due_ns = time.monotonic_ns() + UNOWNED_INTERVAL_NS
         self._due_ns = 0
 
-    def set_cap(self, cap_bytes: int) -> None:
-        """Another cap from now on; 0 = none. A store above it works its way down."""
-        self._cap_bytes = cap_bytes
-        self._begin()
+    def follow_cap(self) -> None:
+        """It may be another one from now on. A store above it works its way down."""
+        cap_bytes = self._spec.cap_bytes()
+        if cap_bytes != self._cap_bytes:
+            self._cap_bytes = cap_bytes
+            self._begin()
 
     def wake(self) -> None:
         """A child has something new to say: look in this turn."""
-        self._due_ns = 0
+        if self._cap_bytes:
+            self._due_ns = 0
 
     def next_deadline_ns(self) -> int | None:
         return self._due_ns if self._due_ns < NO_LIMIT else None

@@ -99,7 +99,9 @@ def refusal_error(refused: Refused) -> QuiverError:
     if kind is None:
         return ProtocolError(f"the worker refused with the unknown code {refused.code!r}: {refused.message}")
     # Not kind(message): a class may build its message from parts that do not travel.
-    return kind.__new__(kind, refused.message)
+    error = kind.__new__(kind, refused.message)
+    error.retry_after_ns = refused.retry_after_ns
+    return error
 
 
 class Call:

@@ -124,6 +124,8 @@ class Client(StagingClient):
             BundleTooLarge: more than 256 MiB encoded.
             PushTimeout: not acknowledged in time; it may still become durable.
             WorkerUnavailable: the worker was away all the time.
+            Throttled: the size cap or the load left no room for it within the timeout; nothing was stored, come again after its
+                `retry_after_ns`.
             StorageFull, DurabilityUnknown, EngineFailed, Draining: what the worker could not do.
         """
         steps = self._producer.pushing(

@@ -20,7 +20,7 @@ from itertools import repeat
 import xxhash
 
 from quiver_actors.client.channels import ChannelSet, unavailable_error
-from quiver_actors.client.exchange import Flow, Steps, deadline_after
+from quiver_actors.client.exchange import FOREVER_NS, Flow, Steps, deadline_after
 from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.encoding.entries import BundlePlan, plan
@@ -213,7 +213,10 @@ class _PushRun:
         if not self._connect() or time.monotonic_ns() < self._retry_at_ns:
             return False
         # In order: behind one that has to wait, nothing is tried.
-        while waiting and self._channel.try_send(waiting[0], self.topic):
+        while waiting:
+            waiting[0].deadline_ns = self._deadline_ns if self._deadline_ns < FOREVER_NS else 0
+            if not self._channel.try_send(waiting[0], self.topic):
+                break
             self._under_way.append(waiting.popleft())
         return not waiting
 

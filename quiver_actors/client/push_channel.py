@@ -12,6 +12,7 @@ fits brings the configured size back; while one group waits for its arena, all o
 from __future__ import annotations
 
 import os
+import time
 
 import msgspec
 
@@ -35,6 +36,7 @@ from quiver_actors.protocol.messages import (
 )
 from quiver_actors.shm.arena import ArenaProducer
 from quiver_actors.shm.errors import ShmError
+from quiver_actors.units import MILLISECOND_NS
 
 CONFIGURED_ARENA_BYTES = 0
 """Asks for an arena of the size that the node is configured to give."""
@@ -45,7 +47,7 @@ DECLARED_MAX = 4096
 class PushGroup:
     """Bundles that travel in one Push message, and what became of them."""
 
-    __slots__ = ("acked_count", "acks", "error", "is_lost", "number", "plans", "size_bytes", "stage")
+    __slots__ = ("acked_count", "acks", "deadline_ns", "error", "is_lost", "number", "plans", "size_bytes", "stage")
 
     def __init__(self, number: int, plans: list[BundlePlan], stage: int = 0) -> None:
         self.stage = stage
@@ -59,8 +61,14 @@ class PushGroup:
         self.acked_count = 0
         self.error: QuiverError | None = None
         """Why the bundles without an acknowledgement were refused."""
+        self.deadline_ns = 0
+        """When its call gives up; 0 = not known yet."""
         self.is_lost = False
         """The connection ended first: the bundles without an acknowledgement may or may not have been stored."""
+
+    def patience_ms(self) -> int:
+        """How long its call still waits; 0 = not known."""
+        return max(1, (self.deadline_ns - time.monotonic_ns()) // MILLISECOND_NS) if self.deadline_ns else 0
 
     @property
     def is_acked(self) -> bool:
@@ -123,6 +131,7 @@ class PushChannel(Channel):
         self._groups[tag] = group
         messages = self._declarations(rows.streams)
         push = rows.push(tag, topic, offset, group.size_bytes, end_position)
+        push = msgspec.structs.replace(push, patience_ms=group.patience_ms())
         messages.append(StagePush(**msgspec.structs.asdict(push), stage=group.stage) if group.stage else push)
         self.send(messages)
         if self._reserved_for is group:

@@ -417,6 +417,25 @@ class Engine(SubscriberSide):
         return self._logs.next_capacity_bytes
 
     @property
+    def seals_early(self) -> bool:
+        """Its topic lets open segments be sealed near the cap."""
+        return self.retention.settings.early_seal
+
+    @property
+    def has_open_bundles(self) -> bool:
+        return self._logs.active is not None and not self._logs.active.is_empty
+
+    @property
+    def sealing_lag(self) -> float:
+        """How much of what may wait for its seal does, 0 to 1."""
+        return min(1.0, max(0, len(self._logs) - 1) / self.settings.wal.max_rotated_files)
+
+    @property
+    def sync_ns(self) -> int:
+        """How long the last group commit took."""
+        return self._group_commit.sync_ns_last
+
+    @property
     def is_taking(self) -> bool:
         """Something is in a log."""
         return len(self._logs) > 0

@@ -22,6 +22,8 @@ class RowKind(enum.IntEnum):
     """The last error of a worker; label is the message, UTF-8, cut to fit."""
     LATENCY = 5
     """One histogram (`metrics.latency`); label is `<topic>/<what>`."""
+    RETENTION = 6
+    """One per topic and core: what is on disk and what went; label is the topic."""
 
 
 class WorkerFigure(enum.IntEnum):
@@ -101,6 +103,44 @@ class SubscriberFigure(enum.IntEnum):
     """Connections that hold as much as their window allows."""
     DETACHED_SINCE_UNIX_NS = 17
     """Since when no connection is attached, from the worker's start at the earliest; 0 while one is: above 0 is an orphan."""
+
+
+class RetentionFigure(enum.IntEnum):
+    """Bytes of blocks by kind, then what was deleted and lost since the worker started, by reason."""
+
+    LOG_BYTES = 0
+    SEALING_BYTES = 1
+    SEGMENT_BYTES = 2
+    COMPACTION_BYTES = 3
+    PROGRESS_BYTES = 4
+    GAPS_BYTES = 5
+    QUARANTINE_BYTES = 6
+    BALLAST_BYTES = 7
+    OTHER_BYTES = 8
+    STAGED_BYTES = 9
+    THROTTLED = 10
+    """Pushes that waited for room under the size cap, or were refused for want of it."""
+    EVICTIONS_PROCESSED = 11
+    EVICTIONS_SIZE = 12
+    EVICTIONS_EXPIRED = 13
+    EVICTIONS_EVICTED = 14
+    EVICTIONS_DROPPED = 15
+    LOST_SEGMENTS_EVICTED = 16
+    LOST_BUNDLES_EVICTED = 17
+    LOST_ROWS_EVICTED = 18
+    LOST_BYTES_EVICTED = 19
+    LOST_SEGMENTS_EXPIRED = 20
+    LOST_BUNDLES_EXPIRED = 21
+    LOST_ROWS_EXPIRED = 22
+    LOST_BYTES_EXPIRED = 23
+    LOST_SEGMENTS_DROPPED = 24
+    LOST_BUNDLES_DROPPED = 25
+    LOST_ROWS_DROPPED = 26
+    LOST_BYTES_DROPPED = 27
+    LOST_SEGMENTS_DAMAGED = 28
+    LOST_BUNDLES_DAMAGED = 29
+    LOST_ROWS_DAMAGED = 30
+    LOST_BYTES_DAMAGED = 31
 
 
 class ErrorFigure(enum.IntEnum):

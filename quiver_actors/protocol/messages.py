@@ -91,6 +91,8 @@ class Push(Message, tag=4, frozen=True):
     entries: bytes
     slots: bytes
     dictionaries: bytes
+    patience_ms: int = 0
+    """How long the client waits for its acknowledgement; 0 = unknown. The worker refuses it a little earlier rather than let it run out."""
 
 
 class StagePush(Push, tag=41, frozen=True):

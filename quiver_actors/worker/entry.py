@@ -24,6 +24,7 @@ from quiver_actors.errors import QuiverError
 from quiver_actors.metrics.figures import WorkerState
 from quiver_actors.node import WorkerContext
 from quiver_actors.protocol.messages import PROTOCOL_VERSION, TopicInfo, Welcome
+from quiver_actors.retention.pressure import Pressure
 from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.transactions.asking import OWN_LOG_NAME
 from quiver_actors.worker.dead_letters import SUFFIX
@@ -31,8 +32,10 @@ from quiver_actors.worker.figures import FigurePublisher, tell_supervisor
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.listener import Listener
+from quiver_actors.worker.load import Load
 from quiver_actors.worker.loop import WorkerLoop
 from quiver_actors.worker.requests import Requests
+from quiver_actors.worker.storage import StorageShare
 from quiver_actors.worker.threads import AskThread, JobThread
 
 _SWITCH_INTERVAL_SECONDS = 0.0005
@@ -77,6 +80,14 @@ class Worker:
         self._journal = journal
         self._engines: dict[str, Engine] = {}
         self._hosts: dict[str, EngineHost] = {}
+        self._pressure = Pressure()
+        self._share = StorageShare(
+            context.page,
+            context.region,
+            f"core_{context.core}",
+            self._hosts,
+            lambda: tell_supervisor(context.wakeup_fd),
+        )
         self.loop: WorkerLoop
         """From `open` on."""
 
@@ -118,7 +129,10 @@ class Worker:
             wake_fd=wake_fd,
             figures=self._figures,
             journal=self._journal,
+            share=self._share,
+            load=Load(self._pressure),
         )
+        self._share.started()
 
     def serve(self) -> ChildExit:
         """Be ready, run the loop to its end, close everything."""
@@ -159,8 +173,10 @@ class Worker:
         return os.path.join(self._context.data_dir, OWN_LOG_NAME)
 
     def _host(self, engine: Engine, sync: JobThread, seal: JobThread, ask: JobThread) -> EngineHost:
+        engine.share_room(self._share.admits)
         return EngineHost(
             engine,
+            pressure=self._pressure,
             commit=sync.submit,
             background=seal.submit,
             ask=ask.submit,

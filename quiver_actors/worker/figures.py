@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from quiver_actors.clock import Clock
+from quiver_actors.engine import Engine
 from quiver_actors.metrics.figures import (
     EngineFigure,
     ErrorFigure,
@@ -22,6 +23,7 @@ from quiver_actors.metrics.figures import (
     WorkerFigure,
     WorkerState,
 )
+from quiver_actors.retention.losses import EVICTION_REASONS, LOSS_REASONS
 from quiver_actors.shm.counters import RegionWriter, RowWriter
 from quiver_actors.shm.errors import ShmError
 from quiver_actors.units import MILLISECOND_NS
@@ -86,6 +88,7 @@ class FigurePublisher:
         self._worker = _Row(region.row(RowKind.WORKER, f"core_{core}"))
         self._engines: dict[str, _Row] = {}
         self._latencies: dict[tuple[str, str], _Row] = {}
+        self._retention: dict[str, _Row] = {}
         self._subscribers: dict[tuple[str, str], _Row] = {}
         self._error: _Row | None = None
         self._error_count = 0
@@ -108,6 +111,7 @@ class FigurePublisher:
             for topic, host in hosts.items():
                 self._publish_engine(topic, host)
                 self._publish_latencies(topic, host)
+                self._publish_retention(topic, host)
                 self._publish_subscribers(topic, host)
             self._publish_error()
         except ShmError as error:
@@ -142,6 +146,12 @@ class FigurePublisher:
             if row is None:
                 row = self._latencies[key] = _Row(self._region.row(RowKind.LATENCY, f"{topic}/{latency}"))
             row.publish(enumerate(histogram.words))
+
+    def _publish_retention(self, topic: str, host: EngineHost) -> None:
+        row = self._retention.get(topic)
+        if row is None:
+            row = self._retention[topic] = _Row(self._region.row(RowKind.RETENTION, topic))
+        row.publish(enumerate(retention_words(host.engine)))
 
     def _publish_subscribers(self, topic: str, host: EngineHost) -> None:
         present = host.engine.subscriber_figures()
@@ -179,6 +189,19 @@ class FigurePublisher:
         if not self._table_is_full:
             self._table_is_full = True
             self._journal.error("figures.full", f"some figures are not shown: {error}")
+
+
+def retention_words(engine: Engine) -> list[int]:
+    """In the order of `RetentionFigure`."""
+    use, losses = engine.retention.disk_use(), engine.losses
+    small = use.small
+    words = [use.log_bytes, use.sealing_bytes, use.segment_bytes, small.compaction_bytes, small.progress_bytes]
+    words += [small.gaps_bytes, small.quarantine_bytes, small.ballast_bytes, small.other_bytes]
+    words += [engine.stages.disk_bytes, losses.throttled, *(losses.evictions[reason] for reason in EVICTION_REASONS)]
+    for reason in LOSS_REASONS:
+        loss = losses.by_reason[reason]
+        words += [loss.segments, loss.bundles, loss.rows, loss.size_bytes]
+    return words
 
 
 def tell_supervisor(wakeup_fd: int) -> None:

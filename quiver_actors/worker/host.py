@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 
 from quiver_actors import events
 from quiver_actors.engine import Engine, EngineState
 from quiver_actors.errors import EngineFailed, QuiverError
 from quiver_actors.jobs import CommitJob, Job, SealJob
 from quiver_actors.metrics.latency import Histogram, Latency
+from quiver_actors.retention.pressure import Pressure
 from quiver_actors.transactions.asking import AskJob
 from quiver_actors.transactions.stage import Stage
 from quiver_actors.units import MILLISECOND_NS
@@ -42,12 +44,14 @@ class EngineHost:
         ask: Submit,
         own_log: str,
         journal: Journal,
+        pressure: Pressure | None = None,
         host_of: Callable[[str], EngineHost | None] = lambda _: None,
     ) -> None:
         """
         Args:
             ask: where decision logs of transactions are asked.
             own_log: the node's own one.
+            pressure: of the worker.
             host_of: the other topics of this core, for dead letters.
         """
         self.engine = engine
@@ -59,6 +63,10 @@ class EngineHost:
         self._own_log = own_log
         self._dead_letters = DeadLetters(engine, self.deliveries.terms, host_of, background, journal)
         self._letters_at_ns: int | None = None
+        self._pressure = self.ingest.pressure = pressure or Pressure()
+        self._eased_ns: int | None = None
+        """When a commit or deliveries that wait for company have waited long enough."""
+        self._delivered_ns = 0
         self.deadline_ns: int | None = None
         """When `turn` must be called again, whatever happens."""
         self._commit = commit
@@ -127,6 +135,7 @@ class EngineHost:
         if not self._is_failed and self.deliveries.is_open:
             self._letters_at_ns = self._dead_letters.step(now_ns)
         self._start_jobs()
+        self.ingest.refuse_rejected(now_ns)
         self._answer()
         self._set_deadline(now_ns)
 
@@ -151,8 +160,24 @@ class EngineHost:
         self.deliveries.is_open = False
 
     def _start_commit(self) -> None:
+        if self._pressure.steps and self._waits_for_company():
+            return
         if (commit := self.engine.next_commit()) is not None:
             self._submit(self._commit, commit)
+
+    def _waits_for_company(self) -> bool:
+        """Under pressure a group commit waits for more pushes, counted from the oldest that it would acknowledge."""
+        since_ns, now_ns = self.ingest.unacknowledged_since_ns, monotonic_ns()
+        due_ns = since_ns + self._pressure.window_ns
+        if not since_ns or now_ns >= due_ns:
+            return False
+        self._ease_until(due_ns)
+        return True
+
+    def _ease_until(self, due_ns: int) -> None:
+        self._eased_ns = due_ns if self._eased_ns is None else min(self._eased_ns, due_ns)
+        if self.deadline_ns is None or self.deadline_ns > due_ns:
+            self.deadline_ns = due_ns
 
     def _start_jobs(self) -> None:
         self._start_commit()
@@ -186,8 +211,19 @@ class EngineHost:
     def _answer(self) -> None:
         self.ingest.acknowledge()
         self.deliveries.settle()
-        self.deliveries.deliver()
+        self._deliver()
         self._notice_failure()
+
+    def _deliver(self) -> None:
+        """Under pressure deliveries wait for more bundles, so that each message and wake-up carries more of them."""
+        coalesce_ns = self._pressure.coalesce_ns
+        if coalesce_ns:
+            now_ns = monotonic_ns()
+            if now_ns < self._delivered_ns + coalesce_ns:
+                self._ease_until(self._delivered_ns + coalesce_ns)
+                return
+            self._delivered_ns = now_ns
+        self.deliveries.deliver()
 
     def _notice_failure(self) -> None:
         if self.engine.state is EngineState.FAILED and not self._is_failed:
@@ -235,7 +271,9 @@ class EngineHost:
                     continue
 
     def _set_deadline(self, now_ns: int) -> None:
+        eased_ns, self._eased_ns = self._eased_ns, None
         deadlines = (
+            eased_ns,
             self.engine.next_deadline_ns(),
             self.ingest.deadline_ns,
             self.staging.deadline_ns,

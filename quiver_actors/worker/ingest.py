@@ -2,7 +2,8 @@
 
 Owner: the loop thread. Invariants:
 - a span is copied into private memory before anything in it is looked at, and its ring credit returns right after the copy;
-- pushes are staged in the order in which they arrived; one that the engine cannot take yet makes all later ones wait behind it;
+- pushes of a connection are staged in the order in which they arrived; while one waits for the engine all later ones wait too, and
+  connections take turns;
 - every push is answered once: acknowledged, or refused with a reason.
 """
 
@@ -10,29 +11,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic_ns
 
 from quiver_actors.engine import Engine
-from quiver_actors.errors import DurabilityUnknown, EngineFailed, ProtocolError, QuiverError, StorageFull
+from quiver_actors.errors import DurabilityUnknown, EngineFailed, ProtocolError, QuiverError, StorageFull, Throttled
 from quiver_actors.metrics.latency import Histogram
 from quiver_actors.protocol.messages import Acked, AckRun, Done, Flush, Push
+from quiver_actors.retention.pressure import Pressure
+from quiver_actors.retention.rules import REJECT
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
-from quiver_actors.worker.session import HeldSpan, Session
+from quiver_actors.worker.session import Session
 from quiver_actors.worker.turn_buffer import TurnBuffer
+from quiver_actors.worker.waiting import Waiting, WaitingLine
 
 FULL_DISK_PATIENCE_NS = 25 * SECOND_NS
-"""How long a push waits for room on the disk before it is refused: less than a client's default timeout, so that it hears why."""
+"""How long a push that says nothing of its own timeout waits for room before it is refused."""
+_PATIENCE_SHARE = 0.9
+"""Of its timeout that a push waits: its client is to hear why."""
 RETRY_AFTER_NS = 200 * MILLISECOND_NS
 """When a client that was refused for now should come again."""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    session: Session
-    request: Push | Flush
-    held: HeldSpan | None
-    since_ns: int
 
 
 class Ingest:
@@ -48,7 +45,9 @@ class Ingest:
         self._engine = engine
         self._written = written
         self._buffer = TurnBuffer()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting = WaitingLine()
+        self.pressure = Pressure()
+        """Of the worker: shared by all of its engines."""
         self._unacknowledged: deque[tuple[int, Session, list[AckRun], int]] = deque()
         """(sequence one past its last, who pushed, where it went, when it arrived), rising."""
         self._flushes: list[tuple[int, Session, int]] = []
@@ -79,8 +78,18 @@ class Ingest:
 
     @property
     def deadline_ns(self) -> int | None:
-        """When the push that waits longest has waited too long for a full disk."""
-        return self._waiting[0].since_ns + FULL_DISK_PATIENCE_NS if self._waiting else None
+        """When a push has waited long enough."""
+        return self._waiting.next_until_ns
+
+    @property
+    def waiting_since_ns(self) -> int:
+        """Since when the push that waits longest does; 0 if none waits."""
+        return self._waiting.oldest_since_ns
+
+    @property
+    def unacknowledged_since_ns(self) -> int:
+        """When the oldest push that was taken and is not acknowledged arrived; 0 if there is none."""
+        return self._unacknowledged[0][3] if self._unacknowledged else 0
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
@@ -91,7 +100,7 @@ class Ingest:
         """
         source = session.span(push)
         if self._waiting or not self._has_room(push.length):
-            self._waiting.append(_Waiting(session, push, session.hold(push), now_ns))
+            self._waiting.append(Waiting(session, push, session.hold(push), now_ns, now_ns + _patience_ns(push)))
         else:
             span = self._buffer.copy(source)
             session.release(push)
@@ -100,7 +109,7 @@ class Ingest:
     def flush(self, session: Session, flush: Flush, now_ns: int) -> None:
         """Answer once everything pushed before is in a sealed segment."""
         if self._waiting:
-            self._waiting.append(_Waiting(session, flush, None, now_ns))
+            self._waiting.append(Waiting(session, flush, None, now_ns, now_ns + FULL_DISK_PATIENCE_NS))
         else:
             self._seal(session, flush.tag)
 
@@ -114,8 +123,8 @@ class Ingest:
     def retry(self, now_ns: int) -> bool:
         """Take or refuse what waits, as far as the engine lets; True if something was staged."""
         was_staged = False
-        while self._waiting and self._admits(self._waiting[0]):
-            waiting = self._waiting.popleft()
+        while self._waiting and self._admits(self._waiting.next):
+            waiting = self._waiting.take()
             if isinstance(waiting.request, Push):
                 was_staged |= self._take_held(waiting, waiting.request)
             elif not waiting.session.is_closed:
@@ -177,7 +186,7 @@ class Ingest:
         for _, session, tag in self._flushes:
             session.refuse(tag, self._closed_by, RETRY_AFTER_NS)
         self._flushes.clear()
-        self._refuse_waiting(self._closed_by, since_ns=None)
+        self._refuse_waiting(self._closed_by, until_ns=None)
 
     # --- private -------------------------------------------------------------------------------------------------------
 
@@ -201,12 +210,12 @@ class Ingest:
         self._segment_staged = last.segment_seq
         self._unacknowledged.append((last.sequence + last.count, session, runs, arrived_ns))
 
-    def _admits(self, waiting: _Waiting) -> bool:
+    def _admits(self, waiting: Waiting) -> bool:
         if waiting.session.is_closed or isinstance(waiting.request, Flush):
             return True
         return self._has_room(waiting.request.length)
 
-    def _take_held(self, waiting: _Waiting, push: Push) -> bool:
+    def _take_held(self, waiting: Waiting, push: Push) -> bool:
         session, held = waiting.session, waiting.held
         if session.is_closed or held is None:
             return False
@@ -221,22 +230,40 @@ class Ingest:
 
     def _refuse_overdue(self, now_ns: int) -> None:
         refusal = self._closed_by or self._engine.refusal()
-        if isinstance(refusal, StorageFull):
-            self._refuse_waiting(refusal, since_ns=now_ns - FULL_DISK_PATIENCE_NS)
+        if isinstance(refusal, Throttled):
+            self._count_throttled()
+            rejects = self._engine.retention.settings.size_cap_policy == REJECT or self.pressure.refuses
+            self._refuse_waiting(refusal, until_ns=None if rejects else now_ns)
+        elif isinstance(refusal, StorageFull):
+            self._refuse_waiting(refusal, until_ns=now_ns)
         elif refusal is not None:
-            self._refuse_waiting(refusal, since_ns=None)
+            self._refuse_waiting(refusal, until_ns=None)
+        elif self.pressure.refuses:
+            reason = f"topic {self._engine.topic!r}, core {self._engine.core}: the worker is hard pressed; nothing was stored"
+            self._refuse_waiting(Throttled(reason), until_ns=None)
 
-    def _refuse_waiting(self, error: QuiverError, *, since_ns: int | None) -> None:
-        """Refuse what waits, if it waits since `since_ns` or longer (None: all of it)."""
-        while self._waiting and (since_ns is None or self._waiting[0].since_ns <= since_ns):
-            waiting = self._waiting.popleft()
+    def _count_throttled(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.is_counted:
+                waiting.is_counted = True
+                self._engine.losses.throttled += 1
+
+    def refuse_rejected(self, now_ns: int) -> None:
+        """The engine has just found that there is no room: refuse at once where that is the policy."""
+        if self._waiting and self._engine.is_throttled:
+            self._refuse_overdue(now_ns)
+
+    def _refuse_waiting(self, error: QuiverError, *, until_ns: int | None) -> None:
+        """Refuse what waits, if its patience ends at `until_ns` or before (None: all of it)."""
+        for waiting in self._waiting.take_where(lambda each: until_ns is None or each.until_ns <= until_ns):
             if waiting.held is not None and not waiting.session.is_closed:
                 waiting.session.release_held(waiting.held)
             self._refuse(waiting.session, waiting.request.tag, error)
 
     def _refuse(self, session: Session, tag: int, error: QuiverError) -> None:
         self._engine.note_refused()
-        session.refuse(tag, error, RETRY_AFTER_NS if error.retriable else 0)
+        retry_after_ns = self.pressure.retry_after_ns if isinstance(error, Throttled) else RETRY_AFTER_NS
+        session.refuse(tag, error, retry_after_ns if error.retriable else 0)
 
     def _seal(self, session: Session, tag: int) -> None:
         self.write()
@@ -250,3 +277,8 @@ class Ingest:
             session.send(Done(tag))
         else:
             self._flushes.append((target, session, tag))
+
+
+def _patience_ns(push: Push) -> int:
+    """How long a push waits before it is refused: a little less than its client does."""
+    return int(push.patience_ms * MILLISECOND_NS * _PATIENCE_SHARE) if push.patience_ms else FULL_DISK_PATIENCE_NS

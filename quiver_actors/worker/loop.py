@@ -30,9 +30,11 @@ from quiver_actors.worker.figures import PUBLISH_INTERVAL_NS, FigurePublisher, L
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.listener import Listener
+from quiver_actors.worker.load import Load
 from quiver_actors.worker.peer import check_peer, peer_of
 from quiver_actors.worker.requests import Requests
 from quiver_actors.worker.session import GREETING_BYTES_MAX, EndSession, Session, SessionState
+from quiver_actors.worker.storage import StorageShare
 from quiver_actors.worker.threads import JobThread
 
 SESSIONS_MAX = 1024
@@ -83,6 +85,8 @@ class WorkerLoop:
         wake_fd: int,
         figures: FigurePublisher,
         journal: Journal,
+        share: StorageShare,
+        load: Load,
     ) -> None:
         """
         Args:
@@ -95,6 +99,8 @@ class WorkerLoop:
         self._wake_fd = wake_fd
         self._figures = figures
         self._journal = journal
+        self._share = share
+        self._load = load
         self._phase = Phase.SERVING
         self._phase_since_ns = 0
         self._drain_is_requested = False
@@ -163,6 +169,7 @@ class WorkerLoop:
         if self._paused:
             self._resume_paused()
         self._advance_phase(now_ns)
+        self._share.turn(now_ns)
         if now_ns >= self._publish_at_ns:
             self._publish(now_ns)
 
@@ -181,7 +188,8 @@ class WorkerLoop:
         if self._unfinished - self._paused or any(host.is_touched for host in hosts):
             return 0.0
         deadlines = [host.deadline_ns for host in hosts if host.deadline_ns is not None]
-        return max(0, min([self._publish_at_ns, *deadlines]) - monotonic_ns()) / _NS_PER_SECOND
+        deadlines += [self._publish_at_ns, self._share.deadline_ns]
+        return max(0, min(deadlines) - monotonic_ns()) / _NS_PER_SECOND
 
     # --- connections ---------------------------------------------------------------------------------------------------
 
@@ -376,6 +384,13 @@ class WorkerLoop:
             turns=self._turns,
             intake_stopped=self._intake_is_stopped,
         )
+        self._load.sample(
+            self._hosts.values(),
+            arena_bytes=figures.arena_bytes,
+            arena_used_bytes=figures.arena_used_bytes,
+            cap_fraction=self._share.cap_fraction,
+        )
+        self._share.show_pressure(self._load.pressure)
         self._figures.publish(figures, self._hosts)
         if now_ns >= self._sweep_at_ns:
             self._sweep(now_ns)

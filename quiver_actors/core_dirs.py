@@ -1,0 +1,54 @@
+"""Which directories below a data directory belong to which worker. Reads names only; imports neither pyarrow nor numpy.
+
+    <topic>/core_<n>/          one engine
+    <topic>/retired/core_<n>/  what is left of one whose core the node does not have any more, after all of it was delivered: its numbers,
+                               so that none is used twice when the core comes back, and the progress of its subscribers
+
+A core that the node does not have is adopted by one that it has: n modulo the number of workers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+RETIRED_NAME = "retired"
+_CORE_NAME = re.compile(r"core_(0|[1-9]\d{0,5})")
+
+
+def owner_of(core: int, cores: int) -> int:
+    """The worker that serves that core's directories."""
+    return core % cores
+
+
+def find_core_dirs(data_dir: str) -> dict[int, list[str]]:
+    """By core: the topics that have a directory of it, sorted."""
+    found: dict[int, list[str]] = {}
+    for topic in sorted(_directories_in(data_dir)):
+        for name in _directories_in(os.path.join(data_dir, topic)):
+            if match := _CORE_NAME.fullmatch(name):
+                found.setdefault(int(match[1]), []).append(topic)
+    return found
+
+
+def adopted_cores(data_dir: str, cores: int) -> list[int]:
+    """Cores that have directories and no worker, rising."""
+    return sorted(core for core in find_core_dirs(data_dir) if core >= cores)
+
+
+def directories_of(data_dir: str, index: int, cores: int) -> list[str]:
+    """Every directory that worker `index` writes to."""
+    return [
+        os.path.join(data_dir, topic, f"core_{core}")
+        for core, topics in find_core_dirs(data_dir).items()
+        if owner_of(core, cores) == index
+        for topic in topics
+    ]
+
+
+def _directories_in(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

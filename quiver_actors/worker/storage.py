@@ -1,0 +1,222 @@
+"""A worker's share of the node's disk: what it says about itself, the grant that it lives within, the claims that it carries out.
+
+Owner: the loop thread. Speaks with the supervisor's coordinator through words of the counters page only; while nobody writes there the
+worker goes on within the last grant. Nothing of this is in the way of a push: engines ask for leave when they make a log file.
+
+The order of the words matters (supervisor.figures.StorageFigure): what is used is published before the grant that it was used under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import monotonic_ns
+
+from quiver_actors.retention.choice import Candidate, choose
+from quiver_actors.retention.pressure import Pressure
+from quiver_actors.shm.counters import CountersPage, RegionWriter
+from quiver_actors.shm.live_row import LiveRow
+from quiver_actors.shm.words import WEAKLY_ORDERED, fence
+from quiver_actors.supervisor.figures import (
+    GRANT_ROW,
+    NO_LIMIT,
+    NODE_STORAGE_LABEL,
+    NODE_STORAGE_ROW,
+    STORAGE_ROW,
+    SUPERVISOR_REGION,
+    GrantFigure,
+    NodeStorageFigure,
+    StorageFigure,
+)
+from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.worker.host import EngineHost
+
+CALM_INTERVAL_NS = 50 * MILLISECOND_NS
+BUSY_INTERVAL_NS = 5 * MILLISECOND_NS
+"""How often the words are looked at while something is wanted or being deleted."""
+_SETTLING_READS = 8
+
+
+class StorageShare:
+    """See the module. Without a page (None) there is no limit."""
+
+    def __init__(
+        self,
+        page: CountersPage | None,
+        region: RegionWriter,
+        name: str,
+        hosts: Mapping[str, EngineHost],
+        wake_supervisor: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            name: of the worker, `core_<n>`.
+            hosts: by topic; may change.
+        """
+        self._hosts = hosts
+        self._wake = wake_supervisor
+        self._row = region.row(STORAGE_ROW, name)
+        self._grant = LiveRow(page, SUPERVISOR_REGION, GRANT_ROW, name) if page is not None else None
+        self._node = (
+            LiveRow(page, SUPERVISOR_REGION, NODE_STORAGE_ROW, NODE_STORAGE_LABEL) if page is not None else None
+        )
+        self._limit_bytes = 0 if page is not None else NO_LIMIT
+        self._is_refused = False
+        self._is_wanting = False
+        self._claim = 0
+        self._due_ns = 0
+
+    # --- leave ---------------------------------------------------------------------------------------------------------
+
+    def admits(self, more_bytes: int) -> bool:
+        """Whether the worker may take so many bytes more of the disk."""
+        if self._grant is not None and self._grant.load(GrantFigure.GRANT_BYTES) != self._limit_bytes:
+            self._adopt()
+        is_admitted = self._limit_bytes == NO_LIMIT or self.used_bytes + more_bytes <= self._limit_bytes
+        if not is_admitted:
+            self._is_refused = True
+            self._due_ns = 0
+        return is_admitted
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(host.engine.disk_bytes for host in self._hosts.values())
+
+    def _adopt(self) -> None:
+        """Live within the grant as it is now; what was used under the one before is published first."""
+        assert self._grant is not None
+        for _ in range(_SETTLING_READS):
+            granted = self._grant.load(GrantFigure.GRANT_BYTES)
+            self._row.set(StorageFigure.USED_BYTES, self.used_bytes)
+            if WEAKLY_ORDERED:
+                fence()
+            self._row.set(StorageFigure.GRANT_SEEN_BYTES, granted)
+            if WEAKLY_ORDERED:
+                fence()
+            self._limit_bytes = granted
+            if self._grant.load(GrantFigure.GRANT_BYTES) == granted:
+                return
+
+    def show_pressure(self, pressure: Pressure) -> None:
+        """Beside what is on disk: how hard pressed the worker is, and what it does about it."""
+        self._row.set(StorageFigure.PRESSURE_PERMILLE, pressure.permille)
+        self._row.set(StorageFigure.PRESSURE_STEPS, int(pressure.steps))
+
+    # --- turns ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def deadline_ns(self) -> int:
+        return self._due_ns
+
+    @property
+    def cap_fraction(self) -> float:
+        """How much of the cap the node uses; 0 without a cap."""
+        cap_bytes = self._node_word(NodeStorageFigure.CAP_BYTES)
+        return self._node_word(NodeStorageFigure.USED_BYTES) / cap_bytes if cap_bytes else 0.0
+
+    def turn(self, now_ns: int) -> None:
+        """Look at the words, if it is time, and answer them."""
+        if now_ns < self._due_ns:
+            return
+        before_bytes = self._limit_bytes
+        if self._grant is not None:
+            self._adopt()
+        if self._limit_bytes > before_bytes and self._is_refused:
+            self._is_refused = False
+            for host in self._hosts.values():
+                if host.engine.wanted_bytes:
+                    host.touch()
+        is_over = bool(self._node_word(NodeStorageFigure.IS_OVER))
+        self._ease(is_over)
+        self._publish_wants(now_ns)
+        self._take_claim(now_ns, is_over)
+        self._row.set(StorageFigure.BEAT_NS, now_ns)
+        self._row.set(StorageFigure.REPORTED, 1)
+        is_busy = self._is_wanting or self._claim > self._row.get(StorageFigure.CLAIM_DONE)
+        self._due_ns = now_ns + (BUSY_INTERVAL_NS if is_busy else CALM_INTERVAL_NS)
+
+    def _node_word(self, figure: NodeStorageFigure) -> int:
+        return self._node.load(figure) if self._node is not None else 0
+
+    def _ease(self, is_over: bool) -> None:
+        """Near the cap nothing is kept ready that nobody uses, and what is open is sealed where pushes wait."""
+        for host in self._hosts.values():
+            engine = host.engine
+            if engine.releases_spare != is_over:
+                engine.releases_spare = is_over
+                host.touch()
+            if is_over and engine.is_throttled and engine.seals_early and engine.has_open_bundles:
+                engine.seal_now()
+                host.touch()
+
+    def _publish_wants(self, now_ns: int) -> None:
+        engines = [host.engine for host in self._hosts.values()]
+        used_bytes = self.used_bytes
+        step_bytes = max((engine.step_bytes for engine in engines), default=0)
+        wanted_bytes = sum(engine.wanted_bytes for engine in engines)
+        if self._limit_bytes < NO_LIMIT and not wanted_bytes and any(engine.is_taking for engine in engines):
+            # Ahead of need: the next log is asked for before it is.
+            wanted_bytes = max(0, used_bytes + 2 * step_bytes - self._limit_bytes)
+        waiting = [host.ingest.waiting_since_ns for host in self._hosts.values() if host.engine.is_throttled]
+        since_ns = min((at for at in waiting if at), default=0)
+        was_wanting, self._is_wanting = self._is_wanting, wanted_bytes > 0
+        row = self._row
+        row.set(StorageFigure.USED_BYTES, used_bytes)
+        row.set(StorageFigure.STEP_BYTES, step_bytes)
+        is_new = row.get(StorageFigure.WAITING_SINCE_NS) != since_ns or was_wanting != self._is_wanting
+        row.set(StorageFigure.WAITING_SINCE_NS, since_ns)
+        row.set(StorageFigure.WANTED_BYTES, wanted_bytes)
+        if is_new and self._limit_bytes < NO_LIMIT:
+            self._wake()
+
+    # --- claims --------------------------------------------------------------------------------------------------------
+
+    def _take_claim(self, now_ns: int, is_over: bool) -> None:
+        row, doomed_bytes = self._row, sum(host.engine.retention.doomed_bytes for host in self._hosts.values())
+        row.set(StorageFigure.DOOMED_BYTES, doomed_bytes)
+        candidates = self._candidates() if is_over else []
+        first = min(candidates, default=None)
+        same = [each for each in candidates if first is not None and each.eviction_class == first.eviction_class]
+        row.set(StorageFigure.EVICTABLE_BYTES, sum(each.size_bytes for each in same))
+        row.set(StorageFigure.EVICTABLE_OLDEST_UNIX_NS, first.unix_ns if first is not None else 0)
+        row.set(StorageFigure.EVICTABLE_CLASS, first.eviction_class if first is not None else 0)
+        if self._claim > row.get(StorageFigure.CLAIM_DONE) and not doomed_bytes:
+            row.set(StorageFigure.CLAIM_DONE, self._claim)
+            self._wake()
+        claim = self._read_claim()
+        if claim and claim[GrantFigure.CLAIM] > self._claim and now_ns < claim[GrantFigure.CLAIM_EXPIRES_NS]:
+            self._claim = claim[GrantFigure.CLAIM]
+            self._carry_out(candidates, claim)
+
+    def _read_claim(self) -> list[int] | None:
+        """The words of the claim that stands, None if there is none or it is just changing."""
+        if self._grant is None:
+            return None
+        words = self._grant.load_all()
+        number = words[GrantFigure.CLAIM]
+        return words if number and self._grant.load(GrantFigure.CLAIM) == number else None
+
+    def _carry_out(self, candidates: list[Candidate], claim: list[int]) -> None:
+        chosen = choose(
+            candidates,
+            claim[GrantFigure.CLAIM_CLASS],
+            claim[GrantFigure.CLAIM_THROUGH_UNIX_NS],
+            claim[GrantFigure.CLAIM_BYTES],
+        )
+        for topic in {each.topic for each in chosen}:
+            host = self._hosts.get(topic)
+            if host is not None:
+                host.engine.retention.let_go([each for each in chosen if each.topic == topic])
+                host.engine.flush_progress()
+                host.touch()
+
+    def _candidates(self) -> list[Candidate]:
+        return [
+            replace(each, topic=topic)
+            for topic, host in self._hosts.items()
+            for each in host.engine.retention.candidates()
+        ]
+
+    def started(self) -> None:
+        """Before the worker is ready: what it has on disk is known from now on."""
+        self.turn(monotonic_ns())
