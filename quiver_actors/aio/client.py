@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import Literal, Unpack, overload
 
 from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
-from quiver_actors.client.channel import Call
-from quiver_actors.client.channels import ChannelSet, raise_refusals
+from quiver_actors.client.bundle import StoredBundle
+from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
+from quiver_actors.client.projection import Asked
 from quiver_actors.client.push_channel import PushChannel
-from quiver_actors.client.questions import dropped_by, starting
+from quiver_actors.client.requests import Requests
+from quiver_actors.client.segments import map_segment
 from quiver_actors.client.slots import Bundle
-from quiver_actors.client.wanted import Gaps, SubscribeOptions, Wanted
-from quiver_actors.model import DEFAULT_TOPIC, Receipt, check_id
-from quiver_actors.protocol.messages import Flush, TopicInfo, Unregister
+from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted
+from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
+from quiver_actors.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
+from quiver_actors.segment.reader import SegmentReader
 
 
 def connect(run_dir: str | os.PathLike[str] | None = None, *, timeout: float = 10.0) -> Client:
@@ -42,6 +45,7 @@ class Client:
         self._exchange = LoopExchange()
         self._channels = ChannelSet(self._exchange, directory, self._make_channel)
         self._producer = Producer(self._channels)
+        self._requests = Requests(self._channels, timeout)
         self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
 
     @property
@@ -107,7 +111,7 @@ class Client:
     ) -> Subscription | GapSubscription:
         """Attach to a durable subscriber; the options are those of `SubscribeOptions`. The callbacks may be coroutine functions."""
         wanted = Wanted.parse(topic, subscriber, gaps, options)
-        starts = await self._exchange.complete(starting(self._channels, topic, wanted.start, self._timeout_seconds))
+        starts = await self._exchange.complete(self._requests.starting(topic, wanted.start))
         kind = GapSubscription if wanted.are_gaps_delivered else Subscription
         subscription = kind(NodeDirectory(self.run_dir), self._name, wanted, starts)
         try:
@@ -119,20 +123,52 @@ class Client:
         return subscription
 
     async def unsubscribe(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
-        check_id("subscriber", subscriber)
-        calls = {core: Call(lambda tag: Unregister(tag, topic, subscriber)) for core in self._directory.cores}
-        await self._exchange.complete(self._channels.completing(calls, self._timeout_seconds))
-        return dropped_by(calls.values())
+        return await self._exchange.complete(self._requests.unregister(subscriber, topic))
 
-    async def flush(self, topic: str = DEFAULT_TOPIC) -> None:
-        calls = {core: Call(lambda tag: Flush(tag, topic)) for core in self._directory.cores}
-        await self._exchange.complete(self._channels.completing(calls, self._timeout_seconds))
-        raise_refusals(calls.values())
+    async def drop_orphan(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
+        return await self._exchange.complete(self._requests.drop_orphan(subscriber, topic))
+
+    async def seek(
+        self, subscriber: str, start: Start, *, topic: str = DEFAULT_TOPIC, dry_run: bool = False
+    ) -> SeekReport:
+        return await self._exchange.complete(self._requests.seek(subscriber, start, topic, is_dry=dry_run))
+
+    async def subscribers(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SubscriberInfo]]:
+        return await self._exchange.complete(self._requests.subscribers(topic))
+
+    async def ack_through(self, bundle_id: BundleId, *, subscriber: str) -> None:
+        await self._exchange.complete(self._requests.ack_through(bundle_id, subscriber))
 
     async def topics(self) -> dict[str, TopicInfo]:
-        first = self._directory.cores[0]
-        channel = await self._exchange.complete(self._channels.opening(first, self._timeout_seconds))
-        return dict(channel.topic_infos)
+        return await self._exchange.complete(self._requests.topics())
+
+    async def flush(self, topic: str = DEFAULT_TOPIC) -> None:
+        await self._exchange.complete(self._requests.flush(topic))
+
+    async def segments(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
+        return await self._exchange.complete(self._requests.segments(topic))
+
+    async def read_segment(self, core: int, topic: str, segment_seq: int) -> SegmentReader:
+        descriptor, size_bytes = await self._exchange.complete(self._requests.opened_segment(core, topic, segment_seq))
+        return SegmentReader(map_segment(descriptor, size_bytes, segment_seq), segment_seq=segment_seq)
+
+    async def read(
+        self,
+        topic: str,
+        core: int,
+        start: BundleId | None = None,
+        end: BundleId | None = None,
+        *,
+        slots: Iterable[str | int] | None = None,
+        columns: Mapping[str | int, Iterable[str]] | None = None,
+    ) -> AsyncIterator[StoredBundle]:
+        """For `async for`; the range is fixed and checked when the first bundle is asked for."""
+        asked = Asked.parse(slots, columns)
+        wanted = await self._exchange.complete(self._requests.wanted_range(topic, core, start, end, asked))
+        for part in wanted.parts:
+            segment = await self._exchange.complete(self._requests.mapped_part(wanted, part))
+            for index in range(part.first, part.end):
+                yield StoredBundle(segment, index)
 
     async def close(self) -> None:
         """Close all connections and subscriptions. Idempotent."""

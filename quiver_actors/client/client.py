@@ -10,43 +10,27 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Literal, Unpack, overload
 
 from quiver_actors.client.bundle import StoredBundle
-from quiver_actors.client.channel import Call
-from quiver_actors.client.channels import ChannelSet, raise_refusals
+from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.hold import Hold
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
-from quiver_actors.client.projection import Asked, Projection
+from quiver_actors.client.projection import Asked
 from quiver_actors.client.push_channel import PushChannel
-from quiver_actors.client.questions import dropped_by, seeking, starting
-from quiver_actors.client.ranges import SegmentPart, parts_of
-from quiver_actors.client.segments import MappedSegment, map_segment
-from quiver_actors.client.slots import Bundle, TopicSlots
+from quiver_actors.client.requests import Requests, WantedRange
+from quiver_actors.client.segments import map_segment
+from quiver_actors.client.slots import Bundle
 from quiver_actors.client.staging import StagingClient
 from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted, start_text
-from quiver_actors.errors import ClosedError, UsageError
-from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt, check_id
-from quiver_actors.protocol.messages import (
-    AckThrough,
-    Flush,
-    ListSegments,
-    ListSubscribers,
-    Message,
-    OpenSegment,
-    SegmentInfo,
-    SegmentList,
-    SegmentOpened,
-    SubscriberInfo,
-    SubscriberList,
-    TopicInfo,
-    Unregister,
-)
+from quiver_actors.errors import ClosedError
+from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
+from quiver_actors.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.units import SECOND_NS
 
@@ -78,6 +62,7 @@ class Client(StagingClient):
         self._exchange = Exchange()
         self._channels = ChannelSet(self._exchange, directory, self._make_channel)
         self._producer = Producer(self._channels)
+        self._requests = Requests(self._channels, timeout)
         self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
 
     @property
@@ -203,7 +188,7 @@ class Client(StagingClient):
         """
         self._exchange.check_open()
         wanted = Wanted.parse(topic, subscriber, gaps, options)
-        starts = self._exchange.run(starting(self._channels, topic, wanted.start, self._timeout_seconds))
+        starts = self._exchange.run(self._requests.starting(topic, wanted.start))
         kind = GapSubscription if wanted.are_gaps_delivered else Subscription
         subscription = kind(NodeDirectory(self.run_dir), self._name, wanted, starts)
         try:
@@ -254,7 +239,7 @@ class Client(StagingClient):
             UnknownSubscriber: no worker knows it.
             UnknownTopic, WorkerUnavailable: as everywhere.
         """
-        return self._unregister(subscriber, topic, only_orphan=False)
+        return self._exchange.run(self._requests.unregister(subscriber, topic))
 
     def drop_orphan(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
         """As `unsubscribe`, but only where no consumer is attached to it.
@@ -263,10 +248,7 @@ class Client(StagingClient):
             UsageError: a consumer is; on workers that had none it may be gone now, and begins there anew with the next one that attaches.
             UnknownSubscriber, UnknownTopic, WorkerUnavailable: as `unsubscribe`.
         """
-        attached = [info for infos in self.subscribers(topic).values() for info in infos if info.connections]
-        if subscriber in {info.subscriber for info in attached}:
-            raise UsageError(f"subscriber {subscriber!r} of topic {topic!r} is no orphan: a consumer is attached to it")
-        return self._unregister(subscriber, topic, only_orphan=True)
+        return self._exchange.run(self._requests.drop_orphan(subscriber, topic))
 
     def seek(self, subscriber: str, start: Start, *, topic: str = DEFAULT_TOPIC, dry_run: bool = False) -> SeekReport:
         """Move a known subscriber to another position, on all workers; durable on return.
@@ -284,19 +266,11 @@ class Client(StagingClient):
             UsageError: `start` is not possible.
             UnknownTopic, WorkerUnavailable: as everywhere; after the latter some workers may have done it: repeat it.
         """
-        return self._exchange.run(
-            seeking(self._channels, topic, subscriber, start, self._timeout_seconds, is_dry=dry_run)
-        )
+        return self._exchange.run(self._requests.seek(subscriber, start, topic, is_dry=dry_run))
 
     def subscribers(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SubscriberInfo]]:
         """The durable subscribers of a topic and how far they are, by core. Raises as `flush`."""
-        calls = self._ask_all(lambda tag: ListSubscribers(tag, topic))
-        raise_refusals(calls.values())
-        return {
-            core: list(call.answer.subscribers)
-            for core, call in calls.items()
-            if isinstance(call.answer, SubscriberList)
-        }
+        return self._exchange.run(self._requests.subscribers(topic))
 
     def ack_through(self, bundle_id: BundleId, *, subscriber: str) -> None:
         """Resolve, for one subscriber, everything of that bundle's core up to and including it; durable on return.
@@ -305,10 +279,7 @@ class Client(StagingClient):
             UsageError: no such bundle was appended yet.
             UnknownSubscriber, UnknownTopic, WorkerUnavailable: as everywhere.
         """
-        topic, core, segment_seq, bundle_index = bundle_id
-        call = Call(lambda tag: AckThrough(tag, topic, subscriber, segment_seq, bundle_index))
-        self._ask({core: call})
-        raise_refusals([call])
+        self._exchange.run(self._requests.ack_through(bundle_id, subscriber))
 
     # --- what is stored ------------------------------------------------------------------------------------------------------
 
@@ -318,8 +289,7 @@ class Client(StagingClient):
         Raises:
             WorkerUnavailable: no worker answered in time.
         """
-        channel = self._exchange.run(self._channels.opening(self._directory.cores[0], self._timeout_seconds))
-        return dict(channel.topic_infos)
+        return self._exchange.run(self._requests.topics())
 
     def flush(self, topic: str = DEFAULT_TOPIC) -> None:
         """Seal what is open on all workers: all that was acknowledged before can be delivered and read when this returns.
@@ -329,13 +299,11 @@ class Client(StagingClient):
             WorkerUnavailable: a worker did not answer in time.
             EngineFailed, Draining, StorageFull: what a worker could not do.
         """
-        raise_refusals(self._ask_all(lambda tag: Flush(tag, topic)).values())
+        self._exchange.run(self._requests.flush(topic))
 
     def segments(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
         """The sealed segments of a topic, oldest first, by the core that has them. Raises as `flush`."""
-        calls = self._ask_all(lambda tag: ListSegments(tag, topic))
-        raise_refusals(calls.values())
-        return {core: _segments_in(call) for core, call in calls.items()}
+        return self._exchange.run(self._requests.segments(topic))
 
     def read_segment(self, core: int, topic: str, segment_seq: int) -> SegmentReader:
         """Map one sealed segment and read it without claiming anything. It stays readable when it is deleted meanwhile.
@@ -345,7 +313,7 @@ class Client(StagingClient):
             FormatError: it cannot be read.
             UnknownTopic, WorkerUnavailable: as everywhere.
         """
-        descriptor, size_bytes = self._open_segment(core, topic, segment_seq)
+        descriptor, size_bytes = self._exchange.run(self._requests.opened_segment(core, topic, segment_seq))
         return SegmentReader(map_segment(descriptor, size_bytes, segment_seq), segment_seq=segment_seq)
 
     def read(
@@ -373,21 +341,11 @@ class Client(StagingClient):
             UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: as everywhere.
         """
         asked = Asked.parse(slots, columns)
-        channel = self._exchange.run(self._channels.opening(core, self._timeout_seconds))
-        topic_slots = channel.slots_of(topic)
-        projection = asked.resolve(topic_slots)
-        call = Call(lambda tag: ListSegments(tag, topic))
-        self._ask({core: call})
-        raise_refusals([call])
-        parts = parts_of(_segments_in(call), start, end, topic, core)
-        return self._read_parts(parts, core, topic_slots, projection)
+        return self._read(self._exchange.run(self._requests.wanted_range(topic, core, start, end, asked)))
 
-    def _read_parts(
-        self, parts: list[SegmentPart], core: int, slots: TopicSlots, projection: Projection
-    ) -> Iterator[StoredBundle]:
-        for part in parts:
-            descriptor, size_bytes = self._open_segment(core, slots.topic, part.segment_seq)
-            segment = MappedSegment(descriptor, size_bytes, part.segment_seq, slots, core, projection)
+    def _read(self, wanted: WantedRange) -> Iterator[StoredBundle]:
+        for part in wanted.parts:
+            segment = self._exchange.run(self._requests.mapped_part(wanted, part))
             for index in range(part.first, part.end):
                 yield StoredBundle(segment, index)
 
@@ -417,32 +375,5 @@ class Client(StagingClient):
 
     # --- private -------------------------------------------------------------------------------------------------------------
 
-    def _open_segment(self, core: int, topic: str, segment_seq: int) -> tuple[int, int]:
-        """A segment's descriptor, for the caller to close, and its size."""
-        call = Call(lambda tag: OpenSegment(tag, topic, segment_seq))
-        self._ask({core: call})
-        raise_refusals([call])
-        assert isinstance(call.answer, SegmentOpened), "only this answers OpenSegment"
-        assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
-        return call.descriptor, call.answer.size_bytes
-
-    def _unregister(self, subscriber: str, topic: str, *, only_orphan: bool) -> int:
-        check_id("subscriber", subscriber)
-        calls = self._ask_all(lambda tag: Unregister(tag, topic, subscriber, only_orphan))
-        return dropped_by(calls.values())
-
     def _make_channel(self, core: int) -> PushChannel:
         return PushChannel(self._exchange, self._directory, core, self._name)
-
-    def _ask_all(self, make: Callable[[int], Message]) -> dict[int, Call]:
-        calls = {core: Call(make) for core in self._directory.cores}
-        self._ask(calls)
-        return calls
-
-    def _ask(self, calls: dict[int, Call]) -> None:
-        self._exchange.run(self._channels.completing(calls, self._timeout_seconds))
-
-
-def _segments_in(call: Call) -> list[SegmentInfo]:
-    assert isinstance(call.answer, SegmentList), "only this answers ListSegments"
-    return call.answer.segments

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from quiver_actors.client.channel import Call
-from quiver_actors.client.channels import ChannelSet, raise_refusals
+from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.requests import Requests
 from quiver_actors.client.stage import Stage, StagePlan, deciding, dropping, publishing
 from quiver_actors.client.transaction import Transaction
 from quiver_actors.errors import UsageError
 from quiver_actors.model import DEFAULT_TOPIC
-from quiver_actors.protocol.base import Message
 from quiver_actors.protocol.stage_messages import ListStages, StageInfo, StageList
 from quiver_actors.transactions.asking import FIND
 from quiver_actors.transactions.model import ABORT, COMMIT, TTL_SECONDS, Decision, Token, check_txn_id
@@ -28,10 +27,8 @@ class StagingClient:
     _exchange: Exchange
     _channels: ChannelSet[PushChannel]
     _producer: Producer
+    _requests: Requests
     _timeout_seconds: float
-
-    def _ask_all(self, make: Callable[[int], Message]) -> dict[int, Call]:
-        raise NotImplementedError
 
     def stage(
         self,
@@ -138,6 +135,5 @@ class StagingClient:
         Raises:
             UnknownTopic, WorkerUnavailable: as everywhere.
         """
-        calls = self._ask_all(lambda tag: ListStages(tag, topic))
-        raise_refusals(calls.values())
+        calls = self._exchange.run(self._requests.ask_all(lambda tag: ListStages(tag, topic)))
         return {core: list(call.answer.stages) for core, call in calls.items() if isinstance(call.answer, StageList)}

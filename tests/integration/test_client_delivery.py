@@ -183,7 +183,35 @@ def test_asyncio_client_end_to_end(node: ClientNode) -> None:
                 await subscription.flush()
                 assert await subscription.all_drained()
                 assert sorted(receipt.bundle_id for receipt in receipts) == sorted(found)
+            infos = [info for each in (await client.subscribers()).values() for info in each]
+            assert "tasks" in {info.subscriber for info in infos}
             assert await client.unsubscribe("tasks") == 0
         return found
 
     assert len(set(asyncio.run(main()))) == 100
+
+
+def test_asyncio_client_looks_at_what_is_stored_as_the_other_one_does(node: ClientNode, client: Client) -> None:
+    with client.subscribe("keeps-other", topic="other"), client.subscribe("looker", topic="other") as subscription:
+        last = client.push_many([numbers(n) for n in range(20)], topic="other")[-1].bundle_id
+        client.flush("other")
+        take(subscription, 20)
+
+    async def main() -> None:
+        async with aio.connect(node.directories.run, timeout=20.0) as twin:
+            assert await twin.segments("other") == client.segments("other")
+            for core, infos in client.segments("other").items():
+                expected = [(bundle.bundle_id, bundle.batch) for bundle in client.read("other", core)]
+                assert [(bundle.bundle_id, bundle.batch) async for bundle in twin.read("other", core)] == expected
+                for info in infos:
+                    reader = await twin.read_segment(core, "other", info.segment_seq)
+                    assert reader.bundle_count == info.bundle_count
+                with pytest.raises(NotStored):
+                    async for _ in twin.read("other", core, end=BundleId("other", core, 10_000, 1)):
+                        pass
+            assert (await twin.seek("looker", "latest", topic="other", dry_run=True)).skipped == 20
+            await twin.ack_through(last, subscriber="looker")
+            assert (await twin.seek("looker", "earliest", topic="other")).again == 20
+            assert await twin.drop_orphan("looker", topic="other") == 20
+
+    asyncio.run(main())

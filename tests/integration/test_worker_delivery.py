@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import array
+import json
+import os
 from pathlib import Path
 
 import pytest
 
+from quiver_actors.client import connect
+from quiver_actors.client.subscriber_channel import WATCHDOG_NS
 from quiver_actors.protocol import messages as m
 from quiver_actors.units import MILLISECOND_NS
 from tests.unit.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
@@ -274,6 +278,31 @@ def test_credit_sent_again_changes_nothing_and_makes_up_for_a_lost_notification(
         assert numbers(client.values(2)) == [1, 2]
         client.credit("s", 0)
         assert info(client, "s").claimed == 2
+
+
+def test_lost_notifications_delay_a_consumer_by_no_more_than_its_watchdog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the client of the package, which nobody tells anything: its own poll finds every bundle."""
+    monkeypatch.setattr("quiver_actors.worker.host.EngineHost._apply", drop_notifications)
+    assert WATCHDOG_NS <= 500 * MILLISECOND_NS
+    with running(tmp_path) as worker:
+        as_node(tmp_path)
+        with connect(tmp_path / "run") as client, client.subscribe("s", prefetch=4) as subscription:
+            for first in range(0, 12, 3):
+                pushed(worker, first, first + 1, first + 2)
+                for number in range(first, first + 3):
+                    delivery = subscription.get(20)
+                    assert delivery is not None, "the watchdog asks again"
+                    assert delivery.batch.column("x").to_pylist() == [number]
+                    delivery.ack()
+            assert subscription.all_drained()
+
+
+def as_node(root: Path) -> None:
+    """What a supervisor would say of that worker."""
+    node = {"version": 1, "pid": os.getpid(), "data_dir": str(root / "data"), "started_unix_ns": 1}
+    (root / "run/node.json").write_text(json.dumps({**node, "cores": [{"core": 0, "socket": "core_0.sock"}]}))
 
 
 def drop_notifications(host: object, happened: object) -> None:
