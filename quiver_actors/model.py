@@ -95,6 +95,8 @@ class Receipt(NamedTuple):
     bundle_id: BundleId
     sequence: int
     durability: Durability
+    duplicate: bool = False
+    """An idempotent producer had it stored before: this is where."""
 
 
 class SlotTable:

@@ -15,6 +15,7 @@ BALLAST_NAME = "quiver.ballast"
 STAGED_NAME = "staged"
 """Directory of staged bundles; there only once a transaction was."""
 TRANSACTIONS_NAME = "quiver.transactions"
+PRODUCERS_NAME = "quiver.producers"
 PREPARED_SUFFIX = ".prepared"
 STAGE_SUFFIX = ".stage"
 
@@ -74,6 +75,10 @@ class EnginePaths:
     @property
     def transactions(self) -> str:
         return f"{self.root}/{TRANSACTIONS_NAME}"
+
+    @property
+    def producers(self) -> str:
+        return f"{self.root}/{PRODUCERS_NAME}"
 
     def prepared(self, number: int) -> str:
         return f"{self.staged}/{number:016}{PREPARED_SUFFIX}"

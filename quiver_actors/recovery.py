@@ -41,6 +41,7 @@ from quiver_actors.segment.reader import read_footer
 from quiver_actors.subscriber.gaps import GapLedger, decode_gaps, gaps_file_name
 from quiver_actors.subscriber.progress import decode_progress, encode_progress, subscriber_of
 from quiver_actors.subscriber.registry import SubscriberRegistry
+from quiver_actors.transactions.keys import KeyRun, Windows, decode_windows, key_of
 from quiver_actors.transactions.recovery import RecoveredStages, recover_stages
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import Identity, decode_cursor, decode_header
@@ -74,6 +75,8 @@ class Recovered:
     notes: list[str] = field(default_factory=list)
     stages: RecoveredStages = field(default_factory=RecoveredStages)
     """Staged bundles, the prepared ones."""
+    windows: Windows = field(default_factory=Windows)
+    """What idempotent producers have stored, as it is in their file."""
 
 
 def segment_cfg_hash(settings: TopicSettings) -> bytes:
@@ -115,6 +118,9 @@ class Recovery:
         self._segments: dict[int, SegmentInfo] = {}
         self._held: list[tuple[int, int, int]] = []
         """Closed ranges of sequences that segments of ours hold, and the log position where each of them starts."""
+        self._windows = Windows()
+        self._keys: list[tuple[str, KeyRun]] = []
+        """Found in the log that is being sealed."""
         self._position = 0
         self._covered_position = 0
         self._cursor_position = 0
@@ -143,6 +149,7 @@ class Recovery:
         finish_rescues(self._disk, self._paths)
         self._load_segments()
         self._load_progress()
+        self._load_windows()
         core = self._reserve(core, found)
         stages = self._recover_stages()
         self._settle_logs(found)
@@ -159,6 +166,7 @@ class Recovery:
             self._quarantined,
             self._notes,
             stages,
+            self._windows,
         )
 
     def _recover_stages(self) -> RecoveredStages:
@@ -282,6 +290,16 @@ class Recovery:
         self._held.append((extension.first_sequence, extension.last_sequence, extension.wal_position_start))
         self._next_sequence = max(self._next_sequence, extension.last_sequence + 1)
         self._position = max(self._position, extension.wal_position_end)
+
+    def _load_windows(self) -> None:
+        if not self._disk.exists(self._paths.producers):
+            return
+        try:
+            self._windows = decode_windows(self._read_small(self._paths.producers))
+        except UnsupportedVersion:
+            raise
+        except FormatError as error:
+            self._quarantine(self._paths.producers, str(error))
 
     def _load_progress(self) -> None:
         for name in self._disk.list_directory(self._paths.root):
@@ -430,6 +448,7 @@ class Recovery:
         log.position_start, log.identity = found.position_start, identity
         try:
             self._rebuild(log, found)
+            self._save_keys(log)
             if file.path == path:
                 file.fsync()
                 log.path = self._retire_active(path) if found.name == layout.ACTIVE_NAME else path
@@ -492,10 +511,24 @@ class Recovery:
                 self._keep_damaged_span(log.file.read, found.name, span)
                 continue
             self._append_lost(log, expected, entry.sequence)
-            log.builder.append(entry.sequence, entry.ingestion_ts_nanos, -1, span.end - span.start, entry.placements)
+            index = log.builder.append(
+                entry.sequence, entry.ingestion_ts_nanos, -1, span.end - span.start, entry.placements
+            )
+            if key := key_of(entry.placements, log.file.read):
+                self._keys.append((key[0], KeyRun(key[1], 1, log.segment_seq, index, entry.sequence)))
         self._append_lost(log, log.identity.first_sequence + log.builder.bundle_count, found.last_sequence + 1)
         log.written_end = log.end = found.scan.end
         log.crc = _crc_of(log.file.read, log.end)
+
+    def _save_keys(self, log: Log) -> None:
+        """Of idempotent producers: their file has to have them before the log is a segment, which nobody looks through."""
+        if not self._keys:
+            return
+        for producer, run in self._keys:
+            self._windows.add(producer, run)
+        self._keys.clear()
+        write_atomically(self._disk, self._paths.producers, self._windows.encode())
+        self._disk.sync_directory(self._paths.root)
 
     def _append_lost(self, log: Log, first_sequence: int, end_sequence: int) -> None:
         """Number the bundles that cannot be read any more, so that those behind keep their ids; they have no slots."""

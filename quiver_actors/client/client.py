@@ -18,8 +18,9 @@ from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.hold import Hold
+from quiver_actors.client.keyed import pushing_keyed
 from quiver_actors.client.node_view import NodeDirectory
-from quiver_actors.client.producer import Producer
+from quiver_actors.client.producer import Producer, with_counts
 from quiver_actors.client.projection import Asked
 from quiver_actors.client.push_channel import PushChannel
 from quiver_actors.client.requests import Requests, WantedRange
@@ -28,7 +29,7 @@ from quiver_actors.client.slots import Bundle
 from quiver_actors.client.staging import StagingClient
 from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted, start_text
-from quiver_actors.errors import ClosedError
+from quiver_actors.errors import ClosedError, UsageError
 from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.segment.reader import SegmentReader
@@ -91,6 +92,8 @@ class Client(StagingClient):
         topic: str = DEFAULT_TOPIC,
         key: str | bytes | None = None,
         item_count: int | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
     ) -> Receipt:
         """Store one bundle; it is as durable as the receipt says when this returns.
@@ -102,9 +105,12 @@ class Client(StagingClient):
             bundle: slot name or id to `RecordBatch` or `Table`; or one of those alone, for slot 0 or the only slot of the topic.
             key: bundles of one key go to one worker, in order; None: all of this client do.
             item_count: how many items the producer counts in it, kept for subscribers.
+            producer, sequence: the bundle's key, both or none. A bundle whose key was stored before is not stored again: its receipt says
+                where it is, and `duplicate`. Numbers follow each other; all bundles of a producer go to one worker, so there is no `key`.
             timeout: seconds.
 
         Raises:
+            SequenceGap, SequenceTooOld: the number does not follow what the worker has stored of this producer.
             UnknownTopic, UnknownSlot, InvalidBundle: the call is wrong.
             BundleTooLarge: more than 256 MiB encoded.
             PushTimeout: not acknowledged in time; it may still become durable.
@@ -113,10 +119,36 @@ class Client(StagingClient):
                 `retry_after_ns`.
             StorageFull, DurabilityUnknown, EngineFailed, Draining: what the worker could not do.
         """
+        if producer is not None or sequence is not None:
+            return self._push_keyed(((bundle, item_count),), topic, key, producer, sequence, timeout)[0]
         steps = self._producer.pushing(
             (bundle,), topic=topic, key=key, item_counts=(item_count,), timeout_seconds=timeout
         )
         return self._exchange.run_steps(steps)[0]
+
+    def _push_keyed(
+        self,
+        bundles: Iterable[tuple[Bundle, int | None]],
+        topic: str,
+        key: str | bytes | None,
+        producer: str | None,
+        sequence: int | None,
+        timeout: float,
+    ) -> list[Receipt]:
+        if producer is None or sequence is None or key is not None:
+            raise UsageError(
+                "an idempotent push needs both producer and sequence, and goes where its producer's bundles go: no key"
+            )
+        steps = pushing_keyed(
+            self._producer,
+            self._channels,
+            bundles,
+            topic=topic,
+            name=producer,
+            first=sequence,
+            timeout_seconds=timeout,
+        )
+        return self._exchange.run_steps(steps)
 
     def push_many(
         self,
@@ -125,6 +157,8 @@ class Client(StagingClient):
         topic: str = DEFAULT_TOPIC,
         key: str | bytes | None = None,
         item_counts: Iterable[int | None] | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
     ) -> list[Receipt]:
         """Store bundles in order, many at a time, and return their receipts in the same order.
@@ -134,12 +168,15 @@ class Client(StagingClient):
 
         Args:
             item_counts: one for each bundle.
+            producer, sequence: as of `push`; the sequence is that of the first bundle, the others follow it.
             timeout: the longest time in seconds without an acknowledgement.
 
         Raises:
             As `push`. A bundle that cannot be pushed raises once those before it are stored; after any other error some
             of the bundles may have been stored.
         """
+        if producer is not None or sequence is not None:
+            return self._push_keyed(with_counts(bundles, item_counts), topic, key, producer, sequence, timeout)
         steps = self._producer.pushing(bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout)
         return self._exchange.run_steps(steps)
 

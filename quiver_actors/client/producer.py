@@ -112,7 +112,7 @@ class Producer:
         group: list[BundlePlan] = []
         group_bytes = 0
         try:
-            for bundle, item_count in _with_counts(bundles, item_counts):
+            for bundle, item_count in with_counts(bundles, item_counts):
                 planned = plan(slots.batches_of(bundle), streams, item_count)
                 if group and (len(group) == GROUP_BUNDLES_MAX or group_bytes + planned.entry_bytes > GROUP_BYTES_MAX):
                     yield group
@@ -250,7 +250,7 @@ class _PushRun:
             places = range(run.bundle_index, run.bundle_index + run.count)
             sequences = range(run.sequence, run.sequence + run.count)
             ids = map(_new_id, zip(repeat(topic), repeat(core), repeat(run.segment_seq), places, strict=False))
-            self.receipts.extend(map(_new_receipt, zip(ids, sequences, repeat(reached), strict=False)))
+            self.receipts.extend(map(_new_receipt, zip(ids, sequences, repeat(reached), repeat(False), strict=False)))
         if group.acks:
             self._refusal = None
             self._remaining_seconds = self._timeout_seconds
@@ -290,7 +290,7 @@ def _number_of(group: PushGroup) -> int:
     return group.number
 
 
-def _with_counts(
+def with_counts(
     bundles: Iterable[Bundle], item_counts: Iterable[int | None] | None
 ) -> Iterator[tuple[Bundle, int | None]]:
     if item_counts is None:

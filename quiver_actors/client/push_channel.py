@@ -19,6 +19,7 @@ import msgspec
 from quiver_actors.client.channel import Channel, refusal_error
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.targets import Target
 from quiver_actors.encoding.entries import BundlePlan, PushRows, lay_out
 from quiver_actors.encoding.streams import EncodedStream
 from quiver_actors.errors import ProtocolError, QuiverError, SharedMemoryError, WorkerUnavailable
@@ -31,7 +32,6 @@ from quiver_actors.protocol.messages import (
     DeclareSchema,
     Message,
     Refused,
-    StagePush,
     WorkerMessage,
 )
 from quiver_actors.shm.arena import ArenaProducer
@@ -47,11 +47,11 @@ DECLARED_MAX = 4096
 class PushGroup:
     """Bundles that travel in one Push message, and what became of them."""
 
-    __slots__ = ("acked_count", "acks", "deadline_ns", "error", "is_lost", "number", "plans", "size_bytes", "stage")
+    __slots__ = ("acked_count", "acks", "deadline_ns", "error", "is_lost", "number", "plans", "size_bytes", "target")
 
-    def __init__(self, number: int, plans: list[BundlePlan], stage: int = 0) -> None:
-        self.stage = stage
-        """The stage of this connection that they go into; 0: they are pushed to be seen."""
+    def __init__(self, number: int, plans: list[BundlePlan], target: Target | None = None) -> None:
+        self.target = target
+        """None: plainly pushed."""
         self.number = number
         """Of its call; bundles stay in the order of their groups."""
         self.plans = plans
@@ -132,7 +132,7 @@ class PushChannel(Channel):
         messages = self._declarations(rows.streams)
         push = rows.push(tag, topic, offset, group.size_bytes, end_position)
         push = msgspec.structs.replace(push, patience_ms=group.patience_ms())
-        messages.append(StagePush(**msgspec.structs.asdict(push), stage=group.stage) if group.stage else push)
+        messages.append(group.target.of(push) if group.target else push)
         self.send(messages)
         if self._reserved_for is group:
             self._reserved_for = None

@@ -26,6 +26,7 @@ from quiver_actors.client.exchange import Flow, deadline_after
 from quiver_actors.client.producer import GROUP_BUNDLES_MAX, GROUP_BYTES_MAX, Producer
 from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.slots import Bundle, TopicSlots
+from quiver_actors.client.targets import ToStage
 from quiver_actors.encoding.entries import BundlePlan, plan
 from quiver_actors.errors import (
     DecisionUnavailable,
@@ -182,8 +183,8 @@ class Stage:
 
     def _sending(self, plans: list[BundlePlan], timeout_seconds: float) -> Flow[None]:
         """Send bundles; wait while there is no room for them in the arena."""
-        group = PushGroup(next(self._numbers), plans, stage=self._number)
-        deadline_ns = deadline_after(timeout_seconds)
+        group = PushGroup(next(self._numbers), plans, ToStage(self._number))
+        deadline_ns = group.deadline_ns = deadline_after(timeout_seconds)
         channel = self._channel()
         try:
             while not channel.try_send(group, self.wanted.topic):

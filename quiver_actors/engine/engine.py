@@ -28,6 +28,7 @@ from quiver_actors.engine.intake import Intake
 from quiver_actors.engine.log_queue import LogQueue
 from quiver_actors.engine.mending import Mending
 from quiver_actors.engine.numbers import Numbers
+from quiver_actors.engine.producers import Producers, ProducersJob, without_first
 from quiver_actors.engine.progress import Progress
 from quiver_actors.engine.retention import Retention
 from quiver_actors.engine.schedule import Line, Schedule
@@ -41,7 +42,7 @@ from quiver_actors.footprint import MeasureJob
 from quiver_actors.jobs import Job
 from quiver_actors.model import Durability
 from quiver_actors.paths import EnginePaths
-from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
+from quiver_actors.protocol.messages import AckRun, KeyedPush, Push, SegmentInfo
 from quiver_actors.recovery import Recovered, recover, segment_cfg_hash
 from quiver_actors.rescue import RescueJob
 from quiver_actors.retention.losses import Losses
@@ -100,6 +101,7 @@ class Engine(SubscriberSide):
         self._mending = Mending(disk, paths, settings, recovered, progress, shelf, upkeep)
         self._ballast = Ballast(disk, paths.ballast, free_bytes_min)
         self.stages = Stages(disk, paths, settings, clock, condition, numbers, logs, shelf, recovered.stages)
+        self._producers = Producers(disk, paths, recovered.windows)
         self._schedule = Schedule(clock, condition, self._ballast, self._lines())
         self._mending.give_up_missing(recovered.missing)
         if progress.is_dirty:
@@ -121,6 +123,13 @@ class Engine(SubscriberSide):
                 due_ns=lambda: self._progress.due_ns,
             ),
             *self._stage_lines(),
+            Line(
+                ProducersJob,
+                lambda: self._producers.save_job(self._logs.sealed_next),
+                self._producers.finish_save,
+                in_drain=True,
+                spends_ballast=True,
+            ),
             Line(jobs.SealJob, self._seal_job, self._finish_seal, in_drain=True, spends_ballast=True),
             Line(jobs.QuarantineJob, mending.quarantine_job, mending.finish_quarantine, in_drain=True),
             Line(
@@ -248,7 +257,20 @@ class Engine(SubscriberSide):
                 back: the engine has failed by it, and nothing of the push is ever written.
             Draining, StorageFull: see `refusal`.
         """
+        if isinstance(push, KeyedPush):
+            return self._stage_keyed(span, push, schemas)
         return self._intake.stage(span, push, schemas)
+
+    def _stage_keyed(self, span: memoryview, push: KeyedPush, schemas: Mapping[int, StreamSchema]) -> list[AckRun]:
+        """Stage what was not stored before. Raises SequenceGap and SequenceTooOld, too."""
+        known = self._producers.stored(push)
+        count = sum(run.count for run in known)
+        if known and count == push.entry_count:
+            return known
+        rest, left = without_first(push, span, count)
+        runs = self._intake.stage(left, rest, schemas)
+        self._producers.note(push, count, runs[0])
+        return [*known, *runs]
 
     def write(self) -> list[Event]:
         """Write everything staged; nothing after a failure."""
@@ -307,6 +329,8 @@ class Engine(SubscriberSide):
         return self._schedule.finish(job)
 
     def _seal_job(self) -> jobs.SealJob | None:
+        if self._producers.holds_back(self._logs.sealed_next):
+            return None
         return self._logs.seal_job(before=self.stages.first_publishing)
 
     def _finish_seal(self, job: jobs.SealJob) -> list[Event]:

@@ -242,6 +242,11 @@ class LogQueue:
         """Of the segment that is sealed next; None if nothing waits for it."""
         return self._logs[0].segment_seq if self._logs else None
 
+    @property
+    def sealed_next(self) -> int | None:
+        """The oldest log's segment, if the log is complete and synced: its seal is the next one."""
+        return self._logs[0].segment_seq if self._logs and self._logs[0].retired else None
+
     def seal_job(self, before: int | None = None) -> jobs.SealJob | None:
         """
         Args:

@@ -101,6 +101,19 @@ class StagePush(Push, tag=41, frozen=True):
     stage: int = 0
 
 
+class KeyedPush(Push, tag=48, frozen=True):
+    """Bundles of an idempotent producer, numbered one after the other. Those that were stored before are acknowledged as they were
+    then, and not stored again. Refused as a whole: `sequence_gap`, `sequence_too_old`."""
+
+    producer: str = ""
+    first_number: int = 0
+
+    @property
+    def entry_count(self) -> int:
+        """How many bundles it says that it holds."""
+        return len(self.entries) // ENTRY_ROW.size
+
+
 class Flush(Message, tag=5, frozen=True):
     """Seal the topic's open segment now; answered by Done once it is sealed and readable (at once if it is empty)."""
 
@@ -331,6 +344,7 @@ ClientMessage = (
     | Seek
     | BeginStage
     | StagePush
+    | KeyedPush
     | AbandonStage
     | PrepareStage
     | DropStages
@@ -372,6 +386,8 @@ class AckRun(msgspec.Struct, array_like=True, frozen=True):
     bundle_index: int
     sequence: int
     count: int
+    is_duplicate: bool = False
+    """They were stored before; this is where."""
 
 
 class Acked(Message, tag=66, frozen=True):

@@ -109,7 +109,7 @@ R = TypeVar("R", PreparedRecord, JournalRecord)
 
 
 def encode_prepared(record: PreparedRecord) -> bytes:
-    return _encode(STAGE_MAGIC, record)
+    return encode_frame(STAGE_MAGIC, record)
 
 
 def decode_prepared(data: bytes) -> PreparedRecord:
@@ -118,7 +118,7 @@ def decode_prepared(data: bytes) -> PreparedRecord:
 
 
 def encode_journal(record: JournalRecord) -> bytes:
-    return _encode(JOURNAL_MAGIC, record)
+    return encode_frame(JOURNAL_MAGIC, record)
 
 
 def decode_journal(data: bytes) -> JournalRecord:
@@ -126,14 +126,15 @@ def decode_journal(data: bytes) -> JournalRecord:
     return _decode(JOURNAL_MAGIC, data, JournalRecord)
 
 
-def _encode(magic: bytes, record: msgspec.Struct) -> bytes:
-    body = msgspec.msgpack.encode(record)
+def encode_frame(magic: bytes, content: object) -> bytes:
+    """A frame as drawn above around any content that msgpack can hold."""
+    body = msgspec.msgpack.encode(content)
     framed = _HEADER.pack(magic, RECORD_VERSION, _HEADER.size, len(body)) + body
     return framed + _CRC.pack(crc32(framed))
 
 
-def _decode(magic: bytes, data: bytes, kind: type[R]) -> R:
-    name = kind.__name__
+def decode_frame(magic: bytes, data: bytes, name: str) -> bytes:
+    """The content of a frame, as msgpack. Raises Truncated, InvalidFormat, UnsupportedVersion or ChecksumMismatch."""
     if len(data) < _HEADER.size + _CRC.size:
         raise Truncated(f"{name}: {len(data)} bytes, expected at least {_HEADER.size + _CRC.size}")
     found, version, header_bytes, body_bytes = _HEADER.unpack_from(data)
@@ -145,7 +146,11 @@ def _decode(magic: bytes, data: bytes, kind: type[R]) -> R:
         raise ChecksumMismatch(f"{name}: CRC does not match")
     if version != RECORD_VERSION:
         raise UnsupportedVersion(f"{name}: version {version}, this program reads {RECORD_VERSION}")
+    return data[header_bytes:end]
+
+
+def _decode(magic: bytes, data: bytes, kind: type[R]) -> R:
     try:
-        return msgspec.msgpack.decode(data[header_bytes:end], type=kind)
+        return msgspec.msgpack.decode(decode_frame(magic, data, kind.__name__), type=kind)
     except msgspec.DecodeError as error:
-        raise InvalidFormat(f"{name}: {error}") from error
+        raise InvalidFormat(f"{kind.__name__}: {error}") from error

@@ -100,7 +100,7 @@ class Ingest:
         """
         source = session.span(push)
         if self._waiting or not self._has_room(push.length):
-            self._waiting.append(Waiting(session, push, session.hold(push), now_ns, now_ns + _patience_ns(push)))
+            self._waiting.append(Waiting(session, push, session.hold(push), now_ns, now_ns + patience_ns(push)))
         else:
             span = self._buffer.copy(source)
             session.release(push)
@@ -207,7 +207,9 @@ class Ingest:
             self._refuse(session, push.tag, error)
             return
         last = runs[-1]
-        self._segment_staged = last.segment_seq
+        self._segment_staged = max(
+            self._segment_staged, last.segment_seq
+        )  # one that was stored before lies further back
         self._unacknowledged.append((last.sequence + last.count, session, runs, arrived_ns))
 
     def _admits(self, waiting: Waiting) -> bool:
@@ -279,6 +281,6 @@ class Ingest:
             self._flushes.append((target, session, tag))
 
 
-def _patience_ns(push: Push) -> int:
+def patience_ns(push: Push) -> int:
     """How long a push waits before it is refused: a little less than its client does."""
     return int(push.patience_ms * MILLISECOND_NS * _PATIENCE_SHARE) if push.patience_ms else FULL_DISK_PATIENCE_NS

@@ -39,7 +39,7 @@ from quiver_actors.transactions.model import check_txn_id
 from quiver_actors.transactions.records import StageOrder
 from quiver_actors.transactions.stage import Stage
 from quiver_actors.transactions.states import StageState
-from quiver_actors.worker.ingest import FULL_DISK_PATIENCE_NS, RETRY_AFTER_NS
+from quiver_actors.worker.ingest import RETRY_AFTER_NS, patience_ns
 from quiver_actors.worker.session import HeldSpan, Session
 from quiver_actors.worker.turn_buffer import TurnBuffer
 
@@ -51,7 +51,7 @@ class _Waiting:
     session: Session
     push: StagePush
     held: HeldSpan
-    since_ns: int
+    until_ns: int
 
 
 class Staging:
@@ -116,7 +116,7 @@ class Staging:
             session.refuse(push.tag, error)
             return
         if push.stage in self._waiting or not self._has_room(stage, push.length):
-            waiting = _Waiting(session, push, session.hold(push), now_ns)
+            waiting = _Waiting(session, push, session.hold(push), now_ns + patience_ns(push))
             self._waiting.setdefault(push.stage, deque()).append(waiting)
         else:
             span = self._buffer.copy(source)
@@ -224,7 +224,7 @@ class Staging:
     @property
     def deadline_ns(self) -> int | None:
         """When the push that waits longest has waited too long for a full disk."""
-        return min((line[0].since_ns + FULL_DISK_PATIENCE_NS for line in self._waiting.values()), default=None)
+        return min((line[0].until_ns for line in self._waiting.values()), default=None)
 
     # --- ends ----------------------------------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Staging:
                 self._refuse_stage(number, error)
                 return
             if not self._has_room(stage, waiting.push.length):
-                if now_ns - waiting.since_ns >= FULL_DISK_PATIENCE_NS:
+                if now_ns >= waiting.until_ns:
                     self._refuse_stage(
                         number, StorageFull(f"no room on the disk for stage {number}: free space, then run it again")
                     )

@@ -1,0 +1,189 @@
+"""Pushing as an idempotent producer: bundles carry their number, and what the worker has stored already it does not store again.
+
+Guarantees
+- Each bundle is stored once, however often connections, workers and this process are lost, as long as the producer pushes what it is not
+  sure of again under the same numbers: within one call that is done here.
+- Bundles of one producer go to one worker and stay in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from quiver_actors.client.channels import ChannelSet, unavailable_error
+from quiver_actors.client.exchange import Flow, Steps, deadline_after
+from quiver_actors.client.producer import GROUP_BUNDLES_MAX, GROUP_BYTES_MAX, Producer
+from quiver_actors.client.push_channel import PushChannel, PushGroup
+from quiver_actors.client.slots import Bundle, TopicSlots
+from quiver_actors.client.targets import Key
+from quiver_actors.encoding.entries import BundlePlan, plan
+from quiver_actors.errors import Draining, EngineFailed, PushTimeout, QuiverError, SequenceGap
+from quiver_actors.model import ENVELOPE_SLOT, BundleId, Durability, Receipt
+from quiver_actors.transactions.keys import check_key, with_key
+from quiver_actors.units import MILLISECOND_NS
+
+_RETRY_NS = 50 * MILLISECOND_NS
+_RETRIED = (Draining, EngineFailed)
+
+
+def pushing_keyed(
+    producer: Producer,
+    channels: ChannelSet[PushChannel],
+    bundles: Iterable[tuple[Bundle, int | None]],
+    *,
+    topic: str,
+    name: str,
+    first: int,
+    timeout_seconds: float,
+) -> Steps[list[Receipt]]:
+    """Push bundles with their item counts, numbered from `first` on, and wait for all receipts.
+
+    Raises:
+        SequenceGap, SequenceTooOld: the numbers do not follow what is stored.
+        And as `Client.push`.
+    """
+    check_key(name, first)
+    run = _KeyedRun(producer, channels, topic, name, timeout_seconds)
+    slots = yield run.opening()
+    for number, plans in run.grouped(slots, bundles, first):
+        yield run.submitting(PushGroup(number, plans, Key(name, number)))
+    yield run.finishing()
+    return run.receipts
+
+
+class _KeyedRun:
+    """One call. Groups wait, are under way, and end as receipts, always in the order of their numbers. Owned by one thread."""
+
+    def __init__(
+        self, producer: Producer, channels: ChannelSet[PushChannel], topic: str, name: str, timeout_seconds: float
+    ) -> None:
+        self.receipts: list[Receipt] = []
+        self._producer = producer
+        self._channels = channels
+        self._topic = topic
+        self._name = name
+        self._core = producer.core_for(name)
+        self._timeout_seconds = timeout_seconds
+        self._deadline_ns = deadline_after(timeout_seconds)
+        self._waiting: deque[PushGroup] = deque()
+        self._under_way: deque[PushGroup] = deque()
+        self._retry_at_ns = 0
+        self._refusal: QuiverError | None = None
+
+    def opening(self) -> Flow[TopicSlots]:
+        channel = yield from self._channels.opening(self._core, self._timeout_seconds)
+        return channel.slots_of(self._topic)
+
+    def grouped(
+        self, slots: TopicSlots, bundles: Iterable[tuple[Bundle, int | None]], first: int
+    ) -> Iterator[tuple[int, list[BundlePlan]]]:
+        """As many bundles as go into one message, with the number of the first of them."""
+        streams = self._producer.streams(self._topic)
+        group: list[BundlePlan] = []
+        group_bytes, number = 0, first
+        for bundle, item_count in bundles:
+            batches = dict(slots.batches_of(bundle))
+            batches[ENVELOPE_SLOT] = with_key(batches.get(ENVELOPE_SLOT), self._name, number + len(group))
+            planned = plan(sorted(batches.items()), streams, item_count)
+            if group and (len(group) == GROUP_BUNDLES_MAX or group_bytes + planned.entry_bytes > GROUP_BYTES_MAX):
+                yield number, group
+                number += len(group)
+                group, group_bytes = [], 0
+            group.append(planned)
+            group_bytes += planned.entry_bytes
+        if group:
+            yield number, group
+
+    def submitting(self, group: PushGroup) -> Flow[None]:
+        """Send a group behind the others; wait while there is no room for it."""
+        if not self._under_way and not self._waiting:
+            self._deadline_ns = deadline_after(self._timeout_seconds)
+        self._waiting.append(group)
+        yield from self._until(lambda: not self._waiting)
+
+    def finishing(self) -> Flow[None]:
+        """Wait until everything is acknowledged."""
+        yield from self._until(lambda: not self._waiting and not self._under_way)
+
+    def _until(self, is_done: Callable[[], bool]) -> Flow[None]:
+        channel = self._channels.channel(self._core)
+        try:
+            while True:
+                self._collect()
+                self._send(channel)
+                if is_done():
+                    return
+                yield self._wake_at(channel)
+        except BaseException:
+            for group in self._waiting:
+                channel.withdraw(group)
+            raise
+
+    def _send(self, channel: PushChannel) -> None:
+        now_ns = time.monotonic_ns()
+        channel.connect_if_due(now_ns)
+        channel.check_usable()
+        # While one of an earlier message is to be sent again, nothing behind it may go first.
+        if not channel.is_open or now_ns < self._retry_at_ns or (self._refusal and self._under_way):
+            return
+        if self._waiting:
+            self._waiting[0].deadline_ns = self._deadline_ns
+        while self._waiting and channel.try_send(self._waiting[0], self._topic):
+            self._under_way.append(self._waiting.popleft())
+
+    def _collect(self) -> None:
+        again: list[PushGroup] = []
+        while self._under_way:
+            group = self._under_way[0]
+            if not (group.is_acked or group.is_lost or group.error is not None):
+                break
+            self._under_way.popleft()
+            self._take_receipts(group)
+            if group.error is not None:
+                self._note_refusal(group.error)
+            if not group.is_acked:
+                again.append(self._rest_of(group))
+        if again:
+            self._waiting = deque(sorted([*self._waiting, *again], key=lambda group: group.number))
+
+    def _note_refusal(self, error: QuiverError) -> None:
+        """A worker that is being replaced is asked again; so is what came behind such a refusal, and was a gap by that."""
+        is_behind = isinstance(error, SequenceGap) and self._refusal is not None
+        if not isinstance(error, _RETRIED) and not is_behind:
+            raise error
+        self._refusal = self._refusal or error
+        self._retry_at_ns = time.monotonic_ns() + _RETRY_NS
+
+    def _rest_of(self, group: PushGroup) -> PushGroup:
+        streams = self._producer.streams(self._topic)
+        plans = [plan(sent.batches, streams, sent.item_count) for sent in group.plans[group.acked_count :]]
+        number = group.number + group.acked_count
+        return PushGroup(number, plans, Key(self._name, number))
+
+    def _take_receipts(self, group: PushGroup) -> None:
+        for run, durability in group.acks:
+            for place in range(run.count):
+                bundle_id = BundleId(self._topic, self._core, run.segment_seq, run.bundle_index + place)
+                self.receipts.append(Receipt(bundle_id, run.sequence + place, Durability(durability), run.is_duplicate))
+        if group.acks:
+            self._refusal = None
+            self._deadline_ns = deadline_after(self._timeout_seconds)
+
+    def _wake_at(self, channel: PushChannel) -> int:
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._deadline_ns:
+            raise self._timeout_error(channel)
+        retry_ns = self._retry_at_ns if self._retry_at_ns > now_ns else self._deadline_ns
+        return min(self._deadline_ns, channel.retry_at_ns, retry_ns)
+
+    def _timeout_error(self, channel: PushChannel) -> QuiverError:
+        if self._refusal is not None:
+            return self._refusal
+        if not channel.is_open:
+            return unavailable_error(channel, self._timeout_seconds)
+        return PushTimeout(
+            f"bundles of producer {self._name!r} for topic {self._topic!r}, worker {self._core} were not acknowledged within "
+            f"{self._timeout_seconds} s: push them again under the same numbers, and look at `quiver status`"
+        )
