@@ -30,6 +30,9 @@ class Ballast:
         self.is_held = False
         """Known to be there; false until `hold` has looked."""
 
+    def change_reserve(self, reserve_bytes: int) -> None:
+        self._reserve_bytes = reserve_bytes
+
     def hold(self) -> bool:
         """Make sure that it is there, if there is room. Returns `is_held`.
 

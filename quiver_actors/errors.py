@@ -57,6 +57,24 @@ class UnknownTopic(UsageError):
     code = "unknown_topic"
 
 
+class TopicDeleted(UnknownTopic):
+    """The topic was deleted, with all its bundles and subscribers, after this connection or cursor began to use it."""
+
+    code = "topic_deleted"
+
+
+class TopicRecreated(UsageError):
+    """The topic was deleted and created anew: what was known of it, cursors above all, is of an earlier incarnation."""
+
+    code = "topic_recreated"
+
+
+class TopicExists(UsageError):
+    """A topic of that name exists already, or is still being deleted."""
+
+    code = "topic_exists"
+
+
 class InvalidId(UsageError):
     """A topic or subscriber id is not 1..64 characters of `[A-Za-z0-9_-]`, or is reserved."""
 

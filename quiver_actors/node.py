@@ -6,6 +6,8 @@ make and remove.
     data directory   quiver.node.lock    held by the supervisor and its workers: free only when the last of them is gone
                      quiver.version      `quiver-data 1`
                      <topic>/core_<n>/   the workers'
+                     quiver.topics       all topics with their settings: the supervisor's, read by the workers
+                     .deleted-*          topics that were deleted, until all of their files are unlinked
     run directory    supervisor.lock     held by the supervisor alone: its life
                      supervisor.sock     control socket
                      core_<n>.sock       the workers'
@@ -25,12 +27,13 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from quiver_actors import __version__
 from quiver_actors.config import NodeSettings
+from quiver_actors.config.reading import Resolved
 from quiver_actors.core_dirs import directories_of
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import AlreadyRunning, ConfigError, DiskError, InvalidFormat, UnsupportedVersion
@@ -47,6 +50,8 @@ from quiver_actors.supervisor.notify import Notifier
 from quiver_actors.supervisor.process import is_alive
 from quiver_actors.supervisor.spec import ChildContext, ChildSpec, Patience
 from quiver_actors.supervisor.storage import StorageSpec
+from quiver_actors.topics.keeper import TopicKeeper
+from quiver_actors.topics.versions import topic_versions
 
 NODE_RECORD = "node.json"
 NODE_RECORD_VERSION = 1
@@ -58,6 +63,7 @@ DATA_VERSION = 1
 SOCKET_PATH_BYTES_MAX = 107
 """What fits into a Unix socket's address (`sun_path`), its closing zero left out."""
 _SOCKET_NAME_BYTES_MAX = len("/" + control.SOCKET_NAME)
+_ROWS_MIN = 2048
 _DYING_WORKERS_SECONDS = 10.0
 """How long to wait for the workers of a killed supervisor, which die with it but may first have to finish a disk write."""
 
@@ -100,6 +106,7 @@ def run_node(
     settings: NodeSettings,
     *,
     config_path: str | None = None,
+    resolve: Callable[[], Resolved] | None = None,
     worker: Worker = run_worker,
     patience: Patience | None = None,
     announce: Callable[[str], None] = print_line,
@@ -108,6 +115,7 @@ def run_node(
 
     Args:
         config_path: where the settings came from, for the log.
+        resolve: reads the settings anew, for a reload; None: they never change.
         worker: the life of each worker, in its own process.
         announce: called with one line when the node is ready.
 
@@ -131,9 +139,21 @@ def run_node(
         held.callback(sweep, run_dir)
         cpus = sorted(os.sched_getaffinity(0))
         cores = settings.cores or len(cpus)
-        page = held.enter_context(counters_page(cores, len(settings.all_topics())))
         settings = msgspec.structs.replace(settings, data_dir=data_dir, run_dir=run_dir, cores=cores)
-        write_node_record(settings, page.name)
+        disk = held.enter_context(contextlib.closing(PosixDisk(data_dir)))
+        page: CountersPage | None = None
+        keeper = TopicKeeper(
+            disk,
+            data_dir,
+            Resolved.of(settings) if resolve is None else resolve(),
+            resolve=resolve or (lambda: Resolved.of(settings)),
+            applied=lambda: {} if page is None else topic_versions(page, cores),
+            announce=lambda catalogue: (
+                None if page is None else write_node_record(settings, page.name, catalogue.topics)
+            ),
+        )
+        page = held.enter_context(counters_page(cores, len(keeper.catalogue.topics)))
+        write_node_record(settings, page.name, keeper.catalogue.topics)
         log_event("node.start", {"pid": os.getpid(), "version": __version__, "cores": cores, "config": config_path})
         supervisor = Supervisor(
             [child_spec(settings, core, cpus[core % len(cpus)], worker) for core in range(cores)],
@@ -141,14 +161,15 @@ def run_node(
             patience or Patience(),
             control_path=os.path.join(run_dir, control.SOCKET_NAME),
             notifier=Notifier.take_from(os.environ),
-            on_ready=lambda: announce(ready_line(settings)),
+            on_ready=lambda: announce(ready_line(settings, keeper.catalogue.topics)),
             # The data directory's lock stays with the workers: while one of them lives, nobody else may open it.
             release_in_child=supervisor_lock.release,
             storage=StorageSpec(
                 root=data_dir,
-                cap_bytes=lambda: settings.size_cap_bytes,
+                cap_bytes=lambda: keeper.settings.size_cap_bytes,
                 directories=lambda index: directories_of(data_dir, index, cores),
             ),
+            steward=keeper,
         )
         exit_code = supervisor.run()
     log_event("node.end", {"exit_code": int(exit_code), "meaning": exit_code.name.lower()})
@@ -175,11 +196,10 @@ def child_spec(settings: NodeSettings, core: int, cpu: int, worker: Worker) -> C
     return ChildSpec(name=f"core_{core}", index=core, cpu=cpu, run=run)
 
 
-def ready_line(settings: NodeSettings) -> str:
+def ready_line(settings: NodeSettings, topics: Iterable[str]) -> str:
     """The one line that `quiver up` prints."""
-    topics = ",".join(settings.all_topics())
     return (
-        f"quiver ready: pid={os.getpid()} workers={settings.cores} topics={topics} "
+        f"quiver ready: pid={os.getpid()} workers={settings.cores} topics={','.join(topics)} "
         f"data_dir={settings.data_dir} run_dir={settings.run_dir}"
     )
 
@@ -357,11 +377,11 @@ def counters_page(cores: int, topics: int) -> Iterator[CountersPage]:
 
 
 def rows_per_region(topics: int) -> int:
-    """Room for the worker's own rows, and for each topic its engine, its latencies and some twenty subscribers."""
-    return max(128, 16 + 28 * topics)
+    """Room for the worker's own rows, for each topic its engine, its latencies and some twenty subscribers, and for later topics."""
+    return max(_ROWS_MIN, 16 + 28 * topics)
 
 
-def write_node_record(settings: NodeSettings, counters_name: str) -> None:
+def write_node_record(settings: NodeSettings, counters_name: str, topics: Iterable[str]) -> None:
     """Write `node.json`: whole or not at all, so that a reader never sees half of it."""
     record = {
         "version": NODE_RECORD_VERSION,
@@ -372,7 +392,7 @@ def write_node_record(settings: NodeSettings, counters_name: str) -> None:
         "counters": counters_name,
         "started_unix_ns": time.time_ns(),
         "cores": [{"core": core, "socket": f"core_{core}.sock"} for core in range(settings.cores)],
-        "topics": list(settings.all_topics()),
+        "topics": list(topics),
     }
     path = os.path.join(settings.run_dir, NODE_RECORD)
     descriptor = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -282,6 +282,11 @@ class Upkeep:
 
     # --- segments come and go --------------------------------------------------------------------------------------------
 
+    def change_limits(self, *, compacts: bool, free_bytes_min: int) -> None:
+        """For what is begun from now on."""
+        self._compacts = compacts
+        self._free_bytes_min = free_bytes_min
+
     def checked(self, segment_seq: int) -> None:
         """A segment is whole: it was just written, or read and compared with its checksum."""
         now_ns = self._clock.monotonic_ns()

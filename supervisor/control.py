@@ -50,8 +50,19 @@ class Stop(Message, frozen=True, kw_only=True):
     """Kill the workers now; the log is replayed at the next start. Answered by Accepted."""
 
 
+class Ask(Message, frozen=True, kw_only=True):
+    """A request to whoever the node has put beside the supervisor; what is in it is not the supervisor's. Answered by Told."""
+
+    subject: str
+    body: bytes
+
+
 class Pong(Message, frozen=True, kw_only=True):
     pid: int
+
+
+class Told(Message, frozen=True, kw_only=True):
+    body: bytes
 
 
 class Accepted(Message, frozen=True, kw_only=True):
@@ -78,8 +89,8 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     children: list[ChildStatus]
 
 
-Request = Ping | Status | Drain | StopIntake | Stop
-Reply = Pong | Accepted | Refused | NodeStatus
+Request = Ping | Status | Drain | StopIntake | Stop | Ask
+Reply = Pong | Accepted | Refused | NodeStatus | Told
 
 _requests = msgspec.msgpack.Decoder(Request)
 _replies = msgspec.msgpack.Decoder(Reply)

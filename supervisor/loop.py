@@ -42,7 +42,7 @@ from .notify import Notifier
 from .process import is_stopped
 from .signals import SignalPipe
 from .spawn import fork_child
-from .spec import READY_STATES, STARTING_STATE, ChildContext, ChildSpec, Patience
+from .spec import READY_STATES, STARTING_STATE, ChildContext, ChildSpec, Patience, Steward
 from .storage import Coordination, StorageSpec
 
 _WAKEUP_BYTES = 4096
@@ -58,6 +58,7 @@ class Supervisor:
         on_ready: called once, when every child is ready or failed.
         release_in_child: closes, in a child, what the caller holds open and children must not.
         storage: the disk that the children share; None: each takes what it likes.
+        steward: what else lives in this loop.
     """
 
     def __init__(
@@ -71,8 +72,11 @@ class Supervisor:
         on_ready: Callable[[], None],
         release_in_child: Callable[[], None],
         storage: StorageSpec | None = None,
+        steward: Steward | None = None,
     ) -> None:
         self._page = page
+        self._steward = steward
+        self._steward_due_ns: int | None = 0
         self._notifier = notifier
         self._on_ready = on_ready
         self._release_callers_in_child = release_in_child
@@ -114,10 +118,12 @@ class Supervisor:
         self._act(self._supervision.tick(time.monotonic_ns()))
         if self._coordination is not None:
             self._coordination.turn(self._supervision.children)
+        if self._steward is not None and self._steward_due_ns is not None and now_ns >= self._steward_due_ns:
+            self._steward_due_ns = self._steward.step(now_ns)
         self._publish()
 
     def _wait_seconds(self) -> float:
-        due = [self._look_due_ns, self._supervision.next_deadline_ns()]
+        due = [self._look_due_ns, self._supervision.next_deadline_ns(), self._steward_due_ns]
         if self._notifier.watchdog_interval_ns:
             due.append(self._watchdog_due_ns)
         if self._coordination is not None:
@@ -131,9 +137,23 @@ class Supervisor:
         for number in self._signals.drain():
             name = signal.Signals(number).name
             if number == signal.SIGHUP:
-                log_event("node.reload", {"signal": name, "result": "nothing to reload yet"})
+                self._reload()
             else:
                 self._feed(StopRequested(name))
+
+    def _reload(self) -> None:
+        if self._steward is not None:
+            self._steward_due_ns = 0
+            self._steward.reload()
+
+    def _ask(self, request: control.Ask) -> control.Reply:
+        if self._steward is None:
+            return control.Refused(reason="this node takes no such requests")
+        self._steward_due_ns = 0
+        try:
+            return control.Told(body=self._steward.answer(request.subject, request.body))
+        except ValueError as error:
+            return control.Refused(reason=f"not understood: {error}")
 
     def _take_wakeups(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -154,6 +174,8 @@ class Supervisor:
                 self._feed(IntakeStopRequested("control stop intake"))
             case control.Stop():
                 self._feed(StopRequested("control stop", at_once=True))
+            case control.Ask():
+                return self._ask(request)
         return control.Accepted()
 
     def _look(self, now_ns: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -65,3 +66,16 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Core to pin it to; None: wherever the supervisor may run."""
     run: Callable[[ChildContext], int]
     """The child's life; what it returns is the exit code. Called after the fork, in a process with one thread."""
+
+
+class Steward(Protocol):
+    """What the node puts beside the supervisor, in its loop: nothing in it may take long."""
+
+    def answer(self, subject: str, body: bytes) -> bytes:
+        """The reply to a `control.Ask`. Raises ValueError: it is none that this understands."""
+
+    def reload(self) -> None:
+        """SIGHUP: read again what can be, and log what came of it."""
+
+    def step(self, now_ns: int) -> int | None:
+        """Do what is due; returns when to be called again, None: after the next request."""

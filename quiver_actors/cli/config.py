@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from quiver_actors.cli import run_dir
 from quiver_actors.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SCHEMA_VERSION = 1
+_PATIENCE_SECONDS = 30.0
 
 _EXIT_CODES = """
 exit codes:
   0    shown, or the settings are right
   1    unexpected error
   2    wrong arguments or wrong settings: each problem is one line on stderr
+  3    reload: not running
 """
 
 
@@ -44,6 +47,9 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     check.add_argument("file", metavar="FILE", nargs="?", help="TOML file; without one only the environment is checked")
     check.add_argument("--json", action="store_true", help="one JSON object")
+    reload = _add(commands, "reload", "have a running node read its file again", _reload, "quiver config reload")
+    run_dir.add_options(reload)
+    reload.add_argument("--json", action="store_true", help="one JSON object")
     _add(commands, "init", "print a file with every setting and its default", _init, "quiver config init > quiver.toml")
 
 
@@ -105,6 +111,21 @@ def _check(arguments: argparse.Namespace) -> int:
     if not problems and not arguments.json:
         print(f"{arguments.file or 'environment'}: nothing wrong")
     return 2 if problems else 0
+
+
+def _reload(arguments: argparse.Namespace) -> int:
+    """Raises NotRunning, ConfigError: the file is wrong, nothing was changed."""
+    from quiver_actors.topics.requests import Reload, ask, until_applied
+
+    where = run_dir.find_run_dir(arguments)
+    reply = ask(where, Reload())
+    until_applied(where, reply, _PATIENCE_SECONDS)
+    if arguments.json:
+        _print_json({"changes": reply.said})
+        return 0
+    for line in reply.said or ["nothing has changed"]:
+        print(line)
+    return 0
 
 
 def _init(arguments: argparse.Namespace) -> int:

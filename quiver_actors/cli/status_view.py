@@ -116,6 +116,8 @@ class WorkerView(msgspec.Struct, kw_only=True):
     loop_gap_ns_max: int = 0
     intake_stopped: bool = False
     """`quiver drain` is under way: takes no more pushes, serves subscribers; shown as draining."""
+    topics_version: int = 0
+    """The version of the list of topics that it follows."""
 
 
 class EngineView(msgspec.Struct, kw_only=True):
@@ -418,6 +420,7 @@ class _View:
             worker.arena_used_bytes = row.values[WorkerFigure.ARENA_USED_BYTES]
             worker.loop_gap_ns_max = row.values[WorkerFigure.LOOP_GAP_NS_MAX]
             worker.intake_stopped = row.values[WorkerFigure.INTAKE_STOPPED] == 1
+            worker.topics_version = row.values[WorkerFigure.TOPICS_VERSION]
             if worker.intake_stopped and worker.state in ("ready", "degraded"):
                 worker.state = "draining"
         published_ns = (worker.uptime_ns or 0) - (worker.figures_age_ns or 0)

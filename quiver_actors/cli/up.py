@@ -14,7 +14,7 @@ Run a node: a supervisor and one pinned worker per core. Prints one line when ev
 
 signals:
   TERM, INT   drain (seal, flush, answer what is under way), then stop; a second one stops at once
-  HUP         nothing to reload yet
+  HUP         read the configuration again: what can change live holds at once, the log says what cannot
 """
 
 _EXIT_CODES = """\
@@ -50,11 +50,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     # Imported here so that the other commands start quickly.
-    from quiver_actors.config import load_config
+    from quiver_actors.config.reading import Resolved, resolve
     from quiver_actors.node import run_node
     from quiver_actors.supervisor.log import configure_logging
 
     overrides = {"data_dir": arguments.data_dir, "run_dir": arguments.run_dir, "cores": arguments.cores}
-    settings = load_config(arguments.config, overrides)
+
+    def read_settings() -> Resolved:
+        return resolve(arguments.config, overrides)
+
+    settings = read_settings().settings
     configure_logging(sys.stderr, settings.log.level, settings.log.format)
-    return run_node(settings, config_path=arguments.config)
+    return run_node(settings, config_path=arguments.config, resolve=read_settings)

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from quiver_actors.client.connection import Connection
-from quiver_actors.client.exchange import FOREVER_NS, Exchange
+from quiver_actors.client.exchange import FOREVER_NS, Exchange, Flow
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import (
     NotRunning,
     ProtocolError,
     QuiverError,
+    TopicRecreated,
     UnknownTopic,
     WorkerUnavailable,
     error_classes,
@@ -38,6 +39,7 @@ from quiver_actors.protocol.messages import (
     Done,
     Extended,
     Hello,
+    ListTopics,
     Message,
     PendingInfo,
     Refused,
@@ -46,6 +48,7 @@ from quiver_actors.protocol.messages import (
     Sought,
     SubscriberList,
     TopicInfo,
+    TopicList,
     Welcome,
     WorkerMessage,
 )
@@ -73,6 +76,7 @@ Answer: TypeAlias = (
     | StageReady
     | StageList
     | Decided
+    | TopicList
 )
 _ANSWERS = (
     Done,
@@ -87,6 +91,7 @@ _ANSWERS = (
     StageReady,
     StageList,
     Decided,
+    TopicList,
 )
 """What may answer a call as it stands. A Deliver is for subclasses: they hand it to `_answer`."""
 
@@ -151,6 +156,10 @@ class Channel:
         self._state = ChannelState.CLOSED
         self._retry_ns = RETRY_NS_FIRST
         self._opened_at_ns = FOREVER_NS
+        self._incarnations: dict[str, str] = {}
+        """Of each topic, that this channel has heard of last."""
+        self._recreated: set[str] = set()
+        """Topics whose incarnation has changed since, which nobody was told yet."""
         self._tag = 0
         self._calls: dict[int, Call] = {}
 
@@ -189,10 +198,29 @@ class Channel:
         Raises:
             UnknownTopic: the node has no such topic.
         """
+        if topic in self._recreated:
+            # Told once: whoever goes on after that means the new one.
+            self._recreated.discard(topic)
+            raise TopicRecreated(
+                f"topic {topic!r} was deleted and created anew: bundle ids and schemas of the former one do not fit"
+            )
         found = self.topics.get(topic)
         if found is None:
             raise UnknownTopic(f"topic {topic!r} does not exist on this node: its topics are {sorted(self.topics)}")
         return found
+
+    def finding(self, topic: str) -> Flow[TopicSlots]:
+        """The topic's slots, also of one that was created since the channel was opened; the channel must be open.
+
+        Raises:
+            UnknownTopic: the node has no such topic.
+        """
+        if topic not in self.topics:
+            call = Call(ListTopics)
+            self.call(call)
+            while not call.is_done and call.tag:
+                yield FOREVER_NS
+        return self.slots_of(topic)
 
     def next_tag(self) -> int:
         self._tag += 1
@@ -267,8 +295,11 @@ class Channel:
         if call is None:
             return False
         call.answer, call.descriptor = message, descriptor
+        if isinstance(message, TopicList):
+            self._know(message.topics)
         if isinstance(message, Refused):
             call.error = refusal_error(message)
+            self._note_refusal(call.error, getattr(call.request, "topic", ""))
         self._answered(call)
         return True
 
@@ -281,12 +312,26 @@ class Channel:
                 )
             )
             return
-        self.topic_infos = {info.name: info for info in welcome.topics}
-        self.topics = {name: TopicSlots(info) for name, info in self.topic_infos.items()}
+        self._know(welcome.topics)
         self._state = ChannelState.OPEN
         self._opened_at_ns = time.monotonic_ns()
         self.retry_at_ns = FOREVER_NS
         self._opened()
+
+    def _note_refusal(self, error: QuiverError, topic: str) -> None:
+        """What this connection knows of a topic that was created anew is of no use: connect again, and do not tell it twice."""
+        if isinstance(error, TopicRecreated):
+            self._incarnations.pop(topic, None)
+            self._fail_connection(WorkerUnavailable(f"topic {topic!r} was created anew"))
+
+    def _know(self, infos: Iterable[TopicInfo]) -> None:
+        self.topic_infos = {info.name: info for info in infos}
+        self.topics = {name: TopicSlots(info) for name, info in self.topic_infos.items()}
+        for name, info in self.topic_infos.items():
+            if self._incarnations.get(name, info.incarnation) != info.incarnation:
+                self._recreated.add(name)
+            if info.incarnation:
+                self._incarnations[name] = info.incarnation
 
     def _fail_connection(self, error: QuiverError) -> None:
         """End the connection for a reason of our own, once all messages that have arrived are handled."""

@@ -28,6 +28,7 @@ from quiver_actors.client.segments import map_segment
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.staging import StagingClient
 from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
+from quiver_actors.client.topic_commands import TopicCommands
 from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted, start_text
 from quiver_actors.errors import ClosedError, UsageError
 from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
@@ -53,7 +54,7 @@ def connect(run_dir: str | os.PathLike[str] | None = None, *, timeout: float = 1
     return Client(NodeDirectory(None if run_dir is None else os.fspath(run_dir)), timeout=timeout)
 
 
-class Client(StagingClient):
+class Client(StagingClient, TopicCommands):
     """See `connect`. A context manager; `close` is idempotent."""
 
     def __init__(self, directory: NodeDirectory, *, timeout: float) -> None:
@@ -321,7 +322,7 @@ class Client(StagingClient):
     # --- what is stored ------------------------------------------------------------------------------------------------------
 
     def topics(self) -> dict[str, TopicInfo]:
-        """The node's topics by name, with their slots and durability.
+        """The node's topics by name, with their slots, durability and incarnation.
 
         Raises:
             WorkerUnavailable: no worker answered in time.

@@ -163,7 +163,7 @@ class _PushRun:
         while not self._connect():
             yield self._wake_at_ns()
         self._remaining_seconds = max(0, self._deadline_ns - time.monotonic_ns()) / SECOND_NS
-        return self._channel.slots_of(self.topic)
+        return (yield from self._channel.finding(self.topic))
 
     def submitting(self, plans: list[BundlePlan]) -> Flow[None]:
         """Send bundles behind the others; wait while there is no room for them."""

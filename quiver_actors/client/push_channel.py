@@ -47,7 +47,18 @@ DECLARED_MAX = 4096
 class PushGroup:
     """Bundles that travel in one Push message, and what became of them."""
 
-    __slots__ = ("acked_count", "acks", "deadline_ns", "error", "is_lost", "number", "plans", "size_bytes", "target")
+    __slots__ = (
+        "acked_count",
+        "acks",
+        "deadline_ns",
+        "error",
+        "is_lost",
+        "number",
+        "plans",
+        "size_bytes",
+        "target",
+        "topic",
+    )
 
     def __init__(self, number: int, plans: list[BundlePlan], target: Target | None = None) -> None:
         self.target = target
@@ -63,6 +74,8 @@ class PushGroup:
         """Why the bundles without an acknowledgement were refused."""
         self.deadline_ns = 0
         """When its call gives up; 0 = not known yet."""
+        self.topic = ""
+        """Once it was sent."""
         self.is_lost = False
         """The connection ended first: the bundles without an acknowledgement may or may not have been stored."""
 
@@ -129,6 +142,7 @@ class PushChannel(Channel):
     def _send_group(self, group: PushGroup, topic: str, rows: PushRows, offset: int, end_position: int) -> None:
         tag = self.next_tag()
         self._groups[tag] = group
+        group.topic = topic
         messages = self._declarations(rows.streams)
         push = rows.push(tag, topic, offset, group.size_bytes, end_position)
         push = msgspec.structs.replace(push, patience_ms=group.patience_ms())
@@ -209,6 +223,7 @@ class PushChannel(Channel):
             group, self._reserved_for = self._reserved_for, None
         if group is not None:
             group.error = error
+            self._note_refusal(error, group.topic)
 
     def _attach(self, message: ArenaAttached, descriptor: int | None) -> None:
         assert descriptor is not None, "the connection checks that this message carries a descriptor"

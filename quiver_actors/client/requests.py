@@ -21,6 +21,7 @@ from quiver_actors.protocol.messages import (
     Flush,
     ListSegments,
     ListSubscribers,
+    ListTopics,
     Message,
     OpenSegment,
     SegmentInfo,
@@ -29,6 +30,7 @@ from quiver_actors.protocol.messages import (
     SubscriberInfo,
     SubscriberList,
     TopicInfo,
+    TopicList,
     Unregister,
 )
 
@@ -52,8 +54,9 @@ class Requests:
     # --- the node --------------------------------------------------------------------------------------------------------
 
     def topics(self) -> Flow[dict[str, TopicInfo]]:
-        channel = yield from self._channels.opening(self._channels.directory.cores[0], self._timeout_seconds)
-        return dict(channel.topic_infos)
+        """Asked for anew: topics come and go while a connection stands."""
+        call = yield from self._ask(self._channels.directory.cores[0], ListTopics)
+        return {info.name: info for info in call.answer.topics} if isinstance(call.answer, TopicList) else {}
 
     def flush(self, topic: str) -> Flow[None]:
         yield from self.ask_all(lambda tag: Flush(tag, topic))
@@ -75,7 +78,7 @@ class Requests:
         self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked
     ) -> Flow[WantedRange]:
         channel = yield from self._channels.opening(core, self._timeout_seconds)
-        slots = channel.slots_of(topic)
+        slots = yield from channel.finding(topic)
         projection = asked.resolve(slots)
         call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
         return WantedRange(parts_of(_segments_in(call), start, end, topic, core), core, slots, projection)

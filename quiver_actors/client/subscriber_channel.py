@@ -205,7 +205,8 @@ class SubscriberChannel(Channel):
             self._fail_connection(error)
             return
         self._register_tag = self.next_tag()
-        self.send([Register(self._register_tag, wanted.topic, wanted.subscriber, self._start, wanted.terms)])
+        known_as = self.topic_infos[wanted.topic].incarnation
+        self.send([Register(self._register_tag, wanted.topic, wanted.subscriber, self._start, wanted.terms, known_as)])
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
         if isinstance(message, Deliver):

@@ -30,15 +30,6 @@ def _logs_hold_a_segment(settings: NodeSettings) -> Iterator[str]:
             )
 
 
-def _interval_needs_a_log(settings: NodeSettings) -> Iterator[str]:
-    for place, topic in _topics(settings):
-        if topic.durability == "segment_only" and topic.wal.flush_interval_ns:
-            yield (
-                f"key '{place}wal.flush_interval': has no effect with durability = \"segment_only\", which syncs nothing before "
-                'the seal; expected "0ms", or durability = "wal"'
-            )
-
-
 def _cap_holds_the_logs(settings: NodeSettings) -> Iterator[str]:
     """Each worker needs room for a log that takes entries and the next one, of its largest topic, or nothing can be taken at all."""
     largest = max(topic.segment.target_size_bytes for _, topic in _topics(settings))
@@ -56,4 +47,4 @@ def _topics(settings: NodeSettings) -> Iterator[tuple[str, TopicSettings]]:
         yield f"topics.{name}.", topic
 
 
-CHECKS: tuple[Check, ...] = (_logs_hold_a_segment, _interval_needs_a_log, _cap_holds_the_logs)
+CHECKS: tuple[Check, ...] = (_logs_hold_a_segment, _cap_holds_the_logs)

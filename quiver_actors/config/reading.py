@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from quiver_actors.config.checks import contradictions
-from quiver_actors.config.table import SETTINGS, Scope, Setting, settings_of
+from quiver_actors.config.table import SETTINGS, Scope, Setting, settings_of, value_at
 from quiver_actors.config.tree import NodeSettings, TopicSettings
 from quiver_actors.errors import ConfigError, QuiverError
 from quiver_actors.model import DEFAULT_TOPIC, check_id
@@ -51,6 +51,20 @@ class Resolved(msgspec.Struct, frozen=True):
     settings: NodeSettings
     entries: dict[str, Entry]
     """What was given, by whole key: the winner of each."""
+    base: TopicSettings = TopicSettings()
+    """What holds for a topic of which nothing is said."""
+
+    @classmethod
+    def of(cls, settings: NodeSettings) -> Resolved:
+        """A tree that did not come from a file, with everything in it as given."""
+        entries = [
+            Entry(name, setting, value_at(topic, setting.field), "caller")
+            for name, topic in settings.topics.items()
+            for setting in settings_of(Scope.TOPIC).values()
+        ]
+        return cls(
+            msgspec.structs.replace(settings, topics=settings.all_topics()), {entry.place: entry for entry in entries}
+        )
 
     def origin(self, setting: Setting, topic: str | None = None) -> str:
         """Where the value of a setting comes from; for a topic also from the top of the file, or a default."""
@@ -122,23 +136,29 @@ def check_settings(settings: NodeSettings) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def read_topic_texts(texts: Iterable[str]) -> dict[str, Any]:
-    """Settings of a topic from `key=value` texts, as TOML would give them; checked, but not against each other.
-
-    Raises:
-        ConfigError: no `=`, an unknown key, or a value that is not what the setting wants.
-    """
-    reader, found = _Reader(), {}
+def texts_by_key(texts: Iterable[str]) -> dict[str, str]:
+    """Settings from `key=value` texts. Raises ConfigError: one has no `=`."""
+    found = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"{text!r} is no setting: expected KEY=VALUE, such as segment.target_size=8MiB")
-        reader.read_path((_TOPICS, DEFAULT_TOPIC, *key.strip().split(".")), value.strip(), "", is_text=True)
+        found[key.strip()] = value.strip()
+    return found
+
+
+def read_topic_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a topic by key, as text or as TOML would give them, in the tree's own units; not checked against each other.
+
+    Raises:
+        ConfigError: a line for each unknown key and each value that is not what the setting wants.
+    """
+    reader = _Reader()
+    for key, value in values.items():
+        reader.read_path((_TOPICS, DEFAULT_TOPIC, *key.split(".")), value, "", is_text=isinstance(value, str))
     if reader.problems:
         raise ConfigError("\n".join(reader.problems).replace(f"{_TOPICS}.{DEFAULT_TOPIC}.", ""))
-    for entry in reader.entries.values():
-        found[entry.setting.key] = entry.value
-    return found
+    return {entry.setting.key: entry.value for entry in reader.entries.values()}
 
 
 def with_values(base: Any, values: Mapping[str, Any]) -> Any:
@@ -264,13 +284,13 @@ class _Reader:
                 self._topics.append(entry.topic)
         if self.problems:
             return None, self.problems
-        settings = self._build()
+        base: TopicSettings = with_values(TopicSettings(), self._fields(None, Scope.TOPIC))
+        settings = self._build(base)
         problems = contradictions(settings)
-        return (None, problems) if problems else (Resolved(settings, self.entries), [])
+        return (None, problems) if problems else (Resolved(settings, self.entries, base), [])
 
-    def _build(self) -> NodeSettings:
+    def _build(self, base: TopicSettings) -> NodeSettings:
         node = self._fields(None, Scope.NODE)
-        base = with_values(TopicSettings(), self._fields(None, Scope.TOPIC))
         topics = {name: with_values(base, {"name": name, **self._fields(name, Scope.TOPIC)}) for name in self._topics}
         built: NodeSettings = with_values(NodeSettings(), {**node, _TOPICS: topics})
         return built

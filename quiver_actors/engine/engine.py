@@ -36,7 +36,7 @@ from quiver_actors.engine.shelf import Shelf
 from quiver_actors.engine.stages import Stages
 from quiver_actors.engine.subscriber_side import SubscriberSide
 from quiver_actors.engine_figures import EngineFigures
-from quiver_actors.errors import AlreadyRunning, NotStored, QuiverError
+from quiver_actors.errors import AlreadyRunning, NotStored, QuiverError, UsageError
 from quiver_actors.events import Claimable, Event, Resumed
 from quiver_actors.footprint import MeasureJob
 from quiver_actors.jobs import Job
@@ -219,6 +219,25 @@ class Engine(SubscriberSide):
         write_atomically(self._disk, self._paths.active, header)
         write_cursor(self._disk, self._paths, numbers.position)
         jobs.write_core(self._disk, self._paths, numbers.exact())
+
+    def change_settings(self, settings: TopicSettings) -> None:
+        """Live by other settings from now on. Name and slots are part of what the engine is: they stay as they were.
+
+        Raises:
+            UsageError: they differ.
+        """
+        if (settings.name, settings.slots) != (self.topic, self.settings.slots):
+            raise UsageError(f"{self._place}: name and slots of an open engine cannot be changed")
+        self.settings = settings
+        self._logs.change_settings(settings)
+        self._group_commit.change_settings(settings)
+        self._progress.change_settings(settings)
+        self.stages.change_settings(settings)
+        self.retention.settings = settings.retention
+        self._ballast.change_reserve(settings.retention.min_free_bytes)
+        self._upkeep.change_limits(
+            compacts=settings.segment.compaction == "auto", free_bytes_min=settings.retention.min_free_bytes
+        )
 
     def drain(self) -> None:
         """Take no more bundles; what is there is sealed and progress is flushed by the jobs that follow."""

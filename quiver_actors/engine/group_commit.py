@@ -47,6 +47,10 @@ class GroupCommit:
         self._logs = logs
         self._commit: jobs.CommitJob | None = None
 
+    def change_settings(self, settings: TopicSettings) -> None:
+        """What was acknowledged stays; what was not is acknowledged by the new rule."""
+        self._settings = settings
+
     @property
     def is_idle(self) -> bool:
         """No commit is out."""

@@ -97,9 +97,21 @@ class LogQueue:
             return active
         needed = layout.HEADER_BYTES + span_bytes + layout.END_MARK_BYTES
         self._wanted_capacity = max(self._wanted_capacity, needed)
-        if len(self._logs) > self._settings.wal.max_rotated_files or not self._numbers.has_segment_seq:
+        if self._is_at_limit(needed) or not self._numbers.has_segment_seq:
             return None
         return spare if spare is not None and spare.capacity_bytes >= needed else None
+
+    def _is_at_limit(self, needed_bytes: int) -> bool:
+        """Whether the seals lag so far behind that no further log may be begun. One log always may, however large."""
+        limits, unsealed = self._settings.wal, len(self._logs)
+        unsealed_bytes = sum(log.end for log in self._logs)
+        return unsealed > limits.max_rotated_files or (
+            unsealed > 0 and unsealed_bytes + needed_bytes > limits.max_size_bytes
+        )
+
+    def change_settings(self, settings: TopicSettings) -> None:
+        """From the next log on, and for the age of the active one. The slots stay."""
+        self._settings = settings
 
     def _fits(self, log: Log, span_bytes: int) -> bool:
         """A push stays in one log: it fits if the log is below its target with it, or empty and large enough."""

@@ -52,6 +52,9 @@ class Progress:
         self._removed: set[str] = set()
         self._events: list[Event] = []
 
+    def change_settings(self, settings: TopicSettings) -> None:
+        self._interval_ns = settings.progress_flush_interval_ns
+
     @property
     def is_dirty(self) -> bool:
         return bool(self._removed) or self.registry.is_dirty

@@ -106,6 +106,11 @@ class Stages:
         self.refused_bytes = 0
         """What `room` has refused last."""
 
+    def change_settings(self, settings: TopicSettings) -> None:
+        """For what is begun from now on. The slots stay."""
+        self._target_bytes = settings.segment.target_size_bytes
+        self._free_bytes_min = settings.retention.min_free_bytes
+
     def __iter__(self) -> Iterator[Stage]:
         """All that are not forgotten, oldest first."""
         return iter(self._stages.values())

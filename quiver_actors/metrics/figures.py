@@ -40,6 +40,8 @@ class WorkerFigure(enum.IntEnum):
     INTAKE_STOPPED = 8
     """1: takes no more pushes. Written after all other figures of the region that show what was taken, so a reader that reads
     this row first and finds 1 finds nothing older in the others."""
+    TOPICS_VERSION = 9
+    """The version of the list of topics that the worker follows: it has nothing open that this version does not name."""
 
 
 class EngineFigure(enum.IntEnum):

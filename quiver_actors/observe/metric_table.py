@@ -39,6 +39,9 @@ WORKER: tuple[Metric, ...] = (
     Metric("quiver_worker_figures_age_seconds", "figures_age_ns", Kind.GAUGE, "Age of its last heartbeat", _SECONDS),
     Metric("quiver_worker_sessions", "sessions", Kind.GAUGE, "Connections of producers and subscribers"),
     Metric("quiver_worker_pushes_waiting", "pushes_waiting", Kind.GAUGE, "Pushes that wait for room"),
+    Metric(
+        "quiver_worker_topics_version", "topics_version", Kind.GAUGE, "Version of the list of topics that it follows"
+    ),
     Metric("quiver_worker_arena_bytes", "arena_bytes", Kind.GAUGE, "Shared memory of its producers"),
     Metric("quiver_worker_arena_used_bytes", "arena_used_bytes", Kind.GAUGE, "Shared memory not yet released"),
     Metric(

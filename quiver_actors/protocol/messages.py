@@ -168,6 +168,8 @@ class Register(Message, tag=8, frozen=True):
     """Only used when the subscriber is new: `latest`, `earliest`, `time:<unix ns>` (bundles ingested at or after it) or
     `bundle:<core>/<segment_seq>/<bundle_index>` (that bundle is the first of its core; another core takes it for `earliest`)."""
     terms: Terms = Terms()
+    incarnation: str = ""
+    """Of the topic that the consumer was attached to before, if it was: refused (`topic_recreated`) if it is another one now."""
 
 
 class Unregister(Message, tag=9, frozen=True):
@@ -320,6 +322,12 @@ class Seek(Message, tag=22, frozen=True):
     """Only say what would be done."""
 
 
+class ListTopics(Message, tag=50, frozen=True):
+    """Answered by TopicList: topics come and go while a connection stands."""
+
+    tag: int
+
+
 ClientMessage = (
     Hello
     | AttachArena
@@ -351,6 +359,7 @@ ClientMessage = (
     | PublishStages
     | ListStages
     | Decide
+    | ListTopics
 )
 
 # --- worker to client ----------------------------------------------------------------------------------------------------
@@ -361,6 +370,8 @@ class TopicInfo(msgspec.Struct, array_like=True, frozen=True):
     slots: dict[str, int]
     durability: str
     flush_interval_ns: int
+    incarnation: str = ""
+    """Another one each time a topic of that name is created; empty where nobody has given it one."""
 
 
 class Welcome(Message, tag=64, frozen=True):
@@ -564,6 +575,11 @@ class Sought(Message, tag=78, frozen=True):
     """Bundles that were resolved and are owed again."""
 
 
+class TopicList(Message, tag=120, frozen=True):
+    tag: int
+    topics: list[TopicInfo]
+
+
 WorkerMessage = (
     Welcome
     | ArenaAttached
@@ -583,6 +599,7 @@ WorkerMessage = (
     | StageReady
     | StageList
     | Decided
+    | TopicList
 )
 
 DESCRIPTORS_CARRIED: dict[type[Message], int] = {ArenaAttached: 1, SegmentOpened: 1}

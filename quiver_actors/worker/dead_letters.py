@@ -183,7 +183,10 @@ class DeadLetters:
     def _bury_durable(self) -> None:
         for written in list(self._written):
             sequence, host, origin = written
-            if host.engine.sequence_durable > sequence:
+            if host.is_given_up:
+                self._written.remove(written)
+                self._put_off(origin, "its dead letter topic was deleted", self._paused_until_ns)
+            elif host.engine.sequence_durable > sequence:
                 self._written.remove(written)
                 self._engine.bury(origin.subscriber, origin.segment_seq, origin.bundle_index)
                 self._journal.event(

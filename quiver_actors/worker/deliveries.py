@@ -212,8 +212,8 @@ class Deliveries:
         terms = self.terms.get(subscriber)
         return (terms.orphan_ttl_ns if terms else 0) or self._engine.settings.orphan_ttl_ns
 
-    def detach(self, session: Session) -> None:
-        """The connection has ended: everything that it held can be claimed by others at once."""
+    def detach(self, session: Session) -> bool:
+        """The connection has ended: everything that it held can be claimed by others at once. Whether it had to do with the topic."""
         mine = [attachment for attachment in self._order if attachment.session is session]
         for attachment in mine:
             self._drop(attachment)
@@ -222,6 +222,8 @@ class Deliveries:
         # Also without an attachment: bundles claimed by reference.
         if self._engine.release(session) or mine:
             self.is_due = True
+            return True
+        return False
 
     # --- claims ------------------------------------------------------------------------------------------------------------
 
@@ -407,6 +409,14 @@ class Deliveries:
         while self._awaited:
             _, session, answer = self._awaited.popleft()
             session.refuse(answer.tag, error)
+
+    def give_up(self, error: QuiverError) -> None:
+        """The topic is deleted: tell every consumer, also those that wait for nothing in particular."""
+        self.fail(error)
+        for session in {attachment.session for attachment in self._order}:
+            session.refuse(0, error)
+        self._attachments.clear()
+        self._order.clear()
 
     # --- private -------------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,6 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
-
-import msgspec
 
 from quiver_actors.clock import Clock, SystemClock
 from quiver_actors.config import TopicSettings
@@ -23,10 +20,10 @@ from quiver_actors.engine import Engine
 from quiver_actors.errors import QuiverError
 from quiver_actors.metrics.figures import WorkerState
 from quiver_actors.node import WorkerContext
-from quiver_actors.protocol.messages import PROTOCOL_VERSION, TopicInfo, Welcome
 from quiver_actors.retention.pressure import Pressure
 from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.transactions.asking import OWN_LOG_NAME
+from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.dead_letters import SUFFIX
 from quiver_actors.worker.figures import FigurePublisher, tell_supervisor
 from quiver_actors.worker.host import EngineHost
@@ -37,6 +34,7 @@ from quiver_actors.worker.loop import WorkerLoop
 from quiver_actors.worker.requests import Requests
 from quiver_actors.worker.storage import StorageShare
 from quiver_actors.worker.threads import AskThread, JobThread
+from quiver_actors.worker.topics import Topics
 
 _SWITCH_INTERVAL_SECONDS = 0.0005
 """How long the loop may keep the interpreter lock from a sync that has returned: that is latency of every acknowledgement."""
@@ -78,16 +76,10 @@ class Worker:
         self._clock = clock
         self._figures = figures
         self._journal = journal
-        self._engines: dict[str, Engine] = {}
-        self._hosts: dict[str, EngineHost] = {}
+        self._topics: Topics | None = None
         self._pressure = Pressure()
-        self._share = StorageShare(
-            context.page,
-            context.region,
-            f"core_{context.core}",
-            self._hosts,
-            lambda: tell_supervisor(context.wakeup_fd),
-        )
+        self._share: StorageShare
+        """From `open` on."""
         self.loop: WorkerLoop
         """From `open` on."""
 
@@ -99,29 +91,36 @@ class Worker:
             OSError: the socket cannot be made.
         """
         self._set_state(WorkerState.RECOVERING)
-        topics = self._all_topics()
-        for topic, settings in topics.items():
-            self._engines[topic] = self._open_engine(topic, settings)
         wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         sync, seal = JobThread("quiver-sync", wake_fd), JobThread("quiver-seal", wake_fd)
         ask = AskThread("quiver-ask", wake_fd)
-        hosts = self._hosts
-        hosts.update((topic, self._host(engine, sync, seal, ask)) for topic, engine in self._engines.items())
-
-        def open_host(topic: str, like: TopicSettings) -> None:
-            settings = msgspec.structs.replace(like, name=topic)
-            self._engines[topic] = self._open_engine(topic, settings)
-            hosts[topic] = self._host(self._engines[topic], sync, seal, ask)
-
+        agenda = Agenda()
+        topics = self._topics = Topics(
+            self._disk,
+            self._context.data_dir,
+            open_engine=self._open_engine,
+            make_host=lambda engine: self._host(engine, agenda, sync, seal, ask),
+            background=seal.submit,
+            journal=self._journal,
+        )
+        self._share = StorageShare(
+            self._context.page,
+            self._context.region,
+            f"core_{self._context.core}",
+            topics,
+            lambda: tell_supervisor(self._context.wakeup_fd),
+        )
+        topics.open_all(self._context.settings.all_topics(), self._figures.heartbeat)
+        self._open_dead_letters(topics)
         self.loop = WorkerLoop(
             listener=Listener(self._context.run_dir, f"core_{self._context.core}.sock"),
-            hosts=hosts,
+            topics=topics,
+            agenda=agenda,
             requests=Requests(
-                hosts,
-                welcome=_welcome(self._context.core, topics),
+                topics,
+                core=self._context.core,
                 arena_bytes=self._context.settings.arena_bytes,
                 background=seal.submit,
-                open_host=open_host,
                 own_log=self._own_log,
                 ask=ask.submit,
             ),
@@ -149,7 +148,7 @@ class Worker:
 
     def close(self) -> None:
         """Give every directory back."""
-        for topic, engine in self._engines.items():
+        for topic, engine in (self._topics.engines() if self._topics is not None else {}).items():
             try:
                 engine.close()
             except QuiverError as error:
@@ -163,16 +162,14 @@ class Worker:
 
     def _open_engine(self, topic: str, settings: TopicSettings) -> Engine:
         directory = f"{topic}/core_{self._context.core}"
-        engine = Engine.open(self._disk, directory, settings, self._context.core, self._clock)
-        self._figures.heartbeat()
-        return engine
+        return Engine.open(self._disk, directory, settings, self._context.core, self._clock)
 
     @property
     def _own_log(self) -> str:
         """The node's own decision log: of all its workers, so that it does not matter which of them is asked."""
         return os.path.join(self._context.data_dir, OWN_LOG_NAME)
 
-    def _host(self, engine: Engine, sync: JobThread, seal: JobThread, ask: JobThread) -> EngineHost:
+    def _host(self, engine: Engine, agenda: Agenda, sync: JobThread, seal: JobThread, ask: JobThread) -> EngineHost:
         engine.share_room(self._share.admits)
         return EngineHost(
             engine,
@@ -182,25 +179,16 @@ class Worker:
             ask=ask.submit,
             own_log=self._own_log,
             journal=self._journal,
-            host_of=self._hosts.get,
+            agenda=agenda,
+            host_of=self._topics.get if self._topics is not None else lambda _: None,
         )
 
-    def _all_topics(self) -> dict[str, TopicSettings]:
-        """The configured ones, and dead letter topics that were made for them before."""
-        found = self._context.settings.all_topics()
-        for topic, settings in list(found.items()):
+    def _open_dead_letters(self, topics: Topics) -> None:
+        """Those that were made for the topics before, and that the catalogue does not know yet."""
+        for topic in list(topics):
             name = topic + SUFFIX
-            if name not in found and self._disk.exists(f"{name}/core_{self._context.core}"):
-                found[name] = msgspec.structs.replace(settings, name=name)
-        return found
-
-
-def _welcome(core: int, topics: Mapping[str, TopicSettings]) -> Welcome:
-    infos = [
-        TopicInfo(name, settings.slots, settings.durability, settings.wal.flush_interval_ns)
-        for name, settings in topics.items()
-    ]
-    return Welcome(PROTOCOL_VERSION, core, os.urandom(16).hex(), os.getpid(), infos)
+            if name not in topics and self._disk.exists(f"{name}/core_{self._context.core}"):
+                topics.open_like(name, topic)
 
 
 def _prepare_process() -> None:

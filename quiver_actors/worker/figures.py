@@ -43,6 +43,7 @@ class LoopFigures:
     loop_gap_ns_max: int
     turns: int
     intake_stopped: bool = False
+    topics_version: int = 0
 
 
 class _Row:
@@ -109,11 +110,15 @@ class FigurePublisher:
         self.heartbeat()
         try:
             for topic, host in hosts.items():
+                if not host.has_news:
+                    continue
+                host.has_news = False
                 self._publish_engine(topic, host)
                 self._publish_latencies(topic, host)
                 self._publish_retention(topic, host)
                 self._publish_subscribers(topic, host)
             self._publish_error()
+            self._drop_gone(hosts)
         except ShmError as error:
             self._report_full_table(error)
         self._publish_worker(loop, hosts)
@@ -130,6 +135,7 @@ class FigurePublisher:
                 (WorkerFigure.PUSHES_WAITING, sum(host.ingest.waiting_count for host in hosts.values())),
                 (WorkerFigure.TURNS, loop.turns),
                 (WorkerFigure.INTAKE_STOPPED, int(loop.intake_stopped)),
+                (WorkerFigure.TOPICS_VERSION, loop.topics_version),
             ]
         )
 
@@ -143,6 +149,8 @@ class FigurePublisher:
         for latency, histogram in host.latencies.items():
             key = (topic, latency)
             row = self._latencies.get(key)
+            if row is None and not any(histogram.words):
+                continue
             if row is None:
                 row = self._latencies[key] = _Row(self._region.row(RowKind.LATENCY, f"{topic}/{latency}"))
             row.publish(enumerate(histogram.words))
@@ -172,6 +180,14 @@ class FigurePublisher:
             )
         for key in [key for key in self._subscribers if key[0] == topic and key[1] not in present]:
             self._region.drop(self._subscribers.pop(key).writer)
+
+    def _drop_gone(self, hosts: Mapping[str, EngineHost]) -> None:
+        """Rows of topics that are no more."""
+        for topic in [topic for topic in self._engines if topic not in hosts]:
+            self._region.drop(self._engines.pop(topic).writer)
+            for table in (self._latencies, self._subscribers):
+                for key in [key for key in table if key[0] == topic]:
+                    self._region.drop(table.pop(key).writer)
 
     def _publish_error(self) -> None:
         journal = self._journal

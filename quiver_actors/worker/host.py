@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
 from quiver_actors import events
+from quiver_actors.config import TopicSettings
 from quiver_actors.engine import Engine, EngineState
 from quiver_actors.errors import EngineFailed, QuiverError
 from quiver_actors.jobs import CommitJob, Job, SealJob
@@ -18,6 +19,7 @@ from quiver_actors.retention.pressure import Pressure
 from quiver_actors.transactions.asking import AskJob
 from quiver_actors.transactions.stage import Stage
 from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.dead_letters import DeadLetters
 from quiver_actors.worker.deliveries import Deliveries
 from quiver_actors.worker.ingest import Ingest
@@ -44,6 +46,7 @@ class EngineHost:
         ask: Submit,
         own_log: str,
         journal: Journal,
+        agenda: Agenda,
         pressure: Pressure | None = None,
         host_of: Callable[[str], EngineHost | None] = lambda _: None,
     ) -> None:
@@ -51,6 +54,7 @@ class EngineHost:
         Args:
             ask: where decision logs of transactions are asked.
             own_log: the node's own one.
+            agenda: of the worker's loop.
             pressure: of the worker.
             host_of: the other topics of this core, for dead letters.
         """
@@ -69,16 +73,26 @@ class EngineHost:
         self._delivered_ns = 0
         self.deadline_ns: int | None = None
         """When `turn` must be called again, whatever happens."""
+        self.alarm_ns: int | None = None
+        """The agenda's note of when it calls."""
+        self.has_news = True
+        """Its figures may have changed since they were published."""
+        self._agenda = agenda
         self._commit = commit
         self._background = background
         self._journal = journal
-        self.is_touched = True
+        self.is_touched = False
         """There is work for `turn` now."""
         self._needs_care = True
         """More than pushes and commits has happened since the last full turn."""
         self._care_at_ns = 0
         self._is_failed = False
         self._intake_is_stopped = False
+        self._in_flight = 0
+        """Jobs that the threads have."""
+        self._when_gone: Callable[[], None] | None = None
+        """Set once the topic is given up."""
+        self.touch()
 
     @property
     def is_failed(self) -> bool:
@@ -96,15 +110,20 @@ class EngineHost:
 
     def touch(self) -> None:
         """Something was asked of the engine: the next `turn` must look at it."""
-        self.is_touched = self._needs_care = True
+        self._needs_care = True
+        self.touch_push()
 
     def touch_push(self) -> None:
         """A push was handed to `ingest`, and nothing else: the next `turn` must write it."""
-        self.is_touched = True
+        if not self.is_touched:
+            self.is_touched = self.has_news = True
+            self._agenda.touch(self)
 
     def turn(self, now_ns: int) -> None:
         """Do what this turn's requests, finished jobs and the clock call for. Cheap when there is nothing, and light while pushes and
         their commits are all that happens: the rest is then looked at every `_CARE_INTERVAL_NS`."""
+        if self.is_given_up:
+            return
         if self.deadline_ns is not None and now_ns >= self.deadline_ns:
             self._tick()
         elif not self.is_touched and not self.deliveries.is_due:
@@ -112,6 +131,7 @@ class EngineHost:
         elif not self._needs_care and now_ns < self._care_at_ns and self.ingest.is_flowing:
             self._light_turn()
             return
+        self.has_news = True
         self._full_turn(now_ns)
 
     def _light_turn(self) -> None:
@@ -159,6 +179,36 @@ class EngineHost:
         self.ingest.close(reason)
         self.deliveries.is_open = False
 
+    def change_settings(self, settings: TopicSettings) -> None:
+        """See `Engine.change_settings`."""
+        self.engine.change_settings(settings)
+        self.touch()
+
+    @property
+    def is_given_up(self) -> bool:
+        return self._when_gone is not None
+
+    def give_up(self, reason: QuiverError, when_gone: Callable[[], None]) -> None:
+        """The topic is deleted: refuse whoever waits for it, tell its consumers, and close the engine as it stands.
+
+        Args:
+            when_gone: called once no job is under way any more and the engine is closed.
+        """
+        self._when_gone = when_gone
+        self.ingest.give_up(reason)
+        self.staging.refuse_all(reason)
+        self.deliveries.give_up(reason)
+        self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._when_gone is not None and not self._in_flight:
+            try:
+                self.engine.close()
+            except QuiverError as error:
+                # Nobody needs what it could not write: its directory goes.
+                self._journal.error("engine.close_failed", str(error), topic=self.engine.topic)
+            self._when_gone()
+
     def _start_commit(self) -> None:
         if self._pressure.steps and self._waits_for_company():
             return
@@ -185,17 +235,22 @@ class EngineHost:
             self._submit(self._background, background)
 
     def _submit(self, submit: Submit, job: Job) -> None:
+        self._in_flight += 1
         submit(job, lambda: self._finish(job))
 
     def _finish(self, job: Job) -> None:
         """The turn that follows at once does the rest; what the disk has to do next starts here."""
+        self._in_flight -= 1
+        if self.is_given_up:
+            self._close_if_idle()
+            return
         if job.error is None:
             self._note_duration(job)
         self._apply(self.engine.finish(job))
         self._start_commit()
         self.ingest.acknowledge()
         if isinstance(job, CommitJob) and not job.rotates:
-            self.is_touched = True
+            self.touch_push()
         else:
             self.touch()
 
@@ -293,10 +348,15 @@ class EngineHost:
     def _ask_about(self, stage: Stage) -> None:
         order = stage.order
         job = AskJob(order.decisions or self._own_log, order.txn_id, order.epoch)
-        self._ask(job, lambda: self.staging.answered(stage, job.answer))
+        self._ask(job, lambda: self._answered(stage, job))
+
+    def _answered(self, stage: Stage, job: AskJob) -> None:
+        if not self.is_given_up:
+            self.staging.answered(stage, job.answer)
 
     def detach(self, session: Session) -> None:
         """The connection has ended."""
-        self.deliveries.detach(session)
+        has_stages = any(True for _ in self.engine.stages)
         self.staging.detach(session)
-        self.touch()
+        if self.deliveries.detach(session) or self.ingest.waiting_count or has_stages:
+            self.touch()

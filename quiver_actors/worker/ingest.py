@@ -170,21 +170,26 @@ class Ingest:
         """Take no more pushes; those that wait and those that come are refused with the reason."""
         self._closed_by = self._closed_by or reason
 
+    def give_up(self, reason: QuiverError) -> None:
+        """The topic is deleted: refuse everything, also what was taken and not acknowledged yet."""
+        self._refuse_all(reason, reason)
+
     def fail(self, reason: str) -> None:
         """The engine has failed: tell everybody who waits for it. What was durable before has been acknowledged."""
-        topic = self._engine.topic
-        self.close(
-            EngineFailed(f"topic {topic!r}, core {self._engine.core}: {reason}; push again, the worker restarts")
+        place = f"topic {self._engine.topic!r}, core {self._engine.core}: {reason}"
+        self._refuse_all(
+            EngineFailed(f"{place}; push again, the worker restarts"),
+            DurabilityUnknown(f"{place}; the bundle may or may not survive, push it again"),
         )
-        unknown = DurabilityUnknown(
-            f"topic {topic!r}, core {self._engine.core}: {reason}; the bundle may or may not survive, push it again"
-        )
+
+    def _refuse_all(self, closed_by: QuiverError, of_taken: QuiverError) -> None:
+        self.close(closed_by)
+        assert self._closed_by is not None
         while self._unacknowledged:
             _, session, runs, _ = self._unacknowledged.popleft()
-            self._refuse(session, runs[0].tag, unknown)
-        assert self._closed_by is not None
+            self._refuse(session, runs[0].tag, of_taken)
         for _, session, tag in self._flushes:
-            session.refuse(tag, self._closed_by, RETRY_AFTER_NS)
+            session.refuse(tag, self._closed_by, RETRY_AFTER_NS if self._closed_by.retriable else 0)
         self._flushes.clear()
         self._refuse_waiting(self._closed_by, until_ns=None)
 

@@ -25,6 +25,7 @@ from quiver_actors.protocol.framing import decode_client_message
 from quiver_actors.protocol.messages import Push
 from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.units import MIB, SECOND_NS
+from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.connection import Connection
 from quiver_actors.worker.figures import PUBLISH_INTERVAL_NS, FigurePublisher, LoopFigures
 from quiver_actors.worker.host import EngineHost
@@ -36,6 +37,7 @@ from quiver_actors.worker.requests import Requests
 from quiver_actors.worker.session import GREETING_BYTES_MAX, EndSession, Session, SessionState
 from quiver_actors.worker.storage import StorageShare
 from quiver_actors.worker.threads import JobThread
+from quiver_actors.worker.topics import Topics
 
 SESSIONS_MAX = 1024
 HELLO_PATIENCE_NS = 10 * SECOND_NS
@@ -79,7 +81,8 @@ class WorkerLoop:
         self,
         *,
         listener: Listener,
-        hosts: Mapping[str, EngineHost],
+        topics: Topics,
+        agenda: Agenda,
         requests: Requests,
         threads: Sequence[JobThread],
         wake_fd: int,
@@ -93,7 +96,10 @@ class WorkerLoop:
             wake_fd: eventfd that the threads raise.
         """
         self._listener = listener
-        self._hosts = hosts
+        self._hosts = self._topics = topics
+        self._agenda = agenda
+        self._turned: list[EngineHost] = []
+        """Of this turn."""
         self._requests = requests
         self._threads = threads
         self._wake_fd = wake_fd
@@ -163,8 +169,10 @@ class WorkerLoop:
         if self._unfinished:
             for session in list(self._unfinished - self._paused):
                 self._parse(session, now_ns)
-        for host in self._hosts.values():
+        self._turned = self._agenda.due(now_ns)
+        for host in self._turned:
             host.turn(now_ns)
+            self._agenda.note(host)
         self._flush()
         if self._paused:
             self._resume_paused()
@@ -184,12 +192,13 @@ class WorkerLoop:
             self._accept(now_ns)
 
     def _timeout_seconds(self) -> float:
-        hosts = self._hosts.values()
-        if self._unfinished - self._paused or any(host.is_touched for host in hosts):
+        if self._unfinished - self._paused or self._agenda.has_touched:
             return 0.0
-        deadlines = [host.deadline_ns for host in hosts if host.deadline_ns is not None]
-        deadlines += [self._publish_at_ns, self._share.deadline_ns]
-        return max(0, min(deadlines) - monotonic_ns()) / _NS_PER_SECOND
+        alarm_ns = self._agenda.next_alarm_ns()
+        until_ns = min(self._publish_at_ns, self._share.deadline_ns)
+        if alarm_ns is not None and alarm_ns < until_ns:
+            until_ns = alarm_ns
+        return max(0, until_ns - monotonic_ns()) / _NS_PER_SECOND
 
     # --- connections ---------------------------------------------------------------------------------------------------
 
@@ -310,7 +319,7 @@ class WorkerLoop:
     def _advance_phase(self, now_ns: int) -> None:
         hosts = self._hosts.values()
         if self._phase is Phase.SERVING:
-            if failed := [host for host in hosts if host.is_failed]:
+            if failed := [host for host in self._turned if host.is_failed]:
                 self._begin_failing(failed[0], now_ns)
             elif self._drain_is_requested:
                 self._begin_draining(now_ns)
@@ -327,6 +336,7 @@ class WorkerLoop:
     def _begin_draining(self, now_ns: int) -> None:
         self._enter(Phase.DRAINING, now_ns)
         self._figures.set_state(WorkerState.DRAINING)
+        self._topics.freeze()
         self._stop_listening()
         for host in self._hosts.values():
             host.drain()
@@ -335,12 +345,14 @@ class WorkerLoop:
         self._intake_is_stopped = True
         self._journal.event("worker.intake_stop", sessions=len(self._sessions))
         reason = Draining("the node is being drained: it takes no more bundles until it is started again")
+        self._topics.stop_intake(reason)
         for host in self._hosts.values():
             host.stop_intake(reason)
 
     def _begin_failing(self, failed: EngineHost, now_ns: int) -> None:
         self._enter(Phase.FAILING, now_ns)
         self._figures.set_state(WorkerState.FAILED)
+        self._topics.freeze()
         self._stop_listening()
         reason = Draining(f"the worker restarts because its topic {failed.engine.topic!r} has failed: push again")
         for host in self._hosts.values():
@@ -374,6 +386,7 @@ class WorkerLoop:
     def _publish(self, now_ns: int) -> None:
         self._publish_at_ns = now_ns + PUBLISH_INTERVAL_NS
         if self._phase is Phase.SERVING:
+            self._topics.look(now_ns)
             self._show_health()
         arenas = [session.arena for session in self._sessions.values() if session.arena is not None]
         figures = LoopFigures(
@@ -383,6 +396,7 @@ class WorkerLoop:
             loop_gap_ns_max=max(self._gap_ns_max, self._gap_ns_max_before),
             turns=self._turns,
             intake_stopped=self._intake_is_stopped,
+            topics_version=self._topics.applied_version,
         )
         self._load.sample(
             self._hosts.values(),

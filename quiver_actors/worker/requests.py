@@ -6,16 +6,22 @@ Owner: the loop thread. An error in a request is its refusal and leaves the conn
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
-from quiver_actors.config import TopicSettings
-from quiver_actors.errors import BundleTooLarge, ProtocolError, QuiverError, SharedMemoryError, UnknownTopic
-from quiver_actors.model import ENTRY_BODY_BYTES_MAX, SlotTable, check_id
+from quiver_actors.errors import (
+    BundleTooLarge,
+    ProtocolError,
+    QuiverError,
+    SharedMemoryError,
+    TopicDeleted,
+    TopicRecreated,
+)
+from quiver_actors.model import ENTRY_BODY_BYTES_MAX
 from quiver_actors.protocol.messages import (
+    PROTOCOL_VERSION,
     AckThrough,
     ArenaAttached,
     AttachArena,
@@ -32,6 +38,7 @@ from quiver_actors.protocol.messages import (
     KeyedPush,
     ListSegments,
     ListSubscribers,
+    ListTopics,
     Message,
     OpenSegment,
     Pending,
@@ -41,7 +48,7 @@ from quiver_actors.protocol.messages import (
     Seek,
     SegmentList,
     SegmentOpened,
-    TopicInfo,
+    TopicList,
     Unreadable,
     Unregister,
     Welcome,
@@ -55,6 +62,7 @@ from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.session import EndSession, Session, SessionState
 from quiver_actors.worker.stage_requests import StageRequests
 from quiver_actors.worker.threads import Submit
+from quiver_actors.worker.topics import Topics
 
 ARENA_BYTES_MAX = ENTRY_BODY_BYTES_MAX + MIB
 """Room for the largest bundle and its frame."""
@@ -95,32 +103,20 @@ class Requests:
     """See the module."""
 
     def __init__(
-        self,
-        hosts: Mapping[str, EngineHost],
-        *,
-        welcome: Welcome,
-        arena_bytes: int,
-        background: Submit,
-        open_host: Callable[[str, TopicSettings], None],
-        own_log: str,
-        ask: Submit,
+        self, topics: Topics, *, core: int, arena_bytes: int, background: Submit, own_log: str, ask: Submit
     ) -> None:
         """
         Args:
-            open_host: adds a topic, with the settings of another one, to `hosts`.
-            arena_bytes: ring size for clients that leave the choice to the worker.
+            arena_bytes: ring size for clients that leave the choice to the worker, unless the list of topics says another.
             background: where arenas are made.
             own_log: the node's own decision log of transactions.
             ask: where decision logs are asked.
         """
-        self._hosts = hosts
-        self._slot_tables: dict[str, SlotTable] = {
-            name: host.engine.settings.slot_table() for name, host in hosts.items()
-        }
-        self._welcome = welcome
+        self._topics = topics
+        self._core = core
+        self._incarnation = os.urandom(16).hex()
         self._arena_bytes = arena_bytes
         self._background = background
-        self._open_host = open_host
         self._handlers: dict[type[Message], _Handler] = {
             Hello: self._hello,
             AttachArena: self._attach_arena,
@@ -135,18 +131,27 @@ class Requests:
             Credit: self._credit,
             Resolve: self._resolve,
             FlushProgress: self._flush_progress,
-            Extend: lambda session, message, _: self._host(message.topic).deliveries.extend(session, message),
-            ClaimRef: lambda session, message, _: self._host(message.topic).deliveries.claim_ref(session, message),
-            AckThrough: lambda session, message, _: self._host(message.topic).deliveries.ack_through(session, message),
-            GapAck: lambda session, message, _: self._host(message.topic).deliveries.gap_ack(session, message),
-            Pending: lambda session, message, _: self._host(message.topic).deliveries.pending(session, message),
-            ListSubscribers: lambda session, message, _: self._host(message.topic).deliveries.list_all(
+            Extend: lambda session, message, _: self._host(message.topic, session).deliveries.extend(session, message),
+            ClaimRef: lambda session, message, _: self._host(message.topic, session).deliveries.claim_ref(
+                session, message
+            ),
+            AckThrough: lambda session, message, _: self._host(message.topic, session).deliveries.ack_through(
+                session, message
+            ),
+            GapAck: lambda session, message, _: self._host(message.topic, session).deliveries.gap_ack(session, message),
+            Pending: lambda session, message, _: self._host(message.topic, session).deliveries.pending(
+                session, message
+            ),
+            ListSubscribers: lambda session, message, _: self._host(message.topic, session).deliveries.list_all(
                 session, message.tag
             ),
-            Unreadable: lambda session, message, _: self._host(message.topic).deliveries.unreadable(session, message),
+            Unreadable: lambda session, message, _: self._host(message.topic, session).deliveries.unreadable(
+                session, message
+            ),
+            ListTopics: self._list_topics,
             BundleTime: self._bundle_time,
             Seek: self._seek,
-            **StageRequests(lambda topic: self._host(topic).staging, own_log, ask).handlers(),
+            **StageRequests(lambda topic, session: self._host(topic, session).staging, own_log, ask).handlers(),
         }
 
     def handle(self, session: Session, message: Message, now_ns: int) -> None:
@@ -171,10 +176,11 @@ class Requests:
         Raises:
             ProtocolError: the connection must end.
         """
-        host = self._hosts.get(push.topic)
-        if host is None:
+        try:
+            host = self._topics.host(push.topic, session)
+        except QuiverError as error:
             session.release(push)
-            session.refuse(push.tag, self._unknown_topic(push.topic))
+            session.refuse(push.tag, error)
             return
         host.ingest.push(session, push, now_ns)
         host.touch_push()
@@ -183,7 +189,12 @@ class Requests:
 
     def _hello(self, session: Session, message: Hello, now_ns: int) -> None:
         session.greet(message)
-        session.send(self._welcome)
+        session.topics_version = self._topics.version
+        incarnation, infos = self._incarnation, self._topics.infos()
+        session.send(Welcome(PROTOCOL_VERSION, self._core, incarnation, os.getpid(), infos))
+
+    def _list_topics(self, session: Session, message: ListTopics, now_ns: int) -> None:
+        session.send(TopicList(message.tag, self._topics.infos()))
 
     def _attach_arena(self, session: Session, message: AttachArena, now_ns: int) -> None:
         if message.size_bytes > ARENA_BYTES_MAX:
@@ -192,7 +203,7 @@ class Requests:
                 f" one bundle holds at most {format_size(ENTRY_BODY_BYTES_MAX)}"
             )
         session.expect_arena()
-        job = ArenaJob(message.size_bytes if message.size_bytes > 0 else self._arena_bytes)
+        job = ArenaJob(max(message.size_bytes, 0) or self._topics.arena_bytes or self._arena_bytes)
         self._background(job, lambda: self._arena_made(session, message.tag, job))
 
     def _arena_made(self, session: Session, tag: int, job: ArenaJob) -> None:
@@ -208,8 +219,11 @@ class Requests:
     def _declare_schema(self, session: Session, message: DeclareSchema, now_ns: int) -> None:
         """Refusals end the connection: pushes that name the handle may be behind this message already."""
         try:
-            self._host(message.topic)
-            self._slot_tables[message.topic].resolve(message.slot_id)
+            self._host(message.topic, session)
+            self._topics.slot_table(message.topic).resolve(message.slot_id)
+        except (TopicDeleted, TopicRecreated):
+            # The push that is behind it is refused with that reason, which need not end the connection.
+            return
         except QuiverError as error:
             raise EndSession(error) from error
         if len(message.fingerprint) != FINGERPRINT_BYTES or not 0 <= message.handle < 1 << 32:
@@ -222,66 +236,55 @@ class Requests:
     # --- one topic -----------------------------------------------------------------------------------------------------
 
     def _flush(self, session: Session, message: Flush, now_ns: int) -> None:
-        self._host(message.topic).ingest.flush(session, message, now_ns)
+        self._host(message.topic, session).ingest.flush(session, message, now_ns)
 
     def _list_segments(self, session: Session, message: ListSegments, now_ns: int) -> None:
-        session.send(SegmentList(message.tag, self._host(message.topic).engine.segments()))
+        session.send(SegmentList(message.tag, self._host(message.topic, session).engine.segments()))
 
     def _open_segment(self, session: Session, message: OpenSegment, now_ns: int) -> None:
-        descriptor, size_bytes = self._host(message.topic).engine.open_segment(message.segment_seq)
+        descriptor, size_bytes = self._host(message.topic, session).engine.open_segment(message.segment_seq)
         opened = SegmentOpened(message.tag, message.topic, message.segment_seq, size_bytes)
         session.send_with_descriptor(opened, descriptor)
 
     def _register(self, session: Session, message: Register, now_ns: int) -> None:
-        host = self._host(message.topic)
+        host = self._host(message.topic, session)
+        known_as = self._topics.incarnation(message.topic)
+        if message.incarnation and known_as and message.incarnation != known_as:
+            raise TopicRecreated(
+                f"topic {message.topic!r} was deleted and created anew since this subscriber was attached to it: what it had not got is "
+                "gone; subscribe again to get what comes now"
+            )
         letters = dead_letter_topic(message.topic, message.terms)
-        if letters is not None and letters not in self._hosts:
+        if letters is not None and letters not in self._topics:
             if message.terms.dead_letter_topic:
-                raise self._unknown_topic(letters)
-            self._open_topic(letters, message.topic)
+                self._host(letters, session)
+            # New connections hear of it.
+            self._topics.open_like(letters, message.topic)
         host.deliveries.register(session, message)
 
-    def _open_topic(self, topic: str, like: str) -> None:
-        """Make a topic that is not configured; new connections hear of it.
-
-        Raises:
-            QuiverError: its name is not allowed, or its directory cannot be opened.
-        """
-        check_id("topic", topic)
-        settings = self._hosts[like].engine.settings
-        self._open_host(topic, settings)
-        self._slot_tables[topic] = settings.slot_table()
-        info = TopicInfo(topic, settings.slots, settings.durability, settings.wal.flush_interval_ns)
-        self._welcome = msgspec.structs.replace(self._welcome, topics=[*self._welcome.topics, info])
-
     def _unregister(self, session: Session, message: Unregister, now_ns: int) -> None:
-        self._host(message.topic).deliveries.unregister(session, message)
+        self._host(message.topic, session).deliveries.unregister(session, message)
 
     def _seek(self, session: Session, message: Seek, now_ns: int) -> None:
-        self._host(message.topic).deliveries.seek(session, message)
+        self._host(message.topic, session).deliveries.seek(session, message)
 
     def _credit(self, session: Session, message: Credit, now_ns: int) -> None:
-        self._host(message.topic).deliveries.credit(session, message)
+        self._host(message.topic, session).deliveries.credit(session, message)
 
     def _resolve(self, session: Session, message: Resolve, now_ns: int) -> None:
-        self._host(message.topic).deliveries.resolve(session, message)
+        self._host(message.topic, session).deliveries.resolve(session, message)
 
     def _flush_progress(self, session: Session, message: FlushProgress, now_ns: int) -> None:
-        self._host(message.topic).deliveries.flush_progress(session, message)
+        self._host(message.topic, session).deliveries.flush_progress(session, message)
 
     def _bundle_time(self, session: Session, message: BundleTime, now_ns: int) -> None:
-        engine = self._host(message.topic).engine
+        engine = self._host(message.topic, session).engine
         session.send(Done(message.tag, engine.bundle_time(message.segment_seq, message.bundle_index)))
 
-    def _host(self, topic: str) -> EngineHost:
-        host = self._hosts.get(topic)
-        if host is None:
-            raise self._unknown_topic(topic)
+    def _host(self, topic: str, session: Session) -> EngineHost:
+        host = self._topics.host(topic, session)
         host.touch()
         return host
-
-    def _unknown_topic(self, topic: str) -> UnknownTopic:
-        return UnknownTopic(f"topic {topic!r} does not exist on this node: expected one of {', '.join(self._hosts)}")
 
 
 def _check_schema(message: DeclareSchema) -> None:

@@ -82,6 +82,8 @@ class Session:
     """Sessions that have something to flush; shared by all, owned by the loop."""
     state: SessionState = SessionState.GREETING
     client: str = ""
+    topics_version: int = 0
+    """The version of the list of topics that it was greeted with."""
     arena: ArenaOwner | None = None
     arena_is_coming: bool = False
     watched: int = 0

@@ -33,10 +33,10 @@ _Handler = Callable[[Session, Any, int], None]
 class StageRequests:
     """See the module."""
 
-    def __init__(self, staging_of: Callable[[str], Staging], own_log: str, ask: Submit) -> None:
+    def __init__(self, staging_of: Callable[[str, Session], Staging], own_log: str, ask: Submit) -> None:
         """
         Args:
-            staging_of: of a topic, which is touched by it; raises UnknownTopic.
+            staging_of: of a topic for a connection; the topic is touched by it. Raises UnknownTopic, TopicRecreated.
             own_log: the node's own decision log.
             ask: where decision logs are asked.
         """
@@ -47,19 +47,25 @@ class StageRequests:
     def handlers(self) -> dict[type[Message], _Handler]:
         """By message, for the table of `Requests`."""
         return {
-            BeginStage: lambda session, message, _: self._staging_of(message.topic).begin(session, message),
+            BeginStage: lambda session, message, _: self._staging_of(message.topic, session).begin(session, message),
             StagePush: self._push,
-            AbandonStage: lambda session, message, _: self._staging_of(message.topic).abandon(session, message),
-            PrepareStage: lambda session, message, _: self._staging_of(message.topic).prepare(session, message),
-            DropStages: lambda session, message, _: self._staging_of(message.topic).drop(session, message),
-            PublishStages: lambda session, message, _: self._staging_of(message.topic).publish(session, message),
-            ListStages: lambda session, message, _: self._staging_of(message.topic).list_all(session, message),
+            AbandonStage: lambda session, message, _: self._staging_of(message.topic, session).abandon(
+                session, message
+            ),
+            PrepareStage: lambda session, message, _: self._staging_of(message.topic, session).prepare(
+                session, message
+            ),
+            DropStages: lambda session, message, _: self._staging_of(message.topic, session).drop(session, message),
+            PublishStages: lambda session, message, _: self._staging_of(message.topic, session).publish(
+                session, message
+            ),
+            ListStages: lambda session, message, _: self._staging_of(message.topic, session).list_all(session, message),
             Decide: self._decide,
         }
 
     def _push(self, session: Session, message: StagePush, now_ns: int) -> None:
         try:
-            staging = self._staging_of(message.topic)
+            staging = self._staging_of(message.topic, session)
         except Exception:
             session.release(message)
             raise

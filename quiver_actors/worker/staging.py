@@ -234,15 +234,17 @@ class Staging:
 
     def fail(self, reason: str) -> None:
         """The engine has failed: what was asked may come true at recovery."""
-        error = EngineFailed(
-            f"topic {self._engine.topic!r}, core {self._engine.core}: {reason}; ask again, the worker restarts"
-        )
+        place = f"topic {self._engine.topic!r}, core {self._engine.core}"
+        self.refuse_all(EngineFailed(f"{place}: {reason}; ask again, the worker restarts"))
+
+    def refuse_all(self, error: QuiverError) -> None:
+        """Tell everybody who waits for something."""
         for number in [*self._waiting, *self._preparing]:
             self._refuse_stage(number, error)
         for _, session, tag in self._publishing:
-            session.refuse(tag, error, RETRY_AFTER_NS)
+            session.refuse(tag, error, RETRY_AFTER_NS if error.retriable else 0)
         for _, session, tag in self._dropping:
-            session.refuse(tag, error, RETRY_AFTER_NS)
+            session.refuse(tag, error, RETRY_AFTER_NS if error.retriable else 0)
         self._publishing.clear()
         self._dropping.clear()
 

@@ -54,6 +54,10 @@ class ClientNode:
     def signal_worker(self, core: int, number: signal.Signals) -> None:
         os.kill(self.pids[core], number)
 
+    def kill_pid(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        wait_until_dead([pid])
+
     def kill_worker(self, core: int) -> None:
         """SIGKILL, and wait until the worker that takes its place is ready."""
         os.kill(self.pids[core], signal.SIGKILL)

@@ -193,8 +193,8 @@ def test_letters_that_cannot_go_back_stay() -> None:
             wait_letters(client, 1)
         assert node.process.stop() == 0
         (node.directories.base / "quiver.toml").write_text('[topics."other-dead"]\n')
-        shutil.rmtree(node.directories.data / "other")
         node.restart()
+        client.delete_topic("other")
         failed = replay(node, "other-dead", "--yes")
         assert failed.returncode == 1
         assert "1 bundles could not be sent back and stay: topic 'other'" in failed.stdout

@@ -39,12 +39,14 @@ from quiver_actors.protocol.messages import (
     GapAck,
     Hello,
     ListSegments,
+    ListTopics,
     Message,
     Push,
     Refused,
     Register,
     SegmentList,
     TopicInfo,
+    TopicList,
     Unregister,
     Welcome,
 )
@@ -228,6 +230,8 @@ class Peer:
             session.schemas[message.handle] = message
         elif isinstance(message, Push):
             self._push(session, message)
+        elif isinstance(message, ListTopics):
+            session.send(TopicList(message.tag, TOPICS))
         elif isinstance(message, ListSegments):
             session.send(SegmentList(message.tag, []))
         elif isinstance(message, BundleTime):

@@ -585,7 +585,7 @@ def test_no_descriptor_is_left_open(peer: Peer) -> None:
     assert count() == before
 
 
-def test_topics_are_those_of_the_greeting(client: Client) -> None:
+def test_topics_are_those_that_the_worker_lists(client: Client) -> None:
     assert list(client.topics()) == [info.name for info in TOPICS]
     assert client.topics()["travel"].slots == {"flights": 3, "weather": 7}
 

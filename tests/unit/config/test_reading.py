@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.config.reading import examine, load_config, nearest_key, read_topic_texts, resolve
+from quiver_actors.config.reading import (
+    examine,
+    load_config,
+    nearest_key,
+    read_topic_values,
+    resolve,
+    texts_by_key,
+)
 from quiver_actors.config.table import SETTINGS, Scope, settings_of
 from quiver_actors.errors import ConfigError
 from quiver_actors.units import MIB, MILLISECOND_NS
@@ -96,7 +103,6 @@ def test_service_links_of_kubernetes_are_not_settings() -> None:
         ("[slots]\na = 63", "key 'slots': {'a': 63} is not what was expected (slots): slot 'a' has id 63: expected 0..62"),
         ("owner = 'no such user'", "user 'no such user' does not exist on this machine"),
         ("[wal]\nmax_size = '40MiB'", "key 'topics.default.wal.max_size': 40MiB is less than two segments of 32MiB"),
-        ("durability = 'segment_only'\n[wal]\nflush_interval = '1ms'", "has no effect with durability"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_place_key_and_expectation(tmp_path: Path, text: str, message: str) -> None:
@@ -120,14 +126,13 @@ def test_all_problems_are_found_at_once(tmp_path: Path) -> None:
 
 
 def test_a_setting_of_a_topic_is_read_from_text() -> None:
-    assert read_topic_texts(["segment.target_size=8MiB", "slots=a=1,b=2"]) == {
-        "segment.target_size": 8 * MIB,
-        "slots": {"a": 1, "b": 2},
-    }
-    with pytest.raises(ConfigError, match=r"key 'segment\.target' is unknown; did you mean 'segment.target_size'"):
-        read_topic_texts(["segment.target=8MiB"])
+    texts = texts_by_key(["segment.target_size=8MiB", "slots=a=1,b=2", "priority=-3"])
+    assert read_topic_values(texts) == {"segment.target_size": 8 * MIB, "slots": {"a": 1, "b": 2}, "priority": -3}
+    assert read_topic_values({"slots": {"a": 1}, "priority": 3}) == {"slots": {"a": 1}, "priority": 3}
+    with pytest.raises(ConfigError, match=r"key 'segment\.target' is unknown; did you mean 'segment\.target_size'"):
+        read_topic_values({"segment.target": "8MiB"})
     with pytest.raises(ConfigError, match="expected KEY=VALUE"):
-        read_topic_texts(["priority"])
+        texts_by_key(["priority"])
 
 
 def test_the_names_of_the_design_documents_are_accepted(tmp_path: Path) -> None:

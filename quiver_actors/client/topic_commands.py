@@ -1,0 +1,63 @@
+"""What a client can do with a node's topics: create, change, delete. Asked of the supervisor, over its control socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from quiver_actors.errors import TopicExists
+from quiver_actors.topics.requests import Change, Create, Delete, ask, until_applied
+
+
+class TopicCommands:
+    """See the module. Part of `Client`."""
+
+    _timeout_seconds: float
+
+    @property
+    def run_dir(self) -> str:
+        raise NotImplementedError
+
+    def create_topic(self, topic: str, settings: Mapping[str, Any] | None = None, *, if_missing: bool = False) -> None:
+        """Create a topic, durably and on all workers, while the node runs.
+
+        Args:
+            settings: by key, as in docs/configuration.md: `{"segment.target_size": "8MiB", "slots": {"page": 0}}`.
+            if_missing: no error if there is one, whatever its settings.
+
+        Raises:
+            TopicExists: there is one, or it is still being deleted.
+            InvalidId, ConfigError: the name or a setting is not possible.
+            NotRunning: the supervisor does not answer.
+            WorkerUnavailable: it is durable, but some worker has not taken it up in time.
+        """
+        try:
+            self._change_topics(Create(topic=topic, values=dict(settings or {})))
+        except TopicExists:
+            if not if_missing:
+                raise
+
+    def set_topic(self, topic: str, settings: Mapping[str, Any], *, unset: Iterable[str] = ()) -> None:
+        """Change settings of a topic, durably and on all workers; `unset` ones are again as configured.
+
+        Raises:
+            UnknownTopic: there is none.
+            ConfigError: a setting is not possible, cannot be changed, or is said by the node's configuration.
+            NotRunning, WorkerUnavailable: as `create_topic`.
+        """
+        self._change_topics(Change(topic=topic, values=dict(settings), unset=list(unset)))
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with all its bundles and subscribers; its name is free when this returns. Whoever still uses it is told
+        (`TopicDeleted`, or `TopicRecreated` once there is another one of that name).
+
+        Raises:
+            UnknownTopic: there is none.
+            UsageError: it is the default topic, or one of the node's configuration.
+            NotRunning, WorkerUnavailable: as `create_topic`.
+        """
+        self._change_topics(Delete(topic=topic), gone=topic)
+
+    def _change_topics(self, request: Create | Change | Delete, gone: str = "") -> None:
+        reply = ask(self.run_dir, request, self._timeout_seconds)
+        until_applied(self.run_dir, reply, self._timeout_seconds, gone)

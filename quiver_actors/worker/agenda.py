@@ -1,0 +1,70 @@
+"""Which engines of a worker have something to do: those that were touched, and those whose deadline has come.
+
+Owner: the loop thread. A worker may have hundreds of topics; those that nothing happens to cost nothing in a turn.
+
+Each host has at most one alarm that is not later than its deadline; an alarm that rings too early is set anew.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quiver_actors.worker.host import EngineHost
+
+
+class Agenda:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._touched: dict[EngineHost, None] = {}
+        self._lingering: dict[EngineHost, None] = {}
+        """To be looked at whenever something happens, but not before."""
+        self._alarms: list[tuple[int, int, EngineHost]] = []
+        self._count = 0
+
+    @property
+    def has_touched(self) -> bool:
+        """A turn is to follow at once."""
+        return bool(self._touched)
+
+    def touch(self, host: EngineHost) -> None:
+        self._touched[host] = None
+
+    def next_alarm_ns(self) -> int | None:
+        return self._alarms[0][0] if self._alarms else None
+
+    def due(self, now_ns: int) -> list[EngineHost]:
+        """The hosts whose turn it is, those of a higher priority first; they are taken off."""
+        alarms = self._alarms
+        if not (self._touched or self._lingering or (alarms and alarms[0][0] <= now_ns)):
+            return []
+        found = self._touched
+        self._touched = {}
+        if self._lingering:
+            found |= self._lingering
+            self._lingering = {}
+        while alarms and alarms[0][0] <= now_ns:
+            host = heapq.heappop(alarms)[2]
+            host.alarm_ns = None
+            found[host] = None
+        if len(found) == 1:
+            return list(found)
+        return sorted(found, key=_rank)
+
+    def note(self, host: EngineHost) -> None:
+        """After a turn of the host: when it wants the next one."""
+        if host.is_given_up:
+            return
+        if host.deliveries.is_due:
+            self._lingering[host] = None
+        at = host.deadline_ns
+        if at is not None and (host.alarm_ns is None or at < host.alarm_ns):
+            host.alarm_ns = at
+            self._count += 1
+            heapq.heappush(self._alarms, (at, self._count, host))
+
+
+def _rank(host: EngineHost) -> int:
+    return -host.engine.settings.priority
