@@ -50,6 +50,7 @@ from quiver_actors.supervisor.notify import Notifier
 from quiver_actors.supervisor.process import is_alive
 from quiver_actors.supervisor.spec import ChildContext, ChildSpec, Patience
 from quiver_actors.supervisor.storage import StorageSpec
+from quiver_actors.topics.catalogue import Catalogue
 from quiver_actors.topics.keeper import TopicKeeper
 from quiver_actors.topics.versions import topic_versions
 
@@ -141,18 +142,10 @@ def run_node(
         cores = settings.cores or len(cpus)
         settings = msgspec.structs.replace(settings, data_dir=data_dir, run_dir=run_dir, cores=cores)
         disk = held.enter_context(contextlib.closing(PosixDisk(data_dir)))
-        page: CountersPage | None = None
-        keeper = TopicKeeper(
-            disk,
-            data_dir,
-            Resolved.of(settings) if resolve is None else resolve(),
-            resolve=resolve or (lambda: Resolved.of(settings)),
-            applied=lambda: {} if page is None else topic_versions(page, cores),
-            announce=lambda catalogue: (
-                None if page is None else write_node_record(settings, page.name, catalogue.topics)
-            ),
-        )
+        shown: list[CountersPage] = []
+        keeper = topic_keeper(disk, settings, resolve, shown)
         page = held.enter_context(counters_page(cores, len(keeper.catalogue.topics)))
+        shown.append(page)
         write_node_record(settings, page.name, keeper.catalogue.topics)
         log_event("node.start", {"pid": os.getpid(), "version": __version__, "cores": cores, "config": config_path})
         supervisor = Supervisor(
@@ -174,6 +167,25 @@ def run_node(
         exit_code = supervisor.run()
     log_event("node.end", {"exit_code": int(exit_code), "meaning": exit_code.name.lower()})
     return int(exit_code)
+
+
+def topic_keeper(
+    disk: PosixDisk, settings: NodeSettings, resolve: Callable[[], Resolved] | None, shown: list[CountersPage]
+) -> TopicKeeper:
+    """The owner of the list of topics, which is needed to know how large the counters page must be; that is in `shown` once it is there."""
+
+    def announce(catalogue: Catalogue) -> None:
+        for page in shown:
+            write_node_record(settings, page.name, catalogue.topics)
+
+    return TopicKeeper(
+        disk,
+        settings.data_dir,
+        Resolved.of(settings) if resolve is None else resolve(),
+        resolve=resolve or (lambda: Resolved.of(settings)),
+        applied=lambda: topic_versions(shown[0], settings.cores) if shown else {},
+        announce=announce,
+    )
 
 
 def child_spec(settings: NodeSettings, core: int, cpu: int, worker: Worker) -> ChildSpec:
