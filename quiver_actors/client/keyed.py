@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from quiver_actors.client.channels import ChannelSet, unavailable_error
 from quiver_actors.client.exchange import Flow, Steps, deadline_after
-from quiver_actors.client.producer import GROUP_BUNDLES_MAX, GROUP_BYTES_MAX, Producer
+from quiver_actors.client.grouping import GROUP_BUNDLES_MAX, GROUP_BYTES_MAX
+from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.targets import Key
-from quiver_actors.encoding.entries import BundlePlan, plan
+from quiver_actors.encoding.entries import BundlePlan, PlannedBundles, plan
 from quiver_actors.errors import Draining, EngineFailed, PushTimeout, QuiverError, SequenceGap
 from quiver_actors.model import ENVELOPE_SLOT, BundleId, Durability, Receipt
 from quiver_actors.transactions.keys import check_key, with_key
@@ -48,7 +49,7 @@ def pushing_keyed(
     run = _KeyedRun(producer, channels, topic, name, timeout_seconds)
     slots = yield run.opening()
     for number, plans in run.grouped(slots, bundles, first):
-        yield run.submitting(PushGroup(number, plans, Key(name, number)))
+        yield run.submitting(PushGroup(number, PlannedBundles(plans), Key(name, number)))
     yield run.finishing()
     return run.receipts
 
@@ -158,9 +159,10 @@ class _KeyedRun:
 
     def _rest_of(self, group: PushGroup) -> PushGroup:
         streams = self._producer.streams(self._topic)
-        plans = [plan(sent.batches, streams, sent.item_count) for sent in group.plans[group.acked_count :]]
+        unsent = group.planned.bundles_from(group.acked_count)
+        plans = [plan(batches, streams, item_count) for batches, item_count in unsent]
         number = group.number + group.acked_count
-        return PushGroup(number, plans, Key(self._name, number))
+        return PushGroup(number, PlannedBundles(plans), Key(self._name, number))
 
     def _take_receipts(self, group: PushGroup) -> None:
         for run, durability in group.acks:

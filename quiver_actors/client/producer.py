@@ -21,9 +21,11 @@ import xxhash
 
 from quiver_actors.client.channels import ChannelSet, unavailable_error
 from quiver_actors.client.exchange import FOREVER_NS, Flow, Steps, deadline_after
+from quiver_actors.client.grouping import Grouping, Planned
 from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.slots import Bundle, TopicSlots
-from quiver_actors.encoding.entries import BundlePlan, plan
+from quiver_actors.encoding.entries import PlannedBundles, plan
+from quiver_actors.encoding.runs import RunMemory
 from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.errors import (
     ClosedError,
@@ -36,10 +38,7 @@ from quiver_actors.errors import (
     WorkerUnavailable,
 )
 from quiver_actors.model import BundleId, Durability, Receipt
-from quiver_actors.units import MIB, MILLISECOND_NS, SECOND_NS, format_size
-
-GROUP_BUNDLES_MAX = 64
-GROUP_BYTES_MAX = MIB
+from quiver_actors.units import MILLISECOND_NS, SECOND_NS, format_size
 
 _RETRY_REFUSED_NS = 50 * MILLISECOND_NS
 _RETRIED = (Draining, EngineFailed)
@@ -59,6 +58,7 @@ class Producer:
         self._channels = channels
         self._turn = next(_clients)
         self._streams: dict[str, StreamTable] = {}
+        self._memory = RunMemory()
 
     def pushing(
         self,
@@ -76,8 +76,8 @@ class Producer:
         run = _PushRun(self, self._channels, topic, key, timeout_seconds)
         try:
             slots = yield run.opening()
-            for plans in self._grouped(run, slots, bundles, item_counts):
-                yield run.submitting(plans)
+            for planned in self._grouped(run, slots, bundles, item_counts):
+                yield run.submitting(planned)
             yield run.finishing()
         except WorkerUnavailable:
             if key is None:
@@ -101,28 +101,23 @@ class Producer:
         key_bytes = key.encode() if isinstance(key, str) else key
         return cores[xxhash.xxh3_64_intdigest(key_bytes) % len(cores)]
 
+    def grouped(self, topic: str, slots: TopicSlots, bundles: Iterable[tuple[Bundle, int | None]]) -> Iterator[Planned]:
+        """Encode bundles with their item counts, and give out as many as go into one message.
+
+        Raises:
+            UsageError: a bundle cannot be pushed; everything in front of it has been given out.
+        """
+        return Grouping(slots, self.streams(topic), self._memory).groups(bundles)
+
     def _grouped(
         self, run: _PushRun, slots: TopicSlots, bundles: Iterable[Bundle], item_counts: Iterable[int | None] | None
-    ) -> Iterator[list[BundlePlan]]:
-        """Plan bundles and give out as many as go into one message.
-
-        A bundle that cannot be pushed is the last one, and left in the run: those in front of it are to be acknowledged first.
-        """
-        streams = self.streams(run.topic)
-        group: list[BundlePlan] = []
-        group_bytes = 0
+    ) -> Iterator[Planned]:
+        """The groups of a run. A bundle that cannot be pushed is the last one, and left in the run: those in front of it are to be
+        acknowledged first."""
         try:
-            for bundle, item_count in with_counts(bundles, item_counts):
-                planned = plan(slots.batches_of(bundle), streams, item_count)
-                if group and (len(group) == GROUP_BUNDLES_MAX or group_bytes + planned.entry_bytes > GROUP_BYTES_MAX):
-                    yield group
-                    group, group_bytes = [], 0
-                group.append(planned)
-                group_bytes += planned.entry_bytes
+            yield from self.grouped(run.topic, slots, with_counts(bundles, item_counts))
         except UsageError as error:
             run.bundle_error = error
-        if group:
-            yield group
 
 
 class _PushRun:
@@ -165,11 +160,11 @@ class _PushRun:
         self._remaining_seconds = max(0, self._deadline_ns - time.monotonic_ns()) / SECOND_NS
         return (yield from self._channel.finding(self.topic))
 
-    def submitting(self, plans: list[BundlePlan]) -> Flow[None]:
+    def submitting(self, planned: Planned) -> Flow[None]:
         """Send bundles behind the others; wait while there is no room for them."""
         if not self._under_way and not self._waiting:
             self._deadline_ns = deadline_after(self._remaining_seconds)
-        self._waiting.append(PushGroup(next(self._numbers), plans))
+        self._waiting.append(PushGroup(next(self._numbers), planned))
         while not self._advance():
             yield self._wake_at_ns()
 
@@ -239,8 +234,9 @@ class _PushRun:
     def _send_again(self, group: PushGroup) -> None:
         """Let what a group has not been acknowledged for wait in its old place."""
         streams = self._producer.streams(self.topic)
-        plans = [plan(sent.batches, streams, sent.item_count) for sent in group.plans[group.acked_count :]]
-        rest = PushGroup(group.number, plans)
+        unsent = group.planned.bundles_from(group.acked_count)
+        plans = [plan(batches, streams, item_count) for batches, item_count in unsent]
+        rest = PushGroup(group.number, PlannedBundles(plans))
         self._waiting = deque(sorted([*self._waiting, rest], key=_number_of))
 
     def _take_receipts(self, group: PushGroup) -> None:
@@ -279,7 +275,7 @@ class _PushRun:
                 f"no room for {size} in the shared memory of {where} within {self._timeout_seconds} s: the worker is stopped, "
                 "waits for the disk, or other pushes of this client come first; nothing of it was sent"
             )
-        bundles = sum(len(group.plans) - group.acked_count for group in self._under_way)
+        bundles = sum(len(group.planned) - group.acked_count for group in self._under_way)
         return PushTimeout(
             f"{bundles} bundles for {where} were not acknowledged within {self._timeout_seconds} s: they may still become "
             "durable; push them again if they must not be missing, and look at `quiver status`"

@@ -20,7 +20,8 @@ from quiver_actors.client.channel import Channel, refusal_error
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.targets import Target
-from quiver_actors.encoding.entries import BundlePlan, PushRows, lay_out
+from quiver_actors.encoding.entries import PlannedBundles, PushRows
+from quiver_actors.encoding.runs import PlannedRun
 from quiver_actors.encoding.streams import EncodedStream
 from quiver_actors.errors import ProtocolError, QuiverError, SharedMemoryError, WorkerUnavailable
 from quiver_actors.model import SLOTS_MAX
@@ -54,19 +55,19 @@ class PushGroup:
         "error",
         "is_lost",
         "number",
-        "plans",
+        "planned",
         "size_bytes",
         "target",
         "topic",
     )
 
-    def __init__(self, number: int, plans: list[BundlePlan], target: Target | None = None) -> None:
+    def __init__(self, number: int, planned: PlannedBundles | PlannedRun, target: Target | None = None) -> None:
         self.target = target
         """None: plainly pushed."""
         self.number = number
         """Of its call; bundles stay in the order of their groups."""
-        self.plans = plans
-        self.size_bytes = sum([planned.entry_bytes for planned in plans])
+        self.planned = planned
+        self.size_bytes = planned.size_bytes
         self.acks: list[tuple[AckRun, int]] = []
         """Runs with their durability: of the first `acked_count` bundles, in order."""
         self.acked_count = 0
@@ -85,7 +86,7 @@ class PushGroup:
 
     @property
     def is_acked(self) -> bool:
-        return self.acked_count == len(self.plans)
+        return self.acked_count == len(self.planned)
 
 
 class PushChannel(Channel):
@@ -118,7 +119,7 @@ class PushChannel(Channel):
             raise group.error
         if self._reserved_for not in (None, group):
             return False
-        if len(self._declared) > DECLARED_MAX - SLOTS_MAX * len(group.plans) and self._is_overdrawn_by(group):
+        if len(self._declared) > DECLARED_MAX - SLOTS_MAX * len(group.planned) and self._is_overdrawn_by(group):
             self._renew_for(group)
             return False
         arena = self._arena_for(group)
@@ -126,7 +127,7 @@ class PushChannel(Channel):
         if arena is None or offset is None:
             return False
         try:
-            rows = lay_out(group.plans, arena.ring, offset)
+            rows = group.planned.write(arena.ring, offset)
         except BaseException:
             arena.cancel()
             raise
@@ -162,7 +163,7 @@ class PushChannel(Channel):
         ]
 
     def _is_overdrawn_by(self, group: PushGroup) -> bool:
-        new = {stream.handle for planned in group.plans for stream in planned.streams} - self._declared
+        new = {stream.handle for stream in group.planned.streams} - self._declared
         return len(self._declared) + len(new) > DECLARED_MAX
 
     def _renew_for(self, group: PushGroup) -> None:
@@ -207,7 +208,7 @@ class PushChannel(Channel):
 
     def _acknowledge(self, run: AckRun, durability: int) -> None:
         group = self._groups.get(run.tag)
-        if group is None or group.acked_count + run.count > len(group.plans):
+        if group is None or group.acked_count + run.count > len(group.planned):
             self._fail_protocol(f"it acknowledged {run.count} bundles of push {run.tag}, which is not what was pushed")
             return
         group.acks.append((run, durability))

@@ -23,11 +23,11 @@ import msgspec
 from quiver_actors.client.channel import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
 from quiver_actors.client.exchange import Flow, deadline_after
-from quiver_actors.client.producer import GROUP_BUNDLES_MAX, GROUP_BYTES_MAX, Producer
+from quiver_actors.client.grouping import Planned
+from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.targets import ToStage
-from quiver_actors.encoding.entries import BundlePlan, plan
 from quiver_actors.errors import (
     DecisionUnavailable,
     Draining,
@@ -156,34 +156,23 @@ class Stage:
         count = 0
         counts = itertools.repeat(None) if item_counts is None else iter(item_counts)
         try:
-            for plans in self._grouped(zip(bundles, counts, strict=False)):
-                count += len(plans)
-                self._exchange.run(self._sending(plans, timeout))
+            for planned in self._grouped(zip(bundles, counts, strict=False)):
+                count += len(planned)
+                self._exchange.run(self._sending(planned, timeout))
             self._exchange.run(self._settling(timeout))
         except BaseException:
             self.abort()
             raise
         return count
 
-    def _grouped(self, bundles: Iterable[tuple[Bundle, int | None]]) -> Iterator[list[BundlePlan]]:
+    def _grouped(self, bundles: Iterable[tuple[Bundle, int | None]]) -> Iterator[Planned]:
         self._check_open()
         assert self._slots is not None
-        streams = self._producer.streams(self.wanted.topic)
-        group: list[BundlePlan] = []
-        group_bytes = 0
-        for bundle, item_count in bundles:
-            planned = plan(self._slots.batches_of(bundle), streams, item_count)
-            if group and (len(group) == GROUP_BUNDLES_MAX or group_bytes + planned.entry_bytes > GROUP_BYTES_MAX):
-                yield group
-                group, group_bytes = [], 0
-            group.append(planned)
-            group_bytes += planned.entry_bytes
-        if group:
-            yield group
+        return self._producer.grouped(self.wanted.topic, self._slots, bundles)
 
-    def _sending(self, plans: list[BundlePlan], timeout_seconds: float) -> Flow[None]:
+    def _sending(self, planned: Planned, timeout_seconds: float) -> Flow[None]:
         """Send bundles; wait while there is no room for them in the arena."""
-        group = PushGroup(next(self._numbers), plans, ToStage(self._number))
+        group = PushGroup(next(self._numbers), planned, ToStage(self._number))
         deadline_ns = group.deadline_ns = deadline_after(timeout_seconds)
         channel = self._channel()
         try:

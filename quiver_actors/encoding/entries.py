@@ -121,8 +121,7 @@ def plan(
         InvalidBundle: Arrow cannot encode a batch, too many rows, or an impossible item count.
         BundleTooLarge: the entry would be over the limit; nothing of that size has been copied.
     """
-    if item_count is not None and not 0 <= item_count <= _ITEMS_MAX:
-        raise InvalidBundle(f"item_count {item_count} is not possible: expected 0..{_ITEMS_MAX}, or None for unknown")
+    check_item_count(item_count)
     streams: list[EncodedStream] = []
     slot_rows: list[bytes] = []
     dictionary_rows: list[bytes] = []
@@ -163,6 +162,45 @@ def plan(
     else:
         _join(planned)
     return planned
+
+
+def check_item_count(item_count: int | None) -> None:
+    """
+    Raises:
+        InvalidBundle: an entry cannot say that.
+    """
+    if item_count is not None and not 0 <= item_count <= _ITEMS_MAX:
+        raise InvalidBundle(f"item_count {item_count} is not possible: expected 0..{_ITEMS_MAX}, or None for unknown")
+
+
+class PlannedBundles:
+    """Bundles that travel in one Push message, each with its plan."""
+
+    __slots__ = ("_plans", "size_bytes")
+
+    def __init__(self, plans: list[BundlePlan]) -> None:
+        self._plans = plans
+        self.size_bytes = sum([planned.entry_bytes for planned in plans])
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @property
+    def streams(self) -> set[EncodedStream]:
+        """Of all slots of all bundles; until they are written."""
+        return {stream for planned in self._plans for stream in planned.streams}
+
+    def write(self, ring: memoryview, offset: int) -> PushRows:
+        """Lay the entries at `ring[offset : offset + size_bytes]`, once.
+
+        Raises:
+            InvalidBundle, ArrowError: a bundle could not be encoded in place.
+        """
+        return lay_out(self._plans, ring, offset)
+
+    def bundles_from(self, first: int) -> list[tuple[Sequence[tuple[int, pa.RecordBatch]], int | None]]:
+        """Batches by slot, and item counts, of the bundles behind the first ones."""
+        return [(planned.batches, planned.item_count) for planned in self._plans[first:]]
 
 
 class PushRows:

@@ -1,0 +1,151 @@
+"""How the bundles of one call are put into messages: whatever way, the bytes are those of a plan each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+
+from quiver_actors.client.grouping import GROUP_BUNDLES_MAX, GROUP_BYTES_MAX, Grouping, Planned
+from quiver_actors.client.slots import Bundle, TopicSlots
+from quiver_actors.encoding.entries import PushRows, plan, write
+from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory
+from quiver_actors.encoding.streams import StreamTable
+from quiver_actors.errors import InvalidBundle
+from quiver_actors.protocol.messages import TopicInfo
+from tests.unit.client.entries import parse_span
+from tests.unit.encoding.test_entries import ONE_BATCH, coded, numbers
+
+SLOTS = TopicSlots(TopicInfo("t", {}, "wal", 0))
+Pairs = Sequence[tuple[Bundle, int | None]]
+
+
+def group(pairs: Pairs, memory: RunMemory | None = None, streams: StreamTable | None = None) -> list[Planned]:
+    return list(Grouping(SLOTS, streams or StreamTable("t"), memory or RunMemory()).groups(pairs))
+
+
+def without_counts(bundles: Sequence[Bundle]) -> Pairs:
+    return [(bundle, None) for bundle in bundles]
+
+
+def laid_out(groups: Sequence[Planned]) -> tuple[bytes, bytes, bytes, bytes]:
+    """Span and rows, written where old bytes are."""
+    ring = memoryview(bytearray(b"\xaa" * (sum(each.size_bytes for each in groups) + 128)))
+    offset, rows = 64, []
+    for each in groups:
+        rows.append(each.write(ring, offset))
+        offset += each.size_bytes
+    assert bytes(ring[:64]) == bytes(ring[offset:]) == b"\xaa" * 64, "nothing outside of the spans is written"
+    entries, slots, dictionaries = (
+        b"".join(packed for row in rows for packed in getattr(row, name))
+        for name in ("entries", "slots", "dictionaries")
+    )
+    return bytes(ring[64:offset]), entries, slots, dictionaries
+
+
+def planned_each(pairs: Pairs, streams: StreamTable) -> tuple[bytes, bytes, bytes, bytes]:
+    plans = [plan(SLOTS.batches_of(bundle), streams, item_count) for bundle, item_count in pairs]
+    ring, rows, offset = memoryview(bytearray(sum(each.entry_bytes for each in plans))), PushRows(), 0
+    for each in plans:
+        write(each, ring, offset, rows)
+        offset += each.entry_bytes
+    return bytes(ring), b"".join(rows.entries), b"".join(rows.slots), b"".join(rows.dictionaries)
+
+
+def check_same(pairs: Pairs, memory: RunMemory | None = None) -> list[Planned]:
+    """The groups, after their bytes have been compared with those of plans, and read by a judge of its own."""
+    streams = StreamTable("t")
+    groups = group(pairs, memory, streams)
+    found = laid_out(groups)
+    assert found == planned_each(pairs, streams)
+    parse_span(*found)
+    assert sum(map(len, groups)) == len(pairs)
+    assert all(len(each) <= GROUP_BUNDLES_MAX for each in groups)
+    return groups
+
+
+@pytest.mark.parametrize("batch", ONE_BATCH.values(), ids=ONE_BATCH.keys())
+def test_every_kind_comes_out_as_planned(batch: pa.RecordBatch) -> None:
+    check_same(without_counts([{30: batch}] * (RUN_BUNDLES_MIN + 1)))
+
+
+def test_like_bundles_are_runs_of_every_length_and_memory_is_used_again() -> None:
+    memory = RunMemory()
+    for rows in range(70):
+        batches = [numbers(rows), numbers((rows * 7) % 60), numbers(0)] * 5
+        groups = check_same(without_counts(batches), memory)
+        assert all(isinstance(each, PlannedRun) for each in groups)
+
+
+def test_mixtures_come_out_as_planned() -> None:
+    rng = random.Random(5)
+    kinds: list[Bundle] = [
+        numbers(5),
+        numbers(5),
+        numbers(5),
+        {63: numbers(7)},
+        {1: numbers(3), 2: numbers(4)},
+        coded(["a", "b"]),
+        numbers(9_000),
+        pa.Table.from_batches([numbers(6)]),
+        numbers(70_000).slice(10, 5),
+    ]
+    for _ in range(12):
+        pairs: list[tuple[Bundle, int | None]] = []
+        for _ in range(12):
+            bundle = rng.choice(kinds)
+            pairs += [(bundle, rng.choice((None, 0, 5, (1 << 63) - 1))) for _ in range(rng.choice((1, 2, 15, 70)))]
+        check_same(pairs)
+
+
+def test_schemas_that_alternate_share_their_messages() -> None:
+    bundles = [numbers(5), {7: numbers(5)}] * 64
+    assert [len(each) for each in group(without_counts(bundles))] == [64, 64]
+
+
+def test_groups_are_full_but_not_over_their_limits() -> None:
+    assert [len(each) for each in group(without_counts([numbers(5)] * 200))] == [64, 64, 64, 8]
+    large = group(without_counts([numbers(4_000)] * 100))
+    assert all(each.size_bytes <= GROUP_BYTES_MAX for each in large)
+    assert all(each.size_bytes > GROUP_BYTES_MAX // 2 for each in large[:-1])
+
+
+def test_run_whose_guess_was_too_low_goes_on_in_the_next_message() -> None:
+    """Many columns: messages are far larger than the buffers that were counted."""
+    wide = pa.record_batch({f"c{number}": pa.array([number], pa.int8()) for number in range(60)})
+    groups = check_same(without_counts([wide] * 1000))
+    assert all(each.size_bytes <= GROUP_BYTES_MAX for each in groups)
+
+
+def test_wrong_bundle_comes_after_all_before_it() -> None:
+    for count in (3, RUN_BUNDLES_MIN, 100):
+        groups: list[Planned] = []
+        pairs = [*without_counts([numbers(4)] * count), (numbers(4), -1), (numbers(4), None)]
+        with pytest.raises(InvalidBundle, match="item_count"):
+            collect(pairs, groups)
+        assert sum(map(len, groups)) == count
+
+
+def collect(pairs: Pairs, into: list[Planned]) -> None:
+    for each in Grouping(SLOTS, StreamTable("t"), RunMemory()).groups(pairs):
+        into.append(each)
+
+
+def test_what_arrow_cannot_encode_ends_a_run() -> None:
+    many = pa.record_batch([pa.nulls(1 << 32)], names=["n"])
+    groups: list[Planned] = []
+    with pytest.raises(InvalidBundle, match="Arrow cannot encode"):
+        collect(without_counts([*[many.slice(0, 5)] * 20, many, *[many.slice(0, 5)] * 20]), groups)
+    assert sum(map(len, groups)) == 20
+
+
+def test_written_run_can_be_planned_again() -> None:
+    streams = StreamTable("t")
+    pairs: Pairs = [(numbers(number), number) for number in range(30)]
+    (run,) = group(pairs, streams=streams)
+    run.write(memoryview(bytearray(run.size_bytes)), 0)
+    again = [plan(batches, streams, item_count) for batches, item_count in run.bundles_from(10)]
+    assert [each.item_count for each in again] == list(range(10, 30))
+    assert [each.row_count for each in again] == list(range(10, 30))
