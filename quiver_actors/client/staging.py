@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 
-from quiver_actors.client.channels import ChannelSet
+from quiver_actors.client.channel import Call
+from quiver_actors.client.channels import ChannelSet, raise_refusals
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel
@@ -14,7 +15,7 @@ from quiver_actors.client.stage import Stage, StagePlan, deciding, dropping, pub
 from quiver_actors.client.transaction import Transaction
 from quiver_actors.errors import UsageError
 from quiver_actors.model import DEFAULT_TOPIC
-from quiver_actors.protocol.stage_messages import ListStages, StageInfo, StageList
+from quiver_actors.protocol.stage_messages import DropStages, ListStages, StageInfo, StageList
 from quiver_actors.transactions.asking import FIND
 from quiver_actors.transactions.model import ABORT, COMMIT, TTL_SECONDS, Decision, Token, check_txn_id
 
@@ -135,5 +136,20 @@ class StagingClient:
         Raises:
             UnknownTopic, WorkerUnavailable: as everywhere.
         """
+        return {core: infos for core, (_, infos) in self.staged_of(topic).items()}
+
+    def staged_of(self, topic: str) -> dict[int, tuple[str, list[StageInfo]]]:
+        """The same, with the incarnation of each core's directory."""
         calls = self._exchange.run(self._requests.ask_all(lambda tag: ListStages(tag, topic)))
-        return {core: list(call.answer.stages) for core, call in calls.items() if isinstance(call.answer, StageList)}
+        answers = {core: call.answer for core, call in calls.items()}
+        return {
+            core: (answer.incarnation, list(answer.stages))
+            for core, answer in answers.items()
+            if isinstance(answer, StageList)
+        }
+
+    def drop_stages(self, topic: str, core: int, incarnation: str, numbers: Sequence[int], reason: str) -> None:
+        """Drop stages of one core by their numbers, for operators; what was published stays. Raises as `abort_tokens`."""
+        call = Call(lambda tag: DropStages(tag, topic, incarnation, list(numbers), reason))
+        self._exchange.run(self._channels.completing({core: call}, self._timeout_seconds))
+        raise_refusals([call])

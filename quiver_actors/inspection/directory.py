@@ -8,13 +8,22 @@ from dataclasses import dataclass, field
 from quiver_actors.core_file import CORE_NAME
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.errors import DiskError
-from quiver_actors.paths import BALLAST_NAME, RESCUED_SUFFIX, TEMPORARY_SUFFIX, EnginePaths, segment_seq_of
+from quiver_actors.paths import (
+    BALLAST_NAME,
+    PRODUCERS_NAME,
+    RESCUED_SUFFIX,
+    STAGED_NAME,
+    TEMPORARY_SUFFIX,
+    TRANSACTIONS_NAME,
+    EnginePaths,
+    segment_seq_of,
+)
 from quiver_actors.subscriber.progress import FILE_PREFIX, subscriber_of
 from quiver_actors.wal.layout import ACTIVE_NAME, CURSOR_NAME, rotation_number
 
 LOCK_NAME = "quiver.lock"
 _PARTS = frozenset(["wal", "segments", CORE_NAME, LOCK_NAME])
-_KNOWN_IN_ROOT = frozenset([*_PARTS, "quarantine", BALLAST_NAME])
+_KNOWN_IN_ROOT = frozenset([*_PARTS, "quarantine", BALLAST_NAME, STAGED_NAME, TRANSACTIONS_NAME, PRODUCERS_NAME])
 
 
 def list_names(disk: Disk, path: str) -> list[str]:

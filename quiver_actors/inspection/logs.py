@@ -196,14 +196,17 @@ class _LogExaminer:
         head = self._source.read(layout.ENTRY_HEAD.size, span.start) if not self._deep else None
         body = self._reader.body(span) if head is None else head[layout.ENTRY_LENGTH_BYTES :]
         header = decode_entry_header(body)
-        self._look.sequences.append(header.sequence)
-        is_bundle = header.entry_type == layout.ENTRY_TYPE_BUNDLE
+        is_staged = header.entry_type == layout.ENTRY_TYPE_STAGED
+        # A staged bundle says its place in the file; its sequence follows from the header that the file got when it was published.
+        sequence = header.sequence + (self._view.next_sequence or 0 if is_staged else 0)
+        self._look.sequences.append(sequence)
+        is_bundle = is_staged or header.entry_type == layout.ENTRY_TYPE_BUNDLE
         if not is_bundle:
             message = f"entry of type {header.entry_type}, which this version does not know, is skipped"
             self._add(Severity.WARNING, "log.entry_type", span.start, message, action="use the program that wrote it")
         error = check_payloads(body, header.slot_bitmap) if self._deep and is_bundle and not self._is_sealed else ""
         if error:
-            message = f"entry {header.sequence}: {error}"
+            message = f"entry {sequence}: {error}"
             self._add(Severity.DAMAGE, "log.payload", span.start, message, action=_SPAN_ACTION)
         if len(self._view.entries) < self._limit:
             self._view.entries.append(
@@ -211,7 +214,7 @@ class _LogExaminer:
                     offset=span.start,
                     size_bytes=span.end - span.start,
                     entry_type=header.entry_type,
-                    sequence=header.sequence,
+                    sequence=sequence,
                     ingestion_ts_nanos=header.ingestion_ts_nanos,
                     slots=self._slots(span, header.slot_bitmap) if is_bundle else [],
                     error=error,

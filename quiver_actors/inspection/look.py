@@ -10,6 +10,7 @@ from quiver_actors.inspection.recognise import FileKind, is_plain_arrow, recogni
 from quiver_actors.inspection.segments import examine_segment
 from quiver_actors.inspection.small_files import examine_core, examine_cursor, examine_progress
 from quiver_actors.inspection.source import SECTOR_BYTES, Source
+from quiver_actors.inspection.staged import RECORD_KINDS, examine_record
 from quiver_actors.inspection.views import FileView
 from quiver_actors.paths import segment_seq_of
 from quiver_actors.wal import layout
@@ -92,6 +93,8 @@ def _fill(view: FileView, kind: FileKind, source: Source, deep: bool, limit: int
         view.fields, view.findings = core.fields, core.findings
     elif kind is FileKind.VERSION:
         view.text = source.read(_TEXT_BYTES, 0).decode("ascii", "backslashreplace").strip()
+    elif kind in RECORD_KINDS:
+        view.text, view.findings = examine_record(source, kind)
     elif kind is FileKind.ARROW:
         _add_messages(view, source, limit)
         if not is_plain_arrow(source):

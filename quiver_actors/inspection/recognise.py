@@ -7,10 +7,12 @@ import enum
 from quiver_actors.core_file import CORE_MAGIC, CORE_NAME
 from quiver_actors.inspection.source import Source
 from quiver_actors.inspection.structures import PROGRESS_MAGIC
-from quiver_actors.paths import segment_seq_of
+from quiver_actors.paths import PREPARED_SUFFIX, PRODUCERS_NAME, STAGE_SUFFIX, TRANSACTIONS_NAME, segment_seq_of
 from quiver_actors.segment.arrow_ipc import ARROW_MAGIC, FILE_START
 from quiver_actors.segment.layout import SEGMENT_MAGIC, TRAILER
 from quiver_actors.subscriber.progress import subscriber_of
+from quiver_actors.transactions.keys import PRODUCERS_MAGIC
+from quiver_actors.transactions.records import JOURNAL_MAGIC, STAGE_MAGIC
 from quiver_actors.wal import layout
 from quiver_actors.wal.reader import LogReader
 
@@ -25,6 +27,9 @@ class FileKind(enum.StrEnum):
     CURSOR = "cursor"
     CORE = "core file"
     VERSION = "version file"
+    STAGE = "prepared stage"
+    TRANSACTIONS = "transaction journal"
+    PRODUCERS = "idempotent producers"
     ARROW = "arrow file"
     """A plain Arrow file, or streams of a segment that has lost its end."""
     ZEROES = "zeroes"
@@ -39,6 +44,9 @@ _MAGICS = (
     (layout.CURSOR_MAGIC, FileKind.CURSOR),
     (CORE_MAGIC, FileKind.CORE),
     (_VERSION_TEXT, FileKind.VERSION),
+    (STAGE_MAGIC, FileKind.STAGE),
+    (JOURNAL_MAGIC, FileKind.TRANSACTIONS),
+    (PRODUCERS_MAGIC, FileKind.PRODUCERS),
     (FILE_START, FileKind.ARROW),
 )
 
@@ -95,7 +103,16 @@ def _by_name(name: str) -> FileKind | None:
         return FileKind.SEGMENT
     if subscriber_of(name) is not None:
         return FileKind.PROGRESS
-    return {layout.CURSOR_NAME: FileKind.CURSOR, CORE_NAME: FileKind.CORE}.get(name)
+    if name.endswith(PREPARED_SUFFIX):
+        return FileKind.STAGE
+    if name.endswith(STAGE_SUFFIX):
+        return FileKind.LOG
+    return {
+        layout.CURSOR_NAME: FileKind.CURSOR,
+        CORE_NAME: FileKind.CORE,
+        TRANSACTIONS_NAME: FileKind.TRANSACTIONS,
+        PRODUCERS_NAME: FileKind.PRODUCERS,
+    }.get(name)
 
 
 def is_plain_arrow(source: Source) -> bool:

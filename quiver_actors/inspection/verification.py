@@ -21,6 +21,7 @@ from quiver_actors.inspection.look import bad_sectors, look_at, unreadable
 from quiver_actors.inspection.segments import SegmentLook, examine_segment
 from quiver_actors.inspection.small_files import examine_core, examine_cursor, examine_progress
 from quiver_actors.inspection.source import Source, Tree, Vanished, is_about_access
+from quiver_actors.inspection.staged import check_prepared
 from quiver_actors.paths import EnginePaths
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.wal.layout import CURSOR_NAME, rotation_number
@@ -129,8 +130,27 @@ class _EngineVerifier:
         yield from self._logs(facts, self._deep, self._totals)
         yield from self._segments(facts, self._deep, self._totals)
         yield from self._small_files(facts, self._totals)
+        yield from self._staged()
         yield from self._agreed(cross_check(facts))
         yield from self._left_over()
+
+    def _staged(self) -> Iterator[Finding]:
+        """Staged bundles, and what transactions and idempotent producers have left behind. Prepared ones must be what was prepared."""
+        paths = [self._paths.transactions, self._paths.producers]
+        paths += [
+            directories.join(self._paths.staged, name)
+            for name in directories.list_names(self._tree.disk, self._paths.staged)
+        ]
+        for path in paths:
+            if not self._tree.disk.exists(path):
+                continue
+            try:
+                yield from _verify_file(self._tree, path, False, self._totals)
+                yield from (
+                    check_prepared(self._tree.disk, self._paths, path, self._tree.named(path)) if self._deep else ()
+                )
+            except (Vanished, DiskError):
+                continue  # published or dropped meanwhile
 
     def _new_facts(self) -> EngineFacts:
         facts = EngineFacts(EnginePaths(self._tree.named(self._paths.root)))

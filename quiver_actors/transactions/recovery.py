@@ -171,7 +171,7 @@ class _Recovery:
         is_publishing = any(place.number == number for place in self._journal.publishing)
         stage, damage = None, "its record is damaged"
         if record is not None and not is_publishing:
-            stage, damage = self._load(record)
+            stage, damage = load_stage(self._disk, self._paths, record)
         decision = decide(
             has_record=has_record,
             record_is_whole=record is not None,
@@ -191,34 +191,6 @@ class _Recovery:
         else:
             self._give_up(number, record, damage)
 
-    def _load(self, record: PreparedRecord) -> tuple[Stage | None, str]:
-        """The stage with all its parts, or what is wrong with them."""
-        stage = _stage_of(record)
-        for index, part in enumerate(record.parts):
-            try:
-                stage.parts.append(self._load_part(record, index, part))
-            except DamagedPart as error:
-                return None, str(error)
-        return stage, ""
-
-    def _load_part(self, record: PreparedRecord, index: int, part: PartRecord) -> Log:
-        """
-        Raises:
-            DamagedPart: it is not there, or its entries are not what was prepared.
-        """
-        path = self._paths.stage_part(record.number, index)
-        if not self._disk.exists(path):
-            raise DamagedPart(f"{path} is missing")
-        file = self._disk.open_read(path)
-        try:
-            return _read_part(file, path, record, part)
-        except DiskError as error:
-            if error.errno not in UNREADABLE_ERRNOS:
-                raise
-            raise DamagedPart(str(error)) from error
-        finally:
-            file.close()
-
     def _give_up(self, number: int, record: PreparedRecord | None, damage: str) -> None:
         txn_id, epoch = (record.order.txn_id, record.order.epoch) if record else ("", 0)
         self._dropped.append(DroppedRecord(number, txn_id, epoch, f"damaged: {damage}", time.time_ns()))
@@ -233,7 +205,7 @@ class _Recovery:
             if self._has_segment(place.segment_seq):
                 continue
             try:
-                part = self._load_part(record, place.part, record.parts[place.part])
+                part = load_part(self._disk, self._paths, record, place.part)
             except DamagedPart as error:
                 self._quarantine(self._existing(record.number, place.part), str(error))
                 continue
@@ -280,6 +252,36 @@ class _Recovery:
             self._found.quarantined += 1
             self._found.notes.append(f"{path} moved to {target}: {why}")
             _log.warning("event=quiver.quarantine path=%s target=%s reason=%r", path, target, why)
+
+
+def load_stage(disk: Disk, paths: EnginePaths, record: PreparedRecord) -> tuple[Stage | None, str]:
+    """A prepared stage with all its parts, or what is wrong with them."""
+    stage = _stage_of(record)
+    for index in range(len(record.parts)):
+        try:
+            stage.parts.append(load_part(disk, paths, record, index))
+        except DamagedPart as error:
+            return None, str(error)
+    return stage, ""
+
+
+def load_part(disk: Disk, paths: EnginePaths, record: PreparedRecord, index: int) -> Log:
+    """
+    Raises:
+        DamagedPart: it is not there, or its entries are not what was prepared.
+    """
+    path = paths.stage_part(record.number, index)
+    if not disk.exists(path):
+        raise DamagedPart(f"{path} is missing")
+    file = disk.open_read(path)
+    try:
+        return _read_part(file, path, record, record.parts[index])
+    except DiskError as error:
+        if error.errno not in UNREADABLE_ERRNOS:
+            raise
+        raise DamagedPart(str(error)) from error
+    finally:
+        file.close()
 
 
 def trim_dropped(dropped: list[DroppedRecord], floor: int) -> tuple[list[DroppedRecord], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from quiver_actors.errors import (
 )
 from quiver_actors.transactions import Decisions, Token
 from tests.integration.client_node import ClientNode, client_node, take
+from tests.integration.node_process import run_quiver
 
 PATIENCE_SECONDS = 60.0
 
@@ -223,6 +225,33 @@ def test_a_stage_does_not_outlive_its_connection(node: ClientNode, client: Clien
     deadline = time.monotonic() + PATIENCE_SECONDS
     while states(client):
         assert time.monotonic() < deadline
+
+
+def test_operators_see_and_end_transactions(node: ClientNode, client: Client, tmp_path: Path) -> None:
+    before = sorted(visible(client))
+    log = Decisions(str(tmp_path / "decisions"))
+    lost = stage(client, "op-lost", 70, decisions=log.location)
+    kept = stage(client, "op-kept", 71)
+    run_dir = ("--run-dir", str(node.directories.run))
+    listed = run_quiver("transactions", "list", *run_dir)
+    assert listed.returncode == 0, listed.stderr
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["TRANSACTION", "op-lost", "op-kept"]
+    found = json.loads(run_quiver("transactions", "list", "--json", *run_dir).stdout)
+    assert [(each["transaction"], each["state"], each["bundles"]) for each in found] == [
+        ("op-lost", "prepared", 1),
+        ("op-kept", "prepared", 1),
+    ]
+    undecided = run_quiver("transactions", "publish", "op-kept", *run_dir)
+    assert undecided.returncode == 2
+    assert "was not committed" in undecided.stderr
+    assert run_quiver("transactions", "drop", "op-lost", *run_dir).returncode == 0
+    with pytest.raises(TransactionAborted):
+        log.commit("op-lost", 0, [lost])
+    client.decide("op-kept", 0, [kept])
+    assert "cannot be dropped" in run_quiver("transactions", "drop", "op-kept", *run_dir).stderr
+    assert run_quiver("transactions", "publish", "op-kept", *run_dir).returncode == 0
+    assert sorted(visible(client)) == sorted([*before, 71])
+    assert run_quiver("transactions", "list", *run_dir).stdout == "nothing is staged\n"
 
 
 # --- kills -----------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,66 @@
+"""A look at what transactions leave in an engine's directory: records of prepared stages, the journal, the producers' windows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from quiver_actors.disk.protocol import Disk, read_whole
+from quiver_actors.errors import FormatError
+from quiver_actors.inspection.findings import Finding, Severity
+from quiver_actors.inspection.recognise import FileKind
+from quiver_actors.inspection.source import Source
+from quiver_actors.paths import PREPARED_SUFFIX, EnginePaths
+from quiver_actors.transactions.keys import PRODUCERS_MAGIC, decode_windows
+from quiver_actors.transactions.records import decode_frame, decode_journal, decode_prepared
+from quiver_actors.transactions.recovery import load_stage
+
+_BYTES_MAX = 64 << 20
+_ACTION = (
+    "start the node, or run `quiver repair`: the file goes to quarantine/, and what it spoke of is reported as lost"
+)
+
+
+def _producers(data: bytes) -> object:
+    decode_windows(data)
+    return msgspec.msgpack.decode(decode_frame(PRODUCERS_MAGIC, data, "quiver.producers"))
+
+
+_DECODERS: dict[FileKind, Callable[[bytes], object]] = {
+    FileKind.STAGE: decode_prepared,
+    FileKind.TRANSACTIONS: decode_journal,
+    FileKind.PRODUCERS: _producers,
+}
+RECORD_KINDS = frozenset(_DECODERS)
+
+
+def examine_record(source: Source, kind: FileKind) -> tuple[str | None, list[Finding]]:
+    """What the file says, as JSON, and what is wrong with it."""
+    try:
+        found = _DECODERS[kind](source.read(_BYTES_MAX, 0))
+    except FormatError as error:
+        return None, [_damage("stage.record", source.path, f"the {kind} cannot be read: {error}")]
+    return json.dumps(_plain(found), indent=2), []
+
+
+def check_prepared(disk: Disk, paths: EnginePaths, path: str, shown: str) -> Iterator[Finding]:
+    """Whether a prepared stage still is what was prepared, every byte of it. Nothing for other files."""
+    if not path.endswith(PREPARED_SUFFIX):
+        return
+    try:
+        _, damage = load_stage(disk, paths, decode_prepared(read_whole(disk, path, _BYTES_MAX)))
+    except FormatError:
+        return  # the look at the file has said so
+    if damage:
+        yield _damage("stage.part", shown, f"the prepared stage is damaged: {damage}")
+
+
+def _damage(code: str, path: str, message: str) -> Finding:
+    return Finding(severity=Severity.DAMAGE, code=code, path=path, offset=0, message=message, action=_ACTION)
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value, enc_hook=repr, builtin_types=()) if not isinstance(value, list) else value
