@@ -140,7 +140,7 @@ def scratch(options: argparse.Namespace) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running_node(directory: str, config: str = "", cores: int = 1) -> Iterator[str]:
+def running_node(directory: str, config: str = "", cores: int = 1, *, ready_seconds: float = 30) -> Iterator[str]:
     """A supervisor with its workers on fresh directories; yields the run directory. All data is removed at the end."""
     root = tempfile.mkdtemp(prefix="node-", dir=directory)
     config_path = Path(root, "quiver.toml")
@@ -151,7 +151,7 @@ def running_node(directory: str, config: str = "", cores: int = 1) -> Iterator[s
     with open(os.path.join(root, "log"), "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        wait_ready(run_dir, process)
+        wait_ready(run_dir, process, ready_seconds)
         yield run_dir
     finally:
         process.terminate()

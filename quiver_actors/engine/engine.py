@@ -362,7 +362,14 @@ class Engine(SubscriberSide):
         return self._shelf.finish_delete(job.segment_seqs)
 
     def _ballast_job(self) -> jobs.BallastJob | None:
-        return None if self._ballast.is_held else jobs.BallastJob(self._ballast)
+        return None if self._ballast.is_held or self._is_bare else jobs.BallastJob(self._ballast)
+
+    @property
+    def _is_bare(self) -> bool:
+        """Nothing was ever put in, and nobody waits for anything: nothing that a full disk could hold up."""
+        return not (
+            len(self._logs) or self._shelf.segments or len(self._progress.registry) or any(True for _ in self.stages)
+        )
 
     def _finish_ballast(self, _: jobs.BallastJob) -> list[Event]:
         if not self._ballast.is_held:

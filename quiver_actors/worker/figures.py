@@ -194,7 +194,11 @@ class FigurePublisher:
         if journal.error_count == self._error_count:
             return
         if self._error is None:
-            self._error = _Row(self._region.row(RowKind.ERROR, journal.last_error))
+            try:
+                self._error = _Row(self._region.row(RowKind.ERROR, journal.last_error))
+            except ShmError:
+                # No row is left: the log has it, and a worker must not end for want of a figure.
+                return
         else:
             self._region.relabel(self._error.writer, journal.last_error)
         self._error.publish([(ErrorFigure.UNIX_NS, self._clock.unix_ns()), (ErrorFigure.COUNT, journal.error_count)])

@@ -9,7 +9,7 @@ The order of the words matters (supervisor.figures.StorageFigure): what is used 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic_ns
 
 from quiver_actors.retention.choice import Candidate, choose
@@ -35,6 +35,30 @@ CALM_INTERVAL_NS = 50 * MILLISECOND_NS
 BUSY_INTERVAL_NS = 5 * MILLISECOND_NS
 """How often the words are looked at while something is wanted or being deleted."""
 _SETTLING_READS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was found of one host when it was looked at last."""
+
+    used_bytes: int
+    step_bytes: int
+    wanted_bytes: int
+    doomed_bytes: int
+    is_taking: bool
+    is_throttled: bool
+
+
+def _known_of(host: EngineHost) -> _Known:
+    engine = host.engine
+    return _Known(
+        engine.disk_bytes,
+        engine.step_bytes,
+        engine.wanted_bytes,
+        engine.retention.doomed_bytes,
+        engine.is_taking,
+        engine.is_throttled,
+    )
 
 
 class StorageShare:
@@ -65,6 +89,7 @@ class StorageShare:
         self._is_wanting = False
         self._claim = 0
         self._due_ns = 0
+        self._known: dict[EngineHost, _Known] = {}
 
     # --- leave ---------------------------------------------------------------------------------------------------------
 
@@ -80,7 +105,21 @@ class StorageShare:
 
     @property
     def used_bytes(self) -> int:
-        return sum(host.engine.disk_bytes for host in self._hosts.values())
+        """Of all topics, as it is now: those that nothing has happened to are as they were reckoned up last."""
+        known = self._known
+        return sum(
+            host.engine.disk_bytes if host.has_moved else known[host].used_bytes for host in self._hosts.values()
+        )
+
+    def _reckon_up(self) -> None:
+        """Not in the middle of a host's turn: what that goes on to take would be missed."""
+        known = self._known
+        for host in self._hosts.values():
+            if host.has_moved:
+                host.has_moved = False
+                known[host] = _known_of(host)
+        if len(known) > len(self._hosts):
+            self._known = {host: known[host] for host in self._hosts.values()}
 
     def _adopt(self) -> None:
         """Live within the grant as it is now; what was used under the one before is published first."""
@@ -119,6 +158,7 @@ class StorageShare:
         if now_ns < self._due_ns:
             return
         before_bytes = self._limit_bytes
+        self._reckon_up()
         if self._grant is not None:
             self._adopt()
         if self._limit_bytes > before_bytes and self._is_refused:
@@ -150,14 +190,14 @@ class StorageShare:
                 host.touch()
 
     def _publish_wants(self, now_ns: int) -> None:
-        engines = [host.engine for host in self._hosts.values()]
+        known = self._known.values()
         used_bytes = self.used_bytes
-        step_bytes = max((engine.step_bytes for engine in engines), default=0)
-        wanted_bytes = sum(engine.wanted_bytes for engine in engines)
-        if self._limit_bytes < NO_LIMIT and not wanted_bytes and any(engine.is_taking for engine in engines):
+        step_bytes = max((each.step_bytes for each in known), default=0)
+        wanted_bytes = sum(each.wanted_bytes for each in known)
+        if self._limit_bytes < NO_LIMIT and not wanted_bytes and any(each.is_taking for each in known):
             # Ahead of need: the next log is asked for before it is.
             wanted_bytes = max(0, used_bytes + 2 * step_bytes - self._limit_bytes)
-        waiting = [host.ingest.waiting_since_ns for host in self._hosts.values() if host.engine.is_throttled]
+        waiting = [host.ingest.waiting_since_ns for host, each in self._known.items() if each.is_throttled]
         since_ns = min((at for at in waiting if at), default=0)
         was_wanting, self._is_wanting = self._is_wanting, wanted_bytes > 0
         row = self._row
@@ -172,7 +212,7 @@ class StorageShare:
     # --- claims --------------------------------------------------------------------------------------------------------
 
     def _take_claim(self, now_ns: int, is_over: bool) -> None:
-        row, doomed_bytes = self._row, sum(host.engine.retention.doomed_bytes for host in self._hosts.values())
+        row, doomed_bytes = self._row, sum(each.doomed_bytes for each in self._known.values())
         row.set(StorageFigure.DOOMED_BYTES, doomed_bytes)
         candidates = self._candidates() if is_over else []
         first = min(candidates, default=None)

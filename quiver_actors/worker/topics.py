@@ -10,7 +10,7 @@ A topic that the catalogue does not name is left alone if it never did: that of 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 
 import msgspec
 
@@ -101,6 +101,12 @@ class Topics(Mapping[str, EngineHost]):
 
     def __len__(self) -> int:
         return len(self._hosts)
+
+    def values(self) -> ValuesView[EngineHost]:
+        return self._hosts.values()
+
+    def items(self) -> ItemsView[str, EngineHost]:
+        return self._hosts.items()
 
     def host(self, topic: str, session: Session) -> EngineHost:
         """The host of a topic for a connection.
