@@ -117,6 +117,13 @@ class NotAllowed(UsageError):
     code = "not_allowed"
 
 
+class QuotaExceeded(UsageError):
+    """This user has as much of that as the node's operator gives it (`[access]` of the configuration)."""
+
+    code = "quota_exceeded"
+    retriable = True
+
+
 class NotStored(UsageError):
     """A bundle of the range is not there: deleted, in quarantine, or not sealed yet."""
 

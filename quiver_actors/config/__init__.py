@@ -12,6 +12,7 @@ from quiver_actors.config.reading import check_settings, load_config, parse_conf
 from quiver_actors.config.tree import (
     COMPACTION_MODES,
     DURABILITY_MODES,
+    AccessSettings,
     LogSettings,
     NodeSettings,
     RetentionSettings,
@@ -24,6 +25,7 @@ from quiver_actors.config.tree import (
 __all__ = [
     "COMPACTION_MODES",
     "DURABILITY_MODES",
+    "AccessSettings",
     "LogSettings",
     "NodeSettings",
     "RetentionSettings",

@@ -96,6 +96,22 @@ _NODE = (
         about="Shared memory of each producer connection: how much it can have under way. Holds for connections made after a change.",
     ),
     Setting(
+        key="access.group", field="access.group", kind=TEXT, scope=Scope.NODE, live=False,
+        about="Members of this group reach the sockets, and so the topics that name them in allowed_uids. Empty: only the node's user.",
+    ),
+    Setting(
+        key="access.max_connections", field="access.max_connections", kind=INTEGER, scope=Scope.NODE, live=False, minimum=1,
+        about="Connections of one other user to one worker.",
+    ),
+    Setting(
+        key="access.max_arena", field="access.max_arena_bytes", kind=SIZE, scope=Scope.NODE, live=False, minimum=MIB,
+        about="Shared memory of all connections of one other user to one worker: how much it can have under way.",
+    ),
+    Setting(
+        key="access.max_subscribers", field="access.max_subscribers", kind=INTEGER, scope=Scope.NODE, live=False, minimum=1,
+        about="Subscribers that one other user can be attached to on one worker.",
+    ),
+    Setting(
         key="log.format", field="log.format", kind=TEXT, scope=Scope.NODE, live=False, choices=LOG_FORMATS,
         about="How log lines are written to stderr: human (key=value) or json (an object a line).",
     ),

@@ -83,6 +83,16 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One of `supervisor.log.LOG_LEVELS`."""
 
 
+class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What users other than the node's own may have; per user and worker."""
+
+    group: str = ""
+    """Whose members reach the sockets; empty: nobody but the node's user and root."""
+    max_connections: int = 64
+    max_arena_bytes: int = 512 * MIB
+    max_subscribers: int = 64
+
+
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str = "./quiver_data"
     run_dir: str = ""
@@ -96,6 +106,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     arena_bytes: int = 64 * MIB
     """Shared-memory ring per producer connection."""
     log: LogSettings = LogSettings()
+    access: AccessSettings = AccessSettings()
     topics: dict[str, TopicSettings] = {}
 
     def resolved_run_dir(self) -> str:

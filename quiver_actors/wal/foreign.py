@@ -12,16 +12,44 @@ therefore decoded once and checked in full (about 12 GB/s), and some things that
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from quiver_actors.errors import ArrowError, FormatError
+from quiver_actors.errors import ArrowError, FormatError, ProtocolError
+from quiver_actors.protocol.messages import ENTRY_ROW, SLOT_ROW, Push
 from quiver_actors.segment.arrow_ipc import dictionary_ids, has_compressed_body, walk_stream
+from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.wal.admission import check_push
 
 FIELDS_MAX = 4096
 """Of one schema, nested ones included."""
 _EXTENSION_NAME = b"ARROW:extension:name"
+
+
+def check_foreign_push(span: memoryview, push: Push, schemas: Mapping[int, StreamSchema]) -> None:
+    """Check a push of another user's producer before it is staged: all that `check_push` does, then every payload in full.
+
+    Args:
+        span: private copy of the arena bytes.
+        schemas: what the connection declared, by handle.
+
+    Raises:
+        ProtocolError: it is not to be let in; says where and why.
+    """
+    check_push(span, 0, push, schemas)
+    start = 0
+    slot_rows = SLOT_ROW.iter_unpack(push.slots)
+    for entry_bytes, _, _, _, _, slot_count, _ in ENTRY_ROW.iter_unpack(push.entries):
+        for handle, offset, payload_bytes, row_count, *_ in itertools.islice(slot_rows, slot_count):
+            payload = span[start + offset : start + offset + payload_bytes]
+            try:
+                check_payload(payload, schemas[handle].message, row_count)
+            except ArrowError as error:
+                slot_id = schemas[handle].slot_id
+                raise ProtocolError(f"push {push.tag}, slot {slot_id} at byte {start} of the span: {error}") from error
+        start += entry_bytes
 
 
 def check_payload(payload: memoryview, schema_message: bytes, row_count: int) -> None:

@@ -22,7 +22,7 @@ def test_the_configuration_page_is_what_the_table_says() -> None:
 
 
 def test_the_initial_file_sets_nothing() -> None:
-    assert tomllib.loads(initial_file()) == {"log": {}, "segment": {}, "wal": {}, "retention": {}}
+    assert tomllib.loads(initial_file()) == {"access": {}, "log": {}, "segment": {}, "wal": {}, "retention": {}}
     assert parse_config(tomllib.loads(initial_file())) == parse_config({})
 
 
