@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 import errno
 import glob
+import grp
 import json
 import logging
 import os
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from quiver_actors import __version__
-from quiver_actors.config import NodeSettings
+from quiver_actors.config import AccessSettings, NodeSettings
 from quiver_actors.config.reading import Resolved
 from quiver_actors.core_dirs import directories_of
 from quiver_actors.disk.posix import PosixDisk
@@ -132,7 +133,8 @@ def run_node(
     """
     with contextlib.ExitStack() as held:
         data_dir = make_data_dir(settings.data_dir)
-        run_dir = make_run_dir(settings.resolved_run_dir())
+        gid = group_of(settings.access)
+        run_dir = make_run_dir(settings.resolved_run_dir(), gid)
         held.enter_context(hold_data_dir(data_dir))
         supervisor_lock = held.enter_context(hold_run_dir(run_dir))
         check_data_version(data_dir)
@@ -220,17 +222,28 @@ def ready_line(settings: NodeSettings, topics: Iterable[str]) -> str:
 
 
 def make_data_dir(path: str) -> str:
-    """Create the data directory (0700) where it is missing; returns its absolute path. Raises DiskError."""
+    """Create the data directory (0700) where it is missing and refuse one that others could tamper with.
+
+    Returns:
+        Its absolute path.
+    Raises:
+        ConfigError: a link, another user's, or writable by others.
+        DiskError: it cannot be created.
+    """
     absolute = os.path.abspath(path)
     try:
         os.makedirs(absolute, mode=0o700, exist_ok=True)
     except OSError as error:
         raise DiskError("mkdir", absolute, error.errno or 0, "choose another data directory with --data-dir") from error
-    return absolute
+    with _own_directory("data directory", absolute, "--data-dir"):
+        return absolute
 
 
-def make_run_dir(path: str) -> str:
-    """Create the run directory (0700) where it is missing and refuse one that others could tamper with.
+def make_run_dir(path: str, gid: int | None = None) -> str:
+    """Create the run directory (0700, or 0750 for a group) where it is missing and refuse one that others could tamper with.
+
+    Args:
+        gid: group whose members may look into it.
 
     Returns:
         Its absolute path.
@@ -241,31 +254,62 @@ def make_run_dir(path: str) -> str:
     room = SOCKET_PATH_BYTES_MAX - _SOCKET_NAME_BYTES_MAX
     if len(os.fsencode(absolute)) > room:
         raise ConfigError(f"run directory {absolute} is too long for sockets in it: use a path of at most {room} bytes")
+    with _own_directory("run directory", absolute, "--run-dir") as directory:
+        if gid is not None:
+            _open_to_group(absolute, directory, gid)
+    return absolute
+
+
+def group_of(access: AccessSettings) -> int | None:
+    """The id of the group whose members reach the sockets, None without one. Raises ConfigError: there is no such group."""
+    if not access.group:
+        return None
+    try:
+        return grp.getgrnam(access.group).gr_gid
+    except KeyError as error:
+        raise ConfigError(
+            f"access.group = {access.group!r}: this machine has no such group; create it, or name another"
+        ) from error
+
+
+@contextlib.contextmanager
+def _own_directory(what: str, absolute: str, flag: str) -> Iterator[int]:
+    """A descriptor of a directory that only this user can change; it is made where it is missing."""
     try:
         os.makedirs(absolute, mode=0o700, exist_ok=True)
         directory = os.open(absolute, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         is_none = error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST)
         hint = "; it must be a directory, not a link" if is_none else ""
-        raise ConfigError(f"run directory {absolute} cannot be used: {error.strerror}{hint}") from error
+        raise ConfigError(f"{what} {absolute} cannot be used: {error.strerror}{hint}") from error
     try:
-        _refuse_unsafe(absolute, os.fstat(directory))
+        _refuse_unsafe(what, absolute, os.fstat(directory), flag)
+        yield directory
     finally:
         os.close(directory)
-    return absolute
 
 
-def _refuse_unsafe(path: str, found: os.stat_result) -> None:
+def _open_to_group(path: str, directory: int, gid: int) -> None:
+    try:
+        os.fchown(directory, -1, gid)
+        os.fchmod(directory, 0o750)
+    except OSError as error:
+        raise ConfigError(
+            f"run directory {path} cannot be given to group {gid} ({error.strerror}): the node's user must be a member of access.group"
+        ) from error
+
+
+def _refuse_unsafe(what: str, path: str, found: os.stat_result, flag: str) -> None:
     if found.st_uid != os.geteuid():
         raise ConfigError(
-            f"run directory {path} is not safe: it belongs to user {found.st_uid}, this is user {os.geteuid()}; "
-            "choose another one with --run-dir"
+            f"{what} {path} is not safe: it belongs to user {found.st_uid}, this is user {os.geteuid()}; "
+            f"choose another one with {flag}"
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(found.st_mode)
         raise ConfigError(
-            f"run directory {path} is not safe: others may write to it (mode {mode:04o}); run `chmod 700 {path}` or "
-            "choose another one with --run-dir"
+            f"{what} {path} is not safe: others may write to it (mode {mode:04o}); run `chmod 700 {path}` or "
+            f"choose another one with {flag}"
         )
 
 
@@ -407,9 +451,13 @@ def write_node_record(settings: NodeSettings, counters_name: str, topics: Iterab
         "topics": list(topics),
     }
     path = os.path.join(settings.run_dir, NODE_RECORD)
+    gid = group_of(settings.access)
     descriptor = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         json.dump(record, file)
+        if gid is not None:
+            os.fchown(descriptor, -1, gid)
+            os.fchmod(descriptor, 0o640)
     os.replace(f"{path}.tmp", path)
 
 

@@ -84,11 +84,11 @@ def check_schema(schema_message: bytes) -> None:
     Raises:
         ArrowError: it is not to be let in.
     """
-    # Walked by hand first: that bounds how deep pyarrow descends.
-    dictionary_ids(schema_message)
     try:
+        # Walked by hand first: that bounds how deep pyarrow descends.
+        dictionary_ids(schema_message)
         schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+    except (FormatError, pa.ArrowException, OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise ArrowError(f"the schema is not valid Arrow: {_first_line(error)}") from error
     for index, field in enumerate(_all_fields(schema)):
         if index >= FIELDS_MAX:

@@ -19,10 +19,11 @@ from quiver_actors.disk.protocol import Disk
 from quiver_actors.engine import Engine
 from quiver_actors.errors import QuiverError
 from quiver_actors.metrics.figures import WorkerState
-from quiver_actors.node import WorkerContext
+from quiver_actors.node import WorkerContext, group_of
 from quiver_actors.retention.pressure import Pressure
 from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.transactions.asking import OWN_LOG_NAME
+from quiver_actors.worker.access import Access
 from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.dead_letters import SUFFIX
 from quiver_actors.worker.figures import FigurePublisher, tell_supervisor
@@ -91,6 +92,7 @@ class Worker:
             OSError: the socket cannot be made.
         """
         self._set_state(WorkerState.RECOVERING)
+        settings = self._context.settings
         wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         sync, seal = JobThread("quiver-sync", wake_fd), JobThread("quiver-seal", wake_fd)
         ask = AskThread("quiver-ask", wake_fd)
@@ -110,16 +112,17 @@ class Worker:
             topics,
             lambda: tell_supervisor(self._context.wakeup_fd),
         )
-        topics.open_all(self._context.settings.all_topics(), self._figures.heartbeat)
+        topics.open_all(settings.all_topics(), self._figures.heartbeat)
         self._open_dead_letters(topics)
         self.loop = WorkerLoop(
-            listener=Listener(self._context.run_dir, f"core_{self._context.core}.sock"),
+            listener=Listener(self._context.run_dir, f"core_{self._context.core}.sock", group_of(settings.access)),
+            access=Access(settings.access),
             topics=topics,
             agenda=agenda,
             requests=Requests(
                 topics,
                 core=self._context.core,
-                arena_bytes=self._context.settings.arena_bytes,
+                arena_bytes=settings.arena_bytes,
                 background=seal.submit,
                 own_log=self._own_log,
                 ask=ask.submit,

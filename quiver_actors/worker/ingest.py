@@ -20,6 +20,7 @@ from quiver_actors.protocol.messages import Acked, AckRun, Done, Flush, Push
 from quiver_actors.retention.pressure import Pressure
 from quiver_actors.retention.rules import REJECT
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.wal.foreign import check_foreign_push
 from quiver_actors.worker.session import Session
 from quiver_actors.worker.turn_buffer import TurnBuffer
 from quiver_actors.worker.waiting import Waiting, WaitingLine
@@ -206,8 +207,11 @@ class Ingest:
         return self._engine.can_stage(size_bytes)
 
     def _stage(self, session: Session, push: Push, span: memoryview, arrived_ns: int) -> None:
+        schemas = session.schemas_of(push.topic)
         try:
-            runs = self._engine.stage(span, push, session.schemas_of(push.topic))
+            if session.guest is not None:
+                check_foreign_push(span, push, schemas)
+            runs = self._engine.stage(span, push, schemas)
         except QuiverError as error:
             self._refuse(session, push.tag, error)
             return

@@ -1,4 +1,4 @@
-"""The socket that a worker is found by: a name in the run directory, mode 0600.
+"""The socket that a worker is found by: a name in the run directory, mode 0600, or 0660 for a group.
 
 Bound under a temporary name and renamed, so that the name always leads to a socket that is already listening with the right mode; one
 left by a dead worker is replaced. The node sees to it that both names fit into a socket's address.
@@ -16,12 +16,16 @@ _BACKLOG = 1024
 class Listener:
     """See the module. Owned by the loop thread."""
 
-    def __init__(self, run_dir: str, name: str) -> None:
+    def __init__(self, run_dir: str, name: str, gid: int | None = None) -> None:
         """
+        Args:
+            gid: group whose members may connect too.
+
         Raises:
             OSError: the run directory is missing or not writable.
         """
         self._path = os.path.join(run_dir, name)
+        self._gid = gid
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._bind()
@@ -37,6 +41,9 @@ class Listener:
             os.unlink(temporary)
         self._socket.bind(temporary)
         os.chmod(temporary, 0o600)
+        if self._gid is not None:
+            os.chown(temporary, -1, self._gid)
+            os.chmod(temporary, 0o660)
         self._socket.listen(_BACKLOG)
         os.rename(temporary, self._path)
 

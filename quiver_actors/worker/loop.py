@@ -25,6 +25,7 @@ from quiver_actors.protocol.framing import decode_client_message
 from quiver_actors.protocol.messages import Push
 from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.units import MIB, SECOND_NS
+from quiver_actors.worker.access import Access
 from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.connection import Connection
 from quiver_actors.worker.figures import PUBLISH_INTERVAL_NS, FigurePublisher, LoopFigures
@@ -32,7 +33,7 @@ from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.listener import Listener
 from quiver_actors.worker.load import Load
-from quiver_actors.worker.peer import check_peer, peer_of
+from quiver_actors.worker.peer import peer_of
 from quiver_actors.worker.requests import Requests
 from quiver_actors.worker.session import GREETING_BYTES_MAX, EndSession, Session, SessionState
 from quiver_actors.worker.storage import StorageShare
@@ -81,6 +82,7 @@ class WorkerLoop:
         self,
         *,
         listener: Listener,
+        access: Access,
         topics: Topics,
         agenda: Agenda,
         requests: Requests,
@@ -96,6 +98,7 @@ class WorkerLoop:
             wake_fd: eventfd that the threads raise.
         """
         self._listener = listener
+        self._access = access
         self._hosts = self._topics = topics
         self._agenda = agenda
         self._turned: list[EngineHost] = []
@@ -218,9 +221,9 @@ class WorkerLoop:
         peer = peer_of(accepted)
         session = Session(Connection(accepted, frame_bytes_max=GREETING_BYTES_MAX), peer, now_ns, self._unsent)
         try:
-            check_peer(peer)
             if len(self._sessions) >= SESSIONS_MAX:
                 raise WorkerUnavailable(f"this worker has {SESSIONS_MAX} connections and takes no more: close some")
+            session.guest = self._access.admit(peer, (host.engine.settings for host in self._hosts.values()))
         except QuiverError as error:
             self._part(session, error, 0)
             return

@@ -12,9 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 from quiver_actors.errors import (
+    ArrowError,
     BundleTooLarge,
+    NotAllowed,
     ProtocolError,
     QuiverError,
+    QuotaExceeded,
     SharedMemoryError,
     TopicDeleted,
     TopicRecreated,
@@ -57,6 +60,7 @@ from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.shm.arena import ArenaOwner
 from quiver_actors.shm.errors import ShmError
 from quiver_actors.units import MIB, format_size
+from quiver_actors.wal.foreign import check_schema
 from quiver_actors.worker.dead_letters import dead_letter_topic
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.session import EndSession, Session, SessionState
@@ -67,6 +71,8 @@ from quiver_actors.worker.topics import Topics
 ARENA_BYTES_MAX = ENTRY_BODY_BYTES_MAX + MIB
 """Room for the largest bundle and its frame."""
 FINGERPRINT_BYTES = 32
+SUBSCRIBERS_MAX = 1024
+"""Of one topic: each costs memory, a file, and a look at every bundle."""
 
 _Handler = Callable[[Session, Any, int], None]
 
@@ -190,11 +196,11 @@ class Requests:
     def _hello(self, session: Session, message: Hello, now_ns: int) -> None:
         session.greet(message)
         session.topics_version = self._topics.version
-        incarnation, infos = self._incarnation, self._topics.infos()
+        incarnation, infos = self._incarnation, self._topics.infos(session)
         session.send(Welcome(PROTOCOL_VERSION, self._core, incarnation, os.getpid(), infos))
 
     def _list_topics(self, session: Session, message: ListTopics, now_ns: int) -> None:
-        session.send(TopicList(message.tag, self._topics.infos()))
+        session.send(TopicList(message.tag, self._topics.infos(session)))
 
     def _attach_arena(self, session: Session, message: AttachArena, now_ns: int) -> None:
         if message.size_bytes > ARENA_BYTES_MAX:
@@ -202,13 +208,14 @@ class Requests:
                 f"an arena of {format_size(message.size_bytes)} is over the limit of {format_size(ARENA_BYTES_MAX)}:"
                 f" one bundle holds at most {format_size(ENTRY_BODY_BYTES_MAX)}"
             )
-        session.expect_arena()
-        job = ArenaJob(max(message.size_bytes, 0) or self._topics.arena_bytes or self._arena_bytes)
+        size_bytes = max(message.size_bytes, 0) or self._topics.arena_bytes or self._arena_bytes
+        session.expect_arena(size_bytes)
+        job = ArenaJob(size_bytes)
         self._background(job, lambda: self._arena_made(session, message.tag, job))
 
     def _arena_made(self, session: Session, tag: int, job: ArenaJob) -> None:
         if job.arena is None:
-            session.arena_is_coming = False
+            session.give_up_arena()
             session.refuse(tag, SharedMemoryError(f"no shared memory for this connection: {job.error}"))
         elif session.is_closed:
             job.discard()
@@ -228,7 +235,7 @@ class Requests:
             raise EndSession(error) from error
         if len(message.fingerprint) != FINGERPRINT_BYTES or not 0 <= message.handle < 1 << 32:
             raise ProtocolError(f"schema handle {message.handle}: fingerprint or handle is not what it should be")
-        _check_schema(message)
+        _check_schema(message, session)
         session.declare(
             message.topic, message.handle, StreamSchema(message.slot_id, message.fingerprint, message.schema)
         )
@@ -258,12 +265,26 @@ class Requests:
         if letters is not None and letters not in self._topics:
             if message.terms.dead_letter_topic:
                 self._host(letters, session)
+            if session.guest is not None:
+                raise NotAllowed(
+                    f"topic {letters!r} for dead letters does not exist: ask the node's operator to create it"
+                )
             # New connections hear of it.
             self._topics.open_like(letters, message.topic)
+        known = host.engine.subscribers()
+        if message.subscriber not in known and len(known) >= SUBSCRIBERS_MAX:
+            raise QuotaExceeded(
+                f"topic {message.topic!r} has {SUBSCRIBERS_MAX} subscribers, as many as it can: drop some"
+            )
+        if session.guest is not None:
+            session.guest.attach(message.topic, message.subscriber)
         host.deliveries.register(session, message)
 
     def _unregister(self, session: Session, message: Unregister, now_ns: int) -> None:
-        self._host(message.topic, session).deliveries.unregister(session, message)
+        host = self._host(message.topic, session)
+        if session.guest is not None:
+            session.guest.check_owner(host.engine.settings, "drop subscribers")
+        host.deliveries.unregister(session, message)
 
     def _seek(self, session: Session, message: Seek, now_ns: int) -> None:
         self._host(message.topic, session).deliveries.seek(session, message)
@@ -287,11 +308,13 @@ class Requests:
         return host
 
 
-def _check_schema(message: DeclareSchema) -> None:
+def _check_schema(message: DeclareSchema, session: Session) -> None:
     """A schema that no reader understands would make every segment it goes into unreadable."""
     try:
+        if session.guest is not None:
+            check_schema(message.schema)
         pa.ipc.read_schema(pa.py_buffer(message.schema))
-    except (pa.ArrowException, OSError) as error:
+    except (ArrowError, pa.ArrowException, OSError) as error:
         raise ProtocolError(f"schema handle {message.handle} is no Arrow schema message: {error}") from error
 
 

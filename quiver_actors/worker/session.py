@@ -16,6 +16,7 @@ from quiver_actors.protocol.messages import FRAME_BYTES_MAX, PROTOCOL_VERSION, H
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.shm.arena import ArenaOwner
 from quiver_actors.shm.errors import ShmError
+from quiver_actors.worker.access import Guest
 from quiver_actors.worker.connection import Connection
 from quiver_actors.worker.peer import Peer
 
@@ -25,6 +26,8 @@ HELD_PUSHES_MAX = 1024
 """With more pushes waiting than this the connection is not read."""
 SCHEMAS_MAX = 4096
 """Per connection. A client that needs more opens another one."""
+SCHEMA_BYTES_MAX = 64 << 20
+"""The same for all their messages together."""
 
 _NO_SCHEMAS: Mapping[int, StreamSchema] = {}
 
@@ -80,6 +83,8 @@ class Session:
     opened_ns: int
     unsent: set[Session]
     """Sessions that have something to flush; shared by all, owned by the loop."""
+    guest: Guest | None = None
+    """None: the peer's user is trusted."""
     state: SessionState = SessionState.GREETING
     client: str = ""
     topics_version: int = 0
@@ -91,6 +96,7 @@ class Session:
     announced: set[tuple[str, int]] = field(default_factory=set)
     """(topic, segment_seq) whose descriptor this connection has."""
     schema_count: int = 0
+    _schema_bytes: int = 0
     _schemas: dict[str, dict[int, StreamSchema]] = field(default_factory=dict)
     _held: deque[HeldSpan] = field(default_factory=deque)
 
@@ -145,24 +151,36 @@ class Session:
         declared = self._schemas.setdefault(topic, {})
         if handle in declared:
             raise ProtocolError(f"schema handle {handle} was declared before on this connection")
-        if self.schema_count >= SCHEMAS_MAX:
-            raise ProtocolError(f"more than {SCHEMAS_MAX} schemas on one connection: open another one")
+        if self.schema_count >= SCHEMAS_MAX or self._schema_bytes + len(schema.message) > SCHEMA_BYTES_MAX:
+            raise ProtocolError(
+                f"more than {SCHEMAS_MAX} schemas, or {SCHEMA_BYTES_MAX} bytes of them, on one connection: open another one"
+            )
         declared[handle] = schema
         self.schema_count += 1
+        self._schema_bytes += len(schema.message)
 
     def schemas_of(self, topic: str) -> Mapping[int, StreamSchema]:
         """Declared schemas of a topic by handle."""
         return self._schemas.get(topic, _NO_SCHEMAS)
 
-    def expect_arena(self) -> None:
+    def expect_arena(self, size_bytes: int) -> None:
         """The arena is about to be made or replaced.
 
         Raises:
             ProtocolError: spans of the present one are still needed, or one is being made.
+            QuotaExceeded: the peer's user has too much already.
         """
         if self._held or self.arena_is_coming:
             raise ProtocolError("AttachArena while pushes or another AttachArena of this connection wait")
+        if self.guest is not None:
+            self.guest.want_arena(size_bytes)
         self.arena_is_coming = True
+
+    def give_up_arena(self) -> None:
+        """The new one could not be made; the present one stays."""
+        self.arena_is_coming = False
+        if self.guest is not None:
+            self.guest.has_arena(self.arena.size_bytes if self.arena is not None else 0)
 
     def attach(self, arena: ArenaOwner) -> None:
         """Takes ownership of the arena; the one before goes."""
@@ -170,12 +188,16 @@ class Session:
             self.arena.close()
         self.arena = arena
         self.arena_is_coming = False
+        if self.guest is not None:
+            self.guest.has_arena(arena.size_bytes)
 
     def close(self) -> None:
         """Idempotent. Drops the arena and everything that was not sent."""
         if self.state is SessionState.CLOSED:
             return
         self.state = SessionState.CLOSED
+        if self.guest is not None:
+            self.guest.leave()
         self.connection.close()
         self.unsent.discard(self)
         self._held.clear()

@@ -114,12 +114,16 @@ class Topics(Mapping[str, EngineHost]):
         Raises:
             TopicDeleted, TopicRecreated: the connection is older than the deletion of what it knows by that name.
             UnknownTopic: there is none.
+            NotAllowed: it is not for the connection's user.
         """
         found = self._hosts.get(topic)
         if self._deleted_at and self._deleted_at.get(topic, 0) > session.topics_version:
             raise self._told_deleted(topic, is_back=found is not None)
         if found is None:
-            raise UnknownTopic(f"topic {topic!r} does not exist on this node: expected one of {', '.join(self._hosts)}")
+            known = ", ".join(info.name for info in self.infos(session)) or "none"
+            raise UnknownTopic(f"topic {topic!r} does not exist on this node: expected one of {known}")
+        if session.guest is not None:
+            session.guest.check_topic(found.engine.settings)
         return found
 
     def _told_deleted(self, topic: str, *, is_back: bool) -> QuiverError:
@@ -142,9 +146,14 @@ class Topics(Mapping[str, EngineHost]):
     def slot_table(self, topic: str) -> SlotTable:
         return self._slot_tables[topic]
 
-    def infos(self) -> list[TopicInfo]:
-        """What clients are told of each topic."""
-        return [self._info(topic, host.engine.settings) for topic, host in self._hosts.items()]
+    def infos(self, session: Session) -> list[TopicInfo]:
+        """What a client is told of each topic that it may use."""
+        guest = session.guest
+        return [
+            self._info(topic, host.engine.settings)
+            for topic, host in self._hosts.items()
+            if guest is None or guest.may_use(host.engine.settings)
+        ]
 
     def _info(self, topic: str, settings: TopicSettings) -> TopicInfo:
         incarnation = self._incarnations.get(topic, "")

@@ -346,7 +346,7 @@ def test_full_disk_at_start_is_refused(directories: Directories) -> None:
     """A mount of its own, in a name space of its own: needs the right to mount."""
     data = directories.data
     data.mkdir()
-    fill = f"mount -t tmpfs -o size=64k tmpfs {data} && ! dd if=/dev/zero of={data}/filler bs=4k 2>/dev/null"
+    fill = f"mount -t tmpfs -o size=64k,mode=700 tmpfs {data} && ! dd if=/dev/zero of={data}/filler bs=4k 2>/dev/null"
     quiver = " ".join(
         command_line("quiver_actors.cli.main", "up", "--data-dir", str(data), "--run-dir", str(directories.run))
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from quiver_actors.config import AccessSettings, TopicSettings
 from quiver_actors.errors import NotAllowed, QuotaExceeded
 from quiver_actors.units import MIB
-from quiver_actors.worker.access import Access
+from quiver_actors.worker.access import Access, Guest
 from quiver_actors.worker.peer import Peer
 
 OWN, ROOT, GUEST, STRANGER, OWNER = 1000, 0, 2000, 3000, 4000
@@ -27,56 +25,78 @@ def access() -> Access:
     return Access(AccessSettings(max_connections=2, max_arena_bytes=10 * MIB, max_subscribers=2), own_uid=OWN)
 
 
-@pytest.mark.parametrize("uid", [OWN, ROOT, GUEST, OWNER])
-def test_those_that_a_topic_names_are_let_in(access: Access, uid: int) -> None:
-    access.admit(peer(uid), TOPICS)
-    access.check_topic(peer(uid), OPEN)
-    assert access.is_trusted(peer(uid)) == (uid in (OWN, ROOT))
+def guest(access: Access, uid: int = GUEST) -> Guest:
+    admitted = access.admit(peer(uid), TOPICS)
+    assert admitted is not None
+    return admitted
 
 
-def test_a_stranger_is_not(access: Access) -> None:
+@pytest.mark.parametrize("uid", [OWN, ROOT])
+def test_the_nodes_own_user_and_root_are_trusted(access: Access, uid: int) -> None:
+    for _ in range(10):
+        assert access.admit(peer(uid), TOPICS) is None
+
+
+@pytest.mark.parametrize("uid", [GUEST, OWNER])
+def test_those_that_a_topic_names_are_guests(access: Access, uid: int) -> None:
+    admitted = guest(access, uid)
+    admitted.check_topic(OPEN)
+    with pytest.raises(NotAllowed, match="'closed'"):
+        admitted.check_topic(CLOSED)
+
+
+def test_a_stranger_is_not_let_in(access: Access) -> None:
     with pytest.raises(NotAllowed, match="allowed_uids"):
         access.admit(peer(STRANGER), TOPICS)
 
 
-@pytest.mark.parametrize("uid", [GUEST, OWNER, STRANGER])
-def test_other_topics_stay_closed(access: Access, uid: int) -> None:
-    with pytest.raises(NotAllowed, match="'closed'"):
-        access.check_topic(peer(uid), CLOSED)
+def test_what_is_the_owners_is_not_a_guests(access: Access) -> None:
+    guest(access, OWNER).check_owner(OPEN, "drop subscribers")
+    with pytest.raises(NotAllowed, match="drop subscribers"):
+        guest(access).check_owner(OPEN, "drop subscribers")
 
 
-QUOTAS: list[tuple[Callable[[Access, int], None], Callable[[Access, int], None]]] = [
-    (lambda access, uid: access.admit(peer(uid), TOPICS), lambda access, uid: access.leave(peer(uid))),
-    (
-        lambda access, uid: access.take_arena(peer(uid), 5 * MIB),
-        lambda access, uid: access.give_arena(peer(uid), 5 * MIB),
-    ),
-    (lambda access, uid: access.take_subscriber(peer(uid)), lambda access, uid: access.give_subscriber(peer(uid))),
-]
-
-
-@pytest.mark.parametrize(("take", "give"), QUOTAS, ids=["connections", "arenas", "subscribers"])
-def test_each_quota_is_a_users_own_and_comes_back(
-    access: Access, take: Callable[[Access, int], None], give: Callable[[Access, int], None]
-) -> None:
-    take(access, GUEST)
-    take(access, GUEST)
+def test_connections_are_counted_by_user(access: Access) -> None:
+    first, _ = guest(access), guest(access)
     with pytest.raises(QuotaExceeded, match=f"user {GUEST}"):
-        take(access, GUEST)
-    take(access, OWNER)
-    give(access, GUEST)
-    take(access, GUEST)
+        guest(access)
+    guest(access, OWNER)
+    first.leave()
+    first.leave()
+    guest(access)
     with pytest.raises(QuotaExceeded):
-        take(access, GUEST)
+        guest(access)
 
 
-@pytest.mark.parametrize(("take", "give"), QUOTAS, ids=["connections", "arenas", "subscribers"])
-def test_the_nodes_own_user_has_none(
-    access: Access, take: Callable[[Access, int], None], give: Callable[[Access, int], None]
-) -> None:
-    for _ in range(5):
-        take(access, OWN)
-    for _ in range(5):
-        give(access, OWN)
-    with pytest.raises(AssertionError):
-        give(access, OWN)
+def test_arenas_are_counted_over_all_connections_and_while_one_replaces_another(access: Access) -> None:
+    first, second = guest(access), guest(access)
+    first.want_arena(4 * MIB)
+    first.has_arena(4 * MIB)
+    second.want_arena(5 * MIB)
+    with pytest.raises(QuotaExceeded, match="arena"):
+        first.want_arena(2 * MIB)
+    first.want_arena(1 * MIB)
+    first.has_arena(1 * MIB)
+    first.want_arena(3 * MIB)
+    first.has_arena(1 * MIB)
+    second.leave()
+    first.want_arena(9 * MIB)
+
+
+def test_an_arena_that_is_ready_after_its_connection_has_gone_counts_no_more(access: Access) -> None:
+    gone = guest(access)
+    gone.want_arena(10 * MIB)
+    gone.leave()
+    gone.has_arena(10 * MIB)
+    guest(access).want_arena(10 * MIB)
+
+
+def test_subscribers_are_counted_once_each(access: Access) -> None:
+    first = guest(access)
+    for _ in range(3):
+        first.attach("open", "a")
+        first.attach("open", "b")
+    with pytest.raises(QuotaExceeded, match="subscribers"):
+        guest(access).attach("open", "c")
+    first.leave()
+    guest(access).attach("open", "c")

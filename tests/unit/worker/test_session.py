@@ -40,7 +40,7 @@ def ends() -> Iterator[Ends]:
     arena = ArenaOwner.create(1 << 16)
     producer = ArenaProducer.attach(arena.fd, arena.size_bytes)
     session.greet(m.Hello(m.PROTOCOL_VERSION, 1, "test"))
-    session.expect_arena()
+    session.expect_arena(1 << 20)
     session.attach(arena)
     yield Ends(session, producer, far, unsent)
     session.close()
@@ -93,7 +93,7 @@ def test_release_of_a_position_out_of_reach_is_a_protocol_error(ends: Ends) -> N
 
 
 def test_push_before_the_arena_is_a_protocol_error(ends: Ends) -> None:
-    ends.session.expect_arena()
+    ends.session.expect_arena(1 << 20)
     with pytest.raises(ProtocolError, match="before ArenaAttached"):
         ends.session.span(ends.push())
 
@@ -101,11 +101,11 @@ def test_push_before_the_arena_is_a_protocol_error(ends: Ends) -> None:
 def test_arena_is_not_replaced_while_pushes_wait(ends: Ends) -> None:
     held = ends.session.hold(ends.push())
     with pytest.raises(ProtocolError, match="while pushes"):
-        ends.session.expect_arena()
+        ends.session.expect_arena(1 << 20)
     ends.session.release_held(held)
-    ends.session.expect_arena()
+    ends.session.expect_arena(1 << 20)
     with pytest.raises(ProtocolError, match="another AttachArena"):
-        ends.session.expect_arena()
+        ends.session.expect_arena(1 << 20)
 
 
 def test_session_pauses_with_too_many_waiting_pushes(ends: Ends) -> None:

@@ -1,0 +1,224 @@
+"""Requests of another user that are not its to make, or that make no sense."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from quiver_actors.protocol import messages as m
+from quiver_actors.wal.foreign import FIELDS_MAX
+from quiver_actors.worker.session import SCHEMAS_MAX
+from tests.security.guest import AS_ROOT, OWNER_UID, Besieged, besieged
+from tests.unit.worker.harness import WireClient, fingerprint_of, table
+
+SCHEMA = table().schema
+PRINT, MESSAGE = fingerprint_of(SCHEMA), SCHEMA.serialize().to_pybytes()
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Besieged]:
+    with besieged(max_connections=900, max_arena_bytes=2 << 30, max_subscribers=10_000) as started:
+        yield started
+
+
+def refused(guest: WireClient, *messages: m.Message) -> m.Refused:
+    with contextlib.suppress(BrokenPipeError):
+        # The worker may cut the connection before it has read all of it.
+        guest.send(*messages)
+    return guest.expect(m.Refused)
+
+
+OF_A_TOPIC = {
+    "flush": lambda topic: m.Flush(1, topic),
+    "list segments": lambda topic: m.ListSegments(1, topic),
+    "open segment": lambda topic: m.OpenSegment(1, topic, 0),
+    "register": lambda topic: m.Register(1, topic, "spy", "earliest"),
+    "unregister": lambda topic: m.Unregister(1, topic, "spy"),
+    "list subscribers": lambda topic: m.ListSubscribers(1, topic),
+    "pending": lambda topic: m.Pending(1, topic, "spy"),
+    "flush progress": lambda topic: m.FlushProgress(1, topic, "spy"),
+    "push": lambda topic: m.Push(1, topic, 0, 64, 64, b"", b"", b""),
+    "declare": lambda topic: m.DeclareSchema(1, topic, 0, PRINT, MESSAGE),
+}
+
+
+@AS_ROOT
+@pytest.mark.parametrize("request_of", OF_A_TOPIC.values(), ids=OF_A_TOPIC)
+@pytest.mark.parametrize("topic", ["closed", "default"])
+def test_topics_of_others_are_closed(node: Besieged, topic: str, request_of: object) -> None:
+    guest = node.guest()
+    guest.attach_arena()
+    assert refused(guest, request_of(topic)).code == "not_allowed"  # type: ignore[operator]
+    node.check_undisturbed()
+
+
+@AS_ROOT
+def test_only_the_own_topics_are_named(node: Besieged) -> None:
+    guest = node.guest()
+    assert guest.welcome is not None
+    assert [info.name for info in guest.welcome.topics] == ["open"]
+    assert "closed" not in refused(guest, m.Flush(1, "nothing")).message
+
+
+@AS_ROOT
+def test_subscribers_are_dropped_by_the_owner_only(node: Besieged) -> None:
+    node.honest.register("theirs", topic="open")
+    assert refused(node.guest(), m.Unregister(7, "open", "theirs")).code == "not_allowed"
+    owner = node.guest(uid=OWNER_UID)
+    owner.send(m.Unregister(8, "open", "theirs"))
+    owner.done(8)
+
+
+@AS_ROOT
+def test_no_topic_is_made_for_another_users_dead_letters(node: Besieged) -> None:
+    terms = m.Terms(max_deliveries=1)
+    assert refused(node.guest(), m.Register(1, "open", "s", "earliest", terms)).code == "not_allowed"
+
+
+@AS_ROOT
+def test_subscribers_of_one_user_are_limited() -> None:
+    with besieged(max_subscribers=3) as node:
+        guest = node.guest()
+        for number in range(3):
+            guest.register(f"s{number}", topic="open")
+        guest.register("s0", topic="open")
+        assert refused(guest, m.Register(1, "open", "s3", "earliest")).code == "quota_exceeded"
+
+
+@AS_ROOT
+def test_shared_memory_of_one_user_is_limited() -> None:
+    with besieged(max_arena_bytes=3 << 20) as node:
+        first, second = node.guest(), node.guest()
+        first.attach_arena(2 << 20)
+        assert refused(second, m.AttachArena(1, 2 << 20)).code == "quota_exceeded"
+        second.attach_arena(1 << 20)
+        first.close()
+        third = node.guest()
+        third.attach_arena(1 << 20)
+
+
+BAD_IDS = ["", ".", "..", "../../etc/passwd", "a/b", "a\0b", "x" * 65, "ä", "a b", "-" * 65, "CON\n"]
+
+
+@pytest.mark.parametrize("name", BAD_IDS)
+def test_names_that_could_lead_elsewhere(node: Besieged, name: str) -> None:
+    guest = node.guest()
+    assert refused(guest, m.Register(1, "open", name, "earliest")).tag == 1
+    assert refused(guest, m.Register(2, name, "s", "earliest")).tag == 2
+    assert refused(guest, m.Flush(3, name)).tag == 3
+    node.check_undisturbed()
+
+
+def deep_schema() -> bytes:
+    kind: pa.DataType = pa.int8()
+    for _ in range(300):
+        kind = pa.list_(kind)
+    return pa.schema([pa.field("x", kind)]).serialize().to_pybytes()
+
+
+WIDE = pa.schema([pa.field(f"f{number}", pa.int8()) for number in range(FIELDS_MAX + 1)]).serialize().to_pybytes()
+EXTENSION = pa.schema([pa.field("x", pa.uuid())]).serialize().to_pybytes()
+SCHEMAS = {
+    "no Arrow": m.DeclareSchema(5, "open", 0, PRINT, b"not a schema"),
+    "empty": m.DeclareSchema(5, "open", 0, PRINT, b""),
+    "cut": m.DeclareSchema(5, "open", 0, PRINT, MESSAGE[:40]),
+    "a batch": m.DeclareSchema(5, "open", 0, PRINT, table(1).serialize().to_pybytes()),
+    "short fingerprint": m.DeclareSchema(5, "open", 0, PRINT[:31], MESSAGE),
+    "slot 64": m.DeclareSchema(5, "open", 64, PRINT, MESSAGE),
+    "negative slot": m.DeclareSchema(5, "open", -1, PRINT, MESSAGE),
+    "handle of 33 bits": m.DeclareSchema(1 << 32, "open", 0, PRINT, MESSAGE),
+    "negative handle": m.DeclareSchema(-1, "open", 0, PRINT, MESSAGE),
+    "deep": m.DeclareSchema(5, "open", 0, PRINT, deep_schema()),
+}
+SCHEMAS_OF_GUESTS = {
+    "wide": m.DeclareSchema(5, "open", 0, PRINT, WIDE),
+    "extension type": m.DeclareSchema(5, "open", 0, PRINT, EXTENSION),
+}
+
+
+@pytest.mark.parametrize("message", SCHEMAS.values(), ids=SCHEMAS)
+def test_bad_schemas_end_the_connection(node: Besieged, message: m.Message) -> None:
+    guest = node.guest()
+    refused(guest, message)
+    assert guest.receive() is None
+    node.check_undisturbed()
+
+
+@AS_ROOT
+@pytest.mark.parametrize("message", SCHEMAS_OF_GUESTS.values(), ids=SCHEMAS_OF_GUESTS)
+def test_schemas_that_other_users_may_not_declare(node: Besieged, message: m.Message) -> None:
+    guest = node.guest()
+    refused(guest, message)
+    assert guest.receive() is None
+
+
+def test_a_handle_is_declared_once(node: Besieged) -> None:
+    guest = node.guest()
+    twice = m.DeclareSchema(5, "open", 0, PRINT, MESSAGE)
+    refused(guest, twice, twice)
+    assert guest.receive() is None
+
+
+def test_a_flood_of_schemas_ends_the_connection(node: Besieged) -> None:
+    guest = node.guest()
+    refused(guest, *[m.DeclareSchema(handle, "open", 0, PRINT, MESSAGE) for handle in range(SCHEMAS_MAX + 1)])
+    assert guest.receive() is None
+    node.check_undisturbed()
+
+
+def test_a_flood_of_large_schemas_ends_the_connection(node: Besieged) -> None:
+    large = pa.schema([pa.field("x", pa.int8())], metadata={b"x": bytes(8 << 20)}).serialize().to_pybytes()
+    guest = node.guest()
+    refused(guest, *[m.DeclareSchema(handle, "open", 0, PRINT, large) for handle in range(9)])
+    assert guest.receive() is None
+    node.check_undisturbed()
+
+
+def packed(*indexes: int) -> bytes:
+    return array.array("I", indexes).tobytes()
+
+
+NONSENSE = {
+    "start": m.Register(1, "open", "s", "yesterday"),
+    "start far away": m.Register(1, "open", "s", f"time:{1 << 70}"),
+    "start that is negative": m.Register(1, "open", "s", "bundle:-1/-1/-1"),
+    "lease": m.Register(1, "open", "s", "earliest", m.Terms(lease_ns=-1)),
+    "order": m.Register(1, "open", "s", "earliest", m.Terms(order="random")),
+    "ratio": m.Register(1, "open", "s", "earliest", m.Terms(backfill_ratio=1 << 40)),
+    "window": m.Register(1, "open", "s", "earliest", m.Terms(max_in_flight_bundles=-5)),
+    "exhausted": m.Register(1, "open", "s", "earliest", m.Terms(exhausted="explode")),
+    "segment": m.OpenSegment(1, "open", 1 << 62),
+    "negative segment": m.OpenSegment(1, "open", -1),
+    "claim": m.ClaimRef(1, "open", "mine", -1, 1 << 40),
+    "acknowledge what is not there": m.AckThrough(1, "open", "mine", 1 << 40, 0),
+    "outcome": m.Resolve(1, "open", "mine", 0, 1, "explode", packed(0), 0),
+    "indexes": m.Resolve(1, "open", "mine", 0, 1, "ack", b"abc", 0),
+    "arena": m.AttachArena(1, 1 << 62),
+    "pending of nobody": m.Pending(1, "open", "nobody"),
+}
+
+
+@pytest.mark.parametrize("message", NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_is_refused_or_ends_the_connection(node: Besieged, message: m.Message) -> None:
+    guest = node.guest()
+    guest.register("mine", topic="open")
+    refused(guest, message)
+    node.check_undisturbed()
+
+
+def test_claims_of_others_cannot_be_resolved(node: Besieged) -> None:
+    node.check_undisturbed()
+    node.honest.flush("open")
+    node.honest.register("victim", topic="open", credit=1)
+    deliver, indexes = node.honest.delivered("victim")
+    thief = node.guest()
+    thief.register("victim", topic="open")
+    tag = thief.resolve(deliver, indexes)
+    not_resolved = thief.expect(m.NotResolved)
+    assert not_resolved.tag == tag
+    node.honest.resolve(deliver, indexes, "defer")
+    node.honest.flush_progress("victim", "open")
