@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from quiver_actors.errors import NotAllowed
 from quiver_actors.protocol.base import Message
 from quiver_actors.protocol.messages import StagePush
 from quiver_actors.protocol.stage_messages import (
@@ -45,7 +46,10 @@ class StageRequests:
         self._ask = ask
 
     def handlers(self) -> dict[type[Message], _Handler]:
-        """By message, for the table of `Requests`."""
+        """By message, for the table of `Requests`. For the node's own user: who decides a transaction decides for all its producers."""
+        return {message: _of_own_user(handler) for message, handler in self._table().items()}
+
+    def _table(self) -> dict[type[Message], _Handler]:
         return {
             BeginStage: lambda session, message, _: self._staging_of(message.topic, session).begin(session, message),
             StagePush: self._push,
@@ -81,3 +85,12 @@ class StageRequests:
             session.refuse(tag, job.error)
         else:
             session.send(Decided(tag, "" if job.decision is None else msgspec.json.encode(job.decision).decode()))
+
+
+def _of_own_user(handler: _Handler) -> _Handler:
+    def handle(session: Session, message: Any, now_ns: int) -> None:
+        if session.guest is not None:
+            raise NotAllowed("transactions are for the node's own user: push without one, or run as that user")
+        handler(session, message, now_ns)
+
+    return handle

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.protocol import messages as m
+from quiver_actors.protocol import stage_messages as stages
 from quiver_actors.wal.foreign import FIELDS_MAX
 from quiver_actors.worker.session import SCHEMAS_MAX
 from tests.security.guest import AS_ROOT, OWNER_UID, Besieged, besieged
@@ -99,6 +100,18 @@ def test_shared_memory_of_one_user_is_limited() -> None:
         first.close()
         third = node.guest()
         third.attach_arena(1 << 20)
+
+
+STAGES = {
+    "begin": stages.BeginStage(1, "open", "txn", 0, 0, 0, "", 1),
+    "list": stages.ListStages(1, "open"),
+}
+
+
+@AS_ROOT
+@pytest.mark.parametrize("message", STAGES.values(), ids=STAGES)
+def test_transactions_are_the_own_users(node: Besieged, message: m.Message) -> None:
+    assert refused(node.guest(), message).code == "not_allowed"
 
 
 BAD_IDS = ["", ".", "..", "../../etc/passwd", "a/b", "a\0b", "x" * 65, "ä", "a b", "-" * 65, "CON\n"]
