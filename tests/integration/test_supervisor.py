@@ -126,10 +126,10 @@ def test_crash_while_draining_is_not_a_clean_end(directories: Directories) -> No
         assert node.stop() == 1
 
 
-def test_hangup_changes_nothing_yet(directories: Directories) -> None:
+def test_hangup_without_a_configuration_changes_nothing(directories: Directories) -> None:
     with NodeProcess.small(directories).wait_ready() as node:
         node.signal(signal.SIGHUP)
-        assert "nothing to reload yet" in node.wait_for("node.reload")
+        assert " changes=0 " in node.wait_for("node.reloaded")
         assert [child.state for child in node.status().children] == ["ready", "ready"]
         assert node.stop() == 0
 
