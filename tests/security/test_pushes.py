@@ -16,7 +16,7 @@ from quiver_actors.protocol import messages as m
 from tests.security.guest import AS_ROOT, Besieged, besieged
 from tests.unit.worker.harness import Span, WireClient, table
 
-MUTATIONS = int(os.environ.get("QUIVER_MUTATED_BUNDLES", "100_000"))
+MUTATIONS = int(os.environ.get("MUTATED_BUNDLES", "100_000"))
 _ENTRY, _SLOT = m.ENTRY_ROW, m.SLOT_ROW
 BIG = 1 << 62
 
