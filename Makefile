@@ -17,11 +17,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types unit torture bench install clean
+.PHONY: help demo test test-cluster test-spark-versions check lint types unit torture bench install clean
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
 	@echo 'make test    lint, types and every test (needs a few minutes)'
+	@echo 'make test-cluster         Spark on a standalone cluster of two hosts, with kills: about 3 GB of memory'
+	@echo 'make test-spark-versions  the Spark tests on Spark 4.1 and 4.2: fetches about 500 MB for each'
 	@echo 'make check   lint, types and the unit tests only'
 	@echo 'make torture long crash sweeps, faults, kills and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
 	@echo 'make bench   every benchmark, quick form'
@@ -32,6 +34,20 @@ demo: $(STAMP)
 
 test: lint types
 	$(PYTEST) tests
+
+test-cluster: $(STAMP)
+	$(PYTEST) -m cluster tests/integration/test_spark_cluster.py
+
+test-spark-versions:
+	@for version in 4.1 4.2; do \
+		environment=.venv-spark-$$version; \
+		grep -v '^pyspark==' constraints.txt > $$environment.constraints; \
+		[ -d $$environment ] || $(PYTHON) -m venv $$environment; \
+		PIP_CONSTRAINT=$$PWD/$$environment.constraints $$environment/bin/python -m pip install --quiet --use-pep517 \
+			-e '.[$(EXTRAS)]' "pyspark==$$version.*" || exit 1; \
+		$$environment/bin/python -m pytest -q tests/unit/spark tests/integration/test_spark_source.py \
+			tests/integration/test_spark_stream.py tests/integration/test_spark_commit.py || exit 1; \
+	done
 
 check: lint types unit
 
@@ -67,5 +83,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo_output spark-warehouse
+	rm -rf $(VENV) .venv-spark-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo_output spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

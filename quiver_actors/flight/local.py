@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -134,12 +133,11 @@ class LocalNode:
                 kept.hold.confirm(request.core, request.notice)
 
     def publish(self, tokens: Sequence[str]) -> None:
-        client: Any = self._client()
-        client.publish([Token.decode(token) for token in tokens])
+        # The decision's tokens for this node are all in one request: what else it holds of the transaction has lost.
+        self._client().publish([Token.decode(token) for token in tokens], drop_others=True)
 
     def abort_tokens(self, tokens: Sequence[str]) -> None:
-        client: Any = self._client()
-        client.abort_tokens([Token.decode(token) for token in tokens])
+        self._client().abort_tokens([Token.decode(token) for token in tokens])
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         return read_rows(

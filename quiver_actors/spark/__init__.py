@@ -20,16 +20,39 @@ from quiver_actors.spark.session import session_conf, use
 
 if TYPE_CHECKING:
     from quiver_actors.flight.conform import conform
+    from quiver_actors.spark import testing
     from quiver_actors.spark.connection import node_client
+    from quiver_actors.spark.locality import read_local
+    from quiver_actors.spark.pushing import foreach_batch, push, tee
 
-__all__ = ["conform", "ensure_java", "node_client", "session_conf", "use"]
+__all__ = [
+    "conform",
+    "ensure_java",
+    "foreach_batch",
+    "node_client",
+    "push",
+    "read_local",
+    "session_conf",
+    "tee",
+    "testing",
+    "use",
+]
 
-_LAZY = {"conform": "quiver_actors.flight.conform", "node_client": "quiver_actors.spark.connection"}
+_LAZY = {
+    "conform": "quiver_actors.flight.conform",
+    "foreach_batch": "quiver_actors.spark.pushing",
+    "node_client": "quiver_actors.spark.connection",
+    "push": "quiver_actors.spark.pushing",
+    "read_local": "quiver_actors.spark.locality",
+    "tee": "quiver_actors.spark.pushing",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        import importlib
+    import importlib
 
+    if name == "testing":
+        return importlib.import_module("quiver_actors.spark.testing")
+    if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

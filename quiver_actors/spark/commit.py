@@ -78,7 +78,9 @@ def decisions_location(options: SourceOptions) -> str:
 def _as_location(text: str) -> str:
     """Spark writes `file:/path`; Arrow wants `file:///path`."""
     found = re.match(r"^file:/+(.*)$", text)
-    return f"/{found.group(1)}".rstrip("/") if found else text.rstrip("/")
+    if found is not None:
+        return f"/{found.group(1)}".rstrip("/")
+    return text.rstrip("/") if "://" in text else os.path.abspath(text)
 
 
 def decide(run: Run, tokens: Sequence[Token]) -> Decision:

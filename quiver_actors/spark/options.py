@@ -42,7 +42,7 @@ class SourceOptions:
     key: str | None = None
     push_timeout_ns: int = 60 * SECOND_NS
     bundle_bytes: int = 4 * MIB
-    commit_protocol: str = "none"
+    commit_protocol: str = "batch"
     txn_app_id: str | None = None
     txn_version: int | None = None
     checkpoint: str | None = None

@@ -5,6 +5,7 @@ The iterator is always drained, also when there is nothing to store: Spark does 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from quiver_actors.client import Client
+from quiver_actors.client.stage import Stage
 from quiver_actors.errors import QuiverError
 from quiver_actors.spark import commit
 from quiver_actors.spark.bundling import Bundle, bundles_of, by_key, sized, storable
@@ -105,37 +107,73 @@ def _push_many(options: SourceOptions, key: str | None, pushes: list[Bundle], cl
 
 def _stage(options: SourceOptions, run: commit.Run, batches: Iterator[Keyed]) -> TaskWritten:
     """One stage for each worker that the task's keys belong to; without keys, one."""
-    context = TaskContext.get()
-    partition, attempt = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
-    timeout = options.push_timeout_ns / SECOND_NS
-    client: Any = node_client(options.run_dir, options.push_timeout_ns)
-    stages: dict[int, Any] = {}
-    bundles = rows = 0
+    stages = _Stages(options, run)
     try:
-        for key, batch in batches:
-            core = client.core_for(key)
-            if core not in stages:
-                stages[core] = client.stage(
-                    run.txn_id,
-                    topic=options.topic,
-                    partition=partition,
-                    attempt=attempt,
-                    epoch=run.epoch,
-                    decisions=run.decisions,
-                    key=key,
-                    node=client.node,
-                    timeout=timeout,
-                )
-            pushes = bundles_of(batch, options.slots)
-            stages[core].push_many(pushes, timeout=timeout)
-            bundles += len(pushes)
-            rows += batch.num_rows
-        tokens = [stage.prepare(timeout=timeout) for stage in stages.values()]
+        stages.push(batches)
+        tokens = stages.prepare()
     except BaseException:
-        for stage in stages.values():
-            stage.abort()
+        stages.abort()
         raise
-    return TaskWritten(bundles, rows, run, tuple(token.encode() for token in tokens if token is not None))
+    return TaskWritten(stages.bundles, stages.rows, run, tokens)
+
+
+class _Stages:
+    """The stages of one task, by core."""
+
+    def __init__(self, options: SourceOptions, run: commit.Run) -> None:
+        self.bundles = self.rows = 0
+        self._options = options
+        self._run = run
+        self._timeout = options.push_timeout_ns / SECOND_NS
+        self._client = node_client(options.run_dir, options.push_timeout_ns)
+        self._stages: dict[int, Stage] = {}
+
+    def push(self, batches: Iterator[Keyed]) -> None:
+        if self._options.key is None:
+            # One call for all, so that Spark computes the next batch while the worker takes this one.
+            self._begun(None).push_many(self._bundles(batch for _, batch in batches), timeout=self._timeout)
+            return
+        for key, batch in batches:
+            self._begun(key).push_many(self._bundles([batch]), timeout=self._timeout)
+
+    def prepare(self) -> tuple[str, ...]:
+        tokens = [stage.prepare(timeout=self._timeout) for stage in self._stages.values()]
+        return tuple(token.encode() for token in tokens if token is not None)
+
+    def abort(self) -> None:
+        for stage in self._stages.values():
+            with contextlib.suppress(QuiverError):
+                stage.abort()
+
+    def _bundles(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Bundle]:
+        for batch in batches:
+            found = bundles_of(batch, self._options.slots)
+            self.bundles += len(found)
+            self.rows += batch.num_rows
+            yield from found
+
+    def _begun(self, key: str | None) -> Stage:
+        core = self._client.core_for(key)
+        if core not in self._stages:
+            self._stages[core] = with_node(
+                self._options.run_dir, self._options.push_timeout_ns, partial(self._begin, key)
+            )
+        return self._stages[core]
+
+    def _begin(self, key: str | None, client: Client) -> Stage:
+        context = TaskContext.get()
+        self._client = client
+        return client.stage(
+            self._run.txn_id,
+            topic=self._options.topic,
+            partition=0 if context is None else context.partitionId(),
+            attempt=0 if context is None else context.taskAttemptId(),
+            epoch=self._run.epoch,
+            decisions=self._run.decisions,
+            key=key,
+            node=client.node,
+            timeout=self._timeout,
+        )
 
 
 def _portions(batches: Iterable[Keyed]) -> Iterator[tuple[str | None, list[pa.RecordBatch]]]:

@@ -57,7 +57,7 @@ class Node:
 
 
 @contextmanager
-def spark_session(directory: Path, *, master: str = "local[2]", **conf: str) -> Iterator[SparkSession]:
+def spark_session(directory: Path, *, master: str = "local[2,4]", **conf: str) -> Iterator[SparkSession]:
     """A session whose Python is this one."""
     ensure_java()
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -1,0 +1,209 @@
+"""Exactly once on one node: what a write leaves visible when tasks fail, jobs fail, and writes are repeated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from quiver_actors import spark as qs
+from tests.integration.spark_node import Node, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def save(frame: DataFrame, topic: str, **options: str) -> None:
+    frame.write.format("quiver").options(topic=topic, **options).mode("append").save()
+
+
+def numbers(node: Node, topic: str, column: str = "id") -> list[int]:
+    """What is visible, by core and in the order of the node."""
+    found: list[int] = []
+    with node.client() as client:
+        client.flush(topic)
+        for core in client.segments(topic):
+            found += [n for bundle in client.read(topic, core) for n in bundle.batch.column(column).to_pylist()]
+    return found
+
+
+def staged(node: Node, topic: str) -> int:
+    with node.client() as client:
+        return sum(map(len, client.staged(topic).values()))
+
+
+def failing(first_attempts: int) -> Any:
+    """For mapInArrow: passes everything on, then fails, in so many attempts of each task."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        yield from batches
+        if context is not None and context.attemptNumber() < first_attempts:
+            raise RuntimeError("this attempt fails behind its last row")
+
+    return run
+
+
+def test_a_failed_attempt_leaves_nothing_and_every_row_is_there_once(spark: SparkSession, node: Node) -> None:
+    frame = spark.range(0, 20000, 1, 4).mapInArrow(failing(1), "id long")
+    save(frame, "commit", bundleBytes="8KiB")
+    found = numbers(node, "commit")
+    assert sorted(found) == list(range(20000))
+    runs = [found[start : start + 5000] for start in range(0, 20000, 5000)]
+    assert sorted(runs) == [list(range(start, start + 5000)) for start in range(0, 20000, 5000)]
+    assert staged(node, "commit") == 0
+
+
+def test_a_job_that_fails_leaves_nothing(spark: SparkSession, node: Node) -> None:
+    with pytest.raises(Exception, match="fails behind its last row"):
+        save(spark.range(0, 8000, 1, 2).mapInArrow(failing(9), "id long"), "failing", bundleBytes="8KiB")
+    assert numbers(node, "failing") == []
+    wait_until(lambda: staged(node, "failing") == 0, "the end of what was staged")
+
+
+def test_a_write_with_a_name_is_stored_once(spark: SparkSession, node: Node) -> None:
+    frame = spark.range(1000)
+    for _ in range(2):
+        save(frame, "again", txnAppId="loader/7", txnVersion="1")
+    assert sorted(numbers(node, "again")) == list(range(1000))
+    save(frame, "again", txnAppId="loader/7", txnVersion="2")
+    assert len(numbers(node, "again")) == 2000
+    with pytest.raises(Exception, match="'txnAppId' and 'txnVersion'"):
+        save(frame, "again", txnAppId="loader/7")
+
+
+def test_an_abort_after_the_commit_undoes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    from quiver_actors.spark.options import WRITE, parse_options
+    from quiver_actors.spark.writer import TopicWriter
+
+    monkeypatch.setenv("QUIVER_RUN_DIR", str(node.run_dir))
+    options = parse_options({"topic": "aborted"}, WRITE)
+    writer = TopicWriter(options, StructType([StructField("id", LongType())]))
+    written = writer.write(iter([pa.record_batch({"id": [1, 2, 3]})]))
+    assert (written.rows, numbers(node, "aborted")) == (3, [])
+    writer.commit([written, None])
+    writer.abort([written, None])
+    writer.commit([written, None])
+    assert numbers(node, "aborted") == [1, 2, 3]
+
+
+def test_a_task_publishes_its_own_rows(spark: SparkSession, node: Node) -> None:
+    frame = spark.range(0, 4000, 1, 2).mapInArrow(failing(1), "id long")
+    save(frame, "tasks", commitProtocol="task", bundleBytes="8KiB")
+    assert sorted(numbers(node, "tasks")) == list(range(4000))
+
+
+def test_rows_of_a_key_stay_in_order_on_one_worker(spark: SparkSession, node: Node) -> None:
+    save(spark.range(0, 3000, 1, 1).selectExpr("id", "id % 7 AS k"), "keyed", key="k", bundleBytes="4KiB")
+    with node.client() as client:
+        client.flush("keyed")
+        cores = {
+            core: [n for bundle in client.read("keyed", core) for n in bundle.batch.column("id").to_pylist()]
+            for core in client.segments("keyed")
+        }
+    assert sorted(n for found in cores.values() for n in found) == list(range(3000))
+    for key in range(7):
+        (found,) = [of for found in cores.values() if (of := [n for n in found if n % 7 == key])]
+        assert found == sorted(found)
+
+
+class Sink:
+    """Files become micro-batches, micro-batches bundles."""
+
+    def __init__(self, spark: SparkSession, directory: Path, topic: str) -> None:
+        self._spark = spark
+        self._topic = topic
+        self.source = directory / "source"
+        self.source.mkdir()
+        self.checkpoint = directory / "checkpoint"
+
+    def add(self, first: int, count: int) -> None:
+        lines = "".join(json.dumps({"id": n}) + "\n" for n in range(first, first + count))
+        (self.source / f"{first:06}.json").write_text(lines)
+
+    def run(self, **options: str) -> None:
+        stream = self._spark.readStream.schema("id LONG").option("maxFilesPerTrigger", "1").json(str(self.source))
+        writer = stream.writeStream.format("quiver").options(topic=self._topic, **options)
+        query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+        assert query.awaitTermination(180)
+
+    def forget_last_commit(self) -> None:
+        last = max((self.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        last.unlink()
+        (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def test_a_replayed_micro_batch_is_stored_once(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    sink = Sink(spark, tmp_path, "sink")
+    sink.add(0, 300)
+    sink.add(300, 200)
+    sink.run()
+    sink.forget_last_commit()
+    sink.add(500, 100)
+    sink.run()
+    assert sorted(numbers(node, "sink")) == list(range(600))
+    assert len(list((sink.checkpoint / "_quiver_decisions").glob("*.json"))) == 3
+
+
+def test_foreach_batch_stores_a_replayed_micro_batch_once(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    frame = spark.range(500)
+    store = qs.foreach_batch("foreach", txnAppId="query-1")
+    for batch_id in (0, 1, 1):
+        store(frame, batch_id)
+    assert len(numbers(node, "foreach")) == 1000
+
+
+def test_transform_and_push_in_one(spark: SparkSession, node: Node) -> None:
+    def doubled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.compute as pc
+
+        for batch in batches:
+            yield pa.record_batch({"id": pc.multiply(batch.column("id"), 2)})
+
+    receipts = qs.push(spark.range(0, 2000, 1, 2), "pushed", transform=doubled)
+    assert receipts.agg({"rows": "sum"}).collect()[0][0] == 2000
+    assert sorted(numbers(node, "pushed")) == list(range(0, 4000, 2))
+    again = {"txnAppId": "push", "txnVersion": "1"}
+    for expected in (10, 0):
+        assert sum(row.rows for row in qs.push(spark.range(10), "pushed", **again).collect()) == expected
+    assert len(numbers(node, "pushed")) == 2010
+
+
+def test_tee_stores_what_goes_on(spark: SparkSession, node: Node) -> None:
+    frame = spark.range(0, 1000, 1, 2)
+    assert frame.mapInArrow(qs.tee("teed"), frame.schema).count() == 1000
+    assert sorted(numbers(node, "teed")) == list(range(1000))
+
+
+@pytest.mark.parametrize("is_on", ["false", "true"])
+def test_filters_that_go_down_change_no_result(spark: SparkSession, node: Node, is_on: str) -> None:
+    if is_on == "false":
+        save(spark.range(0, 2000, 1, 2).selectExpr("id", "CAST(id AS STRING) s"), "filters", bundleBytes="4KiB")
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", is_on)
+
+    def frame() -> DataFrame:
+        # Anew for each query: Spark keeps what the filters of a frame's first query made of its reader.
+        return spark.read.format("quiver").options(topic="filters", pushdown=is_on, includeMetadata="true").load()
+
+    try:
+        assert frame().where("id >= 100 AND id < 110 AND s != '105'").count() == 9
+        assert frame().where("s IN ('7', '8') OR id = 3").count() == 3
+        assert frame().where("_quiver_core = 99").count() == 0
+        assert sum(row[1] for row in frame().groupBy("_quiver_core").count().collect()) == 2000
+        assert frame().where("_quiver_ingestion_time > timestamp '2020-01-01 00:00:00'").count() == 2000
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
