@@ -17,14 +17,16 @@ import numpy.typing as npt
 from quiver_actors import jobs
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.engine.progress import Progress
+from quiver_actors.errors import QuiverError
 from quiver_actors.events import Event, GapFound, Resumed, Sealed
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery import Recovered
 from quiver_actors.retention.account import block_bytes
 from quiver_actors.retention.losses import Losses
-from quiver_actors.segment.codec import decode_manifest
+from quiver_actors.segment.codec import Manifest, decode_manifest
 from quiver_actors.segment.reader import read_footer
+from quiver_actors.subscriber.sizes import BundleSizes
 from quiver_actors.upkeep import Upkeep
 
 Runs = list[tuple[int, int]]
@@ -54,6 +56,7 @@ class Shelf:
         self._paths = paths
         self._progress = progress
         self._upkeep = upkeep
+        progress.registry.sizes_of = self.bundle_sizes
         self._whole: dict[int, Runs] = {}
         """Segments among the waiting that were found whole, and what they record as lost."""
         self._doomed: set[int] = set()
@@ -203,14 +206,25 @@ class Shelf:
 
     def ingestion_times(self, segment_seq: int) -> npt.NDArray[np.int64]:
         """UNIX nanoseconds of its bundles, from its manifest only; 0 where it does not say."""
+        manifest = self._manifest(segment_seq)
+        times = manifest.ingestion_ts_nanos
+        return np.array([time or 0 for time in times] if times else [0] * manifest.bundle_count, dtype=np.int64)
+
+    def bundle_sizes(self, segment_seq: int) -> BundleSizes | None:
+        """Of the log entries of its bundles; None where its manifest does not say, or cannot be read now."""
+        try:
+            sizes = self._manifest(segment_seq).byte_count
+        except QuiverError:
+            return None
+        return BundleSizes(1, np.array([size or 0 for size in sizes], dtype=np.int64)) if sizes else None
+
+    def _manifest(self, segment_seq: int) -> Manifest:
         file = self._disk.open_read(self._paths.segment(segment_seq))
         try:
             footer = read_footer(file.read, file.size())
-            manifest = decode_manifest(file.read(footer.manifest_length, footer.manifest_offset))
+            return decode_manifest(file.read(footer.manifest_length, footer.manifest_offset))
         finally:
             file.close()
-        times = manifest.ingestion_ts_nanos
-        return np.array([time or 0 for time in times] if times else [0] * manifest.bundle_count, dtype=np.int64)
 
     @property
     def block_bytes(self) -> int:

@@ -73,6 +73,7 @@ class SegmentReader:
             self.footer = read_footer(self._pread, self._view.nbytes)
             self._streams = decode_directory(self._pread(self.footer.directory_length, self.footer.directory_offset))
             self._manifest = decode_manifest(self._pread(self.footer.manifest_length, self.footer.manifest_offset))
+        self._bundle_count = self._manifest.bundle_count
         self._ref_ends = self._manifest.ref_ends
         self._ref_slots = self._manifest.ref_slots
         self._ref_streams = self._manifest.ref_streams
@@ -124,6 +125,8 @@ class SegmentReader:
             IndexError: there is no such bundle.
             StreamNotFound, InvalidFormat, ArrowError: this bundle cannot be read; others may.
         """
+        if not 0 <= index < self._bundle_count:
+            raise IndexError(f"bundle {index} is not in 0..{self._bundle_count - 1}")
         found: dict[int, pa.RecordBatch] = {}
         readers, ref_slots, ref_streams, ref_chunks = (
             self._readers,
@@ -131,11 +134,11 @@ class SegmentReader:
             self._ref_streams,
             self._ref_chunks,
         )
-        for ref in self._refs_of(index):
+        for ref in range(self._ref_ends[index], self._ref_ends[index + 1]):
             slot_id = ref_slots[ref]
             if slots is None or slot_id in slots:
                 stream_id = ref_streams[ref]
-                reader = readers.get(stream_id) or self._open_stream(stream_id)
+                reader = readers[stream_id] if stream_id in readers else self._open_stream(stream_id)
                 try:
                     found[slot_id] = reader.get_batch(ref_chunks[ref])
                 except (pa.ArrowException, ValueError, OverflowError, OSError) as error:

@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quiver_actors.subscriber import bitmap as bitmaps
+from quiver_actors.subscriber.sizes import BundleSizes
 from quiver_actors.subscriber.transitions import BundleEvent, BundleState, advance
 
 if TYPE_CHECKING:
-    from quiver_actors.subscriber.grants import Live
+    from quiver_actors.subscriber.grants import Live, Room
 
 # Plain ints: an operation on a member of an IntEnum costs three times as much, and these are in every step.
 _PENDING = int(BundleState.PENDING)
@@ -72,19 +73,19 @@ class BundleStates:
         "_states",
         "_tokens",
         "blocked_count",
-        "bundle_bytes",
         "bundle_count",
         "claimed_count",
         "deferred_count",
         "live",
         "resolved_count",
+        "sizes",
     )
 
     def __init__(self, bundle_count: int, bitmap: bytes = b"", bundle_bytes: int = 0) -> None:
         """Start with the bundles of `bitmap` resolved and all others pending."""
         self.bundle_count = bundle_count
-        self.bundle_bytes = bundle_bytes
-        """Mean size of a bundle, for windows in bytes."""
+        self.sizes = BundleSizes(bundle_bytes)
+        """For windows in bytes; the owner replaces the mean by exact ones where there is such a window."""
         self.claimed_count = 0
         self.deferred_count = 0
         self.blocked_count = 0
@@ -105,8 +106,8 @@ class BundleStates:
 
     # --- claiming ----------------------------------------------------------------------------------------------------------
 
-    def claim(self, start: int, end: int, limit: int, token: int) -> range:
-        """Claim the first run of pending bundles in `start..end`, at most `limit` of them; empty if there is none.
+    def claim(self, start: int, end: int, room: Room, token: int) -> range:
+        """Claim the first run of pending bundles in `start..end`, as far as there is room: empty and before the end if there is none.
 
         Cost: what lies between `start` and the end of the result is looked at, and nothing behind it.
         """
@@ -116,17 +117,19 @@ class BundleStates:
         first = states.find(_PENDING, start, end)
         if first < 0:
             return range(end, end)
+        limit = room.bundles if room.bytes is None else room.limit(self.sizes.fitting_from(first, room.bytes))
         found = _PENDING_RUN.match(states, first, min(end, first + limit))
         return self._grant(range(first, found.end() if found else first), token)
 
-    def claim_newest(self, start: int, end: int, limit: int, token: int) -> range:
-        """Claim the last run of pending bundles in `start..end`, at most `limit` of them; `range(start, start)` if there is none."""
+    def claim_newest(self, start: int, end: int, room: Room, token: int) -> range:
+        """Claim the last run of pending bundles in `start..end`, as far as there is room: empty and behind the start if there is none."""
         if not self._states:
             self._wake()
         states = self._states
         last = states.rfind(_PENDING, start, end)
         if last < 0:
             return range(start, start)
+        limit = room.bundles if room.bytes is None else room.limit(self.sizes.fitting_up_to(last, room.bytes))
         lowest = max(start, last + 1 - limit)
         behind = states[lowest : last + 1].rstrip(_PENDING_BYTE)
         return self._grant(range(lowest + len(behind), last + 1), token)

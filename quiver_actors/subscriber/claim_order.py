@@ -10,14 +10,17 @@ round, kept from the first claim of newest bundles on.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from quiver_actors.subscriber.bundle_states import BundleStates
 from quiver_actors.subscriber.grants import Building, Room, TokenSource
+from quiver_actors.subscriber.sizes import BundleSizes
 from quiver_actors.subscriber.standing import Position
 
 OLDEST, NEWEST, NEWEST_BACKFILL = "oldest", "newest", "newest_backfill"
 ORDERS = (OLDEST, NEWEST, NEWEST_BACKFILL)
+
+SizesOf = Callable[[int], BundleSizes | None]
 
 _SPANS_SLACK = 1024
 
@@ -28,11 +31,13 @@ class ClaimOrder:
     Args:
         segments: the bundles of the incomplete segments, as their owner keeps them.
         tokens: each grant takes one.
+        sizes_of: the exact sizes of a segment's bundles, None where they are not known.
     """
 
-    def __init__(self, segments: Mapping[int, BundleStates], tokens: TokenSource) -> None:
+    def __init__(self, segments: Mapping[int, BundleStates], tokens: TokenSource, sizes_of: SizesOf) -> None:
         self._segments = segments
         self._tokens = tokens
+        self._sizes_of = sizes_of
         self._oldest: list[tuple[int, int, int]] = []
         self._newest: list[tuple[int, int, int]] | None = None  # (-segment, -end, start)
 
@@ -68,12 +73,11 @@ class ClaimOrder:
             if states is None:  # completed or forgotten since
                 heapq.heappop(self._oldest)
                 continue
-            limit = room.limit(states.bundle_bytes)
-            if not limit:
-                break
-            building = self._building(found, segment_seq, states)
+            building = self._building(found, segment_seq, states, room)
             last = end if before is None or before[0] != segment_seq else min(end, before[1])
-            run = states.claim(start, last, limit, building.token)
+            run = states.claim(start, last, room, building.token)
+            if not run and run.stop < last:
+                break  # the next one is too large
             if run.stop < end:
                 heapq.heapreplace(self._oldest, (segment_seq, run.stop, end))
             else:
@@ -93,11 +97,10 @@ class ClaimOrder:
             if states is None:
                 heapq.heappop(self._newest)
                 continue
-            limit = room.limit(states.bundle_bytes)
-            if not limit:
+            building = self._building(found, segment_seq, states, room)
+            run = states.claim_newest(start, end, room, building.token)
+            if not run and run.start > start:
                 break
-            building = self._building(found, segment_seq, states)
-            run = states.claim_newest(start, end, limit, building.token)
             if run.start > start:
                 heapq.heapreplace(self._newest, (-segment_seq, -run.start, start))
             else:
@@ -105,9 +108,11 @@ class ClaimOrder:
             building.add(run[::-1], room)
         return found
 
-    def _building(self, found: list[Building], segment_seq: int, states: BundleStates) -> Building:
+    def _building(self, found: list[Building], segment_seq: int, states: BundleStates, room: Room) -> Building:
         """What is being claimed of that segment now."""
         if not found or found[-1].segment_seq != segment_seq:
+            if room.bytes is not None and not states.sizes.are_exact:
+                states.sizes = self._sizes_of(segment_seq) or states.sizes
             found.append(Building(self._tokens.take(), segment_seq, states))
         return found[-1]
 

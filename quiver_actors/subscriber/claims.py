@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from quiver_actors.errors import AlreadyResolved, NotClaimed, UsageError
 from quiver_actors.subscriber import bitmap as bitmaps
 from quiver_actors.subscriber.bundle_states import BundleStates, Resolved
-from quiver_actors.subscriber.claim_order import NEWEST_BACKFILL, OLDEST, ClaimOrder
+from quiver_actors.subscriber.claim_order import NEWEST_BACKFILL, OLDEST, ClaimOrder, SizesOf
 from quiver_actors.subscriber.gaps import GapLedger
 from quiver_actors.subscriber.grants import (
     BACKFILL_CYCLE,
@@ -58,14 +58,21 @@ class SubscriberState(Standing):
         gaps: notices of those.
     """
 
-    def __init__(self, subscriber: str, *, version: int = 0, tokens: TokenSource | None = None) -> None:
+    def __init__(
+        self,
+        subscriber: str,
+        *,
+        version: int = 0,
+        tokens: TokenSource | None = None,
+        sizes_of: SizesOf = lambda _: None,
+    ) -> None:
         super().__init__(version)
         self.subscriber = subscriber
         self.delivered = self.redelivered = self.acked = self.rejected = self.deferred = self.dropped = 0
         self.expired = self.dead_lettered = 0
         self.gaps = GapLedger()
         self._tokens = tokens or TokenSource()
-        self._order = ClaimOrder(self.segments, self._tokens)
+        self._order = ClaimOrder(self.segments, self._tokens, sizes_of)
         self._leases = Leases(self._tokens)
         self._aside = SetAside(self.segments)
 
@@ -207,7 +214,7 @@ class SubscriberState(Standing):
         Args:
             order: `oldest` first; `newest` first; or `newest_backfill`: of ten bundles `backfill_ratio` are the oldest ones.
             before: only bundles before that position; for oldest first only.
-            size_limit_bytes: stop before more than that is given; counted with the mean size of a segment's bundles.
+            size_limit_bytes: stop before more than that is given.
 
         Returns:
             A grant for each segment; empty when nothing is pending.
@@ -310,7 +317,7 @@ class SubscriberState(Standing):
         if target >= ACKED:
             moved, refused = states.move(indexes, token, target)
             if moved:
-                self._leases.count_off(live, len(moved))
+                self._leases.count_off(live, len(moved), states.sizes.of(moved))
                 self._note_outcome(segment_seq, states, target, len(moved))
         else:
             moved, refused = states.held(indexes, token)
@@ -340,7 +347,7 @@ class SubscriberState(Standing):
             self._aside.defer(live.segment_seq, states, live.token, again, now_ns + delay_ns)
         else:
             self._make_pending(live.segment_seq, states, again)
-        self._leases.count_off(live, len(moved))
+        self._leases.count_off(live, len(moved), states.sizes.of(moved))
 
     def _make_pending(self, segment_seq: int, states: BundleStates, indexes: Sequence[int]) -> None:
         if indexes:

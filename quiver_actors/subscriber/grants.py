@@ -59,7 +59,18 @@ class Owner:
 class Live:
     """A grant of which something is held."""
 
-    __slots__ = ("held", "lease_until_ns", "owner", "owner_key", "segment_seq", "start", "states", "stop", "token")
+    __slots__ = (
+        "held",
+        "held_bytes",
+        "lease_until_ns",
+        "owner",
+        "owner_key",
+        "segment_seq",
+        "start",
+        "states",
+        "stop",
+        "token",
+    )
 
     def __init__(self, token: int, owner_key: object, owner: Owner, segment_seq: int, states: BundleStates) -> None:
         self.token = token
@@ -68,6 +79,7 @@ class Live:
         self.segment_seq = segment_seq
         self.states = states
         self.held = 0
+        self.held_bytes = 0
         self.start, self.stop = states.bundle_count, 0
         self.lease_until_ns = 0
 
@@ -81,27 +93,30 @@ class Room:
         self.bundles = bundles
         self.bytes = size_bytes
 
-    def limit(self, bundle_bytes: int) -> int:
-        if self.bytes is None:
-            return self.bundles
-        return min(self.bundles, max(0, self.bytes // max(1, bundle_bytes)))
+    def limit(self, fitting: int) -> int:
+        """How many bundles may be claimed of which so many fit."""
+        return min(self.bundles, fitting)
 
-    def use(self, count: int, bundle_bytes: int) -> None:
-        self.bundles -= count
+    def use(self, run: range, states: BundleStates) -> int:
+        """Some were; returns their bytes."""
+        size_bytes = states.sizes.of(run)
+        self.bundles -= len(run)
         if self.bytes is not None:
-            self.bytes -= count * bundle_bytes
+            self.bytes -= size_bytes
+        return size_bytes
 
 
 class Building:
     """A grant that is being put together from runs of one segment."""
 
-    __slots__ = ("_counts", "_runs", "count", "segment_seq", "start", "states", "stop", "token")
+    __slots__ = ("_counts", "_runs", "count", "segment_seq", "size_bytes", "start", "states", "stop", "token")
 
     def __init__(self, token: int, segment_seq: int, states: BundleStates) -> None:
         self.token = token
         self.segment_seq = segment_seq
         self.states = states
         self.count = 0
+        self.size_bytes = 0
         self.start, self.stop = states.bundle_count, 0
         self._runs: list[range] = []
         self._counts: list[bytes] = []
@@ -121,7 +136,7 @@ class Building:
             self.start = ascending.start
         if ascending.stop > self.stop:
             self.stop = ascending.stop
-        room.use(len(run), self.states.bundle_bytes)
+        self.size_bytes += room.use(ascending, self.states)
 
     def indexes(self) -> Sequence[int]:
         return self._runs[0] if len(self._runs) == 1 else [index for run in self._runs for index in run]

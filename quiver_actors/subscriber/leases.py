@@ -51,11 +51,12 @@ class Leases:
         count, states = building.count, building.states
         live = Live(building.token, key, holder, building.segment_seq, states)
         live.held, live.start, live.stop = count, building.start, building.stop
+        live.held_bytes = building.size_bytes
         self._live[live.token] = live
         states.live.add(live.token)
         holder.tokens.add(live.token)
         holder.held_count += count
-        holder.held_bytes += count * states.bundle_bytes
+        holder.held_bytes += live.held_bytes
         self.claimed_count += count
         self._lease(live, now_ns)
         return Grant(live.segment_seq, building.indexes(), live.token, building.counts(), live.lease_until_ns)
@@ -97,11 +98,18 @@ class Leases:
         live = self._live.get(token)
         return live if live is not None and live.owner_key is key and live.segment_seq == segment_seq else None
 
-    def count_off(self, live: Live, count: int) -> None:
-        """So many bundles of a grant are held no more; the last one ends it."""
+    def count_off(self, live: Live, count: int, size_bytes: int | None = None) -> None:
+        """So many bundles of a grant are held no more; the last one ends it.
+
+        Args:
+            size_bytes: of those; None: nobody knows which they are, so their share of the grant's.
+        """
+        if size_bytes is None or count == live.held or size_bytes > live.held_bytes:
+            size_bytes = live.held_bytes * count // live.held
         live.held -= count
+        live.held_bytes -= size_bytes
         live.owner.held_count -= count
-        live.owner.held_bytes -= count * live.states.bundle_bytes
+        live.owner.held_bytes -= size_bytes
         self.claimed_count -= count
         if not live.held:
             del self._live[live.token]
@@ -150,7 +158,7 @@ class Leases:
             owner, token = live.owner, live.token
             self.claimed_count -= live.held
             owner.held_count -= live.held
-            owner.held_bytes -= live.held * live.states.bundle_bytes
+            owner.held_bytes -= live.held_bytes
             owner.tokens.discard(token)
             live.states.live.discard(token)
             del self._live[token]

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from quiver_actors.errors import UnknownSubscriber, UsageError
 from quiver_actors.model import check_id
+from quiver_actors.subscriber.claim_order import SizesOf
 from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.gaps import GapLedger, GapNotice
 from quiver_actors.subscriber.grants import TokenSource
 from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress
 from quiver_actors.subscriber.seek import SeekPlan
+from quiver_actors.subscriber.sizes import BundleSizes
 
 START_LATEST = "latest"
 START_EARLIEST = "earliest"
@@ -29,6 +31,8 @@ class SubscriberRegistry:
         self._sealed: dict[int, tuple[int, int]] = {}
         self._lost: dict[int, list[tuple[int, int]]] = {}
         """What is known to be lost of those segments: runs as of `give_up`."""
+        self.sizes_of: SizesOf = lambda _: None
+        """The engine's: the exact sizes of a sealed segment's bundles, for windows in bytes."""
         self._version_start = 0
         self._tokens = TokenSource()
 
@@ -100,7 +104,15 @@ class SubscriberRegistry:
         return self._adopt(state)
 
     def _new(self, subscriber: str) -> SubscriberState:
-        return SubscriberState(subscriber, version=self._version_start, tokens=self._tokens)
+        return SubscriberState(
+            subscriber,
+            version=self._version_start,
+            tokens=self._tokens,
+            sizes_of=self._exact_sizes,
+        )
+
+    def _exact_sizes(self, segment_seq: int) -> BundleSizes | None:
+        return self.sizes_of(segment_seq)
 
     def _adopt(self, state: SubscriberState) -> SubscriberState:
         self._states[state.subscriber] = state

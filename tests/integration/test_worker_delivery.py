@@ -94,6 +94,21 @@ def test_one_bundle_is_always_allowed_by_a_window_in_bytes(tmp_path: Path) -> No
         assert client.delivered()[1] == [1]
 
 
+def test_window_in_bytes_knows_how_large_each_bundle_is(tmp_path: Path) -> None:
+    """By their mean, one more of them would go."""
+    with running(tmp_path) as worker:
+        producer = worker.producer()
+        for rows in (1000, 1000, 1000, 1, 1, 1):
+            producer.push_and_wait(table(*range(rows)))
+        producer.flush()
+        client = worker.connect()
+        client.register("s", credit=100, terms=m.Terms(max_in_flight_bytes=10_000))
+        deliver, indexes = client.delivered()
+        assert indexes == [0], "each of the first three takes 8 KB"
+        client.resolve(deliver, indexes)
+        assert client.delivered()[1] == [1]
+
+
 def test_newest_first(tmp_path: Path) -> None:
     with running(tmp_path) as worker:
         pushed(worker, 1, 2, 3)

@@ -13,6 +13,7 @@ import pytest
 from quiver_actors.errors import UsageError
 from quiver_actors.subscriber.bitmap import full
 from quiver_actors.subscriber.bundle_states import BundleStates
+from quiver_actors.subscriber.grants import Room
 from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress, decode_progress, encode_progress
 from tests.support.consumers import RememberingState as SubscriberState
 
@@ -604,7 +605,7 @@ def test_backlog_holds_no_object_per_bundle() -> None:
 
 def test_segment_at_rest_keeps_only_its_bitmap() -> None:
     states = BundleStates(50_000)
-    states.claim(0, 50_000, 50_000, 1)
+    states.claim(0, 50_000, Room(50_000, None), 1)
     states.move(range(50_000 - 10), 1, 5)
     assert states._states
     states.rest()
@@ -617,4 +618,4 @@ def test_segment_at_rest_keeps_only_its_bitmap() -> None:
     assert states.first_unresolved() == 50_000
     states = BundleStates(50_000, full(10))
     assert states.first_unresolved() == 10
-    assert states.claim(0, 50_000, 1, 2) == range(10, 11)
+    assert states.claim(0, 50_000, Room(1, None), 2) == range(10, 11)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 import pytest
 
 from quiver_actors.errors import AlreadyResolved, NotClaimed, UsageError
-from quiver_actors.subscriber.claim_order import NEWEST, NEWEST_BACKFILL
+from quiver_actors.subscriber.claim_order import NEWEST, NEWEST_BACKFILL, OLDEST
 from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.grants import Grant, TokenSource
 from quiver_actors.subscriber.progress import decode_progress, encode_progress
+from quiver_actors.subscriber.sizes import BundleSizes
 
 ALICE, BOB = object(), object()
 LEASE = 100
@@ -319,6 +321,38 @@ def test_window_in_bytes_stops_a_claim() -> None:
     assert indexes(state.claim(ALICE, 20, size_limit_bytes=350)) == [(0, 0), (0, 1), (0, 2)]
     assert state.held(ALICE) == (3, 300)
     assert len(indexes(state.claim(BOB, 20, size_limit_bytes=2700))) == 9
+
+
+SIZES = [10, 10, 1000, 30, 500, 5, 5, 200]
+
+
+@pytest.mark.parametrize("order", [OLDEST, NEWEST])
+def test_window_in_bytes_goes_by_the_size_of_each_bundle(order: str) -> None:
+    state = SubscriberState("s", sizes_of=lambda _: BundleSizes(1, np.array(SIZES, dtype=np.int64)))
+    state.add_segment(0, len(SIZES), sum(SIZES))
+    expected = list(range(len(SIZES))) if order == OLDEST else list(range(len(SIZES)))[::-1]
+    for limit in (20, 1000, 1019, 10_000):
+        grants = state.claim(ALICE, 99, order=order, size_limit_bytes=limit)
+        found = [index for grant in grants for index in grant.indexes]
+        fitting = [count for count in range(9) if sum(SIZES[index] for index in expected[:count]) <= limit]
+        assert found == expected[: fitting[-1]]
+        assert state.held(ALICE) == (len(found), sum(SIZES[index] for index in found))
+        for grant in grants:
+            # One by one in a scattered order: what is held stays exact.
+            for index in sorted(grant.indexes, key=lambda index: index * 5 % 8):
+                state.resolve(ALICE, 0, grant.token, "return", [index], 0, 0)
+                found.remove(index)
+                assert state.held(ALICE) == (len(found), sum(SIZES[index] for index in found))
+
+
+def test_bytes_held_are_given_back_whole_whoever_ends_the_claims() -> None:
+    state = SubscriberState("s", sizes_of=lambda _: BundleSizes(1, np.array(SIZES, dtype=np.int64)))
+    state.add_segment(0, len(SIZES), sum(SIZES))
+    state.claim(ALICE, 99, size_limit_bytes=10_000)
+    state.drop(0, 0, 3)
+    assert 0 < state.held(ALICE)[1] < sum(SIZES)
+    state.ack_through(0, 7, {})
+    assert state.held(ALICE) == (0, 0)
 
 
 def test_pending_in_a_range() -> None:
