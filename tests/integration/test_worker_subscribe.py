@@ -284,7 +284,7 @@ def test_unregister_forgets_progress_and_detaches_every_connection(tmp_path: Pat
         (m.Register(1, "default", "s", "yesterday"), "usage"),
         (m.Register(1, "nowhere", "s", "latest"), "unknown_topic"),
         (m.Unregister(1, "default", "s"), "unknown_subscriber"),
-        (m.OpenSegment(1, "default", 99), "invalid_format"),
+        (m.OpenSegment(1, "default", 99), "not_stored"),
         (m.Flush(1, "nowhere"), "unknown_topic"),
         (m.Resolve(1, "default", "s", 0, 1, "ack", bytes(4)), "unknown_subscriber"),
     ],
