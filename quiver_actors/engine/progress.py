@@ -49,7 +49,8 @@ class Progress:
         self._interval_ns = settings.progress_flush_interval_ns
         self._clock = clock
         self._condition = condition
-        self._removed: set[str] = set()
+        self._removed: dict[str, int] = {}
+        """Subscribers whose files are to go, and the ticket of their end: a flush that was made before says nothing of it."""
         self._events: list[Event] = []
 
     def change_settings(self, settings: TopicSettings) -> None:
@@ -83,8 +84,8 @@ class Progress:
     def unregister(self, subscriber: str) -> int:
         """Forget a subscriber and delete its files. Returns how many sealed bundles it was owed. Raises UnknownSubscriber."""
         owed = self.registry.unregister(subscriber)
-        self._removed.add(subscriber)
         self.changed()
+        self._removed[subscriber] = self.ticket
         return owed
 
     # --- what is told by and by --------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class Progress:
         if self.due_ns is None or self._clock.monotonic_ns() < self.due_ns:
             return None
         writes = []
-        for name in sorted(self._removed - {state.subscriber for state in self.registry}):
+        for name in sorted(self._removed.keys() - {state.subscriber for state in self.registry}):
             writes.append(jobs.ProgressWrite(self._progress_path(name), None, name, 0))
             writes.append(jobs.ProgressWrite(self._gaps_path(name), None, name, 0))
         writes += self._gap_writes()
@@ -162,10 +163,13 @@ class Progress:
 
     def finish_flush(self, job: jobs.ProgressJob) -> list[Event]:
         for write in job.writes:
+            if (write.content is None or write.is_gaps) and self._removed.get(
+                write.subscriber, job.ticket + 1
+            ) <= job.ticket:
+                del self._removed[write.subscriber]
             if write.content is None:
-                self._removed.discard(write.subscriber)
-            elif write.is_gaps:
-                self._removed.discard(write.subscriber)
+                continue
+            if write.is_gaps:
                 self.registry.mark_gaps_flushed(write.subscriber, write.version)
             else:
                 self.registry.mark_flushed(write.subscriber, write.version)

@@ -53,6 +53,8 @@ class Subscription:
     owed_before: frozenset[BundleId] = frozenset()
     ended: Fact = field(default_factory=lambda: Fact(NEVER))
     resolved: dict[BundleId, Fact] = field(default_factory=dict)
+    dropped: set[BundleId] = field(default_factory=set)
+    """Those of them that were given up for want of space."""
 
     def owes(self, bundle: PushedBundle) -> bool:
         return bundle.sequence >= self.first_sequence or bundle.id in self.owed_before
@@ -69,6 +71,8 @@ class Ledger:
         self.bundles: dict[BundleId, PushedBundle] = {}
         self.subscriptions: list[Subscription] = []
         self.deletions: dict[int, Deletion] = {}
+        self.drops: dict[int, Fact] = {}
+        """Segments that were given up for want of space."""
         self.positions: dict[int, tuple[int, int, int]] = {}
         """Per sealed segment: first and last log position, and since when it is known."""
 
@@ -120,8 +124,30 @@ class Ledger:
         found = [s for s in self.subscriptions if s.subscriber == subscriber and s.ended.done_at == NEVER]
         return found[-1] if found else None
 
+    def drop(self, segment_seq: int, fact: Fact) -> None:
+        """The engine gives a sealed segment up: nobody gets what he has not resolved of it."""
+        self.drops[segment_seq] = fact
+        for subscription in self.subscriptions:
+            if subscription.ended.done_at != NEVER:
+                continue
+            for id_, bundle in self.bundles.items():
+                if id_[0] == segment_seq and subscription.owes(bundle) and id_ not in subscription.resolved:
+                    subscription.resolved[id_] = fact
+                    subscription.dropped.add(id_)
+
+    def forget_drops(self, deliverable: set[int], *, has_subscribers: bool) -> None:
+        """After a crash: a drop that was not known to be durable was, or never happened."""
+        for segment_seq, fact in list(self.drops.items()):
+            if fact.durable_at == NEVER and has_subscribers and segment_seq not in deliverable:
+                fact.durable_at = fact.done_at
+            elif fact.durable_at == NEVER:
+                del self.drops[segment_seq]
+
     def may_delete(self, segment_seq: int) -> bool:
-        """Whether every subscriber has resolved, durably, all that it was owed of that segment; none if there is none."""
+        """Whether every subscriber has resolved, durably, all that it was owed of that segment; none if there is none. Or it was given
+        up, and that is durable."""
+        if segment_seq in self.drops and self.drops[segment_seq].durable_at != NEVER:
+            return True
         live = [s for s in self.subscriptions if s.ended.durable_at == NEVER]
         return bool(live) and not any(self._needs(subscription, segment_seq) for subscription in live)
 

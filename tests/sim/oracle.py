@@ -26,7 +26,7 @@ from quiver_actors.events import Event, Failed, GapFound
 from quiver_actors.jobs import DeleteJob
 from quiver_actors.segment.reader import SegmentReader
 from tests.sim.bundles import Slots, plain, same_slots
-from tests.sim.ledger import BundleId, Ledger, PushedBundle
+from tests.sim.ledger import BundleId, Ledger, PushedBundle, Subscription
 
 DIRECTORY = "data/topic/core_0"
 _EVERYTHING = 1 << 30
@@ -197,8 +197,22 @@ class Oracle:
             found_fact = resolved.get(bundle.id)
             if subscription.owes(bundle) and (found_fact is None or found_fact.done_at > at):
                 assert bundle.id in found, f"{subscriber} is owed {bundle.id} and does not get it"
+        self._check_announced(survey, subscription, found, at)
         for id_ in found:
             assert subscription.owes(self.ledger.bundles[id_]), f"{subscriber} gets {id_} from before its start"
+
+    def _check_announced(self, survey: Survey, subscription: Subscription, found: set[BundleId], at: int) -> None:
+        """What was given up is either still delivered, or named in a notice; once that is durable, only the latter."""
+        gaps = [e for e in survey.events if isinstance(e, GapFound) and e.subscriber == subscription.subscriber]
+        announced = {(gap.segment_seq, gap.bundle_index + n) for gap in gaps for n in range(gap.bundle_count)}
+        for id_ in subscription.dropped:
+            fact = subscription.resolved[id_]
+            if self.ledger.bundles[id_].lost_at <= at or fact.done_at > at:
+                continue
+            is_announced = id_ in announced
+            assert is_announced or (fact.durable_at > at and id_ in found), (
+                f"{subscription.subscriber} neither gets {id_} nor is told that it was evicted"
+            )
 
     def check_progress(self, disk: Disk, engine: Engine, survey: Survey, at: int) -> None:
         """The engine takes, seals and delivers new bundles, under numbers that were never used before."""

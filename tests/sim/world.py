@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from quiver_actors import jobs
-from quiver_actors.config import SegmentSettings, TopicSettings, WalSettings
+from quiver_actors.config import RetentionSettings, SegmentSettings, TopicSettings, WalSettings
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import CallSite, FaultyDisk, call_site
 from quiver_actors.disk.interposed import MUTATING_KINDS, Call, InterposedDisk, Result
@@ -25,6 +25,8 @@ from quiver_actors.errors import DiskError
 from quiver_actors.events import Event, Failed, GapFound, Sealed
 from quiver_actors.jobs import Job
 from quiver_actors.model import Durability
+from quiver_actors.retention.choice import choose
+from quiver_actors.supervisor.figures import NO_LIMIT, EvictionClass
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.wal import layout
 from tests.sim.bundles import Producer, any_bundle
@@ -44,14 +46,17 @@ class Profile:
     big_share: float = 0.03
     fills_disk: bool = False
     operations: int = 60
+    evicts: bool = False
 
 
-def _profile(name: str, big_share: float = 0.03, fills_disk: bool = False, **changes: Any) -> Profile:
+def _profile(
+    name: str, big_share: float = 0.03, fills_disk: bool = False, evicts: bool = False, **changes: Any
+) -> Profile:
     segment = {"target_size_bytes": 6_000} | {k[8:]: v for k, v in changes.items() if k.startswith("segment_")}
     wal = {k[4:]: v for k, v in changes.items() if k.startswith("wal_")}
     rest = {k: v for k, v in changes.items() if not k.startswith(("segment_", "wal_"))}
     settings = TopicSettings(name="topic", segment=SegmentSettings(**segment), wal=WalSettings(**wal), **rest)
-    return Profile(name, settings, big_share, fills_disk)
+    return Profile(name, settings, big_share, fills_disk, evicts=evicts)
 
 
 PROFILES = (
@@ -64,6 +69,13 @@ PROFILES = (
     _profile("age", segment_max_open_duration_ns=30 * MILLISECOND_NS, segment_target_size_bytes=60_000),
     _profile("lag", wal_max_rotated_files=1, segment_target_size_bytes=2_000),
     _profile("full", fills_disk=True, segment_target_size_bytes=3_000),
+    _profile(
+        "evict",
+        evicts=True,
+        fills_disk=True,
+        segment_target_size_bytes=2_000,
+        retention=RetentionSettings(size_cap_policy="drop_oldest", steady_state_headroom_bytes=12_000),
+    ),
 )
 
 
@@ -195,6 +207,7 @@ class World:
             (self._restart, 1),
             (self._crash, 1),
             (self._change_space, 8 if self.profile.fills_disk else 0),
+            (self._evict, 8 if self.profile.evicts else 0),
         )
         functions, weights = zip(*steps, strict=True)
         for _ in range(operations or self.profile.operations):
@@ -331,7 +344,8 @@ class World:
         if is_known:
             return
         there = [bundle for bundle in self.ledger.bundles.values() if bundle.lost_at == NEVER and wants(bundle)]
-        owed = frozenset(bundle.id for bundle in there if not self.ledger.may_be_deleted(bundle.id[0], self.calls))
+        gone = {seq for seq in {b.id[0] for b in there} if self.ledger.may_be_deleted(seq, self.calls)}
+        owed = frozenset(b.id for b in there if b.id[0] not in gone and b.id[0] not in self.ledger.drops)
         self.ledger.subscriptions.append(Subscription(subscriber, self._ticketed(ticket), next_sequence, owed))
 
     def _any_start(self) -> tuple[str, Callable[[PushedBundle], bool]]:
@@ -361,6 +375,18 @@ class World:
         """The disk is full to the last block, or nearly, or has room again."""
         free = self.random.choice((0, 1, 20, None)) if self.disk.capacity_bytes is None else None
         self.disk.capacity_bytes = None if free is None else self.disk.used_bytes + free * BLOCK_BYTES
+
+    def _evict(self) -> None:
+        """Carry out a claim of the coordinator."""
+        retention = self.engine.retention
+        last_class = self.random.choice(list(EvictionClass))
+        chosen = choose(retention.candidates(), last_class, NO_LIMIT, self.random.choice((1, 8_000, 40_000)))
+        retention.let_go(chosen)
+        lost = {c.segment_seq for c in chosen if c.eviction_class in (EvictionClass.UNPROCESSED, EvictionClass.CLAIMED)}
+        for segment_seq in lost:
+            self.ledger.drop(segment_seq, self._ticketed(self.engine.progress_ticket()))
+            # Claims on it are over.
+            self._claimed = {key: owner for key, owner in self._claimed.items() if key[1][0] != segment_seq}
 
     def _advance(self) -> None:
         self.clock.now_ns += self.random.choice((1, 10, 60, 300)) * MILLISECOND_NS
@@ -400,6 +426,9 @@ class World:
         """Only bundles that were never promised may be lost, or, where reads fail, those of a segment that was given up."""
         if self.has_faults and gap.reason == "damaged":
             self.ledger.deletions[gap.segment_seq] = Deletion(self.calls)
+            return
+        if gap.reason == "evicted":
+            assert gap.segment_seq in self.ledger.drops, gap
             return
         for index in range(gap.bundle_index, gap.bundle_index + gap.bundle_count):
             assert self.ledger.bundles[gap.segment_seq, index].lost_at != NEVER, gap
@@ -506,6 +535,8 @@ class World:
                 deletion.done_at = min(deletion.done_at, now)
         for segment_seq, content in survey.segments.items():
             self.ledger.positions.setdefault(segment_seq, (*content.positions, now))
+        deliverable = {id_[0] for ids in survey.deliverable.values() for id_ in ids}
+        self.ledger.forget_drops(deliverable, has_subscribers=bool(survey.deliverable))
         next_sequence = 1 + max((b.sequence for b in self.ledger.bundles.values()), default=-1)
         for subscription in self.ledger.subscriptions:
             if subscription.ended.durable_at == NEVER:

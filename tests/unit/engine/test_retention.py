@@ -11,6 +11,7 @@ from quiver_actors.config import RetentionSettings
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.errors import ProtocolError, Throttled
 from quiver_actors.events import GapFound
+from quiver_actors.jobs import ProgressJob
 from quiver_actors.retention.choice import IN_LOGS, choose
 from quiver_actors.supervisor.figures import NO_LIMIT, EvictionClass
 from quiver_actors.supervisor.measure import measure
@@ -295,3 +296,19 @@ def test_the_account_is_what_du_says(disk: Disk, tmp_path: Path) -> None:
     driver.reopen()
     driver.run_for(60 * SECOND_NS)
     assert driver.engine.disk_bytes == pytest.approx(measure([str(tmp_path / "default" / "core_0")]), rel=0.01)
+
+
+def test_a_subscriber_that_ends_while_its_notices_are_being_written_does_not_come_back(disk: Disk) -> None:
+    driver = engine_with(disk, size_cap_policy="drop_oldest")
+    driver.engine.register("s", "earliest")
+    fill(driver, 2)
+    retention = driver.engine.retention
+    retention.let_go(choose(retention.candidates(), EvictionClass.UNPROCESSED, NO_LIMIT, 1))
+    job = driver.engine.next_background()
+    assert isinstance(job, ProgressJob)
+    driver.engine.unregister("s")
+    job.run()
+    driver.engine.finish(job)
+    driver.settle()
+    driver.engine.close()
+    assert driver.reopen().subscribers() == []
