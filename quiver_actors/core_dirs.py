@@ -24,7 +24,7 @@ def owner_of(core: int, cores: int) -> int:
 def find_core_dirs(data_dir: str) -> dict[int, list[str]]:
     """By core: the topics that have a directory of it, sorted."""
     found: dict[int, list[str]] = {}
-    for topic in sorted(_directories_in(data_dir)):
+    for topic in sorted(name for name in _directories_in(data_dir) if not name.startswith(".")):
         for name in _directories_in(os.path.join(data_dir, topic)):
             if match := _CORE_NAME.fullmatch(name):
                 found.setdefault(int(match[1]), []).append(topic)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from quiver_actors.cli.status_view import attach_page
-from quiver_actors.client import Client, Delivery, GapNotice, GapSubscription
-from quiver_actors.errors import Throttled
+from quiver_actors.client import Client, Delivery, GapNotice, GapSubscription, Subscription
+from quiver_actors.errors import QuiverError, Throttled
 from quiver_actors.model import BundleId
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.supervisor.figures import (
@@ -23,6 +26,8 @@ from quiver_actors.supervisor.figures import (
     NODE_STORAGE_ROW,
     STORAGE_ROW,
     GrantFigure,
+    NodeStorageFigure,
+    StorageFigure,
     region_of,
 )
 from quiver_actors.supervisor.measure import measure
@@ -30,7 +35,7 @@ from quiver_actors.units import KIB, MIB
 from tests.integration.client_node import ClientNode, client_node
 
 CAP = 16 * MIB
-STEP = 640 * KIB
+STEP = MIB + 8 * KIB
 """One log: half a megabyte of segment and as much slack as that gets."""
 DEADLINE_SECONDS = 60.0
 
@@ -179,6 +184,194 @@ def test_drop_oldest_goes_on_and_announces_exactly_what_is_lost() -> None:
         assert delivered | announced == pushed
         assert delivered & announced == set()
         assert announced, "forty megabytes do not fit into sixteen"
+
+
+def test_a_hot_core_gets_what_idle_cores_do_not_use() -> None:
+    cap = 32 * MIB
+    with client_node(4, config(cap=cap)) as node, node.connect() as client, sampling(node, cap):
+        client.subscribe("s", start="earliest").close()
+        push_until_refused(client, key=key_of(client, 2), timeout=3.0)
+        wait_until(lambda: words(node, 2)[StorageFigure.USED_BYTES] > 0.85 * cap, "the hot core uses the cap")
+        assert sum(words(node, core)[StorageFigure.USED_BYTES] for core in range(4)) <= cap
+
+
+def test_what_is_counted_is_what_du_says() -> None:
+    with client_node(2, config()) as node, node.connect() as client:
+        client.subscribe("s", start="earliest").close()
+        for core in range(2):
+            client.push_many((bundle(number) for number in range(30)), key=key_of(client, core))
+        client.flush()
+
+        def agrees() -> bool:
+            return node_words(node)[NodeStorageFigure.USED_BYTES] == pytest.approx(
+                measure([str(node.directories.data)]), rel=0.01
+            )
+
+        wait_until(agrees, "the account and du agree")
+
+
+def test_with_the_supervisor_stopped_workers_live_within_their_last_grant() -> None:
+    with client_node(2, config()) as node, node.connect() as client, sampling(node) as sampler:
+        client.subscribe("s", start="earliest").close()
+        client.push(bundle(0), key=key_of(client, 0))
+        wait_until(lambda: sampler.peak_grants > CAP // 4, "grants are given")
+        node.process.signal(signal.SIGSTOP)
+        try:
+            stored = push_until_refused(client, key=key_of(client, 0), timeout=2.0)
+            used = words(node, 0)[StorageFigure.USED_BYTES]
+            assert used <= words(node, 0)[StorageFigure.GRANT_SEEN_BYTES] < CAP
+        finally:
+            node.process.signal(signal.SIGCONT)
+        more = push_until_refused(client, len(stored), key=key_of(client, 0), timeout=3.0)
+        assert more, "the supervisor goes on from the words that it finds"
+        assert words(node, 0)[StorageFigure.USED_BYTES] > used
+
+
+def test_a_worker_that_stays_dead_gives_back_what_it_does_not_use() -> None:
+    with client_node(2, config()) as node, node.connect() as client, sampling(node):
+        client.subscribe("s", start="earliest").close()
+        client.push(bundle(0), key=key_of(client, 0))
+        node.signal_worker(1, signal.SIGSTOP)
+        held = words(node, 1)[StorageFigure.GRANT_SEEN_BYTES]
+        assert held > 0
+        push_until_refused(client, 1, key=key_of(client, 0), timeout=2.0)
+        used = words(node, 0)[StorageFigure.USED_BYTES]
+        assert used <= CAP - words(node, 1)[StorageFigure.USED_BYTES]
+        node.signal_worker(1, signal.SIGKILL)
+        assert push_until_refused(client, 1000, key=key_of(client, 0), timeout=3.0), (
+            "its headroom went to the other one"
+        )
+
+
+def test_a_reload_changes_cap_and_policy_while_pushes_wait() -> None:
+    with client_node(1, config()) as node, node.connect() as client:
+        client.subscribe("s", start="earliest").close()
+        file = node.directories.base / "quiver.toml"
+        stored = push_until_refused(client, timeout=1.0)
+        file.write_text(config(cap=2 * CAP))
+        node.process.signal(signal.SIGHUP)
+        stored += push_until_refused(client, len(stored), timeout=3.0)
+        assert len(stored) * 100 * KIB > CAP
+        file.write_text(config("drop_oldest", cap=CAP))
+        node.process.signal(signal.SIGHUP)
+        client.push_many((bundle(10_000 + number) for number in range(100)), timeout=30.0)
+        used = NodeStorageFigure.USED_BYTES
+        wait_until(lambda: node_words(node)[used] <= CAP, "the store works its way down to the lower cap")
+
+
+def test_a_store_that_is_over_its_cap_starts_and_works_its_way_down() -> None:
+    with client_node(2, config(cap=4 * CAP)) as node:
+        with node.connect() as client:
+            subscription = client.subscribe("s", start="earliest")
+            receipts = client.push_many((bundle(number) for number in range(300)), timeout=30.0)
+            client.flush()
+            subscription.close()
+        (node.directories.base / "quiver.toml").write_text(config())
+        node.process.stop()
+        node.restart()
+        with node.connect() as client:
+            assert node_words(node)[NodeStorageFigure.USED_BYTES] > CAP
+            with pytest.raises(Throttled):
+                client.push(bundle(1), timeout=1.0)
+            subscription = client.subscribe("s", start="earliest")
+            found = {delivery_id(delivery) for delivery in take_all(subscription, len(receipts))}
+            assert found == {receipt.bundle_id for receipt in receipts}
+            client.push(bundle(1), timeout=20.0)
+            assert node_words(node)[NodeStorageFigure.USED_BYTES] <= CAP
+
+
+# --- kills -----------------------------------------------------------------------------------------------------------------
+
+
+ROUNDS = int(os.environ.get("QUIVER_TEST_CAP_ROUNDS", "4"))
+"""100 in the long form."""
+
+
+def test_no_acknowledged_bundle_is_missing_without_its_notice_whoever_is_killed_during_evictions() -> None:
+    random = Random(5)
+    acked: dict[BundleId, int] = {}
+    delivered: dict[BundleId, int] = {}
+    announced: set[BundleId] = set()
+    with client_node(2, config("drop_oldest", cap=12 * MIB)) as node, sampling(node, 12 * MIB) as sampler:
+        for number in range(ROUNDS):
+            victim = random.choice(["core_0", "core_1", "supervisor"])
+            with node.connect() as client, client.subscribe("s", start="earliest", gaps="deliver") as subscription:
+                delivered |= consume(subscription, announced, random.randint(0, 30))
+                killed = threading.Event()
+                pusher = threading.Thread(target=push_while, args=(client, acked, killed, 1_000_000 * number))
+                pusher.start()
+                wait_until(lambda: sampler.peak_bytes > 10 * MIB, "the store is full")
+                killed.wait(random.random() * 0.5)
+                kill(node, victim)
+                killed.set()
+                pusher.join()
+            if victim == "supervisor":
+                node.restart()
+                sampler.page.close()
+                sampler.page = attach_page(str(node.directories.run))
+        with node.connect() as client, client.subscribe("s", gaps="deliver") as subscription:
+            client.flush()
+            missing = set(acked) - set(delivered) - announced
+            while missing:
+                event = subscription.get(20.0)
+                assert event is not None, (
+                    f"{len(missing)} acknowledged bundles neither came nor were announced: {sorted(missing)[:3]}"
+                )
+                missing -= note(event, delivered, announced)
+    assert announced
+    assert all(delivered[id_] == number for id_, number in acked.items() if id_ in delivered)
+
+
+def kill(node: ClientNode, victim: str) -> None:
+    if victim == "supervisor":
+        node.kill_supervisor()
+    else:
+        node.kill_worker(int(victim.removeprefix("core_")))
+
+
+def push_while(client: Client, acked: dict[BundleId, int], killed: threading.Event, first: int) -> None:
+    """Push until somebody was killed; what was acknowledged until then."""
+    number = first
+    while not killed.is_set():
+        try:
+            receipts = client.push_many([bundle(number + n) for n in range(8)], key=str(number), timeout=5.0)
+        except QuiverError:
+            number += 8
+            continue
+        acked.update((receipt.bundle_id, number + n) for n, receipt in enumerate(receipts))
+        number += 8
+
+
+def consume(subscription: GapSubscription, announced: set[BundleId], count: int) -> dict[BundleId, int]:
+    delivered: dict[BundleId, int] = {}
+    for _ in range(count):
+        event = subscription.get(0.2)
+        if event is None:
+            break
+        note(event, delivered, announced)
+    return delivered
+
+
+def note(event: Delivery | GapNotice, delivered: dict[BundleId, int], announced: set[BundleId]) -> set[BundleId]:
+    """What an event accounts for."""
+    if isinstance(event, GapNotice):
+        announced |= ids_of(event)
+        return ids_of(event)
+    with event:
+        delivered[event.bundle_id] = number_of(event)
+    return {event.bundle_id}
+
+
+def take_all(subscription: Subscription, count: int) -> Iterator[Delivery]:
+    for _ in range(count):
+        delivery = subscription.get(20.0)
+        assert delivery is not None
+        with delivery:
+            yield delivery
+
+
+def delivery_id(delivery: Delivery) -> BundleId:
+    return delivery.bundle_id
 
 
 def drain(subscription: GapSubscription, pushed: set[BundleId]) -> tuple[set[BundleId], set[BundleId]]:
