@@ -19,6 +19,9 @@ from quiver_actors.encoding.streams import EncodedStream, StreamTable
 from quiver_actors.errors import UsageError
 
 GROUP_BUNDLES_MAX = 64
+RUN_BUNDLES_MAX = 256
+"""Of the second and later runs of a call; the first one leaves as early as any group, so that the worker starts. What a message costs
+is shared by its bundles: 256 of 1 KiB cost the producer 14 % and the worker a third less than four times 64."""
 GROUP_BYTES_MAX = RUN_BYTES_MAX
 _FRAME_BYTES = 512
 """Assumed for an entry beside its buffers and its schema: a guess decides when a group is full, not what fits."""
@@ -39,6 +42,7 @@ class Grouping:
         self._run: list[pa.RecordBatch] = []
         self._item_counts: list[int | None] = []
         self._run_bytes = 0
+        self._run_bundles_max = GROUP_BUNDLES_MAX
         self._plans: list[BundlePlan] = []
         self._plans_bytes = 0
 
@@ -59,8 +63,9 @@ class Grouping:
                     yield from self._end_run()
                     yield from self._plan(batches, item_count)
                     continue
-                if len(self._run) == GROUP_BUNDLES_MAX or self._run_bytes + size_bytes > GROUP_BYTES_MAX:
+                if len(self._run) == self._run_bundles_max or self._run_bytes + size_bytes > GROUP_BYTES_MAX:
                     yield from self._take_run()
+                    self._run_bundles_max = RUN_BUNDLES_MAX
                 self._run_bytes += size_bytes
                 self._run.append(batches[0][1])
                 self._item_counts.append(item_count)

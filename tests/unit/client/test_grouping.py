@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from quiver_actors.client.grouping import GROUP_BUNDLES_MAX, GROUP_BYTES_MAX, Grouping, Planned
+from quiver_actors.client.grouping import GROUP_BYTES_MAX, RUN_BUNDLES_MAX, Grouping, Planned
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.encoding.entries import PushRows, plan, write
 from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory
@@ -62,7 +62,7 @@ def check_same(pairs: Pairs, memory: RunMemory | None = None) -> list[Planned]:
     assert found == planned_each(pairs, streams)
     parse_span(*found)
     assert sum(map(len, groups)) == len(pairs)
-    assert all(len(each) <= GROUP_BUNDLES_MAX for each in groups)
+    assert all(len(each) <= RUN_BUNDLES_MAX for each in groups)
     return groups
 
 
@@ -106,7 +106,7 @@ def test_schemas_that_alternate_share_their_messages() -> None:
 
 
 def test_groups_are_full_but_not_over_their_limits() -> None:
-    assert [len(each) for each in group(without_counts([numbers(5)] * 200))] == [64, 64, 64, 8]
+    assert [len(each) for each in group(without_counts([numbers(5)] * 600))] == [64, 256, 256, 24]
     large = group(without_counts([numbers(4_000)] * 100))
     assert all(each.size_bytes <= GROUP_BYTES_MAX for each in large)
     assert all(each.size_bytes > GROUP_BYTES_MAX // 2 for each in large[:-1])

@@ -66,9 +66,9 @@ def test_receipt_says_where_the_bundle_is_and_how_safe(peer: Peer, client: Clien
     assert {slot: found.num_rows for slot, found in stored.entry.batches.items()} == {3: 3, 7: 5}
 
 
-def test_push_many_is_one_message_for_sixty_four(peer: Peer, client: Client) -> None:
+def test_push_many_sends_a_first_message_of_sixty_four(peer: Peer, client: Client) -> None:
     receipts = client.push_many(batch(value=n) for n in range(130))
-    assert [len(push.entries) // ENTRY_ROW.size for push in peer.of_type(Push)] == [64, 64, 2]
+    assert [len(push.entries) // ENTRY_ROW.size for push in peer.of_type(Push)] == [64, 66]
     assert ids(peer) == list(range(130))
     assert [receipt.bundle_id.bundle_index for receipt in receipts[:64]] == list(range(100, 164))
     assert [receipt.sequence for receipt in receipts[64:128]] == list(range(1000, 1064))
@@ -394,12 +394,12 @@ def test_full_ring_times_out_without_a_trace(peer: Peer, client: Client) -> None
 def test_progress_keeps_push_many_from_timing_out(peer: Peer, client: Client) -> None:
     """The timeout is the longest time without an acknowledgement, however long the whole takes."""
     peer.holds_acks = True
-    push = Background(lambda: client.push_many([batch(value=n) for n in range(64 * 5)], timeout=1.0))
+    push = Background(lambda: client.push_many([batch(value=n) for n in range(64 + 4 * 256)], timeout=1.0))
     peer.wait_for(lambda: len(peer.unacknowledged) == 5)
     for _ in range(5):
         assert not push.ends_within(0.4)
         peer.acknowledge(1)
-    assert len(push.result()) == 64 * 5  # type: ignore[arg-type]
+    assert len(push.result()) == 64 + 4 * 256  # type: ignore[arg-type]
 
 
 def test_worker_that_never_greets_is_unavailable(peer: Peer, client: Client) -> None:
@@ -445,20 +445,20 @@ def test_lost_push_is_pushed_again(peer: Peer, client: Client) -> None:
 
 def test_only_what_was_not_acknowledged_is_pushed_again_and_in_order(peer: Peer, client: Client) -> None:
     peer.holds_acks = True
-    pushes = Background(lambda: client.push_many([batch(value=n) for n in range(200)]))
+    pushes = Background(lambda: client.push_many([batch(value=n) for n in range(676)]))
     peer.wait_for(lambda: len(peer.unacknowledged) == 4)
     peer.acknowledge(2)
     session, third = peer.unacknowledged[0]
     session.send(Acked(3, [AckRun(third.tag, 5, 100, 0, 10)]))
-    peer.wait_for(lambda: len(peer.stored) == 200)
+    peer.wait_for(lambda: len(peer.stored) == 676)
     peer.kill(0)
     peer.holds_acks = False
     peer.unacknowledged.clear()
     peer.listen(0)
     receipts = pushes.result()
     assert isinstance(receipts, list)
-    assert len(receipts) == 200
-    assert ids(peer) == [*range(200), *range(138, 200)]
+    assert len(receipts) == 676
+    assert ids(peer) == [*range(676), *range(330, 676)]
 
 
 def test_push_waits_for_a_worker_that_is_away(peer: Peer, client: Client) -> None:

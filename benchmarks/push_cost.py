@@ -1,0 +1,133 @@
+"""What does a bundle cost, step by step, where Python pays for it?
+
+Method: one process, CPU time, no node and no disk: bundles are encoded into a ring as the client does, copied out, checked, completed and
+entered in the open segment as a worker does. Messages of 64, 256 and fewer bundles. `encode` is from a RecordBatch, with the copy into
+the ring. Best of the repeats of a round: that is the cost, the rest is the machine's other work. Against, in the same run: `one-by-one`,
+a plan and a check for every bundle, which is how small or mixed messages travel; and `memcpy` of the same bytes for the copy.
+
+    python -m benchmarks.push_cost [--quick] [--json] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import mmap
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.harness import Figure, Report, arguments
+from benchmarks.ingest import make_batches
+from quiver_actors.client.grouping import Grouping
+from quiver_actors.client.slots import TopicSlots
+from quiver_actors.disk.posix import PosixFile
+from quiver_actors.encoding.entries import PlannedBundles, plan
+from quiver_actors.encoding.runs import RunMemory
+from quiver_actors.encoding.streams import StreamTable
+from quiver_actors.protocol.messages import TopicInfo
+from quiver_actors.wal.admission import CheckedEntries, check_each, check_push
+from quiver_actors.wal.codec import Identity
+from quiver_actors.wal.log import Log
+
+KIB, MIB = 1 << 10, 1 << 20
+SLOTS = TopicSlots(TopicInfo("t", {}, "wal", 0))
+CASES = ((KIB, 64), (KIB, 256), (16 * KIB, 32), (64 * KIB, 15), (64 * KIB, 1), (MIB, 1))
+
+
+class Path:
+    """One message's way through both sides."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+        self.batches = batches
+        self.streams, self.memory = StreamTable("t"), RunMemory()
+        self.ring = memoryview(mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE))
+        self.encode_each()
+        self.private = np.empty(len(self.span), np.uint8).data
+        self.copy()
+        self.log = self.new_log()
+
+    def encode(self) -> None:
+        """As `push_many`: alike bundles at once."""
+        offset = 0
+        for planned in Grouping(SLOTS, self.streams, self.memory).groups((batch, None) for batch in self.batches):
+            planned.write(self.ring, offset)
+            offset += planned.size_bytes
+
+    def encode_each(self) -> None:
+        planned = PlannedBundles([plan([(0, batch)], self.streams) for batch in self.batches])
+        rows = planned.write(self.ring, 0)
+        self.span, self.schemas = self.ring[: planned.size_bytes], rows.schemas()
+        self.push = rows.push(1, "t", 0, planned.size_bytes, planned.size_bytes)
+
+    def copy(self) -> None:
+        self.private[:] = self.span
+
+    def check(self) -> None:
+        self.entries: CheckedEntries = check_push(self.private, 121, self.push, self.schemas)[0]
+
+    def check_each(self) -> None:
+        self.entries = check_each(self.private, 121, self.push, self.schemas)[0]
+
+    def complete(self) -> None:
+        if self.log.builder.bundle_count > 32_000:
+            self.log = self.new_log()
+        self.log.stage(self.private, self.entries, 1, 1)
+
+    def new_log(self) -> Log:
+        log = Log(PosixFile(-1, "nowhere"), "nowhere", 1 << 40)
+        log.activate(bytes(16), 0, Identity(0, 0, bytes(16)))
+        return log
+
+
+def cost_us(step: Callable[[], None], bundles: int, repeats: int) -> float:
+    """Least CPU microseconds a bundle."""
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.process_time_ns()
+        step()
+        best = min(best, (time.process_time_ns() - started) / 1e3)
+    return best / bundles
+
+
+def measure(size: int, group: int, rounds: int, repeats: int) -> dict[str, tuple[float, float]]:
+    """By step: ours and what it is compared with, medians over the rounds."""
+    batches = make_batches(size)
+    path = Path([batches[number % len(batches)] for number in range(group)])
+    source = bytes(path.span)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("encode", "copy", "check", "complete")}
+
+    def memcpy() -> None:
+        path.private[:] = source
+
+    for _ in range(rounds):
+        ours, each = cost_us(path.encode, group, repeats), cost_us(path.encode_each, group, repeats)
+        found["encode"].append((ours, each))
+        path.copy()
+        found["copy"].append((cost_us(path.copy, group, repeats), cost_us(memcpy, group, repeats)))
+        check_one = cost_us(path.check_each, group, repeats)
+        complete_one = cost_us(path.complete, group, repeats)
+        path.copy()
+        found["check"].append((cost_us(path.check, group, repeats), check_one))
+        found["complete"].append((cost_us(path.complete, group, repeats), complete_one))
+    return {
+        name: (statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs))
+        for name, pairs in found.items()
+    }
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    report = Report(options.json)
+    for size, group in CASES[:2] if options.quick else CASES:
+        steps = measure(size, group, options.rounds, 5 if options.quick else 100)
+        name = f"{size // MIB}MiB" if size >= MIB else f"{size // KIB}KiB"
+        for step, (ours, limit) in steps.items():
+            against = "memcpy" if step == "copy" else "one-by-one"
+            case = f"cost/{name}/batch{group}/{step}"
+            report.show(Figure(case, ours, "us/bundle", against, ours / limit, "none", options.rounds))
+
+
+if __name__ == "__main__":
+    main()
