@@ -381,16 +381,18 @@ def through(directory: str, size_bytes: int) -> Measurements:
             for name, pid in (("consumer", process.pid or 0), ("worker", worker_of(run_dir).pid))
         }
         started = time.perf_counter()
-        with watched(*memories.values()):
-            while pushed < total:
-                client.push_many(batch for _ in range(min(512, total - pushed)))
-                pushed += 512
-                _wait_lag(client, 2_000)
-            client.flush()
-            _wait_lag(client, 0)
-        rate = size_bytes / (time.perf_counter() - started) / MIB
-        process.kill()
-        process.join()
+        try:
+            with watched(*memories.values()):
+                while pushed < total:
+                    client.push_many(batch for _ in range(min(512, total - pushed)))
+                    pushed += 512
+                    _wait_lag(client, 2_000)
+                client.flush()
+                _wait_lag(client, 0)
+            rate = size_bytes / (time.perf_counter() - started) / MIB
+        finally:
+            process.kill()
+            process.join()
     return {"rate": rate, **{name: memory.growth_mib for name, memory in memories.items()}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ from quiver_actors.client import Client, Subscription
 from quiver_actors.errors import AlreadyResolved, NotClaimed, NotStored, UnknownSubscriber, UsageError
 from quiver_actors.model import BundleId, Receipt
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+from tests.integration.node_process import run_quiver
+from tests.unit.worker.harness import until
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +125,21 @@ def test_newest_first(client: Client) -> None:
         assert ids_of(subscription) == list(range(19, -1, -1))
 
 
-def test_in_flight_window_holds_back_until_something_is_resolved(client: Client) -> None:
+def test_in_flight_window_holds_back_until_something_is_resolved(node: ClientNode, client: Client) -> None:
     client.subscribe("window").close()
     pushed(client, 20)
     with client.subscribe("window", max_in_flight=4) as subscription:
         held = take(subscription, 4)
         assert subscription.get(0.2) is None
+        until(lambda: full_windows(node, "window") == 1, "status to show whose window is full")
         held[0].ack()
         assert take(subscription, 1)
+
+
+def full_windows(node: ClientNode, subscriber: str) -> int:
+    """Consumers that could be given more but for their window, as `quiver status` says."""
+    status = json.loads(run_quiver("status", "--run-dir", str(node.directories.run), "--json").stdout)
+    return sum(each["window_full"] for each in status["subscribers"] if each["subscriber"] == subscriber)
 
 
 def test_exhausted_bundle_is_dropped(client: Client) -> None:
