@@ -11,8 +11,9 @@ from quiver_actors.clock import Clock
 from quiver_actors.engine.condition import Condition, EngineState
 from quiver_actors.engine.log_queue import LogQueue
 from quiver_actors.engine.numbers import Numbers
+from quiver_actors.engine.producers import Producers, without_first
 from quiver_actors.errors import Draining, EngineFailed, ProtocolError, QuiverError, StorageFull, Throttled
-from quiver_actors.protocol.messages import AckRun, Push
+from quiver_actors.protocol.messages import AckRun, KeyedPush, Push
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, check_push
@@ -27,7 +28,15 @@ class Intake:
         refused: pushes that the worker refused on the engine's behalf.
     """
 
-    def __init__(self, place: str, clock: Clock, condition: Condition, numbers: Numbers, logs: LogQueue) -> None:
+    def __init__(
+        self,
+        place: str,
+        clock: Clock,
+        condition: Condition,
+        numbers: Numbers,
+        logs: LogQueue,
+        producers: Producers,
+    ) -> None:
         """
         Args:
             place: topic and core, for errors.
@@ -38,6 +47,7 @@ class Intake:
         self._condition = condition
         self._numbers = numbers
         self._logs = logs
+        self._producers = producers
 
     def can_stage(self, span_bytes: int) -> bool:
         """Whether `stage` of a push of that size can go on now."""
@@ -73,6 +83,22 @@ class Intake:
 
     def stage(self, span: memoryview, push: Push, schemas: Mapping[int, StreamSchema]) -> list[AckRun]:
         """See `Engine.stage`."""
+        if isinstance(push, KeyedPush):
+            return self._stage_keyed(span, push, schemas)
+        return self._stage(span, push, schemas)
+
+    def _stage_keyed(self, span: memoryview, push: KeyedPush, schemas: Mapping[int, StreamSchema]) -> list[AckRun]:
+        """Stage what was not stored before. Raises SequenceGap and SequenceTooOld, too."""
+        known = self._producers.stored(push)
+        count = sum(run.count for run in known)
+        if known and count == push.entry_count:
+            return known
+        rest, left = without_first(push, span, count)
+        runs = self._stage(left, rest, schemas)
+        self._producers.note(push, count, runs[0])
+        return [*known, *runs]
+
+    def _stage(self, span: memoryview, push: Push, schemas: Mapping[int, StreamSchema]) -> list[AckRun]:
         log = self._log_for(len(span))
         if log is None:
             raise self.refusal() or ProtocolError("stage was called although can_stage is false")

@@ -91,7 +91,7 @@ def test_files_of_ours_pass_the_independent_parser(disk: PosixDisk, tmp_path: Pa
     progress = parse_progress((root / "quiver.sub.s").read_bytes())
     assert progress.oldest_incomplete_seg == 0
     assert progress.resolved == {0: [True] * 4 + [False] * 2}
-    assert parse_cursor((root / "wal/quiver.wal.cursor").read_bytes()) == driver.engine._numbers.position
+    assert parse_cursor((root / "wal/quiver.wal.cursor").read_bytes()) == driver.engine._parts.numbers.position
 
 
 def _with_dictionary(values: pa.Array) -> pa.RecordBatch:

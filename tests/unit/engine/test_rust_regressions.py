@@ -86,9 +86,9 @@ def test_positions_stay_right_after_a_partial_purge_and_a_restart(disk: Disk) ->
     acknowledge_all(driver, "s")
     driver.push_numbered(3)
     driver.commit()
-    before = driver.engine._numbers.position
+    before = driver.engine._parts.numbers.position
     kill_and_reopen(driver)
-    assert driver.engine._numbers.position >= before
+    assert driver.engine._parts.numbers.position >= before
     assert acknowledge_all(driver, "s") == [3]
     kill_and_reopen(driver)
     assert acknowledge_all(driver, "s") == [], "nothing is replayed twice"

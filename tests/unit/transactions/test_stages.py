@@ -314,8 +314,8 @@ def test_a_failed_publish_is_finished_by_recovery() -> None:
 
 def test_more_parts_than_numbers_are_reserved(driver: StageDriver) -> None:
     numbers = [driver.prepared(n, wanted=order(partition=n)) for n in range(3)]
-    driver.engine._numbers._reserved = type(driver.engine._numbers._reserved)(
-        driver.engine.incarnation, 0, driver.engine._numbers.next_segment_seq + 2, 1 << 40, False
+    driver.engine._parts.numbers._reserved = type(driver.engine._parts.numbers._reserved)(
+        driver.engine.incarnation, 0, driver.engine._parts.numbers.next_segment_seq + 2, 1 << 40, False
     )
     driver.publish(*numbers)
     assert driver.stored() == [0, 1, 2]
