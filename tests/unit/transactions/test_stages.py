@@ -250,7 +250,8 @@ def test_expired_stages_are_asked_about_once_a_minute(driver: StageDriver) -> No
 
 
 def test_staged_bundles_are_on_the_bill(driver: StageDriver) -> None:
-    driver.settle()  # the ballast is made
+    driver.push_numbered(0)
+    driver.seal()  # the ballast is made: an engine with nothing in it has none
     before = driver.engine.disk_bytes
     driver.prepared(1, 2)
     assert driver.engine.disk_bytes == before + driver.engine.stages.disk_bytes
