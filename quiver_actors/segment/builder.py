@@ -297,12 +297,12 @@ class SegmentBuilder:
     def bundle_summaries(self) -> BundleSummaries:
         """The bundles so far; costs about a microsecond per thousand."""
         table = self._bundle_table()
-        return BundleSummaries(*(np.ascontiguousarray(table[name]) for name in BundleSummaries._fields))
+        return BundleSummaries(*(np.array(table[name]) for name in BundleSummaries._fields))
 
     def manifest_columns(self) -> ManifestColumns:
         """Everything that the manifest says (copies)."""
         refs = np.frombuffer(bytes(self._refs), dtype=np.uint32).reshape(-1, 3)
-        slot_counts = self._bundle_table()["slot_count"].astype(np.int32)
+        slot_counts = np.array(self._bundle_table()["slot_count"], np.int32)
         summaries = self.bundle_summaries()
         return ManifestColumns(
             slot_counts,
@@ -321,7 +321,8 @@ class SegmentBuilder:
         self.segment_seq = segment_seq
 
     def _bundle_table(self) -> npt.NDArray[np.void]:
-        return np.frombuffer(bytes(self._bundles), dtype=_BUNDLE_FIELDS)
+        """Borrows the bytes: nothing can be appended while it lives."""
+        return np.frombuffer(self._bundles, dtype=_BUNDLE_FIELDS)
 
     def __repr__(self) -> str:
         return (

@@ -68,23 +68,28 @@ def encode_tail(
         Parts to be written one behind the other.
     """
     footers, streams = _encode_stream_footers(builder.streams, entries_end + len(END_MARK))
-    body = END_MARK + footers
+    body = [END_MARK, *footers]
     extension = _extension(builder, wal_position_start, wal_position_end, incarnation)
-    end = _encode_end(builder, streams, entries_end + len(body), extension)
-    crc = crc32(end, crc32(body, crc32_of_entries))
-    return [body, end + CRC.pack(crc)]
+    parts = [*body, *_encode_end(builder, streams, entries_end + sum(map(len, body)), extension)]
+    crc = crc32_of_entries
+    for part in parts:
+        crc = crc32(part, crc)
+    return [*parts, CRC.pack(crc)]
 
 
-def _encode_stream_footers(streams: list[Stream], start: int) -> tuple[bytes, list[StreamInfo]]:
-    """The Arrow footers of all streams, to be placed at file offset `start`."""
-    encoded = bytearray()
+def _encode_stream_footers(streams: list[Stream], start: int) -> tuple[list[bytes], list[StreamInfo]]:
+    """The Arrow footers of all streams in parts, to be placed at file offset `start`. Parts, because copies of megabytes of blocks
+    are what a seal of small bundles would spend most of its time on."""
+    parts: list[bytes] = []
     infos: list[StreamInfo] = []
+    at = start
     for stream in streams:
-        encoded += bytes(-(start + len(encoded)) % STREAM_ALIGNMENT)
-        encoded += encode_footer(stream.schema.message, stream.dictionary_blocks, stream.batch_blocks)
-        length = start + len(encoded) - IN_PLACE_STREAM_OFFSET
-        infos.append(_describe(stream, IN_PLACE_STREAM_OFFSET, length))
-    return bytes(encoded), infos
+        padding = bytes(-at % STREAM_ALIGNMENT)
+        footer = encode_footer(stream.schema.message, stream.dictionary_blocks, stream.batch_blocks)
+        parts += (padding, footer)
+        at += len(padding) + len(footer)
+        infos.append(_describe(stream, IN_PLACE_STREAM_OFFSET, at - IN_PLACE_STREAM_OFFSET))
+    return parts, infos
 
 
 def _describe(stream: Stream, byte_offset: int, byte_length: int) -> StreamInfo:
@@ -111,7 +116,9 @@ def _extension(
     )
 
 
-def _encode_end(builder: SegmentBuilder, streams: list[StreamInfo], offset: int, extension: FooterExtension) -> bytes:
+def _encode_end(
+    builder: SegmentBuilder, streams: list[StreamInfo], offset: int, extension: FooterExtension
+) -> list[bytes]:
     """Directory, manifest, footer and trailer without its CRC, to be placed at file offset `offset`."""
     directory = encode_directory(streams)
     manifest = encode_manifest(builder.manifest_columns())
@@ -125,7 +132,7 @@ def _encode_end(builder: SegmentBuilder, streams: list[StreamInfo], offset: int,
         extension=extension,
         crc32=0,
     )
-    return b"".join((directory, manifest, encode_footer_and_trailer(footer)))
+    return [directory, manifest, encode_footer_and_trailer(footer)]
 
 
 # --- contiguous segments ---------------------------------------------------------------------------------------------------------
@@ -160,7 +167,7 @@ def encode_contiguous(
         spliced = _splice(stream, read)
         infos.append(_describe(stream, len(encoded), len(spliced)))
         encoded += spliced
-    encoded += _encode_end(builder, infos, len(encoded), extension)
+    encoded += b"".join(_encode_end(builder, infos, len(encoded), extension))
     return bytes(encoded) + CRC.pack(crc32(encoded))
 
 
