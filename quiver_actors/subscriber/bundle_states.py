@@ -68,6 +68,7 @@ class BundleStates:
     __slots__ = (
         "_bitmap",
         "_bitmap_is_current",
+        "_claims_uncounted",
         "_counts",
         "_oldest_hint",
         "_states",
@@ -76,7 +77,6 @@ class BundleStates:
         "bundle_count",
         "claimed_count",
         "deferred_count",
-        "live",
         "resolved_count",
         "sizes",
     )
@@ -90,8 +90,6 @@ class BundleStates:
         self.deferred_count = 0
         self.blocked_count = 0
         """Exhausted and blocked bundles."""
-        self.live: set[int] = set()
-        """Tokens that hold bundles; the owner's own note."""
         self._bitmap = bitmaps.resized(bitmap, bundle_count) if bitmap else b""
         self._bitmap_is_current = True
         self.resolved_count = bitmaps.resolved_count(self._bitmap)
@@ -99,6 +97,8 @@ class BundleStates:
         self._tokens = array("Q")
         self._counts: npt.NDArray[np.uint16] = _NO_COUNTS
         self._oldest_hint = 0
+        self._claims_uncounted = DELIVERIES_MAX
+        """After so many more claims a count may be at its limit."""
 
     @property
     def is_complete(self) -> bool:
@@ -157,7 +157,12 @@ class BundleStates:
             self._states[first : run.stop] = _CLAIMED_BYTE * size
             self._tokens[first : run.stop] = array("Q", (token,)) * size
             counts = self._counts[first : run.stop]
-            np.add(counts, 1, out=counts, where=counts < DELIVERIES_MAX)
+            if self._claims_uncounted:
+                counts += 1
+            else:
+                np.add(counts, 1, out=counts, where=counts < DELIVERIES_MAX)
+        if self._claims_uncounted:
+            self._claims_uncounted -= 1
         self.claimed_count += size
         return run
 

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Mapping
 
 from quiver_actors.subscriber.bundle_states import BundleStates
-from quiver_actors.subscriber.grants import Building, Room, TokenSource
+from quiver_actors.subscriber.grants import Live, Room, TokenSource
 from quiver_actors.subscriber.sizes import BundleSizes
 from quiver_actors.subscriber.standing import Position
 
@@ -58,13 +58,13 @@ class ClaimOrder:
             if len(self._newest) > limit:
                 self._newest = None
 
-    def take_oldest(self, room: Room, before: Position | None) -> list[Building]:
+    def take_oldest(self, room: Room, before: Position | None) -> list[Live]:
         """Claim pending bundles from the oldest on, as far as there is room; only before that position.
 
         Returns:
             What was claimed of each segment, under a token each.
         """
-        found: list[Building] = []
+        found: list[Live] = []
         while room.bundles > 0 and self._oldest:
             segment_seq, start, end = self._oldest[0]
             if before is not None and (segment_seq, start) >= before:
@@ -73,47 +73,47 @@ class ClaimOrder:
             if states is None:  # completed or forgotten since
                 heapq.heappop(self._oldest)
                 continue
-            building = self._building(found, segment_seq, states, room)
+            grant = self._grant(found, segment_seq, states, room)
             last = end if before is None or before[0] != segment_seq else min(end, before[1])
-            run = states.claim(start, last, room, building.token)
+            run = states.claim(start, last, room, grant.token)
             if not run and run.stop < last:
                 break  # the next one is too large
             if run.stop < end:
                 heapq.heapreplace(self._oldest, (segment_seq, run.stop, end))
             else:
                 heapq.heappop(self._oldest)
-            building.add(run, room)
+            grant.add(run, room)
         return found
 
-    def take_newest(self, room: Room) -> list[Building]:
+    def take_newest(self, room: Room) -> list[Live]:
         """The same from the newest on."""
         if self._newest is None:
             self._newest = [(-seq, -states.bundle_count, 0) for seq, states in self._segments.items()]
             heapq.heapify(self._newest)
-        found: list[Building] = []
+        found: list[Live] = []
         while room.bundles > 0 and self._newest:
             segment_seq, end, start = -self._newest[0][0], -self._newest[0][1], self._newest[0][2]
             states = self._segments.get(segment_seq)
             if states is None:
                 heapq.heappop(self._newest)
                 continue
-            building = self._building(found, segment_seq, states, room)
-            run = states.claim_newest(start, end, room, building.token)
+            grant = self._grant(found, segment_seq, states, room)
+            run = states.claim_newest(start, end, room, grant.token)
             if not run and run.start > start:
                 break
             if run.start > start:
                 heapq.heapreplace(self._newest, (-segment_seq, -run.start, start))
             else:
                 heapq.heappop(self._newest)
-            building.add(run[::-1], room)
+            grant.add(run[::-1], room)
         return found
 
-    def _building(self, found: list[Building], segment_seq: int, states: BundleStates, room: Room) -> Building:
+    def _grant(self, found: list[Live], segment_seq: int, states: BundleStates, room: Room) -> Live:
         """What is being claimed of that segment now."""
         if not found or found[-1].segment_seq != segment_seq:
             if room.bytes is not None and not states.sizes.are_exact:
                 states.sizes = self._sizes_of(segment_seq) or states.sizes
-            found.append(Building(self._tokens.take(), segment_seq, states))
+            found.append(Live(self._tokens.take(), segment_seq, states))
         return found[-1]
 
     def oldest(self) -> Position | None:

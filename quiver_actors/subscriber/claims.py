@@ -17,7 +17,6 @@ from quiver_actors.subscriber.claim_order import NEWEST_BACKFILL, OLDEST, ClaimO
 from quiver_actors.subscriber.gaps import GapLedger
 from quiver_actors.subscriber.grants import (
     BACKFILL_CYCLE,
-    Building,
     Grant,
     Live,
     Room,
@@ -237,15 +236,16 @@ class SubscriberState(Standing):
         holder.mix = (holder.mix + bundles) % BACKFILL_CYCLE
         return older
 
-    def _grant(self, owner: object, claimed: Iterable[Building], now_ns: int) -> list[Grant]:
-        """Make grants of what was claimed."""
-        holder = self._leases.owner(owner)
+    def _grant(self, owner: object, claimed: Iterable[Live], now_ns: int) -> list[Grant]:
+        """What was claimed is the owner's."""
+        leases = self._leases
+        holder = leases.owner(owner)
         granted = []
-        for building in claimed:
-            if building.count:
-                grant = self._leases.grant(building, owner, holder, now_ns)
-                self.delivered += building.count
-                self.redelivered += building.count - first_deliveries(grant.counts)
+        for live in claimed:
+            if live.held:
+                grant = leases.grant(live, owner, holder, now_ns)
+                self.delivered += live.held
+                self.redelivered += live.held - first_deliveries(grant.counts)
                 granted.append(grant)
         return granted
 
@@ -263,11 +263,11 @@ class SubscriberState(Standing):
             raise NotClaimed(f"bundle {segment_seq}/{bundle_index} is not in a sealed segment")
         if states.at(bundle_index)[0] >= ACKED:
             raise AlreadyResolved(f"bundle {segment_seq}/{bundle_index} is resolved for {self.subscriber!r}")
-        building = Building(self._tokens.take(), segment_seq, states)
-        if not self._aside.claim_one(states, bundle_index, building.token):
+        live = Live(self._tokens.take(), segment_seq, states)
+        if not self._aside.claim_one(states, bundle_index, live.token):
             raise NotClaimed(f"bundle {segment_seq}/{bundle_index} is held by another consumer or being moved away")
-        building.add(range(bundle_index, bundle_index + 1), Room(1, None))
-        return self._grant(owner, [building], now_ns)[0]
+        live.add(range(bundle_index, bundle_index + 1), Room(1, None))
+        return self._grant(owner, [live], now_ns)[0]
 
     def extend(self, owner: object, tokens: Iterable[int], now_ns: int) -> tuple[int, list[int]]:
         """Start the lease of these claims anew.

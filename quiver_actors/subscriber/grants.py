@@ -56,34 +56,6 @@ class Owner:
         """Bundles claimed in mixed order so far."""
 
 
-class Live:
-    """A grant of which something is held."""
-
-    __slots__ = (
-        "held",
-        "held_bytes",
-        "lease_until_ns",
-        "owner",
-        "owner_key",
-        "segment_seq",
-        "start",
-        "states",
-        "stop",
-        "token",
-    )
-
-    def __init__(self, token: int, owner_key: object, owner: Owner, segment_seq: int, states: BundleStates) -> None:
-        self.token = token
-        self.owner_key = owner_key
-        self.owner = owner
-        self.segment_seq = segment_seq
-        self.states = states
-        self.held = 0
-        self.held_bytes = 0
-        self.start, self.stop = states.bundle_count, 0
-        self.lease_until_ns = 0
-
-
 class Room:
     """What may still be claimed."""
 
@@ -97,52 +69,63 @@ class Room:
         """How many bundles may be claimed of which so many fit."""
         return min(self.bundles, fitting)
 
-    def use(self, run: range, states: BundleStates) -> int:
-        """Some were; returns their bytes."""
-        size_bytes = states.sizes.of(run)
-        self.bundles -= len(run)
-        if self.bytes is not None:
-            self.bytes -= size_bytes
-        return size_bytes
 
+class Live:
+    """A grant: put together from runs of one segment, then of its owner as long as something of it is held."""
 
-class Building:
-    """A grant that is being put together from runs of one segment."""
+    __slots__ = (
+        "counts",
+        "held",
+        "held_bytes",
+        "indexes",
+        "lease_until_ns",
+        "owner",
+        "owner_key",
+        "segment_seq",
+        "start",
+        "states",
+        "stop",
+        "token",
+    )
 
-    __slots__ = ("_counts", "_runs", "count", "segment_seq", "size_bytes", "start", "states", "stop", "token")
+    owner: Owner
+    owner_key: object
+    lease_until_ns: int
+    start: int
+    stop: int
+    """Its bundles lie in `start..stop`."""
+    indexes: Sequence[int]
+    """In the order in which they are to be delivered, until it is the owner's."""
+    counts: bytes
+    """Beside them."""
 
     def __init__(self, token: int, segment_seq: int, states: BundleStates) -> None:
         self.token = token
         self.segment_seq = segment_seq
         self.states = states
-        self.count = 0
-        self.size_bytes = 0
-        self.start, self.stop = states.bundle_count, 0
-        self._runs: list[range] = []
-        self._counts: list[bytes] = []
+        self.held = 0
+        self.held_bytes = 0
 
     def add(self, run: range, room: Room) -> None:
-        """Take a run in the order in which it is to be delivered: rising or falling."""
-        if not run:
+        """Take a run of bundles that was claimed under its token, in the order in which it is to be delivered: rising or falling."""
+        size = len(run)
+        if not size:
             return
-        ascending = run if run.step > 0 else run[::-1]
-        counts = self.states.counts(ascending)
+        states, ascending = self.states, run if run.step > 0 else run[::-1]
+        counts = states.counts(ascending)
         if run.step < 0:
             counts = array("H", array("H", counts)[::-1]).tobytes()
-        self._runs.append(run)
-        self._counts.append(counts)
-        self.count += len(run)
-        if ascending.start < self.start:
-            self.start = ascending.start
-        if ascending.stop > self.stop:
-            self.stop = ascending.stop
-        self.size_bytes += room.use(ascending, self.states)
-
-    def indexes(self) -> Sequence[int]:
-        return self._runs[0] if len(self._runs) == 1 else [index for run in self._runs for index in run]
-
-    def counts(self) -> bytes:
-        return self._counts[0] if len(self._counts) == 1 else b"".join(self._counts)
+        if self.held:
+            self.indexes, self.counts = [*self.indexes, *run], self.counts + counts
+            self.start, self.stop = min(self.start, ascending.start), max(self.stop, ascending.stop)
+        else:
+            self.indexes, self.counts, self.start, self.stop = run, counts, ascending.start, ascending.stop
+        size_bytes = states.sizes.of(ascending)
+        self.held += size
+        self.held_bytes += size_bytes
+        room.bundles -= size
+        if room.bytes is not None:
+            room.bytes -= size_bytes
 
 
 def backfill_share(bundles: int, ratio: int) -> int:

@@ -10,7 +10,7 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 
-from quiver_actors.subscriber.grants import Building, Grant, Live, Owner, TokenSource
+from quiver_actors.subscriber.grants import Grant, Live, Owner, TokenSource
 
 _ENDED_MAX = 65_536
 """So many tokens that lost their claims are remembered, to tell their late owners why."""
@@ -46,20 +46,21 @@ class Leases:
 
     # --- grants begin ------------------------------------------------------------------------------------------------------
 
-    def grant(self, building: Building, key: object, holder: Owner, now_ns: int) -> Grant:
+    def grant(self, live: Live, key: object, holder: Owner, now_ns: int) -> Grant:
         """What was claimed of one segment is the owner's from now on."""
-        count, states = building.count, building.states
-        live = Live(building.token, key, holder, building.segment_seq, states)
-        live.held, live.start, live.stop = count, building.start, building.stop
-        live.held_bytes = building.size_bytes
-        self._live[live.token] = live
-        states.live.add(live.token)
-        holder.tokens.add(live.token)
-        holder.held_count += count
+        token, lease_ns = live.token, self.lease_ns
+        live.owner, live.owner_key = holder, key
+        self._live[token] = live
+        holder.tokens.add(token)
+        holder.held_count += live.held
         holder.held_bytes += live.held_bytes
-        self.claimed_count += count
-        self._lease(live, now_ns)
-        return Grant(live.segment_seq, building.indexes(), live.token, building.counts(), live.lease_until_ns)
+        self.claimed_count += live.held
+        live.lease_until_ns = now_ns + lease_ns if lease_ns else 0
+        if lease_ns:
+            self._leased[token] = live
+        grant = Grant(live.segment_seq, live.indexes, token, live.counts, live.lease_until_ns)
+        live.indexes, live.counts = (), b""
+        return grant
 
     def _lease(self, live: Live, now_ns: int) -> None:
         live.lease_until_ns = now_ns + self.lease_ns if self.lease_ns else 0
@@ -115,7 +116,6 @@ class Leases:
             del self._live[live.token]
             self._leased.pop(live.token, None)
             live.owner.tokens.discard(live.token)
-            live.states.live.discard(live.token)
 
     def give_up(self, claimed: Iterable[tuple[int, int]]) -> None:
         """(token, how many of its bundles) that were resolved whoever held them."""
@@ -160,7 +160,6 @@ class Leases:
             owner.held_count -= live.held
             owner.held_bytes -= live.held_bytes
             owner.tokens.discard(token)
-            live.states.live.discard(token)
             del self._live[token]
             self._leased.pop(token, None)
             self.note_ended(token, given_up=False)

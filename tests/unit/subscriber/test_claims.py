@@ -619,3 +619,11 @@ def test_segment_at_rest_keeps_only_its_bitmap() -> None:
     states = BundleStates(50_000, full(10))
     assert states.first_unresolved() == 10
     assert states.claim(0, 50_000, Room(1, None), 2) == range(10, 11)
+
+
+def test_delivery_counts_stop_at_what_fits() -> None:
+    states, room = BundleStates(4), Room(4, None)
+    for token in range(1, 65_540):
+        run = states.claim(0, 4, room, token)
+        states.set_claimed(run, 0)
+    assert [states.count(index) for index in range(4)] == [65_535] * 4
