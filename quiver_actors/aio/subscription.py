@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from quiver_actors.aio.delivery import Delivery
 from quiver_actors.aio.exchange import LoopExchange
@@ -17,6 +17,7 @@ from quiver_actors.client.gaps import GapNotice, WaitingGap
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.questions import oldest_of, pending_of
 from quiver_actors.client.subscription import CLOSE_TIMEOUT_SECONDS
+from quiver_actors.client.subscription_base import SubscriptionBase
 from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import ClosedError, QuiverError, UsageError
 from quiver_actors.model import BundleId
@@ -26,36 +27,16 @@ E = TypeVar("E")
 logger = logging.getLogger("quiver.client")
 
 
-class BaseSubscription(Generic[E]):
+class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
     """What `Subscription` and `GapSubscription` have in common. Each method does what its namesake of `quiver_actors.client` does."""
 
     def __init__(self, directory: NodeDirectory, client_name: str, wanted: Wanted, starts: StartPoints) -> None:
         """Nothing is connected yet; `register` does that."""
-        self._exchange = LoopExchange()
-        self._consumer: Consumer[Delivery, LoopExchange] = Consumer(
-            self._exchange, directory, client_name, wanted, starts, Delivery
+        exchange = LoopExchange()
+        consumer: Consumer[Delivery, LoopExchange] = Consumer(
+            exchange, directory, client_name, wanted, starts, Delivery
         )
-        self._wanted = wanted
-
-    @property
-    def topic(self) -> str:
-        return self._wanted.topic
-
-    @property
-    def subscriber(self) -> str:
-        return self._wanted.subscriber
-
-    @property
-    def claims_lost(self) -> int:
-        return self._consumer.claims_lost
-
-    @property
-    def refused_count(self) -> int:
-        return sum(channel.refused_count for channel in self._consumer.channels.opened())
-
-    @property
-    def gap_count(self) -> int:
-        return self._consumer.gap_count
+        super().__init__(exchange, consumer, wanted)
 
     async def register(self, timeout_seconds: float) -> None:
         await self._exchange.complete(self._consumer.registering(timeout_seconds))
@@ -161,13 +142,6 @@ class BaseSubscription(Generic[E]):
     ) -> None:
         await self.close()
 
-    def __repr__(self) -> str:
-        state = "closed" if self._exchange.is_closed else f"waiting={self._consumer.inbox.waiting}"
-        return f"<{type(self).__name__} {self.subscriber} topic={self.topic} {state}>"
-
-    def _event(self, delivery: Delivery) -> E:
-        raise NotImplementedError
-
     async def _tell(self, gap: WaitingGap) -> E | None:
         notice = gap.notice
         logger.warning("quiver.subscription.gap subscriber=%s %s", self.subscriber, notice)
@@ -179,9 +153,6 @@ class BaseSubscription(Generic[E]):
                 raise
         self._consumer.confirm_gap(gap)
         return self._gap_event(notice)
-
-    def _gap_event(self, notice: GapNotice) -> E | None:
-        return None
 
 
 class Subscription(BaseSubscription[Delivery]):

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.delivery import Delivery
@@ -21,6 +21,7 @@ from quiver_actors.client.exchange import Exchange, deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.questions import oldest_of, pending_of
+from quiver_actors.client.subscription_base import SubscriptionBase
 from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import ClosedError, QuiverError, UsageError
 from quiver_actors.model import BundleId
@@ -32,40 +33,14 @@ E = TypeVar("E")
 logger = logging.getLogger("quiver.client")
 
 
-class BaseSubscription(Generic[E]):
+class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
     """What `Subscription` and `GapSubscription` have in common; `E` is what comes out."""
 
     def __init__(self, directory: NodeDirectory, client_name: str, wanted: Wanted, starts: StartPoints) -> None:
         """Nothing is connected yet; `register` does that."""
-        self._exchange = Exchange()
-        self._consumer: Consumer[Delivery, Exchange] = Consumer(
-            self._exchange, directory, client_name, wanted, starts, Delivery
-        )
-        self._wanted = wanted
-
-    @property
-    def topic(self) -> str:
-        return self._wanted.topic
-
-    @property
-    def subscriber(self) -> str:
-        return self._wanted.subscriber
-
-    @property
-    def claims_lost(self) -> int:
-        """Bundles that were resolved too late, because the worker was lost meanwhile, or not given out, because their lease was over: they
-        are delivered again."""
-        return self._consumer.claims_lost
-
-    @property
-    def refused_count(self) -> int:
-        """Resolutions that workers refused, as the claim was gone; `Ticket.wait` says which ones and why."""
-        return sum(channel.refused_count for channel in self._consumer.channels.opened())
-
-    @property
-    def gap_count(self) -> int:
-        """Gap notices that were handed over."""
-        return self._consumer.gap_count
+        exchange = Exchange()
+        consumer: Consumer[Delivery, Exchange] = Consumer(exchange, directory, client_name, wanted, starts, Delivery)
+        super().__init__(exchange, consumer, wanted)
 
     def register(self, timeout_seconds: float) -> None:
         """Attach to the subscriber on every worker, creating it where it is new; durable on return.
@@ -234,13 +209,6 @@ class BaseSubscription(Generic[E]):
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        state = "closed" if self._exchange.is_closed else f"waiting={self._consumer.inbox.waiting}"
-        return f"<{type(self).__name__} {self.subscriber} topic={self.topic} {state}>"
-
-    def _event(self, delivery: Delivery) -> E:
-        raise NotImplementedError
-
     def _tell(self, gap: WaitingGap) -> E | None:
         """Outside the lock: what the caller does with a notice is its own business. Confirmed when `on_gap` has returned."""
         notice = gap.notice
@@ -253,9 +221,6 @@ class BaseSubscription(Generic[E]):
                 raise
         self._consumer.confirm_gap(gap)
         return self._gap_event(notice)
-
-    def _gap_event(self, notice: GapNotice) -> E | None:
-        return None
 
 
 class Subscription(BaseSubscription[Delivery]):

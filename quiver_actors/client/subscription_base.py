@@ -1,0 +1,59 @@
+"""What a subscription is, whoever waits for it: what threads (`subscription`) and asyncio (`aio`) have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from quiver_actors.client.consumer import Consumer
+from quiver_actors.client.delivery import ClaimedBundle
+from quiver_actors.client.exchange import Exchange
+from quiver_actors.client.gaps import GapNotice
+from quiver_actors.client.wanted import Wanted
+
+D = TypeVar("D", bound=ClaimedBundle[Any])
+X = TypeVar("X", bound=Exchange)
+E = TypeVar("E")
+
+
+class SubscriptionBase(Generic[D, X, E]):
+    """`D` is a delivery, `E` what comes out: deliveries, or deliveries and gap notices."""
+
+    def __init__(self, exchange: X, consumer: Consumer[D, X], wanted: Wanted) -> None:
+        self._exchange = exchange
+        self._consumer = consumer
+        self._wanted = wanted
+
+    @property
+    def topic(self) -> str:
+        return self._wanted.topic
+
+    @property
+    def subscriber(self) -> str:
+        return self._wanted.subscriber
+
+    @property
+    def claims_lost(self) -> int:
+        """Bundles that were resolved too late, because the worker was lost meanwhile, or not given out, because their lease was over: they
+        are delivered again."""
+        return self._consumer.claims_lost
+
+    @property
+    def refused_count(self) -> int:
+        """Resolutions that workers refused, as the claim was gone; `Ticket.wait` says which ones and why."""
+        return sum(channel.refused_count for channel in self._consumer.channels.opened())
+
+    @property
+    def gap_count(self) -> int:
+        """Gap notices that were handed over."""
+        return self._consumer.gap_count
+
+    def __repr__(self) -> str:
+        state = "closed" if self._exchange.is_closed else f"waiting={self._consumer.inbox.waiting}"
+        return f"<{type(self).__name__} {self.subscriber} topic={self.topic} {state}>"
+
+    def _event(self, delivery: D) -> E:
+        raise NotImplementedError
+
+    def _gap_event(self, notice: GapNotice) -> E | None:
+        """What comes out for a notice that was told; None: nothing."""
+        return None
