@@ -33,9 +33,10 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from quiver_actors import __version__
+from quiver_actors.adoption_watch import AdoptionWatch
 from quiver_actors.config import AccessSettings, NodeSettings
 from quiver_actors.config.reading import Resolved
-from quiver_actors.core_dirs import directories_of
+from quiver_actors.core_dirs import adopted_cores, directories_of
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import AlreadyRunning, ConfigError, DiskError, InvalidFormat, UnsupportedVersion
 from quiver_actors.metrics.figures import FIGURES_VERSION
@@ -164,7 +165,11 @@ def run_node(
                 cap_bytes=lambda: keeper.settings.size_cap_bytes,
                 directories=lambda index: directories_of(data_dir, index, cores),
             ),
-            steward=keeper,
+            steward=AdoptionWatch(
+                keeper,
+                lambda: adopted_cores(data_dir, cores),
+                lambda: write_node_record(settings, page.name, keeper.catalogue.topics),
+            ),
         )
         exit_code = supervisor.run()
     log_event("node.end", {"exit_code": int(exit_code), "meaning": exit_code.name.lower()})
@@ -447,7 +452,13 @@ def write_node_record(settings: NodeSettings, counters_name: str, topics: Iterab
         "data_dir": settings.data_dir,
         "counters": counters_name,
         "started_unix_ns": time.time_ns(),
-        "cores": [{"core": core, "socket": f"core_{core}.sock"} for core in range(settings.cores)],
+        "cores": [
+            *({"core": core, "socket": f"core_{core}.sock"} for core in range(settings.cores)),
+            *(
+                {"core": core, "socket": f"core_{core}.sock", "adopted": True}
+                for core in adopted_cores(settings.data_dir, settings.cores)
+            ),
+        ],
         "topics": list(topics),
     }
     path = os.path.join(settings.run_dir, NODE_RECORD)

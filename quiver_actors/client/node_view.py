@@ -23,6 +23,8 @@ class CoreEntry(msgspec.Struct, frozen=True):
     core: int
     socket: str
     """File name in the run directory."""
+    adopted: bool = False
+    """The node has no such worker any more: another one delivers what is left of it, and takes nothing for it."""
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -55,6 +57,11 @@ class NodeDirectory:
     def cores(self) -> tuple[int, ...]:
         """The numbers of the workers, rising."""
         return tuple(self._sockets)
+
+    @property
+    def push_cores(self) -> tuple[int, ...]:
+        """Those of them that take bundles, rising."""
+        return tuple(sorted(entry.core for entry in self.view.cores if not entry.adopted))
 
     def refresh(self) -> None:
         """Read `node.json` again.

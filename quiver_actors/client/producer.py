@@ -94,7 +94,7 @@ class Producer:
 
     def core_for(self, key: str | bytes | None) -> int:
         """The core that a key belongs to; without a key, the one that this client has settled on."""
-        cores = self._channels.directory.cores
+        cores = self._channels.directory.push_cores
         if key is None:
             # By process id, so that forked workers, which have neighbouring ids and inherit the rest, spread over the cores.
             return cores[(os.getpid() + self._turn) % len(cores)]

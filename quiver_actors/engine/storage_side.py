@@ -60,6 +60,14 @@ class StorageSide:
         return self._parts.logs.next_capacity_bytes
 
     @property
+    def is_delivered(self) -> bool:
+        """Nothing is in it that anybody is, or could be, owed: neither bundle nor notice nor stage, and nothing in quarantine."""
+        logs, shelf, registry = self._parts.logs, self._parts.shelf, self._parts.progress.registry
+        holds_bundles = len(logs) or shelf.segments or shelf.waiting or list(self.stages)
+        has_quarantine = self.retention.disk_use().small.quarantine_bytes
+        return not holds_bundles and not has_quarantine and not any(state.gaps.untold_count for state in registry)
+
+    @property
     def seals_early(self) -> bool:
         """Its topic lets open segments be sealed near the cap."""
         return self.retention.settings.early_seal

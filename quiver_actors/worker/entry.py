@@ -11,6 +11,9 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from quiver_actors.clock import Clock, SystemClock
 from quiver_actors.config import TopicSettings
@@ -24,6 +27,7 @@ from quiver_actors.retention.pressure import Pressure
 from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.transactions.asking import OWN_LOG_NAME
 from quiver_actors.worker.access import Access
+from quiver_actors.worker.adoption import AdoptedCore, AdoptedTopics, Adoption, bring_back, cores_to_adopt
 from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.dead_letters import SUFFIX
 from quiver_actors.worker.figures import FigurePublisher, tell_supervisor
@@ -42,6 +46,8 @@ _SWITCH_INTERVAL_SECONDS = 0.0005
 _GC_THRESHOLDS = (50_000, 20, 50)
 """Steady state makes no reference cycles; what is alive after the start is frozen."""
 _DESCRIPTORS_WANTED = 16_384
+
+T = TypeVar("T", bound=Topics)
 
 
 def main(context: WorkerContext) -> int:
@@ -78,6 +84,7 @@ class Worker:
         self._figures = figures
         self._journal = journal
         self._topics: Topics | None = None
+        self._adoption: Adoption | None = None
         self._pressure = Pressure()
         self._share: StorageShare
         """From `open` on."""
@@ -97,36 +104,33 @@ class Worker:
         sync, seal = JobThread("quiver-sync", wake_fd), JobThread("quiver-seal", wake_fd)
         ask = AskThread("quiver-ask", wake_fd)
         agenda = Agenda()
-        topics = self._topics = Topics(
-            self._disk,
-            self._context.data_dir,
-            open_engine=self._open_engine,
-            make_host=lambda engine: self._host(engine, agenda, sync, seal, ask),
-            background=seal.submit,
-            journal=self._journal,
-        )
+        make_host = partial(self._host, agenda=agenda, sync=sync, seal=seal, ask=ask)
+        topics = self._topics = self._make_topics(Topics, self._context.core, make_host, seal)
+        adoption = self._adoption = Adoption(topics, self._disk, self._journal)
         self._share = StorageShare(
             self._context.page,
             self._context.region,
             f"core_{self._context.core}",
-            topics,
+            adoption,
             lambda: tell_supervisor(self._context.wakeup_fd),
         )
         topics.open_all(settings.all_topics(), self._figures.heartbeat)
         self._open_dead_letters(topics)
+        for core, directories in cores_to_adopt(
+            self._context.data_dir, self._context.core, self._context.cores
+        ).items():
+            theirs = self._make_topics(AdoptedTopics, core, make_host, seal)
+            requests = self._requests(theirs, core, seal, ask)
+            listener = Listener(self._context.run_dir, f"core_{core}.sock", group_of(settings.access))
+            adoption.adopt(AdoptedCore(core, theirs, requests, listener), directories)
+            self._figures.heartbeat()
         self.loop = WorkerLoop(
             listener=Listener(self._context.run_dir, f"core_{self._context.core}.sock", group_of(settings.access)),
             access=Access(settings.access),
             topics=topics,
+            adoption=adoption,
             agenda=agenda,
-            requests=Requests(
-                topics,
-                core=self._context.core,
-                arena_bytes=settings.arena_bytes,
-                background=seal.submit,
-                own_log=self._own_log,
-                ask=ask.submit,
-            ),
+            requests=self._requests(topics, self._context.core, seal, ask),
             threads=[sync, seal, ask],
             wake_fd=wake_fd,
             figures=self._figures,
@@ -135,6 +139,26 @@ class Worker:
             load=Load(self._pressure),
         )
         self._share.started()
+
+    def _make_topics(self, kind: type[T], core: int, make_host: Callable[[Engine], EngineHost], seal: JobThread) -> T:
+        return kind(
+            self._disk,
+            self._context.data_dir,
+            open_engine=partial(self._open_engine, core=core),
+            make_host=make_host,
+            background=seal.submit,
+            journal=self._journal,
+        )
+
+    def _requests(self, topics: Topics, core: int, seal: JobThread, ask: JobThread) -> Requests:
+        return Requests(
+            topics,
+            core=core,
+            arena_bytes=self._context.settings.arena_bytes,
+            background=seal.submit,
+            own_log=self._own_log,
+            ask=ask.submit,
+        )
 
     def serve(self) -> ChildExit:
         """Be ready, run the loop to its end, close everything."""
@@ -157,22 +181,27 @@ class Worker:
             except QuiverError as error:
                 # Nothing is lost by that: the next open recovers.
                 self._journal.error("engine.close_failed", str(error), topic=topic)
+        for engine in self._adoption.engines() if self._adoption is not None else []:
+            try:
+                engine.close()
+            except QuiverError as error:
+                self._journal.error("engine.close_failed", str(error), topic=engine.topic, core=engine.core)
 
     def _set_state(self, state: WorkerState) -> None:
         self._figures.set_state(state)
         self._journal.event("worker.state", level=logging.DEBUG, state=state.name.lower())
         tell_supervisor(self._context.wakeup_fd)
 
-    def _open_engine(self, topic: str, settings: TopicSettings) -> Engine:
-        directory = f"{topic}/core_{self._context.core}"
-        return Engine.open(self._disk, directory, settings, self._context.core, self._clock)
+    def _open_engine(self, topic: str, settings: TopicSettings, *, core: int) -> Engine:
+        bring_back(self._disk, topic, core)
+        return Engine.open(self._disk, f"{topic}/core_{core}", settings, core, self._clock)
 
     @property
     def _own_log(self) -> str:
         """The node's own decision log: of all its workers, so that it does not matter which of them is asked."""
         return os.path.join(self._context.data_dir, OWN_LOG_NAME)
 
-    def _host(self, engine: Engine, agenda: Agenda, sync: JobThread, seal: JobThread, ask: JobThread) -> EngineHost:
+    def _host(self, engine: Engine, *, agenda: Agenda, sync: JobThread, seal: JobThread, ask: JobThread) -> EngineHost:
         engine.share_room(self._share.admits)
         return EngineHost(
             engine,

@@ -26,6 +26,7 @@ from quiver_actors.protocol.messages import Push
 from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.units import MIB, SECOND_NS
 from quiver_actors.worker.access import Access
+from quiver_actors.worker.adoption import AdoptedCore, Adoption
 from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.connection import Connection
 from quiver_actors.worker.figures import PUBLISH_INTERVAL_NS, FigurePublisher, LoopFigures
@@ -84,6 +85,7 @@ class WorkerLoop:
         listener: Listener,
         access: Access,
         topics: Topics,
+        adoption: Adoption,
         agenda: Agenda,
         requests: Requests,
         threads: Sequence[JobThread],
@@ -99,7 +101,10 @@ class WorkerLoop:
         """
         self._listener = listener
         self._access = access
-        self._hosts = self._topics = topics
+        self._topics = topics
+        self._adoption = self._hosts = adoption
+        self._foreign: dict[Session, AdoptedCore] = {}
+        """Connections to an adopted core."""
         self._agenda = agenda
         self._turned: list[EngineHost] = []
         """Of this turn."""
@@ -134,6 +139,8 @@ class WorkerLoop:
         # Edge-triggered: each write wakes the loop once, and nobody has to read the counter back.
         self._epoll.register(wake_fd, select.EPOLLIN | select.EPOLLET)
         self._set_accepting(True)
+        for adopted in adoption.cores:
+            self._epoll.register(adopted.listener.fd, select.EPOLLIN)
 
     # --- from outside --------------------------------------------------------------------------------------------------
 
@@ -192,7 +199,11 @@ class WorkerLoop:
             if mask & ~select.EPOLLOUT:
                 self._read(session, now_ns)
         elif fd == self._listener.fd:
-            self._accept(now_ns)
+            self._accept(now_ns, self._listener, None)
+        else:
+            for adopted in self._adoption.cores:
+                if fd == adopted.listener.fd:
+                    self._accept(now_ns, adopted.listener, adopted)
 
     def _timeout_seconds(self) -> float:
         if self._unfinished - self._paused or self._agenda.has_touched:
@@ -205,19 +216,19 @@ class WorkerLoop:
 
     # --- connections ---------------------------------------------------------------------------------------------------
 
-    def _accept(self, now_ns: int) -> None:
+    def _accept(self, now_ns: int, listener: Listener, adopted: AdoptedCore | None) -> None:
         try:
             for _ in range(_ACCEPTS_PER_TURN):
-                accepted = self._listener.accept()
+                accepted = listener.accept()
                 if accepted is None:
                     return
-                self._admit(accepted, now_ns)
+                self._admit(accepted, now_ns, adopted)
         except OSError as error:
             # Out of descriptors: those who wait keep waiting until the next sweep.
             self._journal.error("session.accept_failed", f"no connection can be accepted: {error.strerror}")
             self._set_accepting(False)
 
-    def _admit(self, accepted: socket.socket, now_ns: int) -> None:
+    def _admit(self, accepted: socket.socket, now_ns: int, adopted: AdoptedCore | None) -> None:
         peer = peer_of(accepted)
         session = Session(Connection(accepted, frame_bytes_max=GREETING_BYTES_MAX), peer, now_ns, self._unsent)
         try:
@@ -228,6 +239,8 @@ class WorkerLoop:
             self._part(session, error, 0)
             return
         self._sessions[session.connection.fd] = session
+        if adopted is not None:
+            self._foreign[session] = adopted
         session.watched = select.EPOLLIN
         self._epoll.register(session.connection.fd, session.watched)
 
@@ -251,7 +264,9 @@ class WorkerLoop:
         """Handle every whole frame, up to a fair share."""
         self._unfinished.discard(session)
         budget_bytes = TURN_PUSH_BYTES
-        push, handle = self._requests.push, self._requests.handle
+        adopted = self._foreign.get(session) if self._foreign else None
+        requests = self._requests if adopted is None else adopted.requests
+        push, handle = requests.push, requests.handle
         try:
             for frame in session.connection.reader.frames():
                 message = decode_client_message(frame)
@@ -305,6 +320,7 @@ class WorkerLoop:
         self._part(session, error, tag)
         self._paused.discard(session)
         self._unfinished.discard(session)
+        self._foreign.pop(session, None)
         for host in self._hosts.values():
             host.detach(session)
 
@@ -385,11 +401,25 @@ class WorkerLoop:
     def _stop_listening(self) -> None:
         self._set_accepting(False)
         self._listener.close()
+        for adopted in self._adoption.cores:
+            self._close_door(adopted)
+
+    def _close_door(self, adopted: AdoptedCore) -> None:
+        if adopted.listener.fd >= 0:
+            self._epoll.unregister(adopted.listener.fd)
+            adopted.listener.close()
+
+    def _end_adopted(self, adopted: AdoptedCore) -> None:
+        """Nobody is owed anything of it any more."""
+        self._close_door(adopted)
+        for session in [session for session, door in self._foreign.items() if door is adopted]:
+            self._end(session)
 
     def _publish(self, now_ns: int) -> None:
         self._publish_at_ns = now_ns + PUBLISH_INTERVAL_NS
         if self._phase is Phase.SERVING:
             self._topics.look(now_ns)
+            self._adoption.look(now_ns)
             self._show_health()
         arenas = [session.arena for session in self._sessions.values() if session.arena is not None]
         figures = LoopFigures(
@@ -426,6 +456,8 @@ class WorkerLoop:
         self._sweep_at_ns = now_ns + _SWEEP_INTERVAL_NS
         self._gap_ns_max_before, self._gap_ns_max = self._gap_ns_max, 0
         self._set_accepting(True)
+        if self._adoption.cores and self._phase is Phase.SERVING:
+            self._adoption.sweep(self._end_adopted)
         for host in self._hosts.values():
             host.sweep()
         for session in list(self._sessions.values()):

@@ -1,0 +1,41 @@
+"""Beside the supervisor: sees adopted cores go, so that clients are no longer told of them. Holds nothing but what it saw last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiver_actors.supervisor.spec import SECOND_NS, Steward
+
+LOOK_INTERVAL_NS = SECOND_NS
+
+
+class AdoptionWatch:
+    """A steward in front of another one, which does everything else."""
+
+    def __init__(self, steward: Steward, look: Callable[[], list[int]], changed: Callable[[], None]) -> None:
+        """
+        Args:
+            look: says which cores are adopted now.
+            changed: called when they are others than before.
+        """
+        self._steward = steward
+        self._look = look
+        self._changed = changed
+        self._seen = look()
+
+    def answer(self, subject: str, body: bytes) -> bytes:
+        return self._steward.answer(subject, body)
+
+    def reload(self) -> None:
+        self._steward.reload()
+
+    def step(self, now_ns: int) -> int | None:
+        due_ns = self._steward.step(now_ns)
+        if not self._seen:
+            return due_ns
+        cores = self._look()
+        if cores != self._seen:
+            self._seen = cores
+            self._changed()
+        look_ns = now_ns + LOOK_INTERVAL_NS
+        return look_ns if due_ns is None else min(due_ns, look_ns)

@@ -1,0 +1,113 @@
+"""Another number of cores: a node is started with ever different ones on one data directory, and every bundle is read once."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from quiver_actors.client import Client, Subscription
+from quiver_actors.core_dirs import RETIRED_NAME, find_core_dirs
+from quiver_actors.model import BundleId
+from tests.integration.client_node import ClientNode, client_node, first_id, numbers
+from tests.integration.test_caps import wait_until
+
+CONFIG = """
+[segment]
+target_size = "64KiB"
+max_open_duration = "50ms"
+
+[topics.other]
+"""
+TOPICS = ("default", "other")
+CORES = [int(cores) for cores in os.environ.get("QUIVER_TEST_CORES", "4,2,1,5").split(",")]
+"""8,3,1,16 in the long form."""
+
+
+def push_everywhere(client: Client, stored: dict[BundleId, int]) -> None:
+    """A few bundles to each worker and topic."""
+    for topic in TOPICS:
+        for core in client._producer._channels.directory.push_cores:
+            key = next(str(n) for n in range(10_000) if client._producer.core_for(str(n)) == core)
+            first = len(stored)
+            receipts = client.push_many([numbers(first + n) for n in range(3)], topic=topic, key=key)
+            stored.update((receipt.bundle_id, first + n) for n, receipt in enumerate(receipts))
+
+
+def read_some(subscription: Subscription, count: int) -> Iterator[tuple[BundleId, int]]:
+    for _ in range(count):
+        delivery = subscription.get(20.0)
+        assert delivery is not None
+        with delivery:
+            yield delivery.bundle_id, first_id(delivery)
+
+
+def restart(node: ClientNode, cores: int) -> None:
+    node.process.stop()
+    node.restart(cores)
+
+
+def core_dirs(node: ClientNode) -> set[int]:
+    return set(find_core_dirs(str(node.directories.data)))
+
+
+@pytest.mark.timeout(900)
+def test_every_bundle_is_read_once_whatever_the_number_of_cores_and_empty_directories_are_retired() -> None:
+    stored: dict[BundleId, int] = {}
+    read: dict[BundleId, int] = {}
+    with client_node(CORES[0], CONFIG) as node:
+        for number, cores in enumerate(CORES):
+            if number:
+                restart(node, cores)
+            with node.connect() as client:
+                subscriptions = [client.subscribe("s", topic=topic, start="earliest") for topic in TOPICS]
+                push_everywhere(client, stored)
+                for subscription in subscriptions:
+                    for bundle_id, first in read_some(subscription, 4):
+                        assert bundle_id not in read, "delivered again"
+                        read[bundle_id] = first
+                    subscription.close()
+        with node.connect() as client:
+            subscriptions = [client.subscribe("s", topic=topic) for topic in TOPICS]
+            for topic, subscription in zip(TOPICS, subscriptions, strict=True):
+                left = [id_ for id_ in stored if id_.topic == topic and id_ not in read]
+                read.update(read_some(subscription, len(left)))
+        assert read == stored, "every bundle under its id, once"
+        restart(node, 1)
+        wait_until(lambda: core_dirs(node) == {0}, "the directories of all other cores are empty and retired")
+        retired = {path.name for path in (node.directories.data / "default" / RETIRED_NAME).iterdir()}
+        assert retired == {f"core_{core}" for core in range(1, max(CORES))}
+        restart(node, CORES[-1])
+        with node.connect() as client:
+            before = dict(stored)
+            subscription = client.subscribe("s", start="earliest")
+            push_everywhere(client, stored)
+            assert len(stored) == len(before) + 2 * CORES[-1] * 3, "no id is used twice"
+            new = {id_ for id_ in stored if id_ not in before and id_.topic == "default"}
+            assert {id_ for id_, _ in read_some(subscription, len(new))} == new
+
+
+def test_an_adopted_core_takes_no_pushes_and_goes_while_a_consumer_is_attached() -> None:
+    stored: dict[BundleId, int] = {}
+    with client_node(2, CONFIG) as node:
+        with node.connect() as client:
+            client.subscribe("s", start="earliest").close()
+            client.subscribe("s", topic="other", start="earliest").close()
+            push_everywhere(client, stored)
+        restart(node, 1)
+        assert re.search("adoption.begin.*core=1", node.process.logged())
+        with node.connect() as client, client.subscribe("s") as subscription:
+            other = client.subscribe("s", topic="other")
+            assert client.push(numbers(1000)).bundle_id.core == 0
+            assert {id_ for id_, _ in read_some(other, 6)} == {id_ for id_ in stored if id_.topic == "other"}
+            other.flush()
+            found = dict(read_some(subscription, 7))
+            assert found.items() >= {id_: n for id_, n in stored.items() if id_.topic == "default"}.items()
+            subscription.flush()
+            wait_until(lambda: core_dirs(node) == {0}, "core 1 is retired")
+            client.push(numbers(2000))
+            (last,) = read_some(subscription, 1)
+            assert last[1] == 2000, "the consumer goes on"
+            other.close()
