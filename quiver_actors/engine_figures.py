@@ -33,6 +33,9 @@ class EngineFigures:
     compacted_bytes_saved: int
     last_scrub_unix_ns: int
     scrubbed_bytes: int
+    prepared_stages: int
+    staged_bytes: int
+    oldest_prepared_unix_ns: int
 
 
 @dataclass(frozen=True, slots=True)

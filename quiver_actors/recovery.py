@@ -42,7 +42,7 @@ from quiver_actors.subscriber.gaps import GapLedger, decode_gaps, gaps_file_name
 from quiver_actors.subscriber.progress import decode_progress, encode_progress, subscriber_of
 from quiver_actors.subscriber.registry import SubscriberRegistry
 from quiver_actors.transactions.keys import KeyRun, Windows, decode_windows, key_of
-from quiver_actors.transactions.recovery import RecoveredStages, recover_stages
+from quiver_actors.transactions.recovery import RecoveredStages, check_versions, recover_stages
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import Identity, decode_cursor, decode_header
 from quiver_actors.wal.log import Log
@@ -145,6 +145,7 @@ class Recovery:
         core = self._read_core()
         found = self._examine_logs()
         self._check_config(found)
+        check_versions(self._disk, self._paths)
         self._reap_temporaries()
         finish_rescues(self._disk, self._paths)
         self._load_segments()

@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     _ask(where, "stop intake")
     backlog = _wait_resolved(where, started_ns + timeout_ns)
     waited_ns = time.monotonic_ns() - started_ns
+    _tell_staged(where)
     stays = arguments.keep_behind and not backlog.is_empty
     bad_exits = [] if stays else _stop(where)
     _report(backlog, waited_ns, stays, bad_exits, as_json=arguments.json)
@@ -124,6 +125,19 @@ def _wait_resolved(where: str, deadline_ns: int) -> Backlog:
         if backlog.is_empty or time.monotonic_ns() >= deadline_ns:
             return backlog
         time.sleep(_LOOK_INTERVAL_SECONDS)
+
+
+def _tell_staged(where: str) -> None:
+    """Prepared bundles of transactions stay in the node's directories: somebody may have decided that they are to be seen."""
+    from quiver_actors.cli.status_view import take_status
+
+    stages = sum(engine.prepared_stages for engine in take_status(where).engines)
+    if stages:
+        print(
+            f"quiver: {stages} staged parts of undecided transactions stay on this node, and go on when it is started again; to take it "
+            "away for good, end them before (`quiver transactions list`)",
+            file=sys.stderr,
+        )
 
 
 def _stop(where: str) -> list[str]:

@@ -27,6 +27,7 @@ def render(status: StatusView, *, colour: bool) -> str:
         _workers(status.workers, colour),
         _engines(status.engines, colour),
         render_subscribers(status.subscribers),
+        _transactions(status.engines),
         _upkeep(status.engines),
         _memory(status),
         _errors(status),
@@ -93,6 +94,17 @@ def _engines(engines: Sequence[EngineView], colour: bool) -> str:
         for engine in engines
     ]
     return _table(columns, rows, colour) if rows else ""
+
+
+def _transactions(engines: Sequence[EngineView]) -> str:
+    """What waits for a decision; empty where nothing does."""
+    waiting = [engine for engine in engines if engine.prepared_stages]
+    if not waiting:
+        return ""
+    stages = sum(engine.prepared_stages for engine in waiting)
+    size_bytes = sum(engine.staged_bytes for engine in waiting)
+    oldest_ns = max(engine.oldest_prepared_age_ns or 0 for engine in waiting)
+    return f"transactions: {stages:,} staged, {format_size(size_bytes)}, wait for a decision, the oldest for {_duration(oldest_ns)}"
 
 
 def render_lags(subscribers: Sequence[BehindView]) -> str:

@@ -151,6 +151,12 @@ class EngineView(msgspec.Struct, kw_only=True):
     last_scrub_age_ns: int | None
     """None where there is no segment, or where not all were checked since the worker started."""
     scrubbed_bytes: int
+    prepared_stages: int
+    """Staged bundles of transactions that wait for their decision, by stage."""
+    staged_bytes: int
+    oldest_prepared_unix_ns: int
+    oldest_prepared_age_ns: int | None
+    """None where none waits."""
 
 
 class SubscriberView(msgspec.Struct, kw_only=True):
@@ -447,6 +453,7 @@ class _View:
             state=worst([own, worker_state]) if gone else own,
             figures_age_ns=self._age(region),
             last_scrub_age_ns=self._since(row.values[EngineFigure.LAST_SCRUB_UNIX_NS]),
+            oldest_prepared_age_ns=self._since(row.values[EngineFigure.OLDEST_PREPARED_UNIX_NS]),
             **_figures(row, EngineFigure, EngineView),
         )
 

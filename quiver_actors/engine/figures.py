@@ -35,4 +35,7 @@ def figures_of(parts: Parts, disk_bytes: int) -> EngineFigures:
         compacted_bytes_saved=parts.upkeep.saved_bytes,
         last_scrub_unix_ns=parts.upkeep.oldest_check_unix_ns if is_checked else 0,
         scrubbed_bytes=parts.upkeep.scrubbed_bytes,
+        prepared_stages=len(parts.stages.prepared),
+        staged_bytes=parts.stages.disk_bytes,
+        oldest_prepared_unix_ns=min((stage.begun_unix_ns for stage in parts.stages.prepared), default=0),
     )

@@ -133,6 +133,11 @@ class Stages:
         return not numbered and not any(stage.state in busy for stage in self)
 
     @property
+    def prepared(self) -> list[Stage]:
+        """Those that wait for their decision."""
+        return [stage for stage in self if stage.state is StageState.PREPARED]
+
+    @property
     def disk_bytes(self) -> int:
         """What staged bundles take of the disk, with what is being allocated."""
         return sum(stage.disk_bytes for stage in self) + self._allocating_bytes

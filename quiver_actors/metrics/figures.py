@@ -74,6 +74,12 @@ class EngineFigure(enum.IntEnum):
     LAST_SCRUB_UNIX_NS = 22
     """When the segment that was checked longest ago was checked: all others since. 0: none, or not all were checked yet."""
     SCRUBBED_BYTES = 23
+    PREPARED_STAGES = 24
+    """Staged bundles of transactions that wait for their decision, by stage."""
+    STAGED_BYTES = 25
+    """What all staged bundles take of the disk."""
+    OLDEST_PREPARED_UNIX_NS = 26
+    """When the stage that waits longest was begun; 0: none waits."""
 
 
 class SubscriberFigure(enum.IntEnum):

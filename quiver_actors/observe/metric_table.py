@@ -75,6 +75,15 @@ ENGINE: tuple[Metric, ...] = (
     Metric(
         "quiver_segment_scrub_age_seconds", "last_scrub_age_ns", Kind.GAUGE, "Since the oldest check began", _SECONDS
     ),
+    Metric("quiver_staged_prepared", "prepared_stages", Kind.GAUGE, "Prepared stages that wait for a decision"),
+    Metric("quiver_staged_bytes", "staged_bytes", Kind.GAUGE, "Staged bundles on disk"),
+    Metric(
+        "quiver_staged_oldest_age_seconds",
+        "oldest_prepared_age_ns",
+        Kind.GAUGE,
+        "Age of the oldest prepared stage",
+        _SECONDS,
+    ),
     Metric("quiver_core_bytes", "disk_bytes", Kind.GAUGE, "Everything of this topic and core on disk"),
 )
 

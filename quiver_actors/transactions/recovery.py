@@ -32,13 +32,17 @@ from quiver_actors.paths import PREPARED_SUFFIX, STAGE_SUFFIX, TEMPORARY_SUFFIX,
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.segment.builder import SegmentBuilder
 from quiver_actors.transactions.jobs import delete_stage, publish_parts, write_journal
+from quiver_actors.transactions.keys import PRODUCERS_MAGIC
 from quiver_actors.transactions.records import (
     DROPPED_MAX,
+    JOURNAL_MAGIC,
+    STAGE_MAGIC,
     DroppedRecord,
     JournalRecord,
     PartRecord,
     PreparedRecord,
     PublishingRecord,
+    decode_frame,
     decode_journal,
     decode_prepared,
 )
@@ -97,6 +101,27 @@ class DamagedPart(FormatError):
     code = "damaged_part"
 
 
+def check_versions(disk: Disk, paths: EnginePaths) -> None:
+    """Before anything is changed.
+
+    Raises:
+        UnsupportedVersion: a newer program wrote one of the files.
+    """
+    magics = {paths.transactions: JOURNAL_MAGIC, paths.producers: PRODUCERS_MAGIC}
+    for name in disk.list_directory(paths.staged):
+        if name.endswith(PREPARED_SUFFIX):
+            magics[f"{paths.staged}/{name}"] = STAGE_MAGIC
+    for path, magic in magics.items():
+        if not disk.exists(path):
+            continue
+        try:
+            decode_frame(magic, read_whole(disk, path, _RECORD_BYTES_MAX), path)
+        except UnsupportedVersion:
+            raise
+        except (FormatError, DiskError):
+            continue  # damaged: that is recovered from
+
+
 def recover_stages(
     disk: Disk, paths: EnginePaths, incarnation: bytes, has_segment: Callable[[int], bool]
 ) -> RecoveredStages:
@@ -106,7 +131,6 @@ def recover_stages(
         has_segment: whether a segment of that number is there, whole or damaged.
 
     Raises:
-        UnsupportedVersion: nothing was changed.
         DiskError: the same directory can be opened again.
     """
     return _Recovery(disk, paths, incarnation, has_segment).run()

@@ -241,6 +241,8 @@ def test_operators_see_and_end_transactions(node: ClientNode, client: Client, tm
         ("op-lost", "prepared", 1),
         ("op-kept", "prepared", 1),
     ]
+    shown = run_quiver("status", *run_dir)
+    assert "transactions: 2 staged, " in shown.stdout
     undecided = run_quiver("transactions", "publish", "op-kept", *run_dir)
     assert undecided.returncode == 2
     assert "was not committed" in undecided.stderr

@@ -250,12 +250,14 @@ def test_expired_stages_are_asked_about_once_a_minute(driver: StageDriver) -> No
 
 
 def test_staged_bundles_are_on_the_bill(driver: StageDriver) -> None:
-    driver.push_numbered(0)
-    driver.seal()  # the ballast is made: an engine with nothing in it has none
-    before = driver.engine.disk_bytes
-    driver.prepared(1, 2)
-    assert driver.engine.disk_bytes == before + driver.engine.stages.disk_bytes
-    assert driver.engine.stages.disk_bytes > 0
+    number = driver.prepared(1, 2)
+    file = driver.disk.open_read(f"{STAGED}/{number:016}.0000.stage")
+    figures = driver.engine.figures()
+    assert (figures.prepared_stages, figures.staged_bytes) == (1, file.size())
+    assert figures.disk_bytes >= figures.staged_bytes > 0
+    file.close()
+    driver.publish(number)
+    assert driver.engine.figures().staged_bytes == 0
 
 
 def test_a_stage_that_cannot_be_written_is_dropped_alone() -> None:
