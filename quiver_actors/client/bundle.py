@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from quiver_actors.client.segments import MappedSegment
 from quiver_actors.errors import FormatError, InvalidBundle, SlotNotInBundle
-from quiver_actors.model import BundleId
+from quiver_actors.model import BundleId, SlotTable
 
 T = TypeVar("T")
 
@@ -44,6 +44,11 @@ class StoredBundle:
         except (FormatError, IndexError) as error:
             self._unreadable(str(error))
             raise
+
+    @property
+    def slot_table(self) -> SlotTable:
+        """Names and ids of the topic's slots."""
+        return self._segment.slots.table
 
     @property
     def slot_ids(self) -> tuple[int, ...]:

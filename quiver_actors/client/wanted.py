@@ -48,6 +48,8 @@ class SubscribeOptions(TypedDict, total=False):
     """What becomes of it: into the dead-letter topic (default), rejected, or kept for `claim` only."""
     dead_letter_topic: str | None
     """None: `<topic>-dead`, made when needed; another one must be configured."""
+    orphan_ttl: float | None
+    """Seconds after which the subscriber is dropped when no consumer is attached to it; None (default): as the topic says."""
     slots: Iterable[str | int] | None
     """Only these slots of each bundle, by name or id; the others are not touched."""
     columns: Mapping[str | int, Iterable[str]] | None
@@ -167,7 +169,19 @@ def _terms_of(options: SubscribeOptions) -> Terms:
         max_deliveries=_limit(options, "max_deliveries"),
         exhausted=exhausted,
         dead_letter_topic=options.get("dead_letter_topic") or "",
+        orphan_ttl_ns=_orphan_ttl_ns(options),
     )
+
+
+def _orphan_ttl_ns(options: SubscribeOptions) -> int:
+    ttl = options.get("orphan_ttl")
+    if ttl is None:
+        return 0
+    if not 0 < ttl < _COUNT_MAX / SECOND_NS:
+        raise UsageError(
+            f"an orphan_ttl of {ttl} s is not possible: expected more than 0, or None for that of the topic"
+        )
+    return round(ttl * SECOND_NS)
 
 
 def _limit(options: SubscribeOptions, name: str) -> int:

@@ -1,0 +1,164 @@
+"""`quiver export`: what a topic has stored, as Parquet or Arrow files that any reader opens."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from quiver_actors.cli import run_dir
+from quiver_actors.cli.progress_bar import ProgressBar
+from quiver_actors.errors import NotStored, UnsupportedType, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+SCHEMA_VERSION = 1
+
+_DESCRIPTION = """\
+Write all sealed bundles of a topic to files: one for each slot and schema, named <topic>-<slot>.<format>. Rows are in the order of the
+bundles, core by core. It takes nothing from subscribers. A file has its name only once it is whole.
+"""
+_EPILOG = """\
+examples:
+  quiver export travel --out exported
+  quiver export travel --slot flights --format arrow --flush --out exported
+
+exit codes:
+  0    everything that is sealed was exported
+  1    unexpected error
+  2    wrong arguments, no such topic or slot, a file that exists already, or a type that the format cannot hold
+  3    not running
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "export",
+        help="write a topic as Parquet or Arrow files",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run_dir.add_options(parser)
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--out", metavar="DIR", default=".", help="where the files go; created if it is missing (.)")
+    parser.add_argument("--format", choices=("parquet", "arrow"), default="parquet", help="of the files (parquet)")
+    parser.add_argument(
+        "--slot", metavar="SLOT", action="append", help="only this slot, by name or number; may be repeated"
+    )
+    parser.add_argument("--flush", action="store_true", help="seal what is open first, so that it is exported too")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises UnknownTopic, UnknownSlot, UsageError, UnsupportedType, NotRunning."""
+    from quiver_actors.client import connect
+
+    slots = None if arguments.slot is None else [int(slot) if slot.isdigit() else slot for slot in arguments.slot]
+    os.makedirs(arguments.out, exist_ok=True)
+    with connect(run_dir.find_run_dir(arguments)) as client, ExitStack() as held:
+        if arguments.flush:
+            client.flush(arguments.topic)
+        segments = client.segments(arguments.topic)
+        bar = held.enter_context(ProgressBar(sum(info.size_bytes for infos in segments.values() for info in infos)))
+        files = held.enter_context(Files(arguments.out, arguments.topic, arguments.format))
+        missing = 0
+        for core, infos in segments.items():
+            for info in infos:
+                try:
+                    _export_segment(client, core, arguments.topic, info.segment_seq, slots, files)
+                except NotStored:
+                    missing += 1  # every subscriber is done with it, and it was deleted meanwhile
+                bar.advance(info.size_bytes)
+        files.finish()
+    _report(arguments, files, missing)
+    return 0
+
+
+def _export_segment(client: Any, core: int, topic: str, segment_seq: int, slots: Any, files: Files) -> None:
+    from quiver_actors.model import BundleId
+
+    start, end = BundleId(topic, core, segment_seq, 0), BundleId(topic, core, segment_seq + 1, 0)
+    for bundle in client.read(topic, core, start, end, slots=slots):
+        for slot_id, batch in bundle.slots.items():
+            files.write(bundle.slot_table.name_of(slot_id) or str(slot_id), batch)
+
+
+def _report(arguments: argparse.Namespace, files: Files, missing: int) -> None:
+    if arguments.json:
+        import msgspec
+
+        written = [{"file": path, "rows": rows} for path, rows in files.written.items()]
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "topic": arguments.topic,
+            "files": written,
+            "deleted_segments": missing,
+        }
+        print(msgspec.json.encode(document).decode())
+        return
+    for path, rows in files.written.items():
+        print(f"{path}: {rows:,} rows")
+    if not files.written:
+        print(f"quiver: topic {arguments.topic} has nothing that is sealed; --flush seals what is open")
+
+
+class Files:
+    """The files of one export: written beside their names, renamed when all are whole. As a context manager it removes what is not."""
+
+    def __init__(self, directory: str, topic: str, file_format: str) -> None:
+        self.written: dict[str, int] = {}
+        """Rows by path, of files that are whole."""
+        self._directory = directory
+        self._topic = topic
+        self._format = file_format
+        self._open: dict[tuple[str, pa.Schema], tuple[str, Any]] = {}
+        self._rows: dict[str, int] = {}
+
+    def write(self, slot: str, batch: pa.RecordBatch) -> None:
+        key = (slot, batch.schema)
+        if key not in self._open:
+            self._open[key] = self._begin(slot, batch.schema)
+        path, writer = self._open[key]
+        writer.write_batch(batch)
+        self._rows[path] += batch.num_rows
+
+    def _begin(self, slot: str, schema: pa.Schema) -> tuple[str, Any]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        others = sum(name == slot for name, _ in self._open)
+        number = f"-{others + 1}" if others else ""
+        path = os.path.join(self._directory, f"{self._topic}-{slot}{number}.{self._format}")
+        if os.path.exists(path):
+            raise UsageError(f"{path} exists already: choose another directory with --out, or remove it")
+        self._rows[path] = 0
+        try:
+            if self._format == "parquet":
+                return path, pq.ParquetWriter(f"{path}.tmp", schema)
+            return path, pa.ipc.new_file(f"{path}.tmp", schema)
+        except pa.ArrowNotImplementedError as error:
+            raise UnsupportedType(f"slot {slot}: {error}; use --format arrow") from error
+
+    def finish(self) -> None:
+        for path, writer in self._open.values():
+            writer.close()
+            os.replace(f"{path}.tmp", path)
+            self.written[path] = self._rows[path]
+        self._open.clear()
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for path, writer in self._open.values():
+            writer.close()
+            os.unlink(f"{path}.tmp")
+        for path in self._rows.keys() - self.written.keys():
+            if os.path.exists(f"{path}.tmp"):
+                os.unlink(f"{path}.tmp")

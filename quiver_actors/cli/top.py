@@ -1,0 +1,217 @@
+"""`quiver top`: a node as it lives, from shared memory alone: rates, lag, pressure, each with its last minute."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from quiver_actors.cli import run_dir
+from quiver_actors.errors import NotRunning, UsageError
+from quiver_actors.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from quiver_actors.cli.load_view import NodeLoad
+    from quiver_actors.cli.rates import Rates
+    from quiver_actors.cli.status_view import StatusView
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_DESCRIPTION = """\
+Show a node as it lives: what comes in for each topic, how far behind each subscriber is, how hard pressed the workers are, worst first,
+with their last minute as small plots. Reads shared memory alone: it costs the node nothing. Ends with Ctrl-C. Needs the extra `top`.
+"""
+_EPILOG = """\
+examples:
+  quiver top
+  quiver top --interval 0.2 --count 3
+
+exit codes:
+  0    interrupted, or --count has come
+  1    unexpected error
+  2    wrong arguments, or the package rich is missing
+  3    not running
+"""
+_STATE_STYLES = {
+    "ready": "green",
+    "degraded": "yellow",
+    "draining": "yellow",
+    "starting": "yellow",
+    "recovering": "yellow",
+}
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "top",
+        help="live view: rates, lag, pressure",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run_dir.add_options(parser)
+    parser.add_argument("--interval", metavar="SECONDS", type=_positive, default=1.0, help="between two looks (1)")
+    parser.add_argument("--count", metavar="N", type=int, help="end after so many looks")
+    parser.set_defaults(run=run)
+
+
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return seconds
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises NotRunning; UsageError where rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.live import Live
+    except ImportError as error:
+        raise UsageError(
+            "quiver top needs the package rich: pip install 'quiver-actors[top]'; or use `quiver status --watch`"
+        ) from error
+    view = TopView(run_dir.find_run_dir(arguments))
+    console = Console(no_color=None, highlight=False)
+    if not sys.stdout.isatty():
+        return _print_frames(view, console, arguments)
+    try:
+        with Live(view.look(), console=console, screen=True, auto_refresh=False) as live:
+            for _ in _ticks(arguments):
+                live.update(view.look(), refresh=True)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _print_frames(view: TopView, console: Any, arguments: argparse.Namespace) -> int:
+    try:
+        for _ in _ticks(arguments):
+            console.print(view.look())
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _ticks(arguments: argparse.Namespace) -> Any:
+    number = 0
+    while True:
+        yield number
+        number += 1
+        if arguments.count is not None and number >= arguments.count:
+            return
+        time.sleep(arguments.interval)
+
+
+class TopView:
+    """Look after look at one node, each as something that rich can draw."""
+
+    def __init__(self, where: str) -> None:
+        from quiver_actors.cli.rates import SAMPLES_KEPT, Rates
+
+        self._where = where
+        self._rates = Rates()
+        self._pressures: dict[int, deque[float]] = {}
+        self._kept = SAMPLES_KEPT
+        self._has_seen = False
+
+    def look(self) -> Any:
+        """Raises NotRunning, unless the node was there before: then it is said, as it may come back."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from quiver_actors.cli.load_view import take_load
+        from quiver_actors.cli.status_view import take_status
+
+        try:
+            status, load = take_status(self._where), take_load(self._where)
+        except NotRunning as error:
+            if not self._has_seen:
+                raise
+            return Text(str(error))
+        self._has_seen = True
+        self._rates.take(status)
+        parts = [_headline(status, load), self._workers(status, load), _topics(self._rates)]
+        return Group(*parts, *([_subscribers(self._rates)] if self._rates.subscribers else []))
+
+    def _workers(self, status: StatusView, load: NodeLoad) -> Any:
+        from quiver_actors.cli.rates import sparkline
+
+        table = _table("WORKER", "STATE", "CPU%", "CLIENTS", "WAITING", "DISK", "PRESSURE", "")
+        loads = {each.core: each for each in load.workers}
+        for worker in status.workers:
+            own = loads.get(worker.core)
+            pressures = self._pressures.setdefault(worker.core, deque(maxlen=self._kept))
+            pressures.append(own.pressure if own is not None else 0.0)
+            table.add_row(
+                f"core_{worker.core}",
+                _state(worker.state),
+                "-" if worker.cpu_percent is None else f"{worker.cpu_percent:.0f}",
+                str(worker.sessions),
+                str(worker.pushes_waiting),
+                format_size(own.used_bytes) if own is not None else "-",
+                f"{pressures[-1]:.0%}",
+                sparkline(pressures),
+            )
+        return table
+
+
+def _headline(status: StatusView, load: NodeLoad) -> Any:
+    from rich.text import Text
+
+    node = status.node
+    cap = f" of {format_size(load.cap_bytes)}" if load.cap_bytes else ""
+    up = "-" if node.uptime_ns is None else format_duration(node.uptime_ns)
+    state = (node.state, _STATE_STYLES.get(node.state, "red"))
+    text = Text.assemble("quiver node ", state, f"  up {up}  disk {format_size(load.used_bytes)}{cap}")
+    for problem in node.problems:
+        text.append(f"\n{problem}", "red")
+    return text
+
+
+def _topics(rates: Rates) -> Any:
+    table = _table("TOPIC", "STATE", "BUNDLES/S", "BYTES/S", "STORED", "DISK", "")
+    for each in rates.topics:
+        table.add_row(
+            each.topic,
+            _state(each.state),
+            f"{each.bundles_per_s:,.0f}",
+            f"{format_size(round(each.bytes_per_s))}/s",
+            f"{each.segment_bundles:,}",
+            format_size(each.disk_bytes),
+            each.history,
+        )
+    return table
+
+
+def _subscribers(rates: Rates) -> Any:
+    table = _table("SUBSCRIBER", "TOPIC", "LAG", "RESOLVED/S", "OLDEST", "CLIENTS", "")
+    for each in rates.subscribers:
+        table.add_row(
+            each.subscriber,
+            each.topic,
+            f"{each.lag_bundles:,}",
+            f"{each.resolved_per_s:,.0f}",
+            "-" if each.oldest_age_ns is None else format_duration(each.oldest_age_ns),
+            str(each.connections) if each.connections else "nobody",
+            each.history,
+        )
+    return table
+
+
+def _table(*headings: str) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    texts = {"WORKER", "TOPIC", "SUBSCRIBER", "STATE", ""}
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in texts else "right", no_wrap=True)
+    return table
+
+
+def _state(state: str) -> Any:
+    from rich.text import Text
+
+    return Text(state, _STATE_STYLES.get(state, "red"))
