@@ -34,6 +34,7 @@ from quiver_actors.cli import (
     verify,
     version,
 )
+from quiver_actors.cli.examples import add_examples
 from quiver_actors.errors import (
     AlreadyRunning,
     DiskError,
@@ -103,6 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
         version,
     ):
         command.add_parser(subparsers)
+    add_examples(parser)
     return parser
 
 

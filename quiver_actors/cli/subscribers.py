@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from quiver_actors.cli import replay, run_dir, seek
+from quiver_actors.cli.consent import add_consent
 from quiver_actors.errors import NotRunning, UnknownSubscriber, UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from quiver_actors.cli.status_view import StatusView
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+SCHEMA_VERSION = 1
 
 _EPILOG = """\
 exit codes:
@@ -46,16 +49,17 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = _add(commands, "list", "all subscribers with their figures", _list)
-    listing.add_argument("--json", action="store_true", help="one JSON array, an object for each subscriber and core")
+    listing.add_argument("--json", action="store_true", help="one JSON object, with one for each subscriber and core")
     lag = _add(commands, "lag", "bundles that each subscriber has not resolved yet, sealed or not", _lag)
     lag.add_argument("subscriber", nargs="?", help="only this one")
     lag.add_argument("--max", metavar="BUNDLES", type=int, help="exit code 4 if some subscriber is further behind")
-    lag.add_argument("--json", action="store_true", help="one JSON array, an object for each subscriber")
+    lag.add_argument("--json", action="store_true", help="one JSON object, with one for each subscriber")
     orphans = _add(commands, "orphans", "subscribers that no consumer is connected to", _orphans)
-    orphans.add_argument("--json", action="store_true", help="one JSON array, an object for each subscriber")
+    orphans.add_argument("--json", action="store_true", help="one JSON object, with one for each subscriber")
     drop = _add(commands, "drop", "delete a subscriber: what it has not resolved is never delivered to it", _drop)
     drop.add_argument("subscriber")
     drop.add_argument("--force", action="store_true", help="also when consumers are connected")
+    add_consent(drop)
     seek.add_parser(commands)
     replay.add_parser(commands)
 
@@ -107,6 +111,10 @@ def _drop(arguments: argparse.Namespace) -> int:
             f"subscriber {wanted.subscriber!r} of topic {wanted.topic!r} is in use: {wanted.connections} consumers are "
             "connected; stop them, or drop it all the same with --force"
         )
+    if arguments.dry_run:
+        owed = f"{wanted.lag_bundles:,} bundles it is owed"
+        print(f"quiver: would drop subscriber {wanted.subscriber} of topic {wanted.topic} and the {owed}")
+        return SubscribersExit.OK
     # Imported here: the client loads pyarrow, which no other command needs.
     from quiver_actors.client import connect
 
@@ -151,6 +159,6 @@ def _show(found: Sequence[object], text: str, *, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode({"schema_version": SCHEMA_VERSION, "subscribers": found}).decode())
     elif text:
         print(text)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli import run_dir
+from quiver_actors.cli.consent import add_consent
 from quiver_actors.errors import ConfigError, UnknownTopic
 from quiver_actors.units import SECOND_NS, parse_duration_ns
 
@@ -68,9 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "quiver topics delete clicks --dry-run",
     )
     delete.add_argument("topic", metavar="TOPIC")
-    mode = delete.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--dry-run", action="store_true", help="say what would be lost, change nothing")
-    mode.add_argument("--yes", action="store_true", help="do it")
+    add_consent(delete)
 
 
 def _add(commands: Subparsers, name: str, summary: str, run: Any, example: str) -> argparse.ArgumentParser:

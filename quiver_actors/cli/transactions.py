@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quiver_actors.cli import run_dir
+from quiver_actors.cli.consent import add_consent
 from quiver_actors.errors import UsageError
 from quiver_actors.supervisor.exitcodes import ExitCode
 from quiver_actors.units import SECOND_NS, format_size
@@ -40,6 +41,8 @@ _HEADINGS = (
 )
 _TEXT_COLUMNS = (0, 2, 6, 12)
 
+SCHEMA_VERSION = 1
+
 
 class _Staged(NamedTuple):
     topic: str
@@ -56,7 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = _add(commands, "list", "what is staged on this node, oldest first", _list)
-    listing.add_argument("--json", action="store_true", help="one JSON array, an object for each stage")
+    listing.add_argument("--json", action="store_true", help="one JSON object, with one for each stage")
     publish = _add(
         commands, "publish", "make the prepared bundles of a transaction visible, as its driver has decided", _publish
     )
@@ -67,6 +70,7 @@ def add_parser(subparsers: Subparsers) -> None:
             "--decisions", metavar="PLACE", help="its decision log (default: the one that its stages name)"
         )
     drop.add_argument("--force", action="store_true", help="also when the decision log cannot be asked")
+    add_consent(drop)
 
 
 def _add(
@@ -83,7 +87,8 @@ def _list(arguments: argparse.Namespace) -> int:
         found = sorted(_staged(client), key=lambda each: each.info.begun_unix_ns)
     now_ns = time.time_ns()
     if arguments.json:
-        print(json.dumps([_as_json(each, now_ns) for each in found], indent=2))
+        stages = [_as_json(each, now_ns) for each in found]
+        print(json.dumps({"schema_version": SCHEMA_VERSION, "stages": stages}, indent=2))
     elif found:
         _print_table([_row(each, now_ns) for each in found])
     else:
@@ -112,6 +117,9 @@ def _drop(arguments: argparse.Namespace) -> int:
 
     with _connect(arguments) as client:
         found = _of_transaction(client, arguments.transaction)
+        if arguments.dry_run:
+            print(f"quiver: would decide against transaction {arguments.transaction} and drop {len(found)} stages")
+            return ExitCode.CLEAN
         try:
             decision = _abort(client, arguments, found)
         except DecisionUnavailable as error:

@@ -27,7 +27,7 @@ def subscribers(node: ClientNode, command: str, *arguments: str) -> Any:
 def wait_lag(node: ClientNode, subscriber: str, topic: str, wanted: int) -> None:
     """Wait until the figures, which are published ten times a second, show it."""
     for _ in range(100):
-        found = json.loads(subscribers(node, "lag", subscriber, "--topic", topic, "--json").stdout)
+        found = json.loads(subscribers(node, "lag", subscriber, "--topic", topic, "--json").stdout)["subscribers"]
         if [each["lag_bundles"] for each in found] == [wanted]:
             return
     raise AssertionError(f"{subscriber} is not {wanted} bundles behind: {found}")
@@ -53,16 +53,18 @@ def test_list_lag_orphans_and_drop(node: ClientNode) -> None:
             ]
             assert subscribers(node, "lag", "--topic", "travel", "--max", "30").returncode == 0
             assert subscribers(node, "lag", "--topic", "travel", "--max", "29").returncode == 4
-            orphans = json.loads(subscribers(node, "orphans", "--json").stdout)
+            orphans = json.loads(subscribers(node, "orphans", "--json").stdout)["subscribers"]
             assert [each["subscriber"] for each in orphans] == ["left"]
-            refused = run_quiver("subscribers", "drop", "here", "--run-dir", str(node.directories.run))
+            refused = run_quiver("subscribers", "drop", "here", "--yes", "--run-dir", str(node.directories.run))
             assert refused.returncode == 2
             assert "is in use" in refused.stderr
-        assert "dropped subscriber left" in subscribers(node, "drop", "left").stdout
-        unknown = run_quiver("subscribers", "drop", "left", "--run-dir", str(node.directories.run), "--topic", "travel")
+        assert "dropped subscriber left" in subscribers(node, "drop", "left", "--yes", "--yes").stdout
+        unknown = run_quiver(
+            "subscribers", "drop", "left", "--yes", "--run-dir", str(node.directories.run), "--topic", "travel"
+        )
         while unknown.returncode == 0:  # its figures may be shown for another moment
             unknown = run_quiver(
-                "subscribers", "drop", "left", "--run-dir", str(node.directories.run), "--topic", "travel"
+                "subscribers", "drop", "left", "--yes", "--run-dir", str(node.directories.run), "--topic", "travel"
             )
         assert unknown.returncode == 2
         assert "no subscriber 'left'" in unknown.stderr or "unknown" in unknown.stderr

@@ -236,7 +236,7 @@ def test_operators_see_and_end_transactions(node: ClientNode, client: Client, tm
     listed = run_quiver("transactions", "list", *run_dir)
     assert listed.returncode == 0, listed.stderr
     assert [line.split()[0] for line in listed.stdout.splitlines()] == ["TRANSACTION", "op-lost", "op-kept"]
-    found = json.loads(run_quiver("transactions", "list", "--json", *run_dir).stdout)
+    found = json.loads(run_quiver("transactions", "list", "--json", *run_dir).stdout)["stages"]
     assert [(each["transaction"], each["state"], each["bundles"]) for each in found] == [
         ("op-lost", "prepared", 1),
         ("op-kept", "prepared", 1),
@@ -246,11 +246,11 @@ def test_operators_see_and_end_transactions(node: ClientNode, client: Client, tm
     undecided = run_quiver("transactions", "publish", "op-kept", *run_dir)
     assert undecided.returncode == 2
     assert "was not committed" in undecided.stderr
-    assert run_quiver("transactions", "drop", "op-lost", *run_dir).returncode == 0
+    assert run_quiver("transactions", "drop", "op-lost", "--yes", *run_dir).returncode == 0
     with pytest.raises(TransactionAborted):
         log.commit("op-lost", 0, [lost])
     client.decide("op-kept", 0, [kept])
-    assert "cannot be dropped" in run_quiver("transactions", "drop", "op-kept", *run_dir).stderr
+    assert "cannot be dropped" in run_quiver("transactions", "drop", "op-kept", "--yes", *run_dir).stderr
     assert run_quiver("transactions", "publish", "op-kept", *run_dir).returncode == 0
     assert sorted(visible(client)) == sorted([*before, 71])
     assert run_quiver("transactions", "list", *run_dir).stdout == "nothing is staged\n"

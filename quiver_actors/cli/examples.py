@@ -1,0 +1,57 @@
+"""Examples for the `--help` of commands that do not bring their own. A test runs every example of every command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "quiver": ("quiver up --data-dir /var/lib/quiver", "quiver status"),
+    "quiver up": ("quiver up --data-dir /var/lib/quiver --cores 2", "quiver up --config quiver.toml"),
+    "quiver status": (
+        "quiver status",
+        "quiver status --check healthy",
+        "quiver status --wait ready --timeout 10s --json",
+    ),
+    "quiver drain": ("quiver drain --timeout 10s",),
+    "quiver serve": ("quiver serve --listen 127.0.0.1:8815",),
+    "quiver version": ("quiver version",),
+    "quiver subscribers": ("quiver subscribers list",),
+    "quiver subscribers list": ("quiver subscribers list --json",),
+    "quiver subscribers lag": ("quiver subscribers lag --topic clicks --max 100000",),
+    "quiver subscribers orphans": ("quiver subscribers orphans",),
+    "quiver subscribers drop": ("quiver subscribers drop exporter --topic clicks --dry-run",),
+    "quiver subscribers seek": ("quiver subscribers seek exporter latest --topic clicks --dry-run",),
+    "quiver subscribers replay-dead-letters": ("quiver subscribers replay-dead-letters clicks-dead --dry-run",),
+    "quiver transactions": ("quiver transactions list",),
+    "quiver transactions list": ("quiver transactions list --json",),
+    "quiver transactions publish": ("quiver transactions publish nightly-2026-01-31",),
+    "quiver transactions drop": ("quiver transactions drop nightly-2026-01-31 --dry-run",),
+    "quiver deploy print": ("quiver deploy print systemd",),
+}
+_HEADING = "examples:\n"
+
+
+def add_examples(parser: argparse.ArgumentParser) -> None:
+    """Put the examples of the table in front of what is printed below the options, for a parser and all below it."""
+    for each in all_parsers(parser):
+        lines = EXAMPLES.get(each.prog)
+        if lines and _HEADING not in (each.epilog or ""):
+            text = _HEADING + "".join(f"  {line}\n" for line in lines)
+            each.epilog = text + (f"\n{each.epilog}" if each.epilog else "")
+            each.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def all_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of all its commands, in the order in which they were added."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from all_parsers(inner)
+
+
+def examples_of(parser: argparse.ArgumentParser) -> list[str]:
+    """The command lines that a parser's help shows."""
+    text = (parser.epilog or "").partition(_HEADING)[2].partition("\n\n")[0]
+    return [line.strip() for line in text.splitlines() if line.strip().startswith("quiver")]

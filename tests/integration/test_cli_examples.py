@@ -1,0 +1,228 @@
+"""Every example in the help of every command, run as it stands on a real node; and what push, tail, export and top do beside that.
+
+The examples of verify, inspect, repair, compact and export-segment are run by tests/unit/cli, on stored files alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from quiver_actors.cli.examples import all_parsers, examples_of
+from quiver_actors.cli.main import build_parser, main
+from quiver_actors.client import Client
+from tests.integration.client_node import ClientNode, client_node, numbers
+from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, wait_until_dead
+
+FLIGHTS = pa.table({"id": pa.array(range(25_000), pa.int64()), "from": ["JFK"] * 25_000})
+ON_FILES = ("verify", "inspect", "repair", "compact", "export-segment")
+"""Tested with stored files."""
+AT_THE_END = ("quiver transactions publish", "quiver drain")
+UNTIL_STOPPED = ("quiver up", "quiver serve", "quiver metrics --listen", "quiver tail clicks --rows")
+CONFIG = """
+[segment]
+max_open_duration = "50ms"
+[topics.travel]
+slots = { flights = 0, weather = 1 }
+"""
+
+
+def examples() -> list[str]:
+    found = [example for parser in all_parsers(build_parser()) for example in examples_of(parser)]
+    found = [example for example in dict.fromkeys(found) if example.split()[1] not in ON_FILES]
+    return sorted(found, key=lambda example: example.startswith(AT_THE_END))
+
+
+def runs_on(example: str) -> bool:
+    return example.startswith(UNTIL_STOPPED) or example == "quiver top"
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ClientNode]:
+    with client_node(cores=1, config=CONFIG) as node:
+        with node.connect() as client:
+            _fill(client)
+        yield node
+
+
+def _fill(client: Client) -> None:
+    """What the examples speak of. `clicks` is made by one of them."""
+    client.create_topic("clicks-dead")
+    stage = client.stage("nightly-2026-01-31")
+    stage.push(numbers(1))
+    client.decide("nightly-2026-01-31", 0, [stage.prepare()])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, node: ClientNode) -> Path:
+    """The directory in which the examples run."""
+    place = tmp_path_factory.mktemp("examples")
+    pq.write_table(FLIGHTS, place / "flights.parquet")
+    (place / "quiver.toml").write_text(
+        f"data_dir = '{place}/own'\nrun_dir = '{node.directories.base}/own'\ncores = 1\n"
+    )
+    return place
+
+
+def fitted(example: str, place: Path, node: ClientNode) -> str:
+    """With directories of this test; a node of its own for those that start one."""
+    line = example.replace("/var/lib/quiver", str(place / "data")).replace(
+        "unix:/run/quiver/", f"unix:{node.directories.base}/"
+    )
+    line = line.replace("127.0.0.1:8815", "127.0.0.1:0").replace("127.0.0.1:9465", "127.0.0.1:0")
+    if line.startswith("quiver up") and "--config" not in line:
+        line += f" --run-dir {node.directories.base}/own"
+    return line
+
+
+@pytest.mark.timeout(240)
+def test_every_example_runs(
+    node: ClientNode, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUIVER_RUN_DIR", str(node.directories.run))
+    monkeypatch.chdir(place)
+    assert main(["topics", "create", "clicks"]) == 0
+    with node.connect() as client:
+        client.subscribe("exporter", topic="clicks").close()
+    assert main(["topics", "delete", "clicks", "--dry-run"]) == 0
+    ran = 0
+    for example in examples():
+        if example.startswith("quiver drain"):
+            with node.connect() as client:
+                client.unsubscribe("exporter", topic="clicks")  # or it would wait for it
+        if runs_on(example):
+            _run_until_it_speaks(fitted(example, place, node), place, node)
+        elif not example.startswith("quiver topics create"):
+            _run(fitted(example, place, node), place, monkeypatch, capsys)
+        ran += 1
+    assert ran > 40
+    wait_until_dead([node.process.pid])
+
+
+def _run(line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command, _, target = line.partition(" > ")
+    if " - " in command:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"id": 1}\n{"id": 2}\n')))
+    if command.startswith("quiver export travel --slot"):
+        command = command.replace("--out exported", "--out exported-too")
+    code = main(shlex.split(command)[1:])
+    printed = capsys.readouterr()
+    assert code in ((0, 4) if command.startswith("quiver doctor") else (0,)), f"{line}: {printed.err}"
+    if target:
+        (place / target.strip()).with_suffix(".written").write_text(printed.out)
+
+
+def _run_until_it_speaks(line: str, place: Path, node: ClientNode) -> None:
+    """Those that go on until they are stopped."""
+    environment = {
+        **os.environ,
+        "QUIVER_RUN_DIR": str(node.directories.run),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    if line.startswith("quiver up"):
+        del environment["QUIVER_RUN_DIR"]
+    command = command_line("quiver_actors.cli.main", *shlex.split(line)[1:])
+    started = subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert started.stdout is not None
+        if line.startswith("quiver tail"):
+            with node.connect() as client:
+                while not any(each.subscriber.startswith("tail-") for each in client.subscribers("clicks")[0]):
+                    assert started.poll() is None, started.stderr and started.stderr.read()
+                client.push(numbers(1), topic="clicks")
+        assert started.stdout.readline(), f"{line}: {started.stderr and started.stderr.read()!r}"
+        started.send_signal(signal.SIGINT)
+        assert started.wait(DEADLINE_SECONDS) in (0, 130), line
+    finally:
+        started.kill()
+        started.communicate()
+
+
+# --- push, tail, export, top -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[ClientNode]:
+    with client_node(cores=2, config=CONFIG) as node:
+        yield node
+
+
+def run(node: ClientNode, *arguments: str, stdin: bytes = b"", code: int = 0) -> str:
+    command = command_line("quiver_actors.cli.main", *arguments, "--run-dir", str(node.directories.run))
+    done = subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    return (done.stdout if code == 0 else done.stderr).decode()
+
+
+def test_files_of_every_format_go_in_and_come_out_again(quiet: ClientNode, tmp_path: Path) -> None:
+    pq.write_table(FLIGHTS, tmp_path / "f.parquet")
+    pyarrow.csv.write_csv(FLIGHTS, tmp_path / "f.csv")
+    with pa.ipc.new_file(tmp_path / "f.arrow", FLIGHTS.schema) as writer:
+        writer.write_table(FLIGHTS)
+    into = ("--topic", "travel", "--slot", "flights")
+    pushed = json.loads(run(quiet, "push", str(tmp_path / "f.parquet"), *into, "--rows", "10000", "--json"))
+    assert (pushed["rows"], pushed["bundles"], pushed["durability"]) == (25_000, 3, ["synced"])
+    run(quiet, "push", str(tmp_path / "f.csv"), *into)
+    run(quiet, "push", str(tmp_path / "f.arrow"), *into)
+    run(quiet, "push", "-", *into, stdin=(tmp_path / "f.parquet").read_bytes())
+    run(quiet, "push", "-", "--topic", "travel", "--slot", "1", "--format", "jsonl", stdin=b'{"id": 7}\n')
+    exported = json.loads(run(quiet, "export", "travel", "--flush", "--out", str(tmp_path / "out"), "--json"))
+    assert [each["rows"] for each in exported["files"]] == [100_000, 1]
+    table = pq.read_table(tmp_path / "out" / "travel-flights.parquet")
+    assert sorted(table["id"].to_pylist()) == sorted(FLIGHTS["id"].to_pylist() * 4)
+    assert "exists already" in run(quiet, "export", "travel", "--out", str(tmp_path / "out"), code=2)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "travel-flights.parquet",
+        "travel-weather.parquet",
+    ]
+
+
+def test_what_cannot_be_pushed_is_told(quiet: ClientNode, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "f.bin").write_bytes(b"\0\1\2")
+    assert "cannot be read as parquet" in run(quiet, "push", str(tmp_path / "f.csv"), "--format", "parquet", code=2)
+    assert "say it with --format" in run(quiet, "push", str(tmp_path / "f.bin"), code=2)
+    assert "'nowhere' does not exist" in run(quiet, "push", str(tmp_path / "f.csv"), "--topic", "nowhere", code=2)
+    assert "not in the topic's slot table" in run(
+        quiet, "push", str(tmp_path / "f.csv"), "--topic", "travel", "--slot", "x", code=2
+    )
+    assert "No such file" in run(quiet, "push", str(tmp_path / "missing.csv"), code=1)
+
+
+def test_tail_prints_what_was_sealed_and_leaves_no_subscriber(quiet: ClientNode) -> None:
+    with quiet.connect() as client:
+        client.create_topic("tailed", {"slots": {"page": 4}})
+        client.push_many([{"page": numbers(number)} for number in (10, 20, 30)], topic="tailed")
+        lines = run(quiet, "tail", "tailed", "--from", "earliest", "--count", "3", "--rows", "1", "--json").splitlines()
+        assert [json.loads(line)["slots"]["page"]["values"] for line in lines] == [
+            [{"id": 10}],
+            [{"id": 20}],
+            [{"id": 30}],
+        ]
+        assert client.subscribers("tailed") == {0: [], 1: []}
+    assert "does not exist" in run(quiet, "tail", "nowhere", code=2)
+
+
+def test_top_shows_workers_topics_and_subscribers(quiet: ClientNode) -> None:
+    with quiet.connect() as client:
+        client.subscribe("watched", topic="default").close()
+        client.push(numbers(1))
+    text = run(quiet, "top", "--count", "2", "--interval", "0.05")
+    assert text.count("quiver node ready") == 2
+    assert all(word in text for word in ("core_0", "core_1", "PRESSURE", "default", "watched", "nobody"))
+    assert "\x1b" not in text
+    missing = command_line("quiver_actors.cli.main", "top", "--run-dir", str(quiet.directories.base / "missing"))
+    assert subprocess.run(missing, cwd=ROOT, capture_output=True, check=False).returncode == 3
