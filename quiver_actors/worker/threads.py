@@ -1,13 +1,15 @@
 """A thread that runs blocking I/O for the loop, one job after another.
 
-Jobs go in through a queue and come back, in order, through a list that only the loop thread empties; an eventfd wakes the loop.
+Jobs go in through one list and come back, in order, through another that only the loop thread empties; an eventfd wakes either side.
+Not a queue: raising an eventfd gives up the interpreter lock, so that the thread that it wakes on the same core can start its sync at
+once, where a queue wakes it to find the lock taken (docs/performance.md).
+
 A job touches no state of the loop while it runs: what it found out is applied by its `finished` callback, in the loop thread.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -34,7 +36,10 @@ class JobThread:
             wake_fd: eventfd of the loop, raised after each job.
         """
         self._wake_fd = wake_fd
-        self._queue: queue.SimpleQueue[tuple[Job, Finished] | None] = queue.SimpleQueue()
+        self._work_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        """Raised after each submission; -1 once the thread has ended."""
+        self._submitted: deque[tuple[Job, Finished] | None] = deque()
+        """None: nothing more will come."""
         self._done: deque[Finished] = deque()
         self._crash: BaseException | None = None
         # A daemon: a disk that never answers must not keep the process from ending.
@@ -42,7 +47,7 @@ class JobThread:
         self._thread.start()
 
     def submit(self, job: Job, finished: Finished) -> None:
-        self._queue.put((job, finished))
+        self._hand_over((job, finished))
 
     def finish_jobs(self) -> bool:
         """Call back for every job that has run since the last call; True if there was one.
@@ -60,12 +65,28 @@ class JobThread:
 
     def stop(self, timeout_seconds: float) -> bool:
         """End the thread after the jobs that were submitted; False if it did not end in time."""
-        self._queue.put(None)
+        self._hand_over(None)
         self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        descriptor, self._work_fd = self._work_fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        return True
+
+    def _hand_over(self, work: tuple[Job, Finished] | None) -> None:
+        self._submitted.append(work)
+        if self._work_fd >= 0:
+            os.eventfd_write(self._work_fd, 1)
+
+    def _next(self) -> tuple[Job, Finished] | None:
+        """In the thread: wait for the next job; None at the end."""
+        while not self._submitted:
+            os.eventfd_read(self._work_fd)
+        return self._submitted.popleft()
 
     def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
+        while (work := self._next()) is not None:
             job, finished = work
             try:
                 job.run()
@@ -82,5 +103,5 @@ class AskThread(JobThread):
     """One for work that touches nothing of this worker's and may hang, such as a question to another machine: never waited for."""
 
     def stop(self, timeout_seconds: float) -> bool:
-        self._queue.put(None)
+        self._hand_over(None)
         return True
