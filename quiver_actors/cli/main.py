@@ -7,33 +7,11 @@ meaning, never a traceback; a traceback is a bug of ours.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from quiver_actors.cli import (
-    compact,
-    config,
-    deploy,
-    doctor,
-    drain,
-    export,
-    export_segment,
-    inspect,
-    metrics,
-    push,
-    repair,
-    serve,
-    status,
-    subscribers,
-    tail,
-    top,
-    topics,
-    transactions,
-    up,
-    verify,
-    version,
-)
 from quiver_actors.cli.examples import add_examples
 from quiver_actors.errors import (
     AlreadyRunning,
@@ -48,6 +26,31 @@ from quiver_actors.shm.errors import ShmError
 from quiver_actors.supervisor.errors import SupervisorError
 from quiver_actors.supervisor.exitcodes import ExitCode
 
+COMMANDS = (
+    "up",
+    "status",
+    "top",
+    "topics",
+    "subscribers",
+    "transactions",
+    "push",
+    "tail",
+    "export",
+    "drain",
+    "config",
+    "doctor",
+    "verify",
+    "inspect",
+    "repair",
+    "compact",
+    "export-segment",
+    "metrics",
+    "serve",
+    "deploy",
+    "version",
+)
+"""In the order of the help; the module of each has its name."""
+
 _EXIT_CODES: tuple[tuple[type[QuiverError], ExitCode], ...] = (
     (UsageError, ExitCode.USAGE),
     (AlreadyRunning, ExitCode.ALREADY_RUNNING),
@@ -60,7 +63,8 @@ _EXIT_CODES: tuple[tuple[type[QuiverError], ExitCode], ...] = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
-    parsed = build_parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    parsed = build_parser(given[0] if given else None).parse_args(given)
     try:
         return int(parsed.run(parsed))
     except (QuiverError, ShmError, SupervisorError) as error:
@@ -76,34 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{where}{error.strerror or error}", ExitCode.UNEXPECTED)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line, or as much of it as one command needs: looking at a node should not wait for the others' modules."""
     parser = argparse.ArgumentParser(prog="quiver", description="A durable Arrow buffer for every Spark worker node.")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (
-        up,
-        status,
-        top,
-        topics,
-        subscribers,
-        transactions,
-        push,
-        tail,
-        export,
-        drain,
-        config,
-        doctor,
-        verify,
-        inspect,
-        repair,
-        compact,
-        export_segment,
-        metrics,
-        serve,
-        deploy,
-        version,
-    ):
-        command.add_parser(subparsers)
+    for name in COMMANDS if only not in COMMANDS else [only]:
+        importlib.import_module(f"quiver_actors.cli.{name.replace('-', '_')}").add_parser(subparsers)
     add_examples(parser)
     return parser
 

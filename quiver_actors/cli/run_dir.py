@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from quiver_actors.default_run_dir import default_run_dir
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", metavar="DIR", help="the node's run directory (default: as `quiver up`)")
@@ -17,6 +19,8 @@ def find_run_dir(arguments: argparse.Namespace) -> str:
 
 
 def _configured(config_path: str | None) -> str:
-    from quiver_actors.config import default_run_dir, load_config
+    if config_path is None:
+        return default_run_dir()
+    from quiver_actors.config import load_config
 
-    return load_config(config_path).resolved_run_dir() if config_path else default_run_dir()
+    return load_config(config_path).resolved_run_dir()

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from quiver_actors.config import default_run_dir
+from quiver_actors.default_run_dir import default_run_dir
 from quiver_actors.errors import NotRunning, WorkerUnavailable
 
 NODE_FILE = "node.json"

@@ -19,8 +19,8 @@ from quiver_actors.config.tree import (
     SegmentSettings,
     TopicSettings,
     WalSettings,
-    default_run_dir,
 )
+from quiver_actors.default_run_dir import default_run_dir
 
 __all__ = [
     "COMPACTION_MODES",

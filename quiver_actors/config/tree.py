@@ -5,12 +5,11 @@ Sizes are integer bytes and durations integer nanoseconds here; `table` says how
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Mapping
 
 import msgspec
 
+from quiver_actors.default_run_dir import default_run_dir
 from quiver_actors.model import DEFAULT_TOPIC, SEGMENT_BUNDLES_MAX, SlotTable
 from quiver_actors.units import GIB, MIB, MILLISECOND_NS, SECOND_NS
 
@@ -120,13 +119,3 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
         found = {DEFAULT_TOPIC: self.topics.get(DEFAULT_TOPIC, TopicSettings())}
         found.update(self.topics)
         return found
-
-
-def default_run_dir(environment: Mapping[str, str] | None = None) -> str:
-    """`$QUIVER_RUN_DIR`, else `$XDG_RUNTIME_DIR/quiver`, else a directory of this user under the temporary directory."""
-    env = os.environ if environment is None else environment
-    if env.get("QUIVER_RUN_DIR"):
-        return env["QUIVER_RUN_DIR"]
-    if env.get("XDG_RUNTIME_DIR"):
-        return os.path.join(env["XDG_RUNTIME_DIR"], "quiver")
-    return os.path.join(env.get("TMPDIR", "/tmp"), f"quiver-{os.getuid()}")

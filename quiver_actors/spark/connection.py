@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from quiver_actors.client import Client, connect
-from quiver_actors.config import default_run_dir
+from quiver_actors.default_run_dir import default_run_dir
 from quiver_actors.errors import ClosedError, NotRunning, WorkerUnavailable
 from quiver_actors.units import SECOND_NS
 

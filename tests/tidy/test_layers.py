@@ -21,6 +21,7 @@ RANKS = {
     "quiver_actors.units": 2,
     "quiver_actors.model": 2,
     "quiver_actors.config": 2,
+    "quiver_actors.default_run_dir": 2,
     "quiver_actors.core_dirs": 2,
     "quiver_actors.clock": 2,
     "quiver_actors.checksum": 2,

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from quiver_actors import __version__
-from quiver_actors.cli.main import exit_code_of, main
+from quiver_actors.cli.examples import all_parsers
+from quiver_actors.cli.main import COMMANDS, build_parser, exit_code_of, main
 from quiver_actors.errors import (
     AlreadyRunning,
     ConfigError,
@@ -68,3 +69,19 @@ def test_help_documents_the_exit_codes(command: str, capsys: pytest.CaptureFixtu
         main([command, "--help"])
     assert ended.value.code == 0
     assert "exit codes:\n  0 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_one_command_is_parsed_without_the_others_as_with_them(command: str) -> None:
+    alone, among_all = (list(all_parsers(build_parser(only)))[1:] for only in (command, None))
+    names = [parser.prog for parser in alone]
+    assert names[0] == f"quiver {command}"
+    found = {parser.prog: parser for parser in among_all}
+    assert [parser.format_help() for parser in alone] == [found[name].format_help() for name in names]
+
+
+def test_looking_at_a_node_loads_no_other_command() -> None:
+    code = "import sys; from quiver_actors.cli.main import build_parser; build_parser('status'); import quiver_actors.cli.status_view;"
+    code += "print([name for name in sys.modules if name in ('quiver_actors.cli.up', 'quiver_actors.config.reading', 'tomllib', 'pyarrow')])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
