@@ -81,7 +81,10 @@ def test_one_command_is_parsed_without_the_others_as_with_them(command: str) -> 
 
 
 def test_looking_at_a_node_loads_no_other_command() -> None:
-    code = "import sys; from quiver_actors.cli.main import build_parser; build_parser('status'); import quiver_actors.cli.status_view;"
-    code += "print([name for name in sys.modules if name in ('quiver_actors.cli.up', 'quiver_actors.config.reading', 'tomllib', 'pyarrow')])"
+    heavy = ("quiver_actors.cli.up", "quiver_actors.config.reading", "tomllib", "pyarrow")
+    code = (
+        "import sys; from quiver_actors.cli.main import build_parser; build_parser('status'); "
+        f"import quiver_actors.cli.status_view; print([name for name in sys.modules if name in {heavy!r}])"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
