@@ -51,6 +51,7 @@ class Parts:
         self.progress.change_settings(settings)
         self.stages.change_settings(settings)
         self.retention.settings = settings.retention
+        self.shelf.search_again()
         free_bytes_min, compacts = settings.retention.min_free_bytes, settings.segment.compaction == "auto"
         self.ballast.change_reserve(free_bytes_min)
         self.upkeep.change_limits(compacts=compacts, free_bytes_min=free_bytes_min)

@@ -29,6 +29,7 @@ class Progress:
         ticket: covers every change so far.
         durable: changes up to that ticket are on disk.
         due_ns: when the next flush is due, None if nothing is to be flushed.
+        flushes: how many were done.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Progress:
         self.ticket = 0
         self.durable = 0
         self.due_ns: int | None = None
+        self.flushes = 0
         self._disk = disk
         self._paths = paths
         self._interval_ns = settings.progress_flush_interval_ns
@@ -59,6 +61,11 @@ class Progress:
     @property
     def is_dirty(self) -> bool:
         return bool(self._removed) or self.registry.is_dirty
+
+    @property
+    def is_forgetting(self) -> bool:
+        """The files of a subscriber that is gone may come back with a crash: it still counts."""
+        return bool(self._removed)
 
     # --- changes -----------------------------------------------------------------------------------------------------------
 
@@ -174,6 +181,7 @@ class Progress:
             else:
                 self.registry.mark_flushed(write.subscriber, write.version)
         self.durable = job.ticket
+        self.flushes += 1
         if self.is_dirty:
             self._schedule()
         return [ProgressDurable(job.ticket)]

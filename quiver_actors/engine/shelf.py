@@ -66,6 +66,8 @@ class Shelf:
         self._dropped: dict[int, tuple[str, int]] = {}
         """Segments that were given up: why, and the ticket of the progress that must be durable before the file goes."""
         self._cursor_owed: int | None = None
+        self._searched = -1
+        """After so many flushes there was nothing to delete."""
 
     def __iter__(self) -> Iterator[SegmentInfo]:
         """Oldest first."""
@@ -103,6 +105,7 @@ class Shelf:
 
     def offer(self, info: SegmentInfo, lost: Runs) -> Event:
         """Subscribers can claim it from now on, but for what is lost of it."""
+        self.search_again()
         self._progress.registry.add_segment(info.segment_seq, info.bundle_count, info.size_bytes)
         if lost:
             self.give_up(info.segment_seq, info, "damaged", lost)
@@ -121,10 +124,12 @@ class Shelf:
             return
         self.give_up(segment_seq, info, reason)
         self._dropped[segment_seq] = (reason, self._progress.ticket)
+        self.search_again()
 
     def release(self, segment_seq: int, reason: str) -> None:
         """A processed segment goes, whatever the spool says."""
         self._released[segment_seq] = reason
+        self.search_again()
 
     def take_new(self) -> list[int]:
         """Segments that have come since the last call; some may be gone again."""
@@ -132,8 +137,8 @@ class Shelf:
         return new
 
     def processed(self) -> list[int]:
-        """Segments that every subscriber is durably done with; none while there is no subscriber."""
-        return self._progress.registry.deletable(self.segments)
+        """Segments that every subscriber is durably done with; none while there is no subscriber, or one that is not gone for good."""
+        return [] if self._progress.is_forgetting else self._progress.registry.deletable(self.segments)
 
     def droppable(self) -> list[int]:
         """Segments that could be let go now: whole, announced, and not on their way out."""
@@ -164,15 +169,24 @@ class Shelf:
         self._progress.hurry()
 
     def delete_job(self, spared: Container[int]) -> jobs.DeleteJob | None:
-        """Delete what nobody needs, but for the `spared`."""
+        """Delete what nobody needs, but for the `spared`. Looked for only if something has changed that can make a segment go."""
+        if self._searched == self._progress.flushes:
+            return None
         durable = self._progress.durable
         processed = self.processed()
         kept = self.spool(processed) - self._released.keys() if processed else set()
         wanted = [seq for seq in processed if seq not in kept]
         wanted += [seq for seq, (_, ticket) in self._dropped.items() if ticket <= durable and seq not in set(wanted)]
         deletable = sorted(seq for seq in wanted if seq not in spared)
+        if not deletable:
+            self._searched = self._progress.flushes
+            return None
         self._doomed.update(deletable)
-        return jobs.DeleteJob(self._disk, self._paths, deletable, self._cursor_owed) if deletable else None
+        return jobs.DeleteJob(self._disk, self._paths, deletable, self._cursor_owed)
+
+    def search_again(self) -> None:
+        """Something other than a flush has changed that can make a segment go."""
+        self._searched = -1
 
     @property
     def doomed(self) -> list[int]:
@@ -181,6 +195,7 @@ class Shelf:
 
     def finish_delete(self, segment_seqs: Sequence[int]) -> list[Event]:
         self._cursor_owed = None
+        self.search_again()
         self._doomed.difference_update(segment_seqs)
         for segment_seq in segment_seqs:
             del self.segments[segment_seq]

@@ -103,9 +103,8 @@ class SubscriberSide:
         """
         begin = parse_start(start)
         state = self._progress.registry.get(subscriber)
-        stored = {
-            info.segment_seq: info.bundle_count for info in self._shelf if info.segment_seq not in self._shelf.doomed
-        }
+        doomed = set(self._shelf.doomed)
+        stored = {info.segment_seq: info.bundle_count for info in self._shelf if info.segment_seq not in doomed}
         stored.update(self._logs.bundle_counts())
         if begin.kind == "time":
             before = self._resolved_before(begin.unix_ns)

@@ -116,6 +116,7 @@ class SubscriberRegistry:
 
     def _adopt(self, state: SubscriberState) -> SubscriberState:
         self._states[state.subscriber] = state
+        state.begin()
         for segment_seq in sorted(self._sealed):
             state.add_segment(segment_seq, *self._sealed[segment_seq])
             for run in _drop(state, segment_seq, self._lost.get(segment_seq, ())):
@@ -225,8 +226,8 @@ class SubscriberRegistry:
     def deletable(self, segment_seqs: Iterable[int]) -> list[int]:
         """Those of the segments that every known subscriber has completed, durably; none while there is no subscriber.
 
-        "Durably" so that no crash can bring back a progress that misses a file which we deleted ourselves. The answer changes
-        only with `mark_flushed` and `unregister`.
+        "Durably" so that no crash can bring back a progress that misses a file which we deleted ourselves; the start of a new
+        subscriber counts too. Without a segment that comes the answer grows only with `mark_flushed` and `unregister`.
 
         Cost: segments x subscribers, about 0.1 us each.
         """

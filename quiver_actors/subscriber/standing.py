@@ -39,6 +39,7 @@ class Standing:
         self.flushed_version = version
         self.segments: dict[int, BundleStates] = {}
         self.unresolved_count = 0
+        self._begun_version = version
         self._floor = 0
         self._incomplete: list[int] = []  # heap of the keys of segments, and of some that have left it
         self._touched: set[int] = set()  # keys of segments with something resolved
@@ -86,6 +87,10 @@ class Standing:
         """These bundles count as resolved."""
         self._awaited = dict(progress)
         self.version += 1
+
+    def begin(self) -> None:
+        """Segments follow. What was said of them until now is as good as unsaid before it is flushed."""
+        self._begun_version = self.version
 
     # --- segments ----------------------------------------------------------------------------------------------------------
 
@@ -160,6 +165,8 @@ class Standing:
 
     def is_durably_complete(self, segment_seq: int) -> bool:
         """Whether it is complete and a flush has said so: only then may the file go."""
+        if self.flushed_version < self._begun_version:
+            return False
         return self.is_complete(segment_seq) and segment_seq not in self._unflushed
 
     def completed_since(self) -> list[int]:

@@ -1,0 +1,131 @@
+"""A segment goes only once what says that nobody needs it is durable, and looking for such segments costs next to nothing."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import FaultyDisk
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.units import SECOND_NS
+from tests.support.engine_driver import EngineDriver, topic_settings
+
+
+def stored(driver: EngineDriver) -> list[int]:
+    return [info.segment_seq for info in driver.engine.segments()]
+
+
+def with_segments(disk: FaultyDisk, count: int, *subscribers: str) -> EngineDriver:
+    driver = EngineDriver(disk, topic_settings(segment_compaction="off"))
+    for subscriber in subscribers:
+        driver.engine.register(subscriber, "earliest")
+    driver.settle()
+    for number in range(count):
+        driver.push_numbered(number)
+        driver.seal()
+    return driver
+
+
+def fail_writes_of_progress(disk: FaultyDisk) -> None:
+    """There is no room for progress, not even where the ballast was; deletes would go on."""
+    for nth in range(1, 50):
+        disk.fail("write", nth, errno.ENOSPC, path_part="quiver.sub.")
+
+
+def what_a_crash_leaves(disk: FaultyDisk) -> EngineDriver:
+    inner = disk.inner
+    assert isinstance(inner, SimDisk)
+    driver = EngineDriver(inner.crash(CrashMode.DROP))
+    driver.settle()
+    return driver
+
+
+@pytest.mark.parametrize("start", ["latest", "bundle:0/3/0"])
+def test_a_subscriber_that_begins_behind_a_segment_lets_it_go_only_once_it_is_durable(start: str) -> None:
+    disk = FaultyDisk(SimDisk())
+    driver = with_segments(disk, 3)
+    fail_writes_of_progress(disk)
+    driver.engine.register("late", start)
+    driver.settle()
+    assert stored(driver) == [0, 1, 2]
+    left = what_a_crash_leaves(disk)
+    assert (left.engine.subscribers(), stored(left)) == ([], [0, 1, 2]), (
+        "nothing was lost for a subscriber that never was"
+    )
+    disk.heal()
+    driver.clock.advance(SECOND_NS)
+    driver.settle()
+    assert stored(driver) == []
+
+
+def test_a_seek_lets_segments_go_only_once_it_is_durable() -> None:
+    disk = FaultyDisk(SimDisk())
+    driver = with_segments(disk, 3, "s")
+    fail_writes_of_progress(disk)
+    driver.engine.seek("s", "latest")
+    driver.settle()
+    left = what_a_crash_leaves(disk)
+    assert stored(left) == [0, 1, 2]
+    assert left.claim_numbers("s") == []
+    assert [(notice.reason, notice.segment_seq, notice.bundle_count) for notice in left.told] == [
+        ("dropped", segment_seq, 1) for segment_seq in range(3)
+    ]
+    disk.heal()
+    driver.clock.advance(SECOND_NS)
+    driver.settle()
+    assert stored(driver) == []
+
+
+def test_a_subscriber_that_goes_lets_segments_go_only_once_it_is_gone_for_good() -> None:
+    disk = FaultyDisk(SimDisk())
+    driver = with_segments(disk, 4, "stays", "goes")
+    granted = driver.claim("stays", "owner", 4)
+    for grant in granted[:3]:
+        driver.resolve("stays", "owner", grant.segment_seq, "ack", [0])
+    driver.flush_progress()
+    driver.resolve("stays", "owner", 3, "ack", [0])
+    fail_writes_of_progress(disk)
+    driver.engine.unregister("goes")
+    driver.settle()
+    left = what_a_crash_leaves(disk)
+    assert sorted(left.engine.subscribers()) == ["goes", "stays"]
+    assert left.claim_numbers("goes") == [0, 1, 2, 3]
+    assert left.told == []
+    disk.heal()
+    driver.clock.advance(SECOND_NS)
+    driver.settle()
+    assert stored(driver) == []
+
+
+def instructions(call: Callable[[], object]) -> int:
+    """Bytecode instructions that a call executes."""
+    count = 0
+
+    def on_event(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return on_event
+
+    previous = sys.gettrace()
+    sys.settrace(on_event)
+    try:
+        call()
+    finally:
+        sys.settrace(previous)
+    return count
+
+
+def test_asking_for_background_work_costs_the_same_whatever_is_stored() -> None:
+    costs = []
+    for count in (4, 60):
+        driver = with_segments(FaultyDisk(SimDisk()), count, "a", "b")
+        driver.flush_progress()
+        costs.append(instructions(driver.engine.next_background))
+    assert costs[0] == costs[1]
