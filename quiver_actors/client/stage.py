@@ -323,13 +323,15 @@ def _gone(error: QuiverError) -> QuiverError:
 # --- tokens ----------------------------------------------------------------------------------------------------------------------
 
 
-def _publish_message(topic: str, tokens: list[Token], *, drop_others: bool) -> Callable[[int], PublishStages]:
+def _publish_message(
+    topic: str, tokens: list[Token], *, drop_others: bool, retired_core: int = -1
+) -> Callable[[int], PublishStages]:
     first, numbers = tokens[0], [token.number for token in tokens]
     if len({(token.txn_id, token.incarnation) for token in tokens}) > 1:
         raise UsageError(
             "tokens of several transactions, or of several lives of one directory, cannot be published together"
         )
-    return lambda tag: PublishStages(tag, topic, first.txn_id, first.incarnation, numbers, drop_others)
+    return lambda tag: PublishStages(tag, topic, first.txn_id, first.incarnation, numbers, drop_others, retired_core)
 
 
 def _drop_message(topic: str, tokens: list[Token]) -> Callable[[int], DropStages]:
@@ -341,7 +343,12 @@ def publishing(
     channels: ChannelSet[PushChannel], tokens: Sequence[Token], *, drop_others: bool, timeout_seconds: float
 ) -> Flow[None]:
     """Make all tokens visible: workers in parallel, topics one after the other."""
+    channels.directory.refresh()
     for topic, of_cores in _by_place(tokens).items():
+        for core in of_cores.keys() - set(channels.directory.cores):
+            # All of it was delivered, so nothing is left to publish: any worker can tell.
+            make = _publish_message(topic, of_cores.pop(core), drop_others=False, retired_core=core)
+            yield from _insisting(channels, {channels.directory.cores[0]: make}, timeout_seconds)
         makes = {core: _publish_message(topic, of_core, drop_others=drop_others) for core, of_core in of_cores.items()}
         yield from _insisting(channels, makes, timeout_seconds)
 

@@ -62,6 +62,8 @@ class PublishStages(Message, tag=44, frozen=True):
     numbers: list[int]
     drop_others: bool = False
     """The decision lists no other stage of this topic and core: what else there is of the transaction is dropped."""
+    retired_core: int = -1
+    """The stages are of a core that the node does not have any more, and no worker adopts: has it published them?"""
 
 
 class ListStages(Message, tag=45, frozen=True):

@@ -128,7 +128,7 @@ class Requests:
             AttachArena: self._attach_arena,
             DeclareSchema: self._declare_schema,
             Push: self.push,
-            KeyedPush: self.push,
+            KeyedPush: self._keyed_push,
             Flush: self._flush,
             ListSegments: self._list_segments,
             OpenSegment: self._open_segment,
@@ -190,6 +190,15 @@ class Requests:
             return
         host.ingest.push(session, push, now_ns)
         host.touch_push()
+
+    def _keyed_push(self, session: Session, push: KeyedPush, now_ns: int) -> None:
+        """For the node's own user: the numbers of a producer are a promise to all its processes, which nobody else may spoil."""
+        if session.guest is not None:
+            session.release(push)
+            raise NotAllowed(
+                "idempotent pushes are for the node's own user: push without producer, or run as that user"
+            )
+        self.push(session, push, now_ns)
 
     # --- connection ----------------------------------------------------------------------------------------------------
 

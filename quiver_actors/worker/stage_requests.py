@@ -5,14 +5,16 @@ Owner: the loop thread. Decision logs are asked by a thread of their own, becaus
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from quiver_actors.errors import NotAllowed
+from quiver_actors.model import check_id
 from quiver_actors.protocol.base import Message
-from quiver_actors.protocol.messages import StagePush
+from quiver_actors.protocol.messages import Done, StagePush
 from quiver_actors.protocol.stage_messages import (
     AbandonStage,
     BeginStage,
@@ -24,6 +26,7 @@ from quiver_actors.protocol.stage_messages import (
     PublishStages,
 )
 from quiver_actors.transactions.asking import DecideJob
+from quiver_actors.transactions.retired import RetiredJob
 from quiver_actors.worker.session import Session
 from quiver_actors.worker.staging import Staging
 from quiver_actors.worker.threads import Submit
@@ -60,9 +63,7 @@ class StageRequests:
                 session, message
             ),
             DropStages: lambda session, message, _: self._staging_of(message.topic, session).drop(session, message),
-            PublishStages: lambda session, message, _: self._staging_of(message.topic, session).publish(
-                session, message
-            ),
+            PublishStages: self._publish,
             ListStages: lambda session, message, _: self._staging_of(message.topic, session).list_all(session, message),
             Decide: self._decide,
         }
@@ -74,6 +75,23 @@ class StageRequests:
             session.release(message)
             raise
         staging.push(session, message, now_ns)
+
+    def _publish(self, session: Session, message: PublishStages, now_ns: int) -> None:
+        if message.retired_core < 0:
+            self._staging_of(message.topic, session).publish(session, message)
+            return
+        data_dir = os.path.dirname(self._own_log)
+        job = RetiredJob(
+            data_dir, check_id("topic", message.topic), message.retired_core, message.incarnation, message.numbers
+        )
+
+        def answer() -> None:
+            if job.error is not None:
+                session.refuse(message.tag, job.error)
+            else:
+                session.send(Done(message.tag))
+
+        self._ask(job, answer)
 
     def _decide(self, session: Session, message: Decide, now_ns: int) -> None:
         job = DecideJob(self._own_log, message.txn_id, message.epoch, message.outcome, message.tokens)

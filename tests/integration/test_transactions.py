@@ -287,6 +287,40 @@ def test_killed_workers_at_each_step(fresh: ClientNode) -> None:
         assert visible(client) == [1, 2]
 
 
+def test_tokens_of_a_core_that_the_node_no_longer_has_are_published_by_its_heir() -> None:
+    with client_node(cores=2) as node:
+        with node.connect() as client:
+            tokens = [stage(client, "heir", 10 * part, partition=part, key=f"k{part}") for part in range(4)]
+        assert {token.core for token in tokens} == {0, 1}
+        node.process.stop()
+        node.restart(cores=1)
+        with node.connect() as client:
+            assert visible(client) == []
+            client.publish(client.decide("heir", 0, tokens).tokens, drop_others=True)
+            assert sorted(visible(client)) == [0, 10, 20, 30]
+            _consume(client, 4)
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while (node.directories.data / "default" / "core_1").exists():
+                assert time.monotonic() < deadline, "the core was not retired"
+        node.process.stop()
+        node.restart(cores=1)
+        with node.connect() as client:
+            client.publish(tokens)
+            never = msgspec.structs.replace(next(token for token in tokens if token.core == 1), number=99)
+            with pytest.raises(TransactionLost, match="was not published"):
+                client.publish([never])
+            gone = msgspec.structs.replace(never, core=7)
+            with pytest.raises(TransactionLost, match="nothing of it is left"):
+                client.publish([gone])
+
+
+def _consume(client: Client, bundles: int) -> None:
+    with client.subscribe("all", start="earliest") as subscription:
+        for delivery in take(subscription, bundles):
+            delivery.ack()
+        subscription.flush()
+
+
 PRODUCER = """
 import os, sys
 import pyarrow as pa
