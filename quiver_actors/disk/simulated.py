@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -123,6 +124,7 @@ class SimFile:
         self._inode = inode
         self._is_writable = is_writable
         self._is_open = True
+        self._descriptor = -1
 
     def _check(self, operation: str, *, writes: bool = False) -> None:
         if not self._is_open or (writes and not self._is_writable):
@@ -188,9 +190,19 @@ class SimFile:
             return self._inode.size
 
     def fileno(self) -> int:
-        raise io.UnsupportedOperation(f"{self.path} is on a simulated disk: it has no descriptor")
+        """With `shows_descriptors`: of a file in memory with the bytes that can be read now; closed with this file."""
+        if not self._disk.shows_descriptors:
+            raise io.UnsupportedOperation(f"{self.path} is on a simulated disk: it has no descriptor")
+        if self._descriptor < 0:
+            self._descriptor = os.memfd_create(self.path.replace("/", "_"), os.MFD_CLOEXEC)
+            os.write(self._descriptor, self.read(self.size(), 0))
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+        return self._descriptor
 
     def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
         with self._disk.mutex:
             if self._is_open:
                 self._is_open = False
@@ -215,6 +227,7 @@ class SimDisk:
         no_space_errno: what running out of it is called: ENOSPC or EDQUOT.
         pause_in_sync: called in the middle of each sync of a file, where other threads may write: only what was written before
             the sync began becomes durable by it.
+        shows_descriptors: files have one, for who hands them on to other processes.
 
     A file that was made read-only cannot be opened for writing again, as for any user but root.
     """
@@ -225,10 +238,12 @@ class SimDisk:
         capacity_bytes: int | None = None,
         no_space_errno: int = errno.ENOSPC,
         pause_in_sync: Callable[[], None] = lambda: None,
+        shows_descriptors: bool = False,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.no_space_errno = no_space_errno
         self.pause_in_sync = pause_in_sync
+        self.shows_descriptors = shows_descriptors
         self.mutex = threading.Lock()
         self._durable: dict[str, object] = {_ROOT: _DIRECTORY}
         self._pending: list[NameChange] = []
@@ -270,7 +285,11 @@ class SimDisk:
         return twin
 
     def _like_this(self) -> SimDisk:
-        return SimDisk(capacity_bytes=self.capacity_bytes, no_space_errno=self.no_space_errno)
+        return SimDisk(
+            capacity_bytes=self.capacity_bytes,
+            no_space_errno=self.no_space_errno,
+            shows_descriptors=self.shows_descriptors,
+        )
 
     def contents(self) -> dict[str, bytes]:
         """Every file and its bytes, as a reader sees them now. Trailing zeroes count."""

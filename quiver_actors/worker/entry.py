@@ -101,8 +101,7 @@ class Worker:
         self._set_state(WorkerState.RECOVERING)
         settings = self._context.settings
         wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        sync, seal = JobThread("quiver-sync", wake_fd), JobThread("quiver-seal", wake_fd)
-        ask = AskThread("quiver-ask", wake_fd)
+        sync, seal, ask = self._start_threads(wake_fd)
         agenda = Agenda()
         make_host = partial(self._host, agenda=agenda, sync=sync, seal=seal, ask=ask)
         topics = self._topics = self._make_topics(Topics, self._context.core, make_host, seal)
@@ -159,6 +158,10 @@ class Worker:
             own_log=self._own_log,
             ask=ask.submit,
         )
+
+    def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread]:
+        """For syncs, for all other work on the disk, and for questions to other machines."""
+        return JobThread("quiver-sync", wake_fd), JobThread("quiver-seal", wake_fd), AskThread("quiver-ask", wake_fd)
 
     def serve(self) -> ChildExit:
         """Be ready, run the loop to its end, close everything."""

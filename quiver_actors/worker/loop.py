@@ -157,15 +157,27 @@ class WorkerLoop:
     def run(self) -> ChildExit:
         """Serve until told to drain or until an engine has failed."""
         try:
-            while not self._has_ended():
-                ready = self._epoll.poll(self._timeout_seconds(), _EVENTS_PER_TURN)
-                started_ns = monotonic_ns()
-                self._turn(ready, started_ns)
-                self._gap_ns_max = max(self._gap_ns_max, monotonic_ns() - started_ns)
-            failed = any(host.is_failed for host in self._hosts.values())
-            return ChildExit.ENGINE_FAILED if failed else ChildExit.DRAINED
+            while self.step():
+                continue
+            return self.outcome
         finally:
-            self._close()
+            self.close()
+
+    def step(self, *, waits: bool = True) -> bool:
+        """One turn, at once or when there is something to do; False: the loop has ended."""
+        if self._has_ended():
+            return False
+        ready = self._epoll.poll(self._timeout_seconds() if waits else 0, _EVENTS_PER_TURN)
+        started_ns = monotonic_ns()
+        self._turn(ready, started_ns)
+        self._gap_ns_max = max(self._gap_ns_max, monotonic_ns() - started_ns)
+        return True
+
+    @property
+    def outcome(self) -> ChildExit:
+        """What the end of the loop means."""
+        failed = any(host.is_failed for host in self._hosts.values())
+        return ChildExit.ENGINE_FAILED if failed else ChildExit.DRAINED
 
     # --- one turn ------------------------------------------------------------------------------------------------------
 
@@ -464,7 +476,8 @@ class WorkerLoop:
             if session.state is SessionState.GREETING and now_ns - session.opened_ns > HELLO_PATIENCE_NS:
                 self._end(session, ProtocolError("no Hello came in time"))
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Let everything go at once. `run` does it at its end."""
         self._stop_listening()
         for session in list(self._sessions.values()):
             session.close()

@@ -1,0 +1,137 @@
+"""Clients in one process: the client's own flows, driven a step at a time instead of by waiting."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Generic, TypeVar
+
+from quiver_actors.client.channels import ChannelSet
+from quiver_actors.client.consumer import Consumer
+from quiver_actors.client.delivery import Delivery
+from quiver_actors.client.exchange import Exchange, Flow, Steps
+from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.producer import Producer
+from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.requests import Requests
+from quiver_actors.client.wanted import StartPoints, Wanted
+from quiver_actors.errors import QuiverError
+
+T = TypeVar("T")
+
+
+class Running(Generic[T]):
+    """One call of a client on its way: `step` goes as far as it goes without waiting."""
+
+    def __init__(self, exchange: Exchange, steps: Steps[T]) -> None:
+        self.result: T | None = None
+        self.error: QuiverError | None = None
+        self.is_done = False
+        self._exchange = exchange
+        self._steps = steps
+        self._flow: Flow[Any] | None = None
+
+    def step(self) -> None:
+        """Take in what has arrived, then let the call go on to where it would wait."""
+        with self._exchange:
+            self._exchange.handle_ready()
+        try:
+            if self._flow is None:
+                self._flow = next(self._steps)
+            self._go_on(self._flow)
+        except StopIteration as stop:
+            self.result, self.is_done = stop.value, True
+        except QuiverError as error:
+            self.error, self.is_done = error, True
+
+    def _go_on(self, flow: Flow[Any]) -> None:
+        try:
+            with self._exchange:
+                next(flow)
+        except StopIteration as stop:
+            self._flow = self._steps.send(stop.value)
+        except QuiverError as error:
+            self._flow = self._steps.throw(error)
+
+
+def as_steps(flow: Flow[T]) -> Steps[T]:
+    result: T = yield flow
+    return result
+
+
+class SimProducer:
+    """A client that pushes."""
+
+    def __init__(self, run_dir: str, name: str) -> None:
+        self.exchange = Exchange()
+        directory = NodeDirectory(run_dir)
+        self.channels: ChannelSet[PushChannel] = ChannelSet(
+            self.exchange, directory, lambda core: PushChannel(self.exchange, directory, core, name)
+        )
+        self.producer = Producer(self.channels)
+        # Not by the process's number, so that a seed is a seed.
+        self.producer._turn = 0
+        self.requests = Requests(self.channels, 1000.0)
+
+    def push(self, bundles: list[Any], topic: str, key: str | None, timeout_seconds: float) -> Running[Any]:
+        steps = self.producer.pushing(bundles, topic=topic, key=key, item_counts=None, timeout_seconds=timeout_seconds)
+        return Running(self.exchange, steps)
+
+    def flush(self, topic: str) -> Running[None]:
+        return Running(self.exchange, as_steps(self.requests.flush(topic)))
+
+    def cut(self) -> None:
+        """The connections break; the client lives on."""
+        cut(self.channels)
+
+    def die(self) -> None:
+        """As SIGKILL: no word to anybody."""
+        with self.exchange:
+            self.channels.close()
+        self.exchange.close()
+
+
+class SimSubscriber:
+    """A client that reads, with one consumer."""
+
+    def __init__(self, run_dir: str, name: str, subscriber: str, topic: str, **options: Any) -> None:
+        self.exchange = Exchange()
+        wanted = Wanted.parse(topic, subscriber, "deliver", {"start": "earliest", **options})
+        self.consumer: Consumer[Delivery, Exchange] = Consumer(
+            self.exchange, NodeDirectory(run_dir), name, wanted, StartPoints("earliest"), Delivery
+        )
+
+    def register(self) -> Running[None]:
+        return Running(self.exchange, as_steps(self.consumer.registering(1000.0)))
+
+    def take(self, now_ns: int) -> Any:
+        """What is there, or None. Connects where that is due."""
+        return self._once(self.consumer.taking(now_ns))
+
+    def confirm(self, delivery: Delivery) -> Running[None]:
+        """Done without an error: its resolution is durable."""
+        return Running(self.exchange, as_steps(self.consumer.confirming(delivery, 1000.0)))
+
+    def cut(self) -> None:
+        cut(self.consumer.channels)
+
+    def die(self) -> None:
+        with self.exchange:
+            self.consumer.channels.close()
+        self.exchange.close()
+
+    def _once(self, flow: Flow[T]) -> T | None:
+        running = Running(self.exchange, as_steps(flow))
+        for _ in itertools.repeat(None, 3):
+            running.step()
+            if running.is_done:
+                break
+        if running.error is not None:
+            raise running.error
+        return running.result
+
+
+def cut(channels: ChannelSet[Any]) -> None:
+    for channel in channels.opened():
+        connection = channel._connection
+        if connection is not None:
+            connection._socket.shutdown(2)

@@ -1,0 +1,48 @@
+"""Time that moves only when the scheduler says so, for a whole process.
+
+`install` must be called before anything of quiver_actors is imported: some modules take `monotonic_ns` by name. So a simulation always runs
+in a process of its own (`python -m tests.sim.node`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_START_NS = 1_000_000_000_000
+_UNIX_START_NS = 1_700_000_000_000_000_000
+
+
+class SimulatedTime:
+    """Both clocks. The wall clock may jump; the monotonic one never does."""
+
+    def __init__(self) -> None:
+        self.now_ns = _START_NS
+        self.unix_offset_ns = _UNIX_START_NS - _START_NS
+
+    def advance(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def unix_ns(self) -> int:
+        return self.now_ns + self.unix_offset_ns
+
+
+def install() -> SimulatedTime:
+    """Replace the clocks of this process."""
+    loaded = [name for name in sys.modules if name.split(".")[0] == "quiver_actors"]
+    if loaded:
+        raise RuntimeError(f"simulated time comes too late: {loaded[0]} is imported already")
+    simulated = SimulatedTime()
+    time.monotonic_ns = simulated.monotonic_ns
+    time.monotonic = lambda: simulated.monotonic_ns() / 1e9
+    time.time_ns = simulated.unix_ns
+    time.time = lambda: simulated.unix_ns() / 1e9
+    time.sleep = _never
+    return simulated
+
+
+def _never(seconds: float) -> None:
+    raise AssertionError(f"something sleeps for {seconds} s in a simulation, which has one thread")

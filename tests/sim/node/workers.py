@@ -1,0 +1,90 @@
+"""Workers in one process: the worker's own code, with threads whose jobs run when the scheduler says so."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+
+from quiver_actors.clock import SystemClock
+from quiver_actors.disk.faulty import FaultyDisk
+from quiver_actors.disk.monitor import OrderMonitor
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.metrics.figures import WorkerState
+from quiver_actors.node import WorkerContext
+from quiver_actors.worker.entry import Worker
+from quiver_actors.worker.figures import FigurePublisher
+from quiver_actors.worker.journal import Journal
+from quiver_actors.worker.requests import ArenaJob
+from quiver_actors.worker.threads import Finished, Job, JobThread
+
+
+class SimThread(JobThread):
+    """A job thread without a thread: `run_next` does what the thread would do next."""
+
+    def __init__(self, name: str) -> None:
+        # Not the base class's: it would start a thread.
+        self.name = name
+        self._waiting: deque[tuple[Job, Finished]] = deque()
+        self._finished: deque[tuple[Job, Finished]] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    def submit(self, job: Job, finished: Finished) -> None:
+        self._waiting.append((job, finished))
+
+    def run_next(self) -> str:
+        """Run one job to its end; what it lets escape comes out here. Its name is returned."""
+        job, finished = self._waiting.popleft()
+        job.run()
+        self._finished.append((job, finished))
+        return type(job).__name__
+
+    def finish_jobs(self) -> bool:
+        found = bool(self._finished)
+        while self._finished:
+            self._finished.popleft()[1]()
+        return found
+
+    def stop(self, timeout_seconds: float) -> bool:
+        for job, _ in self._finished:
+            # The memory that it made goes with the process that it was made for.
+            if isinstance(job, ArenaJob):
+                job.discard()
+        self._finished.clear()
+        self._waiting.clear()
+        return True
+
+
+class SimWorker(Worker):
+    """One life of one worker. `kill` ends it as SIGKILL would."""
+
+    def __init__(self, context: WorkerContext, disk: SimDisk, figures_of: Callable[[Journal], FigurePublisher]) -> None:
+        self.faulty = FaultyDisk(disk)
+        self.threads: list[SimThread] = []
+        self._is_gone = False
+        journal = Journal(context.core)
+        monitor = OrderMonitor(self.faulty)
+        super().__init__(context, monitor, SystemClock(), figures_of(journal), journal)
+
+    def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread]:
+        sync, seal, ask = SimThread("sync"), SimThread("seal"), SimThread("ask")
+        self.threads = [sync, seal, ask]
+        self._wake_fd = wake_fd
+        return sync, seal, ask
+
+    def become_ready(self) -> None:
+        self._set_state(WorkerState.READY)
+
+    def kill(self) -> None:
+        """Everything that the kernel closes for a dead process is closed, nothing else is done. Idempotent."""
+        if self._is_gone:
+            return
+        self._is_gone = True
+        loop = getattr(self, "loop", None)
+        if loop is not None:
+            loop.close()
+        elif self.threads:
+            os.close(self._wake_fd)
