@@ -152,7 +152,9 @@ def _targets(now_ns: int, budget: int, order: Sequence[Holding]) -> dict[int, in
     targets = {}
     is_held_back = False
     for holding in order:
-        served = holding.wanted_bytes if holding.wanted_bytes <= left and not is_held_back else 0
+        served = 0 if is_held_back else min(holding.wanted_bytes, left)
+        if holding.waiting_since_ns and served < holding.wanted_bytes:
+            served = 0  # a part of a log is of no use to pushes that wait for it
         if holding.waiting_since_ns and not served and now_ns - holding.waiting_since_ns > PATIENCE_NS:
             is_held_back = True
         left -= served

@@ -28,6 +28,7 @@ def render(status: StatusView, *, colour: bool) -> str:
         _engines(status.engines, colour),
         render_subscribers(status.subscribers),
         _transactions(status.engines),
+        _storage(status),
         _upkeep(status.engines),
         _memory(status),
         _errors(status),
@@ -72,6 +73,35 @@ def _workers(workers: Sequence[WorkerView], colour: bool) -> str:
         for worker in workers
     ]
     return _table(columns, rows, colour)
+
+
+def _storage(status: StatusView) -> str:
+    """The cap and who has what of it; nothing where there is no cap and nobody is hard pressed."""
+    storage = status.storage
+    if not storage.cap_bytes and not any(core.steps for core in status.cores):
+        return ""
+    rows = [
+        [
+            f"core_{core.core}",
+            format_size(core.used_bytes),
+            UNKNOWN if core.grant_bytes is None else format_size(core.grant_bytes),
+            UNKNOWN if core.cap_fraction is None else f"{100 * core.cap_fraction:.0f}%",
+            f"{core.pressure:.2f}",
+            ", ".join(core.steps) or UNKNOWN,
+        ]
+        for core in status.cores
+    ]
+    columns = [Column("DISK OF"), *[Column(name, is_number=True) for name in ("USED", "GRANT", "OF CAP", "PRESSURE")]]
+    lines = [_table([*columns, Column("EASING BY")], rows, False)]
+    if storage.cap_bytes:
+        over = "; over its soft limit" if storage.is_over else ""
+        lines.append(f"{format_size(storage.used_bytes)} of {format_size(storage.cap_bytes)} used{over}")
+    lines += [
+        f"{loss.topic} on core_{loss.core}: {loss.bundles:,} bundles ({format_size(loss.size_bytes)}) lost, {loss.reason}"
+        for loss in status.losses
+        if loss.bundles
+    ]
+    return "\n".join(lines)
 
 
 def _engines(engines: Sequence[EngineView], colour: bool) -> str:

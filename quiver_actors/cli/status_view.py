@@ -15,6 +15,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from quiver_actors.cli.status_storage import (
+    CoreStorageView,
+    LossView,
+    RetentionView,
+    StorageView,
+    cores_of,
+    losses_of,
+    place_of,
+    retention_of,
+    storage_of,
+)
 from quiver_actors.errors import NotRunning
 from quiver_actors.metrics.figures import (
     EngineFigure,
@@ -227,6 +238,10 @@ class StatusView(msgspec.Struct, kw_only=True):
     errors: list[ErrorView]
     shared_memory: SharedMemoryView
     latencies: list[LatencyView] = []
+    storage: StorageView = StorageView()
+    cores: list[CoreStorageView] = []
+    retention: list[RetentionView] = []
+    losses: list[LossView] = []
 
 
 def take_status(run_dir: str) -> StatusView:
@@ -335,6 +350,10 @@ class _View:
             errors=sorted(self._errors(), key=lambda error: error.age_ns),
             shared_memory=self._shared_memory(workers),
             latencies=sorted(self._latencies(), key=lambda each: (each.topic, each.core, each.of)),
+            storage=storage_of(self._regions[SUPERVISOR_REGION]),
+            cores=sorted(cores_of(self._regions), key=lambda each: (-each.pressure, each.core)),
+            retention=sorted(retention_of(self._regions), key=lambda each: (each.topic, each.core)),
+            losses=sorted(losses_of(self._regions), key=lambda each: (each.topic, each.core, each.reason)),
         )
 
     # --- the node --------------------------------------------------------------------------------------------------------
@@ -447,8 +466,9 @@ class _View:
         own = ENGINE_STATES.get(row.values[EngineFigure.STATE], "unknown")
         # What a worker said of its engine before it died or stopped no longer holds.
         gone = worker_state in ("dead", "failed", "hung", "silent", "stopped", "restarting")
+        topic, core = place_of(row.label, core)
         return EngineView(
-            topic=row.label,
+            topic=topic,
             core=core,
             state=worst([own, worker_state]) if gone else own,
             figures_age_ns=self._age(region),
@@ -465,7 +485,8 @@ class _View:
         ]
 
     def _subscriber(self, core: int, region: RegionSnapshot, row: RowSnapshot) -> SubscriberView:
-        topic, _, subscriber = row.label.partition("/")
+        label, _, subscriber = row.label.partition("/")
+        topic, core = place_of(label, core)
         oldest_unix_ns = row.values[SubscriberFigure.OLDEST_UNIX_NS]
         return SubscriberView(
             topic=topic,
@@ -493,8 +514,8 @@ class _View:
     def _latencies(self) -> list[LatencyView]:
         return [
             LatencyView(
-                topic=row.label.rpartition("/")[0],
-                core=core,
+                topic=place_of(row.label.rpartition("/")[0], core)[0],
+                core=place_of(row.label.rpartition("/")[0], core)[1],
                 of=row.label.rpartition("/")[2],
                 counts=list(row.values[:BUCKETS]),
                 sum_ns=row.values[SUM_WORD],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from quiver_actors.cli.status_storage import CoreStorageView, LossView, RetentionView
 from quiver_actors.cli.status_view import EngineView, SubscriberView, WorkerView
 
 
@@ -109,9 +110,55 @@ SUBSCRIBER: tuple[Metric, ...] = (
     Metric("quiver_subscriber_detached_seconds", "detached_ns", Kind.GAUGE, "Since it had no consumer", _SECONDS),
 )
 
+CORE_LABELS = ("core",)
+CORE: tuple[Metric, ...] = (
+    Metric("quiver_core_storage_bytes", "used_bytes", Kind.GAUGE, "Everything on disk in the worker's directories"),
+    Metric("quiver_core_cap_fraction", "cap_fraction", Kind.GAUGE, "That as a part of the size cap"),
+    Metric("quiver_core_grant_bytes", "grant_bytes", Kind.GAUGE, "What the worker may have on disk"),
+    Metric("quiver_core_wanted_bytes", "wanted_bytes", Kind.GAUGE, "What the worker could use beyond that"),
+    Metric("quiver_pressure", "pressure", Kind.GAUGE, "How hard pressed the worker is, 0 to 1"),
+)
+
+RETENTION_LABELS = ("topic", "core")
+RETENTION: tuple[Metric, ...] = (
+    Metric(
+        "quiver_ingest_throttle_total",
+        "throttled",
+        Kind.COUNTER,
+        "Pushes that waited, or were refused, for want of room",
+    ),
+)
+RETENTION += tuple(
+    Metric(f"quiver_disk_{kind}_bytes", f"{kind}_bytes", Kind.GAUGE, meaning)
+    for kind, meaning in (
+        ("log", "Logs that take entries or are ready to, as preallocated"),
+        ("sealing", "Logs that are becoming segments"),
+        ("segment", "Segments, in blocks"),
+        ("compaction", "Outputs of compactions and rescues under way"),
+        ("staged", "Bundles of transactions that are not published"),
+        ("progress", "Progress of subscribers"),
+        ("gaps", "Gap notices"),
+        ("quarantine", "Damaged files that are kept"),
+        ("ballast", "Room for deleting on a full disk"),
+        ("other", "Numbers, cursors, locks, directories"),
+    )
+)
+
+LOSS_LABELS = ("topic", "core", "reason")
+LOSS: tuple[Metric, ...] = (
+    Metric("quiver_gc_evictions_total", "evictions", Kind.COUNTER, "Segment files deleted"),
+    Metric("quiver_segment_dropped_total", "segments", Kind.COUNTER, "Segments that lost bundles somebody needed"),
+    Metric("quiver_retention_lost_bundles_total", "bundles", Kind.COUNTER, "Bundles lost that somebody needed"),
+    Metric("quiver_retention_lost_rows_total", "rows", Kind.COUNTER, "Their rows"),
+    Metric("quiver_retention_lost_bytes_total", "size_bytes", Kind.COUNTER, "Their bytes"),
+)
+
 TABLES: tuple[tuple[str, type, tuple[str, ...], tuple[Metric, ...]], ...] = (
     ("workers", WorkerView, WORKER_LABELS, WORKER),
     ("engines", EngineView, ENGINE_LABELS, ENGINE),
     ("subscribers", SubscriberView, SUBSCRIBER_LABELS, SUBSCRIBER),
+    ("cores", CoreStorageView, CORE_LABELS, CORE),
+    ("retention", RetentionView, RETENTION_LABELS, RETENTION),
+    ("losses", LossView, LOSS_LABELS, LOSS),
 )
 """Field of the status document with the views, their type, what labels them, their metrics."""

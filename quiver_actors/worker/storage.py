@@ -34,6 +34,8 @@ from quiver_actors.worker.host import EngineHost
 CALM_INTERVAL_NS = 50 * MILLISECOND_NS
 BUSY_INTERVAL_NS = 5 * MILLISECOND_NS
 """How often the words are looked at while something is wanted or being deleted."""
+AHEAD_STEPS = 4
+"""So many logs ahead of need more is asked for: a supervisor that gets no processor for a while stops nobody."""
 _SETTLING_READS = 8
 
 
@@ -194,12 +196,14 @@ class StorageShare:
         used_bytes = self.used_bytes
         step_bytes = max((each.step_bytes for each in known), default=0)
         wanted_bytes = sum(each.wanted_bytes for each in known)
-        if self._limit_bytes < NO_LIMIT and not wanted_bytes and any(each.is_taking for each in known):
-            # Ahead of need: the next log is asked for before it is.
-            wanted_bytes = max(0, used_bytes + 2 * step_bytes - self._limit_bytes)
+        is_short = wanted_bytes > 0
+        if self._limit_bytes < NO_LIMIT and not is_short and any(each.is_taking for each in known):
+            # Ahead of need: the next logs are asked for before they are.
+            wanted_bytes = AHEAD_STEPS * step_bytes
+            is_short = used_bytes + step_bytes > self._limit_bytes
         waiting = [host.ingest.waiting_since_ns for host, each in self._known.items() if each.is_throttled]
         since_ns = min((at for at in waiting if at), default=0)
-        was_wanting, self._is_wanting = self._is_wanting, wanted_bytes > 0
+        was_wanting, self._is_wanting = self._is_wanting, is_short
         row = self._row
         row.set(StorageFigure.USED_BYTES, used_bytes)
         row.set(StorageFigure.STEP_BYTES, step_bytes)

@@ -1,0 +1,172 @@
+"""The part of the status document about the disk: the cap and who has what of it, what is kept, and what went.
+
+Read from the counters page alone. The structs are part of the `--json` document; fields are only ever added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from quiver_actors.metrics.figures import RetentionFigure, RowKind
+from quiver_actors.retention.losses import EVICTION_REASONS, LOSS_REASONS
+from quiver_actors.retention.pressure import Step
+from quiver_actors.shm.counters import RegionSnapshot, RowSnapshot
+from quiver_actors.supervisor.figures import (
+    GRANT_ROW,
+    NO_LIMIT,
+    NODE_STORAGE_ROW,
+    STORAGE_ROW,
+    SUPERVISOR_REGION,
+    GrantFigure,
+    NodeStorageFigure,
+    StorageFigure,
+)
+
+
+class StorageView(msgspec.Struct, frozen=True, kw_only=True):
+    """The node's disk. Without a cap only the workers' own figures mean something."""
+
+    cap_bytes: int = 0
+    """0 = none."""
+    soft_bytes: int = 0
+    used_bytes: int = 0
+    unowned_bytes: int = 0
+    granted_bytes: int = 0
+    is_over: bool = False
+    """Above the soft limit, until enough is free again: what may go, goes."""
+    claims: int = 0
+    claims_expired: int = 0
+
+
+class CoreStorageView(msgspec.Struct, kw_only=True):
+    """One worker's share, and how hard pressed it is."""
+
+    core: int
+    used_bytes: int = 0
+    grant_bytes: int | None = None
+    """None: as much as there is."""
+    cap_fraction: float | None = None
+    wanted_bytes: int = 0
+    pressure: float = 0.0
+    steps: list[str] = []
+    """What it does about it: coalesce, widen, defer, refuse."""
+
+
+class RetentionView(msgspec.Struct, kw_only=True):
+    """What one topic has on one core's disk, in bytes by kind."""
+
+    topic: str
+    core: int
+    throttled: int
+    log_bytes: int
+    sealing_bytes: int
+    segment_bytes: int
+    compaction_bytes: int
+    staged_bytes: int
+    progress_bytes: int
+    gaps_bytes: int
+    quarantine_bytes: int
+    ballast_bytes: int
+    other_bytes: int
+
+
+class LossView(msgspec.Struct, kw_only=True):
+    """What went from one topic on one core for one reason, since its worker started; only where something did."""
+
+    topic: str
+    core: int
+    reason: str
+    evictions: int
+    """Segment files deleted."""
+    segments: int
+    """That lost bundles which somebody needed."""
+    bundles: int
+    rows: int
+    size_bytes: int
+
+
+def place_of(label: str, core: int) -> tuple[str, int]:
+    """Topic and core of a row: adopted engines are shown by their worker as `<topic>@<core>`."""
+    topic, at, adopted = label.partition("@")
+    return (topic, int(adopted)) if at else (label, core)
+
+
+def storage_of(supervisor: RegionSnapshot) -> StorageView:
+    row = next(iter(_rows(supervisor, NODE_STORAGE_ROW)), None)
+    if row is None:
+        return StorageView()
+    named = {f.name.lower(): row.values[f] for f in NodeStorageFigure if f is not NodeStorageFigure.IS_OVER}
+    return StorageView(is_over=bool(row.values[NodeStorageFigure.IS_OVER]), **named)
+
+
+def cores_of(regions: Sequence[RegionSnapshot]) -> list[CoreStorageView]:
+    """One for each worker that has said something."""
+    cap_bytes = storage_of(regions[SUPERVISOR_REGION]).cap_bytes
+    grants = {row.label: row.values[GrantFigure.GRANT_BYTES] for row in _rows(regions[SUPERVISOR_REGION], GRANT_ROW)}
+    return [
+        _core(region.index - 1, row, grants.get(row.label, NO_LIMIT), cap_bytes)
+        for region in regions[SUPERVISOR_REGION + 1 :]
+        for row in _rows(region, STORAGE_ROW)
+    ]
+
+
+def _core(core: int, row: RowSnapshot, grant_bytes: int, cap_bytes: int) -> CoreStorageView:
+    used_bytes, steps = row.values[StorageFigure.USED_BYTES], Step(row.values[StorageFigure.PRESSURE_STEPS])
+    return CoreStorageView(
+        core=core,
+        used_bytes=used_bytes,
+        grant_bytes=grant_bytes if cap_bytes else None,
+        cap_fraction=round(used_bytes / cap_bytes, 4) if cap_bytes else None,
+        wanted_bytes=row.values[StorageFigure.WANTED_BYTES],
+        pressure=row.values[StorageFigure.PRESSURE_PERMILLE] / 1000,
+        steps=[str(step.name).lower() for step in Step if step in steps],
+    )
+
+
+def retention_of(regions: Sequence[RegionSnapshot]) -> list[RetentionView]:
+    return [
+        RetentionView(
+            topic=topic,
+            core=core,
+            **{name: row.values[RetentionFigure[name.upper()]] for name in RetentionView.__struct_fields__[2:]},
+        )
+        for topic, core, row in _retention_rows(regions)
+    ]
+
+
+def losses_of(regions: Sequence[RegionSnapshot]) -> list[LossView]:
+    found = [
+        _loss(topic, core, row, reason)
+        for topic, core, row in _retention_rows(regions)
+        for reason in dict.fromkeys((*EVICTION_REASONS, *LOSS_REASONS))
+    ]
+    return [loss for loss in found if loss.evictions or loss.segments]
+
+
+def _loss(topic: str, core: int, row: RowSnapshot, reason: str) -> LossView:
+    def value(prefix: str) -> int:
+        figure = RetentionFigure.__members__.get(f"{prefix}_{reason.upper()}")
+        return 0 if figure is None else row.values[figure]
+
+    return LossView(
+        topic=topic,
+        core=core,
+        reason=reason,
+        evictions=value("EVICTIONS"),
+        segments=value("LOST_SEGMENTS"),
+        bundles=value("LOST_BUNDLES"),
+        rows=value("LOST_ROWS"),
+        size_bytes=value("LOST_BYTES"),
+    )
+
+
+def _retention_rows(regions: Sequence[RegionSnapshot]) -> Iterable[tuple[str, int, RowSnapshot]]:
+    for region in regions[SUPERVISOR_REGION + 1 :]:
+        for row in _rows(region, RowKind.RETENTION):
+            yield (*place_of(row.label, region.index - 1), row)
+
+
+def _rows(region: RegionSnapshot, kind: int) -> Iterable[RowSnapshot]:
+    return (row for row in region.rows if row.kind == kind)
