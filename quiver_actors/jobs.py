@@ -21,19 +21,18 @@ from quiver_actors.disk.protocol import (
     UNREADABLE_ERRNOS,
     Disk,
     DiskFile,
-    read_whole,
     write_atomically,
 )
 from quiver_actors.errors import DiskError, FormatError, QuiverError
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.quarantine import move_to_quarantine, trim_quarantine
 from quiver_actors.sealing import seal_file, write_cursor
 from quiver_actors.segment.check import empty_bundles, run_to_end, verify_steps
 from quiver_actors.wal.log import Log
 
 _log = logging.getLogger(__name__)
 
-_SMALL_FILE_BYTES_MAX = 64 << 20
 _SYNC_OPERATIONS = ("fsync", "fdatasync", "sync_directory")
 
 
@@ -365,26 +364,14 @@ class QuarantineJob(Job):
             move_to_quarantine(self._disk, self._paths, path)
 
 
-def move_to_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:
-    """Move a file aside under a name that is free there. Returns the new path."""
-    target = _free_name(disk, paths, path)
-    disk.rename(path, target)
-    disk.sync_directory(paths.quarantine)
-    disk.sync_directory(path.rpartition("/")[0])
-    return target
+class TrimJob(Job):
+    """Keep the quarantine below its cap."""
 
+    def __init__(self, disk: Disk, paths: EnginePaths, cap_bytes: int) -> None:
+        super().__init__()
+        self._disk = disk
+        self._paths = paths
+        self._cap_bytes = cap_bytes
 
-def copy_to_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:
-    """Keep what a small file holds under a name that is free there. Returns the new path."""
-    target = _free_name(disk, paths, path)
-    write_atomically(disk, target, read_whole(disk, path, _SMALL_FILE_BYTES_MAX))
-    disk.sync_directory(paths.quarantine)
-    return target
-
-
-def _free_name(disk: Disk, paths: EnginePaths, path: str) -> str:
-    disk.make_directory(paths.quarantine)
-    name = path.rpartition("/")[2]
-    taken = set(disk.list_directory(paths.quarantine))
-    number = next(n for n in range(len(taken) + 1) if f"{name}.{n}" not in taken)
-    return f"{paths.quarantine}/{name}.{number}"
+    def work(self) -> None:
+        trim_quarantine(self._disk, self._paths, self._cap_bytes)

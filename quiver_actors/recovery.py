@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 import xxhash
@@ -27,10 +28,11 @@ from quiver_actors.core_file import (
 )
 from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, DiskFile, write_atomically
 from quiver_actors.errors import ConfigMismatch, DiskError, FormatError, InvalidFormat, UnsupportedVersion
-from quiver_actors.jobs import copy_to_quarantine, move_to_quarantine, write_core
+from quiver_actors.jobs import write_core
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths, segment_seq_of
 from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.quarantine import SMALL_FILE_BYTES_MAX, copy_span, copy_to_quarantine, move_to_quarantine
 from quiver_actors.rescue import SalvageReader, finish_rescues
 from quiver_actors.sealing import seal_file, write_cursor
 from quiver_actors.segment.builder import SegmentBuilder
@@ -45,13 +47,12 @@ from quiver_actors.transactions.keys import KeyRun, Windows, decode_windows, key
 from quiver_actors.transactions.recovery import RecoveredStages, check_versions, recover_stages
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import Identity, decode_cursor, decode_header
+from quiver_actors.wal.decisions import Behind, Decision, Header, Held, decide
 from quiver_actors.wal.log import Log
 from quiver_actors.wal.reader import CHUNK_BYTES, LogReader, Span
-from quiver_actors.wal.recovery import Decision, FoundLog, examine_log, read_entry
+from quiver_actors.wal.recovery import FoundLog, examine_log, read_entry
 
 _log = logging.getLogger(__name__)
-
-_SMALL_FILE_BYTES_MAX = 64 << 20
 
 
 @dataclass(slots=True)
@@ -124,6 +125,7 @@ class Recovery:
         self._position = 0
         self._covered_position = 0
         self._cursor_position = 0
+        self._cursor_found: int | None = None
         self._damaged: dict[int, str] = {}
         self._quarantined = 0
         self._notes: list[str] = []
@@ -143,6 +145,7 @@ class Recovery:
         for directory in (self._paths.root, self._paths.wal, self._paths.segments):
             self._disk.make_directory(directory)
         core = self._read_core()
+        was_clean = core is not None and core.clean_shutdown
         found = self._examine_logs()
         self._check_config(found)
         check_versions(self._disk, self._paths)
@@ -153,7 +156,7 @@ class Recovery:
         self._load_windows()
         core = self._reserve(core, found)
         stages = self._recover_stages()
-        self._settle_logs(found)
+        self._settle_logs(found, was_clean)
         return Recovered(
             core,
             self._next_segment_seq,
@@ -202,7 +205,7 @@ class Recovery:
         file = self._disk.open_read(path)
         try:
             source = SalvageReader(file)
-            return source.read(min(source.size_bytes, _SMALL_FILE_BYTES_MAX), 0)
+            return source.read(min(source.size_bytes, SMALL_FILE_BYTES_MAX), 0)
         finally:
             file.close()
 
@@ -210,7 +213,10 @@ class Recovery:
         """All log files, by position; our own of equal position by number."""
         names = [n for n in self._disk.list_directory(self._paths.wal) if self._is_log(n)]
         found = [self._examine(name) for name in names]
-        return sorted(found, key=lambda log: (log.position_start, layout.rotation_number(log.name) or 1 << 62))
+        found.sort(key=lambda log: (log.position_start, layout.rotation_number(log.name) or 1 << 62))
+        for log, following in pairwise(log for log in found if log.header_state is Header.OURS):
+            log.learn_from(following)
+        return found
 
     @staticmethod
     def _is_log(name: str) -> bool:
@@ -345,7 +351,8 @@ class Recovery:
 
     def _reap_temporaries(self) -> None:
         """Also makes the names durable that a killed process has left: everything below relies on them."""
-        for directory in (self._paths.root, self._paths.wal, self._paths.segments):
+        kept = [self._paths.quarantine] if self._disk.exists(self._paths.quarantine) else []
+        for directory in (*kept, self._paths.root, self._paths.wal, self._paths.segments):
             for name in self._disk.list_directory(directory):
                 if name.endswith(TEMPORARY_SUFFIX):
                     self._disk.unlink(f"{directory}/{name}")
@@ -378,11 +385,11 @@ class Recovery:
         identity = log.header.identity if log.header else None
         if identity is not None:
             # An empty one gave its number to no bundle; after a clean stop it is exactly the next.
-            used = 1 if log.scan.entries else 0
+            used = 1 if log.has_entries or log.behind is Behind.TAIL else 0
             self._next_segment_seq = max(self._next_segment_seq, identity.segment_seq + used)
             self._next_sequence = max(self._next_sequence, identity.first_sequence)
-        if log.scan.entries:
-            self._next_sequence = max(self._next_sequence, log.last_sequence + 1)
+        if log.has_entries:
+            self._next_sequence = max(self._next_sequence, log.sequence_end)
 
     def _read_cursor(self) -> None:
         try:
@@ -390,36 +397,41 @@ class Recovery:
         except FormatError as error:
             self._quarantine(self._paths.cursor, str(error))
             return
-        self._cursor_position = position
+        self._cursor_position = self._cursor_found = position
         self._covered_position = position
         self._position = max(self._position, position)
 
-    def _settle_logs(self, found: list[FoundLog]) -> None:
-        ours = [log for log in found if log.header_state.value == "ours"]
-        for log in [*ours, *(log for log in found if log not in ours)]:
+    def _settle_logs(self, found: list[FoundLog], was_clean: bool) -> None:
+        to_adopt = []
+        for log in sorted(found, key=lambda log: log.header_state is not Header.OURS):
             path = f"{self._paths.wal}/{log.name}"
-            if log.decision is Decision.FINISH:
+            decision = decide(log.case(self._cursor_found, self._held_of(log), is_clean=was_clean))
+            if decision is Decision.FINISH:
                 self._finish_seal(log, path)
-            elif log.decision is Decision.SEAL:
+            elif decision is Decision.SEAL:
                 self._seal(log, path)
-            elif log.decision is Decision.QUARANTINE:
-                self._quarantine(path, "unreadable log header and no valid entry")
-            elif log.decision is Decision.DROP and log.name != layout.ACTIVE_NAME:
+            elif decision is Decision.QUARANTINE:
+                self._quarantine(path, "no valid entry in it, and bytes that cannot be parsed")
+            elif decision is Decision.DROP and (log.name != layout.ACTIVE_NAME or log.has_entries):
                 self._disk.unlink(path)
-        self._adopt([log for log in found if log.decision is Decision.ADOPT])
+            elif decision in (Decision.ADOPT, Decision.ADOPT_AND_KEEP):
+                to_adopt.append((log, decision is Decision.ADOPT_AND_KEEP))
+        self._adopt(to_adopt)
         if self._position > self._cursor_position:
             # Also where it would not be needed: it has to bear the position once everything else that does is deleted.
             write_cursor(self._disk, self._paths, self._position)
         self._disk.sync_directory(self._paths.wal)
+
+    def _held_of(self, log: FoundLog) -> Held:
+        """Of a log of ours, by the number that only it could become; which entries of others are held shows when they are read."""
+        identity = log.header.identity if log.header else None
+        return Held.ALL if identity is not None and identity.segment_seq in self._segments else Held.NOTHING
 
     def _finish_seal(self, log: FoundLog, path: str) -> None:
         """The file is a whole segment that only lacks its name."""
         assert log.header is not None
         assert log.header.identity is not None
         segment_seq = log.header.identity.segment_seq
-        if segment_seq in self._segments:
-            self._disk.unlink(path)
-            return
         file = self._renewed(path, log.size_bytes, log.size_bytes)
         try:
             footer = read_footer(file.read, log.size_bytes)
@@ -440,11 +452,7 @@ class Recovery:
         assert found.header is not None
         assert found.header.identity is not None
         identity = found.header.identity
-        if identity.segment_seq in self._segments:
-            # The segment has its name and is whole; a crash kept the log from being removed.
-            self._disk.unlink(path)
-            return
-        file = self._renewed(path, found.scan.end, found.size_bytes)
+        file = self._renewed(path, found.end, found.size_bytes)
         log = Log(file, file.path, found.size_bytes)
         log.position_start, log.identity = found.position_start, identity
         try:
@@ -501,7 +509,7 @@ class Recovery:
         """Fill the log's builder from the file: bundle i of the segment has sequence first_sequence + i."""
         reader = LogReader(log.file.read, found.scan.end)
         log.builder = SegmentBuilder(log.identity.segment_seq, log.read)
-        for span in found.scan.damaged:
+        for span in found.damaged:
             self._keep_damaged_span(log.file.read, found.name, span)
         for span in found.scan.entries:
             entry = read_entry(reader, span)
@@ -517,8 +525,8 @@ class Recovery:
             )
             if key := key_of(entry.placements, log.file.read):
                 self._keys.append((key[0], KeyRun(key[1], 1, log.segment_seq, index, entry.sequence)))
-        self._append_lost(log, log.identity.first_sequence + log.builder.bundle_count, found.last_sequence + 1)
-        log.written_end = log.end = found.scan.end
+        self._append_lost(log, log.identity.first_sequence + log.builder.bundle_count, found.sequence_end)
+        log.written_end = log.end = found.end
         log.crc = _crc_of(log.file.read, log.end)
 
     def _save_keys(self, log: Log) -> None:
@@ -544,13 +552,13 @@ class Recovery:
 
     # --- logs of other writers -----------------------------------------------------------------------------------------------
 
-    def _adopt(self, found: list[FoundLog]) -> None:
+    def _adopt(self, found: list[tuple[FoundLog, bool]]) -> None:
         """Lay the entries that no segment covers into logs of ours, seal those, then remove the files they came from.
 
         The cursor moves when all of them are sealed: before, it says what the other writer had sealed.
         """
         adopter = _Adopter(self._disk, self._paths, self._new_log, self._target_bytes)
-        for log in found:
+        for log, _ in found:
             file = self._disk.open_read(f"{self._paths.wal}/{log.name}")
             try:
                 reader = LogReader(file.read, file.size())
@@ -567,8 +575,8 @@ class Recovery:
         if found:
             write_cursor(self._disk, self._paths, self._position)
             self._cursor_position = self._position
-        for log in found:
-            if log.header is None:
+        for log, is_kept in found:
+            if is_kept:
                 self._quarantine(
                     f"{self._paths.wal}/{log.name}", "unreadable log header; its valid entries were adopted"
                 )
@@ -628,17 +636,9 @@ class Recovery:
 
     def _keep_damaged_span(self, read: Read, name: str, span: Span) -> None:
         """Copy damaged bytes aside; the file that holds them goes on to become a segment."""
-        self._disk.make_directory(self._paths.quarantine)
-        path = f"{self._paths.quarantine}/{name}.{span.start}-{span.end}.span"
-        copy = self._disk.create(path)
-        try:
-            for offset in range(span.start, span.end, CHUNK_BYTES):
-                piece = read(min(CHUNK_BYTES, span.end - offset), offset)
-                copy.write([piece], offset - span.start)
-            copy.fsync()
-        finally:
-            copy.close()
-        self._disk.sync_directory(self._paths.quarantine)
+        path = copy_span(self._disk, self._paths, read, name, span.start, span.end)
+        if path is None:
+            return
         self._quarantined += 1
         self._notes.append(f"{name}: bytes {span.start}..{span.end} are damaged, kept as {path}")
         _log.warning("event=quiver.wal.damage file=%s start=%d end=%d", name, span.start, span.end)

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 
 from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError, FormatError
-from quiver_actors.jobs import Job, move_to_quarantine
+from quiver_actors.jobs import Job
 from quiver_actors.paths import RESCUED_SUFFIX, TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.quarantine import move_to_quarantine
 from quiver_actors.rebuild import Hints, Rebuilt, count_bundles, rebuild
 from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
 from quiver_actors.segment.codec import FooterExtension

@@ -54,12 +54,15 @@ class SlicedJob(Job):
     `damage` says what is wrong with the segment's file, None if nothing was found.
     """
 
+    slice_ns = SLICE_NS
+
     def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int) -> None:
         super().__init__()
         self._disk = disk
         self._paths = paths
         self.segment_seq = segment_seq
         self.is_done = False
+        self.is_abandoned = False
         self.damage: str | None = None
         self.bytes_checked = 0
         """Of the segment's file, by the last run."""
@@ -71,14 +74,15 @@ class SlicedJob(Job):
 
     def work(self) -> None:
         self.bytes_checked = 0
-        deadline = time.monotonic_ns() + SLICE_NS
+        deadline = time.monotonic_ns() + self.slice_ns
         for _ in self._steps:
             if time.monotonic_ns() >= deadline:
                 return
         self.is_done = True
 
     def abandon(self) -> None:
-        """Stop for good, between two runs."""
+        """Stop for good, between two runs, and clean up. A job that is merely forgotten leaves the disk as it is."""
+        self.is_abandoned = True
         self._steps.close()
 
     def _check(self, file: DiskFile, size_bytes: int) -> _Steps:
@@ -173,7 +177,8 @@ class CompactJob(SlicedJob):
             self._give_up(error)
             return
         except GeneratorExit:
-            self._drop(file)
+            if self.is_abandoned:
+                self._drop(file)
             raise
         try:
             self._disk.sync_directory(self._paths.segments)

@@ -209,6 +209,10 @@ _TOPIC = (
         key="retention.early_seal", field="retention.early_seal", kind=BOOLEAN,
         about="Near the size cap open segments are sealed early, so that they can be processed, or go.",
     ),
+    Setting(
+        key="retention.quarantine_cap", field="retention.quarantine_cap_bytes", kind=SIZE,
+        about="Most bytes of damaged files that one topic and core keeps in quarantine/: over it the oldest go, never the newest.",
+    ),
 )  # fmt: skip
 
 SETTINGS: tuple[Setting, ...] = (*_NODE, *_NODE_RETENTION, *_TOPIC)

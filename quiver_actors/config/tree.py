@@ -52,6 +52,8 @@ class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of each topic and core: so much of the newest segments that nobody needs any more is kept."""
     early_seal: bool = True
     """Over the soft limit open segments are sealed, so that they can be processed or go."""
+    quarantine_cap_bytes: int = GIB
+    """Of damaged files that one engine keeps: over it the oldest are deleted, but never the newest."""
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -185,4 +185,5 @@ def call_site(kind: str) -> CallSite:
             break
         is_inside = is_inside or is_wrapper
         frame = frame.f_back
-    return CallSite(kind, str(frame.f_globals.get("__name__")), frame.f_code.co_qualname)
+    function = frame.f_code.co_qualname.partition(".<locals>")[0]
+    return CallSite(kind, str(frame.f_globals.get("__name__")), function)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from random import Random
 
+import xxhash
+
 from quiver_actors.disk.crashes import (
     CrashMode,
     FileChange,
@@ -244,7 +246,7 @@ class SimDisk:
         self.no_space_errno = no_space_errno
         self.pause_in_sync = pause_in_sync
         self.shows_descriptors = shows_descriptors
-        self.mutex = threading.Lock()
+        self.mutex = threading.RLock()  # the end of a forgotten file comes at any moment, also inside of a call
         self._durable: dict[str, object] = {_ROOT: _DIRECTORY}
         self._pending: list[NameChange] = []
         self._names: dict[str, object] = dict(self._durable)
@@ -297,12 +299,16 @@ class SimDisk:
             return {path: node.read(node.size, 0) for path, node in sorted(self._files())}
 
     def fingerprint(self) -> int:
-        """Equal for disks that show the same to a reader; only comparable inside one process."""
+        """64 bits that are equal for disks that show the same to a reader, in any process."""
+        digest = xxhash.xxh3_64()
         with self.mutex:
-            files = (
-                (path, n.size, n.read_only, hash(bytes(n.data).rstrip(b"\0"))) for path, n in sorted(self._files())
-            )
-            return hash((*files, *sorted(path for path, node in self._names.items() if node is _DIRECTORY)))
+            for path, node in sorted(self._names.items(), key=lambda item: item[0]):
+                digest.update(path.encode())
+                if isinstance(node, _Inode):
+                    data = node.data if node.data[-1:] != b"\0" else node.data.rstrip(b"\0")
+                    digest.update(b"\0%d %d %d\0" % (node.size, node.read_only, len(data)))
+                    digest.update(data)
+        return digest.intdigest()
 
     def _files(self) -> Iterator[tuple[str, _Inode]]:
         return ((path, node) for path, node in self._names.items() if isinstance(node, _Inode))

@@ -47,6 +47,9 @@ class Mending:
         self._disk = disk
         self._paths = paths
         self._cfg_hash = segment_cfg_hash(settings)
+        self._cap_bytes = settings.retention.quarantine_cap_bytes
+        self._is_trimmed = False
+        """Nothing was moved aside since the quarantine was held to its cap."""
         self._progress = progress
         self._shelf = shelf
         self._upkeep = upkeep
@@ -134,7 +137,7 @@ class Mending:
         self._upkeep.forget(segment_seq)
         if rescued.info is None:
             return self._condemn(segment_seq, rescued.bundle_count)
-        self.quarantined += 1
+        self._count_quarantined()
         self._shelf.segments[segment_seq] = rescued.info
         lost = _runs(rescued.lost)
         if not rescued.is_end_known:
@@ -151,7 +154,7 @@ class Mending:
         known = self._shelf.segments.pop(segment_seq, _nothing_known_of(segment_seq))
         count = max(known.bundle_count, bundle_count)
         rows = 0 if was_waiting else known.row_count  # what an unchecked footer says of its rows is not to be believed
-        self.quarantined += 1
+        self._count_quarantined()
         info = msgspec.structs.replace(known, bundle_count=count, row_count=rows)
         self._shelf.give_up(segment_seq, info, "damaged")
         self._condemned[segment_seq] = self._progress.ticket
@@ -166,6 +169,18 @@ class Mending:
 
     def finish_quarantine(self, job: jobs.QuarantineJob) -> list[Event]:
         del self._condemned[job.segment_seq]
+        self._is_trimmed = False
+        return []
+
+    def _count_quarantined(self) -> None:
+        self.quarantined += 1
+        self._is_trimmed = False
+
+    def trim_job(self) -> jobs.TrimJob | None:
+        return None if self._is_trimmed else jobs.TrimJob(self._disk, self._paths, self._cap_bytes)
+
+    def finish_trim(self, _: jobs.TrimJob) -> list[Event]:
+        self._is_trimmed = True
         return []
 
     def forget(self, segment_seqs: Sequence[int]) -> None:

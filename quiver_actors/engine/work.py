@@ -123,6 +123,7 @@ class Work:
                 no_room=mending.no_room_to_rescue,
                 retry_ns=_RETRY_RESCUE_NS,
             ),
+            Line(jobs.TrimJob, mending.trim_job, mending.finish_trim),
             Line(jobs.VerifyJob, mending.verify_job, mending.finish_verify),
             Line(jobs.BallastJob, self._ballast_job, self._finish_ballast),
             Line(jobs.UnlinkJob, self._release_spare_job, logs.finish_release_spare),

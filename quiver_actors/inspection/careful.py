@@ -6,10 +6,10 @@ import enum
 
 import msgspec
 
-from quiver_actors.disk.interposed import InterposedDisk, InterposedFile
+from quiver_actors.disk.interposed import InterposedDisk
 from quiver_actors.disk.protocol import Disk
-from quiver_actors.jobs import move_to_quarantine
 from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.quarantine import move_to_quarantine
 
 
 class Action(enum.StrEnum):
@@ -51,14 +51,11 @@ class CarefulDisk(InterposedDisk):
     def _inside(self, path: str) -> str:
         return path.removeprefix(f"{self._paths.root}/")
 
-    def create(self, path: str) -> InterposedFile:
-        if path.startswith(f"{self._paths.quarantine}/"):
-            self.note(Action.KEEP_COPY, path)
-        return super().create(path)
-
     def rename(self, source: str, target: str) -> None:
         super().rename(source, target)
-        if target.startswith(f"{self._paths.quarantine}/"):
+        if source.startswith(f"{self._paths.quarantine}/"):
+            self.note(Action.KEEP_COPY, target)
+        elif target.startswith(f"{self._paths.quarantine}/"):
             self.note(Action.MOVE_ASIDE, source, target)
         elif target.startswith(f"{self._paths.segments}/") and source.startswith(f"{self._paths.wal}/"):
             self.note(Action.SEAL, source, target)

@@ -30,8 +30,8 @@ from quiver_actors.inspection.segments import SegmentLook, examine_segment
 from quiver_actors.inspection.small_files import examine_progress
 from quiver_actors.inspection.source import CHUNK_BYTES, Tree, is_about_access
 from quiver_actors.inspection.verification import Totals, verify_engine
-from quiver_actors.jobs import move_to_quarantine
 from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths, segment_seq_of
+from quiver_actors.quarantine import copy_span, move_to_quarantine
 from quiver_actors.recovery import Recovered, Recovery, segment_cfg_hash
 from quiver_actors.rescue import RescueJob
 from quiver_actors.sealing import write_cursor
@@ -184,15 +184,8 @@ class _EngineRepairer:
             file.close()
 
     def _keep_copy(self, path: str, damaged: bytes) -> None:
-        self._disk.make_directory(self._paths.quarantine)
         name = path.rpartition("/")[2]
-        copy = self._disk.create(f"{self._paths.quarantine}/{name}.0-{len(damaged)}.span")
-        try:
-            copy.write([damaged], 0)
-            copy.fsync()
-        finally:
-            copy.close()
-        self._disk.sync_directory(self._paths.quarantine)
+        copy_span(self._disk, self._paths, lambda length, at: damaged[at : at + length], name, 0, len(damaged))
 
     def _rescue_segments(self) -> None:
         """As the engine would: what can be proven of a segment is sealed again. What that does not help is moved aside whole."""

@@ -27,9 +27,9 @@ import numpy as np
 from quiver_actors.checksum import crc32, crc32_combine
 from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile, read_whole
 from quiver_actors.errors import DiskError, FormatError, UnsupportedVersion
-from quiver_actors.jobs import move_to_quarantine
 from quiver_actors.paths import PREPARED_SUFFIX, STAGE_SUFFIX, TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.quarantine import move_to_quarantine
 from quiver_actors.segment.builder import SegmentBuilder
 from quiver_actors.transactions.jobs import delete_stage, publish_parts, write_journal
 from quiver_actors.transactions.keys import PRODUCERS_MAGIC

@@ -73,6 +73,11 @@ class LogReader:
             self._base, start = offset, 0
         return memoryview(self._chunk)[start : start + length]
 
+    def is_zero(self, start: int) -> bool:
+        """Whether nothing but zeroes stands from `start` on."""
+        offsets = range(start, self._size, self._chunk_bytes)
+        return not any(any(bytes(self.bytes_at(at, min(self._chunk_bytes, self._size - at)))) for at in offsets)
+
     def body(self, entry: Span) -> bytes:
         """The body of a valid entry."""
         start = entry.start + layout.ENTRY_LENGTH_BYTES

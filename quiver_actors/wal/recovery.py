@@ -1,64 +1,16 @@
-"""What an engine does with the log files that it finds when it opens. The decisions are pure; `recover_logs` carries them out.
-
-| header                | entries | behind them        | decision                                                       |
-|-----------------------|---------|--------------------|----------------------------------------------------------------|
-| ours                  | any     | valid trailer      | FINISH: the seal was complete, only its rename is missing      |
-| ours                  | some    | zero, torn, tail   | SEAL: cut behind the last valid entry, seal under its number   |
-| ours                  | none    | zero or torn       | DROP: nothing was ever acknowledged in it                      |
-| other writer          | some    | anything           | ADOPT: entries that no segment covers are laid into a new log  |
-| other writer          | none    | zero or torn       | DROP                                                           |
-| unreadable            | some    | anything           | ADOPT, and the file goes to quarantine/                        |
-| unreadable, all zero  | none    | -                  | DROP: a file that was never written                            |
-| unreadable            | none    | something          | QUARANTINE                                                     |
-| newer version         | -       | -                  | refused: UnsupportedVersion                                    |
-
-A damaged span with valid entries behind it is copied to quarantine/ and counted; its bundles keep their numbers as lost
-bundles of the segment, so that each subscriber is told. Bytes behind the last valid entry are a torn write: they are cut.
-"""
+"""What an engine finds in its log files when it opens: read, not touched. `decisions` says what becomes of them."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
 from quiver_actors.errors import FormatError, UnsupportedVersion
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.segment.builder import SlotPlacement, check_dictionaries, place_payload
 from quiver_actors.wal import layout
-from quiver_actors.wal.codec import LogHeader, decode_entry_header, decode_header, decode_slots
+from quiver_actors.wal.codec import Identity, LogHeader, decode_entry_header, decode_header, decode_slots
+from quiver_actors.wal.decisions import Behind, Cursor, Entries, Header, Held, LogCase
 from quiver_actors.wal.reader import LogReader, LogScan, Span
-
-
-class Decision(enum.Enum):
-    FINISH = "finish"
-    SEAL = "seal"
-    ADOPT = "adopt"
-    DROP = "drop"
-    QUARANTINE = "quarantine"
-
-
-class HeaderState(enum.Enum):
-    OURS = "ours"
-    FOREIGN = "other writer"
-    UNREADABLE = "unreadable"
-    ZERO = "zero"
-
-
-def decide(header: HeaderState, has_entries: bool, has_valid_trailer: bool, has_other_bytes: bool) -> Decision:
-    """The table of this module.
-
-    Args:
-        has_valid_trailer: the file ends in a segment trailer whose footer is whole.
-        has_other_bytes: something that is neither header, entry nor zero stands in the file.
-    """
-    if header is HeaderState.OURS:
-        if has_valid_trailer:
-            return Decision.FINISH
-        return Decision.SEAL if has_entries else Decision.DROP
-    if has_entries:
-        return Decision.ADOPT
-    if header is HeaderState.UNREADABLE and has_other_bytes:
-        return Decision.QUARANTINE
-    return Decision.DROP
 
 
 @dataclass(slots=True)
@@ -67,12 +19,16 @@ class FoundLog:
 
     name: str
     size_bytes: int
-    header_state: HeaderState
+    header_state: Header
     header: LogHeader | None
     scan: LogScan = field(default_factory=LogScan)
-    decision: Decision = Decision.DROP
+    behind: Behind = Behind.END
     last_sequence: int = -1
     """Of the last valid entry; -1 without entries."""
+    proven_end: int = 0
+    """Where its entries ended when the next log was begun, if that is behind what is left of them; else 0."""
+    proven_sequence_end: int = 0
+    """The sequence behind its last entry then."""
 
     @property
     def position_start(self) -> int:
@@ -80,13 +36,69 @@ class FoundLog:
 
     @property
     def position_end(self) -> int:
-        if self.header is None or not self.scan.entries:
+        if self.header is None or not self.has_entries:
             return self.position_start
-        return self.header.position_start + self.scan.end - self.header.header_bytes
+        return self.header.position_start + self.end - self.header.header_bytes
+
+    @property
+    def has_entries(self) -> bool:
+        """Also where none is left of those that it is known to have had."""
+        return bool(self.scan.entries) or self.proven_end > 0
+
+    @property
+    def end(self) -> int:
+        """File offset where its entries end, the damaged ones included."""
+        return max(self.scan.end, self.proven_end)
+
+    @property
+    def sequence_end(self) -> int:
+        return max(self.last_sequence + 1, self.proven_sequence_end)
+
+    @property
+    def damaged(self) -> list[Span]:
+        """Spans with bytes that were entries."""
+        lost_end = [Span(self.scan.end, self.proven_end)] if self.proven_end else []
+        return [*self.scan.damaged, *lost_end]
+
+    @property
+    def entries(self) -> Entries:
+        if self.behind is Behind.TAIL and self.header_state is Header.OURS:
+            return Entries.WHOLE  # the checksum of the tail proves them
+        if not self.has_entries:
+            return Entries.NONE
+        return Entries.DAMAGED if self.damaged else Entries.WHOLE
+
+    def learn_from(self, following: FoundLog) -> None:
+        """The next log was begun when this one was complete and synced: it tells where this one ended."""
+        mine, theirs = self._identity, following._identity
+        if mine is None or theirs is None or self.behind is Behind.TAIL or mine.incarnation != theirs.incarnation:
+            return
+        assert self.header is not None
+        end = min(self.size_bytes, following.position_start - self.position_start + self.header.header_bytes)
+        if theirs.segment_seq == mine.segment_seq + 1 and end > self.scan.end:
+            self.proven_end = end
+            self.proven_sequence_end = min(theirs.first_sequence, mine.first_sequence + SEGMENT_BUNDLES_MAX)
+
+    @property
+    def _identity(self) -> Identity | None:
+        return self.header.identity if self.header else None
+
+    def case(self, cursor_position: int | None, held: Held, *, is_clean: bool) -> LogCase:
+        """Its place in the table. `cursor_position`: None if there is no cursor that can be read."""
+        return LogCase(
+            self._cursor(cursor_position), self.header_state, self.entries, self.behind, held, is_clean=is_clean
+        )
+
+    def _cursor(self, position: int | None) -> Cursor:
+        if position is None:
+            return Cursor.NONE
+        if position <= self.position_start:
+            return Cursor.BEFORE
+        return Cursor.BEHIND if position >= self.position_end else Cursor.INSIDE
 
 
 def examine_log(name: str, reader: LogReader, size_bytes: int, has_valid_trailer: bool) -> FoundLog:
-    """Read one log file and decide about it.
+    """Read one log file.
 
     Raises:
         UnsupportedVersion: written by a newer version; nothing may be touched.
@@ -94,30 +106,33 @@ def examine_log(name: str, reader: LogReader, size_bytes: int, has_valid_trailer
     head = bytes(reader.bytes_at(0, min(layout.HEADER_BYTES, size_bytes)))
     state, header = _read_header(head)
     found = FoundLog(name, size_bytes, state, header)
-    if state is not HeaderState.OURS or not has_valid_trailer:
-        aligned = header is None or header.identity is not None
-        start = header.header_bytes if header else layout.HEADER_BYTES
-        identity = header.identity if header else None
-        last_sequence = identity.first_sequence - 1 if identity else None
-        stride = layout.ALIGNMENT if aligned else 1
-        found.scan = reader.scan(start, stride=stride, last_sequence=last_sequence)
+    if has_valid_trailer and state is Header.OURS:
+        found.behind = Behind.TAIL
+        return found
+    aligned = header is None or header.identity is not None
+    start = header.header_bytes if header else layout.HEADER_BYTES
+    identity = header.identity if header else None
+    last_sequence = identity.first_sequence - 1 if identity else None
+    found.scan = reader.scan(start, stride=layout.ALIGNMENT if aligned else 1, last_sequence=last_sequence)
     if found.scan.entries:
         found.last_sequence = decode_entry_header(reader.body(found.scan.entries[-1])).sequence
-    other = state is HeaderState.UNREADABLE or not found.scan.end_marked
-    found.decision = decide(state, bool(found.scan.entries), has_valid_trailer, other)
+    if has_valid_trailer:
+        found.behind = Behind.TAIL
+    elif not found.scan.end_marked or not (found.scan.entries or reader.is_zero(start)):
+        found.behind = Behind.OTHER
     return found
 
 
-def _read_header(head: bytes) -> tuple[HeaderState, LogHeader | None]:
+def _read_header(head: bytes) -> tuple[Header, LogHeader | None]:
     if not any(head):
-        return HeaderState.ZERO, None
+        return Header.ZERO, None
     try:
         header = decode_header(head)
     except UnsupportedVersion:
         raise
     except FormatError:
-        return HeaderState.UNREADABLE, None
-    return (HeaderState.OURS if header.identity else HeaderState.FOREIGN), header
+        return Header.UNREADABLE, None
+    return (Header.OURS if header.identity else Header.FOREIGN), header
 
 
 @dataclass(frozen=True, slots=True)

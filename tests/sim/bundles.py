@@ -38,6 +38,12 @@ def with_dictionary(number: int, random: Random) -> Slots:
     return {1: pa.record_batch(columns)}
 
 
+def recurring_dictionary(number: int, random: Random) -> Slots:
+    """One of more dictionaries than the builder keeps in memory; no two of them fit into one stream."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array([f"{random.randrange(14)}", "yew"]))
+    return {1: pa.record_batch({"number": pa.array([number] * 2), "word": column})}
+
+
 def without_rows(number: int, random: Random) -> Slots:
     return {0: pa.record_batch({"number": pa.array([], pa.int64())})}
 
@@ -60,8 +66,10 @@ def big(number: int, random: Random) -> Slots:
 SHAPES = (plain, plain, plain, several_slots, with_dictionary, with_dictionary, without_rows, other_schema)
 
 
-def any_bundle(number: int, random: Random, *, big_share: float = 0.05) -> Slots:
-    shape = big if random.random() < big_share else random.choice(SHAPES)
+def any_bundle(number: int, random: Random, *, big_share: float = 0.05, dictionary_share: float = 0.0) -> Slots:
+    if random.random() < big_share:
+        return big(number, random)
+    shape = recurring_dictionary if random.random() < dictionary_share else random.choice(SHAPES)
     return shape(number, random)
 
 

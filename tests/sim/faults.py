@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from quiver_actors.disk.crashes import CrashMode
@@ -28,7 +28,7 @@ from quiver_actors.engine import EngineState
 from quiver_actors.errors import DiskError, EngineFailed
 from quiver_actors.units import SECOND_NS
 from tests.sim.oracle import ManualClock
-from tests.sim.scenes import Scene, open_and_settle
+from tests.sim.scenes import Scene
 from tests.sim.world import Profile, World
 
 OPERATIONS = 40
@@ -54,8 +54,17 @@ FATAL_SITES = frozenset(
     ]
 )
 """Where any failure must fail the engine, that of space included."""
-TOLERATED_SITES = frozenset([CallSite("unlink", "quiver_actors.disk.protocol", "write_atomically")])
-"""Where a failure follows another one, which is the one that is reported."""
+TOLERATED_SITES = frozenset(
+    [
+        CallSite("unlink", "quiver_actors.disk.protocol", "write_atomically"),
+        CallSite("create", "quiver_actors.upkeep", "CompactJob._rewrite"),
+        CallSite("write", "quiver_actors.upkeep", "CompactJob._write"),
+        CallSite("fsync", "quiver_actors.upkeep", "CompactJob._write"),
+        CallSite("rename", "quiver_actors.upkeep", "CompactJob._rewrite"),
+        CallSite("unlink", "quiver_actors.upkeep", "CompactJob._drop"),
+    ]
+)
+"""Where a failure follows another one, which is the one that is reported, or costs a compaction and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +77,30 @@ class FaultCase:
     errno: int
     always: bool
     written_share: float = 0.0
+    second_nth: int = 0
+    """Another call that fails, with EIO; 0 for none. What is done only after a failure can fail too."""
 
     def __str__(self) -> str:
         how = "from then on" if self.always else "once"
-        return f"call {self.nth} ({self.site}) fails with {errno.errorcode[self.errno]} {how}"
+        then = f", then call {self.second_nth} with EIO" if self.second_nth else ""
+        return f"call {self.nth} ({self.site}) fails with {errno.errorcode[self.errno]} {how}{then}"
+
+    def set_up(self, faulty: FaultyDisk) -> Fault:
+        """Let them fail. Returns the first fault."""
+        later = SPACE_KINDS if self.errno in NO_SPACE_ERRNOS else KINDS
+        then = later if self.always else ()
+        fault = faulty.fail(ANY, self.nth, self.errno, then=then, written_share=self.written_share)
+        if self.second_nth:
+            faulty.fail(ANY, self.second_nth, errno.EIO)
+        return fault
+
+    def followed_by(self, faulty: FaultyDisk, known: Container[CallSite], tally: FaultTally) -> Iterator[FaultCase]:
+        """The same with a second failure, at each call site that only this failure has led to and where none was tried."""
+        found: dict[CallSite, int] = {}
+        for number, site in enumerate(faulty.history[self.nth :], self.nth + 1):
+            if site not in known and not tally.sites[site]:
+                found.setdefault(site, number)
+        return (replace(self, always=False, second_nth=number) for number in found.values())
 
 
 @dataclass(slots=True)
@@ -86,16 +115,30 @@ class FaultTally:
     restarts: int = 0
     sites: Counter[CallSite] = field(default_factory=Counter)
 
+    def add(self, other: FaultTally) -> None:
+        """What was counted elsewhere."""
+        for name in ("cases", "failed", "waited", "stopped", "restarts"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.sites += other.sites
 
-def cases(profile: Profile, seed: int, per_site: int, errnos: Sequence[int]) -> Iterator[FaultCase]:
-    """Calls of one run that are to fail, at most `per_site` of each call site."""
-    random = Random(f"cases {profile.name} {seed}")
+
+def history(profile: Profile, seed: int) -> list[CallSite]:
+    """The calls of one run without a fault."""
     faulty = FaultyDisk(SimDisk())
     World(seed, profile, keeps_moments=False, faulty=faulty).start().run(OPERATIONS)
+    return faulty.history
+
+
+def cases(
+    calls: Sequence[CallSite], random: Random, per_site: int, errnos: Sequence[int], sites: Container[CallSite] | None
+) -> Iterator[FaultCase]:
+    """Which of those calls are to fail: at most `per_site` of each call site, and with `sites` only of those."""
     numbers: dict[CallSite, list[int]] = defaultdict(list)
-    for number, site in enumerate(faulty.history, 1):
+    for number, site in enumerate(calls, 1):
         numbers[site].append(number)
     for site, found in numbers.items():
+        if sites is not None and site not in sites:
+            continue
         for nth in random.sample(found, min(per_site, len(found))):
             for code in errnos:
                 if site.kind == "make_read_only" and code in NO_SPACE_ERRNOS:
@@ -110,11 +153,8 @@ class FaultRun:
     def __init__(self, profile: Profile, seed: int, case: FaultCase, tally: FaultTally) -> None:
         self._case = case
         self._tally = tally
-        self._faulty = FaultyDisk(SimDisk())
-        later = SPACE_KINDS if case.errno in NO_SPACE_ERRNOS else KINDS
-        self._fault: Fault = self._faulty.fail(
-            ANY, case.nth, case.errno, then=later if case.always else (), written_share=case.written_share
-        )
+        self.faulty = self._faulty = FaultyDisk(SimDisk())
+        self._fault = case.set_up(self._faulty)
         self._world = World(seed, profile, keeps_moments=False, faulty=self._faulty)
 
     def run(self) -> None:
@@ -149,7 +189,8 @@ class FaultRun:
 
     @property
     def _must_wait(self) -> bool:
-        return self._case.errno in NO_SPACE_ERRNOS and WAITING_SITES.issuperset(self._faulty.failed_sites)
+        no_room = self._case.errno in NO_SPACE_ERRNOS and not self._case.second_nth
+        return no_room and WAITING_SITES.issuperset(self._faulty.failed_sites)
 
     def _check_failed(self) -> None:
         world, engine = self._world, self._world.engine
@@ -210,20 +251,28 @@ def sweep(
     per_site: int,
     tally: FaultTally,
     errnos: Sequence[int],
-    sites: Collection[CallSite] | None = None,
+    sites: Container[CallSite] | None = None,
 ) -> None:
-    """All cases of one run; with `sites` only those.
+    """All cases of one run; with `sites` only those, and what nothing but another failure leads to.
 
     Raises:
         AssertionError: names the case.
     """
-    for case in cases(profile, seed, per_site, errnos):
-        if sites is not None and case.site not in sites:
-            continue
-        try:
-            FaultRun(profile, seed, case, tally).run()
-        except Exception as error:
-            raise AssertionError(f"run {profile.name}/{seed}, {case}: {error}") from error
+    calls, random = history(profile, seed), Random(f"cases {profile.name} {seed}")
+    known = set(calls)
+    for case in cases(calls, random, per_site, errnos, sites):
+        run = _run_case(profile, seed, case, tally)
+        for second in case.followed_by(run.faulty, known, tally):
+            _run_case(profile, seed, second, tally)
+
+
+def _run_case(profile: Profile, seed: int, case: FaultCase, tally: FaultTally) -> FaultRun:
+    run = FaultRun(profile, seed, case, tally)
+    try:
+        run.run()
+    except Exception as error:
+        raise AssertionError(f"run {profile.name}/{seed}, {case}: {error}") from error
+    return run
 
 
 def sweep_scene(scene: Scene, tally: FaultTally, errnos: Sequence[int], hits_max: int) -> None:
@@ -235,21 +284,28 @@ def sweep_scene(scene: Scene, tally: FaultTally, errnos: Sequence[int], hits_max
         AssertionError: names the case.
     """
     counting = FaultyDisk(scene.disk.copy())
-    open_and_settle(counting, scene.oracle)
+    scene.work(counting)
     first = {site: number for number, site in reversed(list(enumerate(counting.history, 1)))}
     for site, nth in first.items():
         for code in errnos if tally.sites[site] < hits_max else ():
-            left = scene.disk.copy()
-            faulty = FaultyDisk(left)
-            faulty.fail(ANY, nth, code)
-            tally.cases += 1
-            with contextlib.suppress(DiskError):
-                open_and_settle(faulty, scene.oracle)
-            tally.sites.update(faulty.failed_sites)
-            for mode in (CrashMode.KEEP, CrashMode.DROP):
-                tally.restarts += 1
-                try:
-                    scene.judge(left.crash(mode))
-                except Exception as error:
-                    case = FaultCase(nth, site, code, always=False)
-                    raise AssertionError(f"scene {scene.name}, {case}, then {mode.name}: {error}") from error
+            case = FaultCase(nth, site, code, always=False)
+            faulty = _run_scene(scene, case, tally)
+            for second in case.followed_by(faulty, first, tally):
+                _run_scene(scene, second, tally)
+
+
+def _run_scene(scene: Scene, case: FaultCase, tally: FaultTally) -> FaultyDisk:
+    left = scene.disk.copy()
+    faulty = FaultyDisk(left)
+    case.set_up(faulty)
+    tally.cases += 1
+    with contextlib.suppress(DiskError):
+        scene.work(faulty)
+    tally.sites.update(faulty.failed_sites)
+    for mode in (CrashMode.KEEP, CrashMode.DROP):
+        tally.restarts += 1
+        try:
+            scene.judge(left.crash(mode))
+        except Exception as error:
+            raise AssertionError(f"scene {scene.name}, {case}, then {mode.name}: {error}") from error
+    return faulty

@@ -1,22 +1,32 @@
-"""The sweeps as they are run by the tests and by `python -m tests.sim`, and what they add up to."""
+"""The sweeps as they are run by the tests and by `python -m tests.sim`, and what they add up to.
+
+A sweep is cut into tasks that know nothing of each other, so that they can run in several processes. The same effort gives the same
+states in any number of them.
+"""
 
 from __future__ import annotations
 
 import errno
+import logging
+import multiprocessing
 import os
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 
 from quiver_actors.disk.faulty import CallSite
 from tests.sim import faults
 from tests.sim.faults import FaultTally
-from tests.sim.scenes import Scene, damage_scenes, interrupted_scenes, rust_scenes
+from tests.sim.scenes import SCENES, make_scene
 from tests.sim.sites import call_sites, mutating_sites
-from tests.sim.sweep import MODES, CrashSweep, Tally, sweep_recovery
+from tests.sim.sweep import MODES, CrashSweep, Tally, sweep_after_error, sweep_scene
 from tests.sim.world import PROFILES, Profile, World
 
 STATES_DEFAULT = 20_000
+PARTS_PER_PROFILE = 2
+"""Each with seeds of its own, so that no task is much longer than the others."""
 GAP_SEED_OFFSET, GAP_SEEDS = 1_000_000, 12
 ERRNOS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 
@@ -26,7 +36,7 @@ class Effort:
     """How much is done."""
 
     crash_states: int
-    """Distinct images that crashes leave of runs."""
+    """Distinct images that crashes leave of runs; those of damaged directories come on top."""
     seed: int = 0
 
     @property
@@ -58,6 +68,11 @@ class Report:
     crashes: Tally = field(default_factory=Tally)
     faults: FaultTally = field(default_factory=FaultTally)
 
+    def add(self, other: Report) -> None:
+        """What another task has found."""
+        self.crashes.add(other.crashes)
+        self.faults.add(other.faults)
+
     def figures(self) -> dict[str, int]:
         """Everything that was counted. A site counts as hit when a crash (if it changes the disk) and an error were tried at it."""
         known = call_sites()
@@ -82,35 +97,98 @@ class Report:
         return mutating_sites() - set(self.crashes.sites)
 
     def sites_without_error(self) -> set[CallSite]:
-        return call_sites() - set(self.faults.sites)
+        return set(call_sites()) - set(self.faults.sites)
 
 
-def crash_profile(profile: Profile, effort: Effort, tally: Tally) -> None:
+# --- tasks ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CrashTask:
     """Crash runs of one kind until its share of the states is reached."""
-    wanted = len(tally.images) + effort.crash_states // len(PROFILES)
-    for seed in count(effort.seed):
-        if len(tally.images) >= wanted:
-            return
-        world = World(seed, profile).start()
-        world.run()
-        CrashSweep(tally, seed).sweep(world, images_max=wanted)
+
+    profile: str
+    part: int
+    effort: Effort
+
+    def run(self) -> Report:
+        report, profile = Report(), profile_named(self.profile)
+        wanted = -(-self.effort.crash_states // (len(PROFILES) * PARTS_PER_PROFILE))
+        for seed in count(self.effort.seed + self.part, PARTS_PER_PROFILE):
+            if len(report.crashes.images) >= wanted:
+                return report
+            CrashSweep(report.crashes, seed).sweep(finished_run(profile, seed), images_max=wanted)
+        raise AssertionError("count() has no end")
 
 
-def scenes(effort: Effort) -> Iterable[Scene]:
-    return chain(rust_scenes(), damage_scenes(effort.seed), interrupted_scenes(effort.seed))
-
-
-def sweep_scene(scene: Scene, effort: Effort, report: Report) -> None:
-    """Crash the recovery of one damaged or foreign directory, and let its calls fail."""
-    modes = effort.modes_per_call
-    sweep_recovery(scene.disk, scene.judge, scene.oracle, report.crashes, modes_per_call=modes, seed=effort.seed)
-    faults.sweep_scene(scene, report.faults, ERRNOS, effort.scene_faults_per_site)
-
-
-def fail_profile(profile: Profile, effort: Effort, tally: FaultTally) -> None:
+@dataclass(frozen=True, slots=True)
+class FaultTask:
     """Let calls of runs of one kind fail."""
-    for seed in range(effort.seed, effort.seed + effort.fault_seeds):
-        faults.sweep(profile, seed, 1, tally, ERRNOS)
+
+    profile: str
+    effort: Effort
+
+    def run(self) -> Report:
+        report = Report()
+        for seed in range(self.effort.seed, self.effort.seed + self.effort.fault_seeds):
+            faults.sweep(profile_named(self.profile), seed, 1, report.faults, ERRNOS)
+        return report
+
+
+@dataclass(frozen=True, slots=True)
+class SceneTask:
+    """Crash the recovery of one damaged or foreign directory, and let its calls fail."""
+
+    scene: str
+    effort: Effort
+
+    def run(self) -> Report:
+        report, scene = Report(), make_scene(self.scene, self.effort.seed)
+        modes = self.effort.modes_per_call
+        sweep_scene(scene, report.crashes, modes_per_call=modes, seed=self.effort.seed)
+        if scene.after_errors is not None:
+            sweep_after_error(scene, report.crashes, ERRNOS, scene.after_errors)
+        faults.sweep_scene(scene, report.faults, ERRNOS, self.effort.scene_faults_per_site)
+        return report
+
+
+Task = CrashTask | FaultTask | SceneTask
+
+
+def profile_named(name: str) -> Profile:
+    return next(profile for profile in PROFILES if profile.name == name)
+
+
+def finished_run(profile: Profile, seed: int) -> World:
+    world = World(seed, profile).start()
+    world.run()
+    return world
+
+
+def crash_tasks(effort: Effort) -> Iterator[CrashTask]:
+    return (CrashTask(profile.name, part, effort) for profile in PROFILES for part in range(PARTS_PER_PROFILE))
+
+
+def fault_tasks(effort: Effort) -> Iterator[FaultTask]:
+    return (FaultTask(profile.name, effort) for profile in PROFILES)
+
+
+def scene_tasks(effort: Effort) -> Iterator[SceneTask]:
+    return (SceneTask(name, effort) for name in SCENES)
+
+
+def run_task(task: Task) -> Report:
+    """Do it in this process.
+
+    Raises:
+        AssertionError: a rule is broken; says what it takes to see that again.
+    """
+    logging.disable(logging.CRITICAL)
+    try:
+        return task.run()
+    except Exception as error:  # noqa: BLE001
+        # Not every exception comes through a pipe as it was.
+        raise AssertionError(f"{error}\n{''.join(traceback.format_exception(error))}") from None
 
 
 def close_gaps(report: Report, effort: Effort) -> None:
@@ -118,21 +196,28 @@ def close_gaps(report: Report, effort: Effort) -> None:
     for seed in range(effort.seed + GAP_SEED_OFFSET, effort.seed + GAP_SEED_OFFSET + GAP_SEEDS):
         for profile in PROFILES:
             if missing := report.sites_without_crash():
-                world = World(seed, profile).start()
-                world.run()
-                CrashSweep(report.crashes, seed).sweep(world, missing)
+                CrashSweep(report.crashes, seed).sweep(finished_run(profile, seed), missing)
             if missing := report.sites_without_error():
                 faults.sweep(profile, seed, 1, report.faults, ERRNOS, missing)
+
+
+def processes() -> Executor:
+    """One process for each CPU. They have imported everything anew: a fork would take along the threads of whoever asks."""
+    return ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"))
 
 
 def run_all(effort: Effort) -> Report:
     """Everything, in the order in which the tests do it."""
     report = Report()
-    for profile in PROFILES:
-        crash_profile(profile, effort, report.crashes)
-    for scene in scenes(effort):
-        sweep_scene(scene, effort, report)
-    for profile in PROFILES:
-        fail_profile(profile, effort, report.faults)
+    with processes() as pool:
+        futures = [
+            pool.submit(run_task, task) for task in (*crash_tasks(effort), *scene_tasks(effort), *fault_tasks(effort))
+        ]
+        try:
+            for future in futures:
+                report.add(future.result())
+        except AssertionError:
+            pool.shutdown(cancel_futures=True)
+            raise
     close_gaps(report, effort)
     return report

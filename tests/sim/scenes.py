@@ -6,25 +6,28 @@ recovery at every call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tests.golden
 from quiver_actors.checksum import crc32
 from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.faulty import CallSite
+from quiver_actors.disk.faulty import CallSite, call_site
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import BLOCK_BYTES, SimDisk
 from quiver_actors.engine import Engine
 from quiver_actors.events import Event, GapFound
+from quiver_actors.paths import EnginePaths
 from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.units import SECOND_NS
+from quiver_actors.upkeep import COMPACTION_AGE_NS, compact_segment
 from quiver_actors.wal import layout
 from quiver_actors.wal.reader import LogReader
 from tests.sim.ledger import BundleId
 from tests.sim.oracle import DIRECTORY, ManualClock, Oracle, push_plain, settle
-from tests.sim.world import PROFILES, World
+from tests.sim.world import PROFILES, Recorder, World
 
 GOLDEN = Path(str(tests.golden.__file__)).parent / "data"
 ACTIVE = f"{DIRECTORY}/wal/quiver.wal"
@@ -34,6 +37,7 @@ OWED_TO_SUB_A = [1, 4, 5, 6, 7, 8]
 _TIME_AND_TYPE_BYTES = 9
 
 Judge = Callable[[SimDisk], None]
+Work = Callable[[Disk], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,14 @@ class Scene:
     name: str
     disk: SimDisk
     judge: Judge
-    oracle: Oracle
+    """Opens what is left, and says what must be there."""
+    work: Work
+    """What is crashed and made to fail: the opening of the directory, and all that follows by itself."""
+
+    @property
+    def after_errors(self) -> CallSite | None:
+        """A call that only another one's failure leads to, to be crashed before."""
+        return AFTER_ERRORS.get(self.name)
 
 
 def put_file(disk: SimDisk, path: str, content: bytes) -> None:
@@ -66,12 +77,14 @@ def golden_disk(name: str) -> SimDisk:
 # --- logs of the Rust implementation ----------------------------------------------------------------------------------------
 
 
-def rust_scenes() -> Iterator[Scene]:
+def _rust_scene(name: str, seed: int) -> Scene:
     oracle = World(0, PROFILES[0]).oracle
-    for name in ("quiver-v1", "quiver-v1-rotated"):
-        yield Scene(name, golden_disk(name), lambda disk: judge_golden(disk, oracle), oracle)
-    sequences = [[0, 1], [5, 6], [9, 10], [20]]
-    yield Scene("gaps", _logs_with_gaps(sequences), lambda disk: judge_gaps(disk, oracle, sequences), oracle)
+    if name == "gaps":
+        sequences = [[0, 1], [5, 6], [9, 10], [20]]
+        return Scene(
+            name, _logs_with_gaps(sequences), lambda disk: judge_gaps(disk, oracle, sequences), opening(oracle)
+        )
+    return Scene(name, golden_disk(name), lambda disk: judge_golden(disk, oracle), opening(oracle))
 
 
 def judge_golden(disk: SimDisk, oracle: Oracle) -> None:
@@ -115,11 +128,17 @@ def _renumbered(entry: bytes, sequence: int) -> bytes:
 
 
 def open_and_settle(disk: Disk, oracle: Oracle) -> tuple[Engine, OrderMonitor]:
-    """Open the directory and let everything finish that is due."""
-    monitor = OrderMonitor(disk)
-    engine = oracle.open(monitor, ManualClock())
+    """Open the directory and let everything finish that is due, the flush of what subscribers are to be told included."""
+    monitor, clock = OrderMonitor(disk), ManualClock()
+    engine = oracle.open(monitor, clock)
+    settle(engine)
+    clock.now_ns += SECOND_NS
     settle(engine)
     return engine, monitor
+
+
+def opening(oracle: Oracle) -> Work:
+    return lambda disk: open_and_settle(disk, oracle)
 
 
 def stored_numbers(disk: OrderMonitor, engine: Engine) -> list[tuple[int, int]]:
@@ -149,27 +168,87 @@ def segment_reader(disk: OrderMonitor, segment_seq: int) -> SegmentReader:
 # --- our own directory, damaged ---------------------------------------------------------------------------------------------
 
 
-def damage_scenes(seed: int = 0) -> Iterator[Scene]:
+def _damage_scene(name: str, seed: int) -> Scene:
     """A store with sealed segments, an open log, subscribers with progress, after a power loss; then something is damaged."""
-    for name, damage in _DAMAGES.items():
-        world = _damaged_world(seed)
-        left = world.disk.crash(CrashMode.DROP)
-        untold = _newest_segment(left) if name in _WITHOUT_A_TRACE else -1
-        damage(left)
-        world.oracle.finds_by_sequence = True
-        yield Scene(name, left, _announced_judge(world, untold), world.oracle)
+    world = _damaged_world(seed)
+    left = world.disk.crash(CrashMode.DROP)
+    untold = _newest_segment(left) if name in _WITHOUT_A_TRACE else -1
+    _DAMAGES[name](left)
+    world.oracle.finds_by_sequence = True
+    return Scene(name, left, _announced_judge(world, untold), opening(world.oracle))
 
 
-def interrupted_scenes(seed: int = 0) -> Iterator[Scene]:
-    """Starts that were cut off, or that find no room: what a recovery does in a place that few crashes lead to."""
-    for number, (name, site) in enumerate(_INTERRUPTIONS.items()):
-        world, left, at = _stopped_at(site, seed + number)
-        yield Scene(name, left, _promised_judge(world, at), world.oracle)
-        crowded = left.copy()
-        for path in [*_paths(crowded, "quiver.ballast"), *_paths(crowded, ".tmp")]:
-            crowded.unlink(path)
-        crowded.capacity_bytes = crowded.used_bytes + FEW_BLOCKS * BLOCK_BYTES
-        yield Scene(f"{name}, without room for a copy", crowded, _promised_judge(world, at), world.oracle)
+def _interrupted_scene(name: str, seed: int) -> Scene:
+    """A start that was cut off, or that finds no room: what a recovery does in a place that few crashes lead to."""
+    what, _, crowd = name.partition(", ")
+    world, left, at = _stopped_at(_INTERRUPTIONS[what], seed + list(_INTERRUPTIONS).index(what))
+    if crowd:
+        _crowd(left, 0 if f", {crowd}" == _FULL else FEW_BLOCKS, keeps_ballast=f", {crowd}" == _FULL)
+    return Scene(name, left, _promised_judge(world, at), opening(world.oracle))
+
+
+def _crowd(disk: SimDisk, blocks: int, *, keeps_ballast: bool) -> None:
+    """Leave room for that many blocks."""
+    for path in [*_paths(disk, "quiver.ballast")[: not keeps_ballast], *_paths(disk, ".tmp")]:
+        disk.unlink(path)
+    disk.capacity_bytes = disk.used_bytes + blocks * BLOCK_BYTES
+
+
+def _rescue_scene(name: str, seed: int) -> Scene:
+    """A rescue that was cut off, or that finds no room."""
+    scene = _damage_scene("segment entry flipped", seed)
+    if name not in _RESCUES:
+        _crowd(scene.disk, FEW_BLOCKS, keeps_ballast=False)
+        return replace(scene, name=name)
+    moments: list[tuple[SimDisk, CallSite]] = []
+    disk = scene.disk.copy()
+    scene.work(Recorder(disk, lambda call: moments.append((disk.copy(), call_site(call.kind)))))
+    last = [left for left, site in moments if site == _RESCUES[name]][-1]
+    return replace(scene, name=name, disk=last.crash(CrashMode.KEEP))
+
+
+def _compaction_scene(name: str, seed: int) -> Scene:
+    """Segments that are worth it, a minute later."""
+    world = _world_to_compact(seed)
+    at, left = world.calls, world.disk.crash(CrashMode.DROP)
+    return Scene(name, left, _promised_judge(world, at), lambda disk: _compact(disk, world.oracle))
+
+
+def _compacted_scene(name: str, seed: int) -> Scene:
+    """Segments that were compacted; then one of them is damaged."""
+    world = _world_to_compact(seed)
+    left = world.disk.crash(CrashMode.DROP)
+    _compact(left, world.oracle)
+    left = left.crash(CrashMode.DROP)
+    _COMPACTED[name](left)
+    return Scene(name, left, _announced_judge(world, -1), opening(world.oracle))
+
+
+def _world_to_compact(seed: int) -> World:
+    profile = next(profile for profile in PROFILES if profile.ages)
+    world = World(seed, profile, keeps_moments=False).start()
+    world.run_script("register", *["push"] * 16, "claim", "resolve")
+    world.abandon_jobs()
+    return world
+
+
+def _dictionaries_scene(name: str, seed: int) -> Scene:
+    """Segments of many dictionaries; then an entry of one is damaged."""
+    world = _world_to_compact(seed)
+    left = world.disk.crash(CrashMode.DROP)
+    _rewrite(".qseg", _flip(300))(left)
+    return Scene(name, left, _announced_judge(world, -1), opening(world.oracle))
+
+
+def _compact(disk: Disk, oracle: Oracle) -> None:
+    """What the worker does in the background, and before it what `quiver compact --dry-run` does."""
+    monitor, clock = OrderMonitor(disk), ManualClock()
+    engine = oracle.open(monitor, clock)
+    settle(engine)
+    for info in engine.segments():
+        compact_segment(monitor, EnginePaths(DIRECTORY), info.segment_seq, dry_run=True)
+    clock.now_ns += COMPACTION_AGE_NS
+    settle(engine)
 
 
 def _stopped_at(site: CallSite, seed: int) -> tuple[World, SimDisk, int]:
@@ -211,6 +290,7 @@ def _announced_judge(world: World, untold: int) -> Judge:
     promised = list(world.ledger.promised(world.calls, is_kill=False))
 
     def judge(disk: SimDisk) -> None:
+        disk.capacity_bytes = None
         monitor = OrderMonitor(disk)
         engine = world.oracle.open(monitor, ManualClock(), disk)
         survey = world.oracle.survey(monitor, engine)
@@ -287,6 +367,14 @@ def _cut(share: float) -> Callable[[bytes], bytes]:
     return lambda content: content[: round(len(content) * share)]
 
 
+def _each(*damages: Callable[[SimDisk], None]) -> Callable[[SimDisk], None]:
+    def damage(disk: SimDisk) -> None:
+        for one in damages:
+            one(disk)
+
+    return damage
+
+
 _ZERO: Callable[[bytes], bytes] = lambda content: bytes(len(content))  # noqa: E731
 
 _INTERRUPTIONS = {
@@ -295,6 +383,11 @@ _INTERRUPTIONS = {
     "seal that lacks its sync": CallSite("fsync", "quiver_actors.sealing", "seal_file"),
 }
 """What is left, and the call that was next when it was left."""
+_NO_ROOM, _FULL = ", without room for a copy", ", with no room but its ballast's"
+_RESCUES = {
+    "rescue that lacks its move": CallSite("rename", "quiver_actors.quarantine", "move_to_quarantine"),
+    "rescue that lacks its name": CallSite("rename", "quiver_actors.rescue", "_Rescue._swap"),
+}
 
 _DAMAGES: dict[str, Callable[[SimDisk], None]] = {
     "nothing": lambda disk: None,
@@ -325,10 +418,39 @@ _DAMAGES: dict[str, Callable[[SimDisk], None]] = {
     "rotated log of nothing": _add("wal/quiver.wal.900", bytes(5000)),
     "rotated log of rubbish": _add("wal/quiver.wal.901", b"rubbish!" * 700),
     "empty rotated log": _add("wal/quiver.wal.902", b""),
+    "core, cursor and segment flipped": _each(
+        _rewrite("quiver.core", _flip(20)), _rewrite("cursor", _flip(14)), _rewrite(".qseg", _flip(300), -1)
+    ),
     "temporaries": _add_all(
         "quiver.core.tmp", "quiver.sub.ann.tmp", "wal/quiver.wal.cursor.tmp", "segments/0000000000000099.qseg.tmp"
     ),
     "strangers": _add_all("notes.txt", "wal/notes.txt", "segments/notes.txt", "quiver.sub."),
 }
 
+AFTER_ERRORS = {
+    "segment entry flipped": CallSite("unlink", "quiver_actors.rescue", "_Rescue._write_rebuilt"),
+    "log entry flipped": CallSite("unlink", "quiver_actors.quarantine", "copy_span"),
+    "compaction": CallSite("unlink", "quiver_actors.upkeep", "CompactJob._drop"),
+}
+"""What is called only after another call has failed: to be crashed there too."""
+_COMPACTED: dict[str, Callable[[SimDisk], None]] = {
+    "compacted segment batch flipped": _rewrite(".qseg", lambda content: _flip(len(content) // 3)(content)),
+    "compacted segment of nothing": _rewrite(".qseg", _ZERO),
+}
 _WITHOUT_A_TRACE = frozenset(["segment empty", "segment zero", "segment missing"])
+
+SCENES: dict[str, Callable[[str, int], Scene]] = {
+    **dict.fromkeys(("quiver-v1", "quiver-v1-rotated", "gaps"), _rust_scene),
+    **dict.fromkeys(_DAMAGES, _damage_scene),
+    **dict.fromkeys([name + room for name in _INTERRUPTIONS for room in ("", _NO_ROOM)], _interrupted_scene),
+    "log with entries" + _FULL: _interrupted_scene,
+    **dict.fromkeys([*_RESCUES, "rescue without room"], _rescue_scene),
+    "compaction": _compaction_scene,
+    **dict.fromkeys(_COMPACTED, _compacted_scene),
+    "segment of many dictionaries flipped": _dictionaries_scene,
+}
+"""What makes the scene of that name, from the name and a seed."""
+
+
+def make_scene(name: str, seed: int = 0) -> Scene:
+    return SCENES[name](name, seed)

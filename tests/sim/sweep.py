@@ -8,19 +8,22 @@ Each state is opened, looked at and compared with the ledger. A share of the sta
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.faulty import CallSite, call_site
+from quiver_actors.disk.faulty import ANY, CallSite, FaultyDisk, call_site
 from quiver_actors.disk.interposed import Call
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.errors import DiskError
 from tests.sim.ledger import NEVER, Ledger
-from tests.sim.oracle import DIRECTORY, ManualClock, Oracle
+from tests.sim.oracle import DIRECTORY, ManualClock, Oracle, Survey
+from tests.sim.scenes import Scene
 from tests.sim.world import Moment, Recorder, World
 
 MODES = tuple(CrashMode)
@@ -49,6 +52,13 @@ class Tally:
         self.images.add(image)
         self.sites[site] += 1
 
+    def add(self, other: Tally) -> None:
+        """What was counted elsewhere."""
+        for name in ("runs", "crashes", "recoveries_crashed", "repeated", "continued"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.images |= other.images
+        self.sites += other.sites
+
 
 class StateFailed(AssertionError):
     """A crash state that broke a rule, with what it takes to see it again."""
@@ -71,8 +81,8 @@ class CrashSweep:
         self._random = Random(f"sweep {seed}")
         self._share = share
 
-    def sweep(self, world: World, sites: Collection[CallSite] | None = None, images_max: int = NEVER) -> None:
-        """Every moment of a finished run in every mode.
+    def sweep(self, world: World, sites: Container[CallSite] | None = None, images_max: int = NEVER) -> None:
+        """Every moment of a finished run in every mode. What one image shows is looked at once, and compared at each moment.
 
         Args:
             sites: only the moments before those calls.
@@ -80,6 +90,7 @@ class CrashSweep:
         """
         self.tally.runs += 1
         self._seen: set[tuple[int, int, bool]] = set()
+        self._surveys: dict[tuple[int, int | None], Survey] = {}
         versions = _versions(world.ledger)
         for moment in world.moments:
             if sites is not None and moment.site not in sites:
@@ -127,12 +138,17 @@ class CrashSweep:
         if self._one_in(self._share.repeat):
             check_repeated_recovery(oracle, left)
             self.tally.repeated += 1
+        goes_on = moments is None and self._one_in(self._share.go_on)
+        key = (left.fingerprint(), left.capacity_bytes)
+        if moments is None and not goes_on and key in self._surveys:
+            oracle.check(self._surveys[key], at, is_kill=is_kill)
+            return
         disk = OrderMonitor(left if moments is None else recording(left, moments))
         engine = oracle.open(disk, ManualClock(), left)
-        survey = oracle.survey(disk, engine)
+        self._surveys[key] = survey = oracle.survey(disk, engine)
         oracle.check(survey, at, is_kill=is_kill)
         left.capacity_bytes = None
-        if moments is None and self._one_in(self._share.go_on):
+        if goes_on:
             oracle.check_progress(disk, engine, survey, at)
             self.tally.continued += 1
 
@@ -178,28 +194,46 @@ def _versions(ledger: Ledger) -> list[int]:
     return sorted(time for time in times if time != NEVER)
 
 
-def sweep_recovery(
-    left: SimDisk,
-    judge: Callable[[SimDisk], None],
-    oracle: Oracle,
-    tally: Tally,
-    *,
-    modes_per_call: int = len(MODES),
-    seed: int = 0,
-) -> None:
-    """Crash the recovery of one image at each of its calls, in some of the modes; `judge` opens and checks what is left."""
-    random, moments, working = Random(seed), list[Moment](), left.copy()
-    judge(left.copy())
-    oracle.open(OrderMonitor(recording(working, moments)), ManualClock())
-    moments.append(Moment(working, len(moments), CallSite("end", __name__, "sweep_recovery")))
+def sweep_scene(scene: Scene, tally: Tally, *, modes_per_call: int = len(MODES), seed: int = 0) -> None:
+    """Crash what a scene does at each of its calls, in some of the modes, and judge what is left."""
+    random, moments, working = Random(f"{scene.name} {seed}"), list[Moment](), scene.disk.copy()
+    scene.judge(scene.disk.copy())
+    scene.work(OrderMonitor(recording(working, moments)))
+    moments.append(Moment(working, len(moments), CallSite("end", __name__, "sweep_scene")))
     for moment in moments:
         for mode in random.sample(MODES, modes_per_call):
-            state_seed = random.randrange(1 << 30)
-            crashed = moment.disk.crash(mode, state_seed)
-            tally.count(crashed.fingerprint(), moment.site)
-            tally.recoveries_crashed += 1
-            try:
-                judge(crashed)
-            except Exception as error:
-                place = f"recovery at call {moment.at} ({moment.site}), {mode.name}, seed {state_seed}"
-                raise StateFailed(f"{place}: {error}") from error
+            _crash_scene(scene, moment, mode, random.randrange(1 << 30), tally)
+
+
+def sweep_after_error(scene: Scene, tally: Tally, errnos: Sequence[int], site: CallSite) -> None:
+    """Let one call of a scene after the other fail, until that leads to that call site; crash it there in every mode."""
+    counting = FaultyDisk(scene.disk.copy())
+    scene.work(counting)
+    for nth in range(1, len(counting.history) + 1):
+        for code in errnos:
+            found = [moment for moment in _moments_after(scene, nth, code) if moment.site == site]
+            for mode in MODES if found else ():
+                _crash_scene(scene, found[0], mode, nth, tally)
+            if found:
+                return
+
+
+def _moments_after(scene: Scene, nth: int, code: int) -> list[Moment]:
+    """What a scene comes to whose n-th call fails."""
+    moments: list[Moment] = []
+    faulty = FaultyDisk(recording(scene.disk.copy(), moments))
+    faulty.fail(ANY, nth, code)
+    with contextlib.suppress(DiskError):
+        scene.work(faulty)
+    return moments
+
+
+def _crash_scene(scene: Scene, moment: Moment, mode: CrashMode, seed: int, tally: Tally) -> None:
+    crashed = moment.disk.crash(mode, seed)
+    tally.count(crashed.fingerprint(), moment.site)
+    tally.recoveries_crashed += 1
+    try:
+        scene.judge(crashed)
+    except Exception as error:
+        place = f"scene {scene.name}, call {moment.at} ({moment.site}), {mode.name}, seed {seed}"
+        raise StateFailed(f"{place}: {error}") from error

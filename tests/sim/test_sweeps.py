@@ -1,32 +1,83 @@
-"""Crashes and errors at every call of simulated runs; `python -m tests.sim` does the same for longer."""
+"""Crashes and errors at every call of simulated runs; `python -m tests.sim` does the same for longer.
+
+All tasks run in processes of their own, one for each CPU; a test waits for its own. The last one adds everything up.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future
+
 import pytest
 
-from tests.sim.report import Effort, Report, crash_profile, fail_profile, sweep_scene
-from tests.sim.scenes import rust_scenes
-from tests.sim.world import PROFILES, Profile
+from tests.sim.report import (
+    Report,
+    Task,
+    close_gaps,
+    crash_tasks,
+    effort_from_environment,
+    fault_tasks,
+    processes,
+    run_task,
+    scene_tasks,
+)
 
-EFFORT = Effort(1000, 0)
-
-
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
-def test_a_power_loss_at_any_call_loses_nothing_that_was_acknowledged(profile: Profile) -> None:
-    report = Report()
-    crash_profile(profile, EFFORT, report.crashes)
-    assert len(report.crashes.images) >= EFFORT.crash_states // len(PROFILES)
-
-
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
-def test_an_error_of_any_call_loses_nothing_that_was_acknowledged(profile: Profile) -> None:
-    report = Report()
-    fail_profile(profile, EFFORT, report.faults)
-    assert report.faults.sites
+EFFORT = effort_from_environment()
+CRASHES, FAULTS, SCENES = (list(tasks(EFFORT)) for tasks in (crash_tasks, fault_tasks, scene_tasks))
 
 
-def test_a_power_loss_while_a_rust_directory_is_adopted_loses_nothing() -> None:
-    report = Report()
-    for scene in rust_scenes():
-        sweep_scene(scene, EFFORT, report)
+class Sweeps:
+    """The tasks that the tests of this run want, under way."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self._pool = processes()
+        self._futures: dict[Task, Future[Report]] = {task: self._pool.submit(run_task, task) for task in tasks}
+
+    def result(self, task: Task) -> Report:
+        if task not in self._futures:
+            self._futures[task] = self._pool.submit(run_task, task)
+        return self._futures[task].result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def sweeps(request: pytest.FixtureRequest) -> Iterator[Sweeps]:
+    wanted = [item.callspec.params["task"] for item in request.session.items if _is_ours(item)]
+    running = Sweeps(wanted)
+    yield running
+    running.close()
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    return item.path.name == "test_sweeps.py" and "task" in getattr(getattr(item, "callspec", None), "params", {})
+
+
+@pytest.mark.parametrize("task", CRASHES, ids=lambda task: f"{task.profile}-{task.part}")
+def test_a_power_loss_at_any_call_loses_nothing_that_was_acknowledged(task: Task, sweeps: Sweeps) -> None:
+    assert len(sweeps.result(task).crashes.images) >= EFFORT.crash_states // len(CRASHES)
+
+
+@pytest.mark.parametrize("task", FAULTS, ids=lambda task: task.profile)
+def test_an_error_of_any_call_loses_nothing_that_was_acknowledged(task: Task, sweeps: Sweeps) -> None:
+    assert sweeps.result(task).faults.sites
+
+
+@pytest.mark.parametrize("task", SCENES, ids=lambda task: task.scene)
+def test_the_recovery_of_a_damaged_or_foreign_directory_survives_crashes_and_errors(task: Task, sweeps: Sweeps) -> None:
+    report = sweeps.result(task)
     assert report.crashes.images
+    assert report.faults.cases
+
+
+def test_every_call_on_the_disk_was_crashed_before_and_made_to_fail(sweeps: Sweeps) -> None:
+    report = Report()
+    for task in (*CRASHES, *FAULTS, *SCENES):
+        report.add(sweeps.result(task))
+    close_gaps(report, EFFORT)
+    assert report.sites_without_crash() == set()
+    assert report.sites_without_error() == set()
+    figures = report.figures()
+    assert figures["call_sites_hit"] == figures["call_sites"]
+    assert figures["crash_states"] >= EFFORT.crash_states

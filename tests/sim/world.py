@@ -21,15 +21,16 @@ from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import BLOCK_BYTES, SimDisk
 from quiver_actors.engine import Engine, EngineState
-from quiver_actors.errors import DiskError
+from quiver_actors.errors import DiskError, EngineFailed
 from quiver_actors.events import Event, Failed, GapFound, Sealed
 from quiver_actors.jobs import Job
 from quiver_actors.model import Durability
 from quiver_actors.retention.choice import choose
 from quiver_actors.supervisor.figures import NO_LIMIT, EvictionClass
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.upkeep import COMPACTION_AGE_NS, SCRUB_AGE_NS, SlicedJob
 from quiver_actors.wal import layout
-from tests.sim.bundles import Producer, any_bundle
+from tests.sim.bundles import Producer, Slots, any_bundle
 from tests.sim.ledger import NEVER, BundleId, Deletion, Fact, Ledger, PushedBundle, Subscription
 from tests.sim.oracle import ManualClock, Oracle, Survey
 from tests.sim.turns import Turn
@@ -45,22 +46,24 @@ class Profile:
     settings: TopicSettings
     big_share: float = 0.03
     fills_disk: bool = False
+    ages: bool = False
+    """Minutes and days go by, so that segments are compacted and scrubbed; many dictionaries make that pay."""
     operations: int = 60
     evicts: bool = False
 
 
 def _profile(
-    name: str, big_share: float = 0.03, fills_disk: bool = False, evicts: bool = False, **changes: Any
+    name: str, big_share: float = 0.03, fills_disk: bool = False, ages: bool = False, evicts: bool = False, **changes: Any
 ) -> Profile:
     segment = {"target_size_bytes": 6_000} | {k[8:]: v for k, v in changes.items() if k.startswith("segment_")}
     wal = {k[4:]: v for k, v in changes.items() if k.startswith("wal_")}
     rest = {k: v for k, v in changes.items() if not k.startswith(("segment_", "wal_"))}
     settings = TopicSettings(name="topic", segment=SegmentSettings(**segment), wal=WalSettings(**wal), **rest)
-    return Profile(name, settings, big_share, fills_disk, evicts=evicts)
+    return Profile(name, settings, big_share, fills_disk, ages, evicts=evicts)
 
 
 PROFILES = (
-    _profile("size"),
+    _profile("size", retention=RetentionSettings(quarantine_cap_bytes=0)),
     _profile("timer", wal_flush_interval_ns=25 * MILLISECOND_NS),
     _profile("streams", segment_max_stream_count=2, segment_target_size_bytes=40_000),
     _profile("segment_only", durability="segment_only"),
@@ -76,6 +79,7 @@ PROFILES = (
         segment_target_size_bytes=2_000,
         retention=RetentionSettings(size_cap_policy="drop_oldest", steady_state_headroom_bytes=12_000),
     ),
+    _profile("upkeep", ages=True, big_share=0.0, segment_target_size_bytes=20_000),
 )
 
 
@@ -164,6 +168,7 @@ class World:
         self._claimed: dict[tuple[str, BundleId], object] = {}
         self._tokens: dict[tuple[str, BundleId], int] = {}
         self._owners: list[object] = []
+        self._doomed: set[int] = set()
         self.disk = SimDisk()
         self._attach(self.disk)
 
@@ -208,6 +213,8 @@ class World:
             (self._crash, 1),
             (self._change_space, 8 if self.profile.fills_disk else 0),
             (self._evict, 8 if self.profile.evicts else 0),
+            (self._age, 12 if self.profile.ages else 0),
+            (self._press, 2),
         )
         functions, weights = zip(*steps, strict=True)
         for _ in range(operations or self.profile.operations):
@@ -238,14 +245,18 @@ class World:
         for _ in range(self.random.randint(1, 3)):
             count = self.random.choice((1, 1, 2, 5))
             first = self._number
-            bundles = [any_bundle(first + i, self.random, big_share=self.profile.big_share) for i in range(count)]
+            bundles = [self._any_bundle(first + i) for i in range(count)]
             memory, push, schemas = self._producer.lay_out(bundles)
             if not self.engine.can_stage(len(memory)):
                 self._observe(self.engine.write())
                 self._let_jobs_run()
                 return
             self._number += count
-            (run,) = self.engine.stage(memory, push, schemas)
+            try:
+                (run,) = self.engine.stage(memory, push, schemas)
+            except EngineFailed:  # a dictionary of a bundle before could not be read back
+                assert self.has_faults
+                break
             for i, slots in enumerate(bundles):
                 id_ = (run.segment_seq, run.bundle_index + i)
                 assert id_ not in self.ledger.bundles, f"{id_} is used twice"
@@ -253,6 +264,10 @@ class World:
             if self.random.random() < 0.2:
                 self._start_jobs()  # a finished job may come between two pushes of a turn
         self._observe(self.engine.write())
+
+    def _any_bundle(self, number: int) -> Slots:
+        share = 0.8 if self.profile.ages else 0.0
+        return any_bundle(number, self.random, big_share=self.profile.big_share, dictionary_share=share)
 
     def _let_jobs_run(self) -> None:
         for _ in range(self.random.choice((1, 3, 10, 40))):
@@ -270,6 +285,7 @@ class World:
             self._commit = None
         else:
             self._background = None
+        work.job.took_ns = 0
         self._note_finished(work.job)
         self._observe(self.engine.finish(work.job))
 
@@ -280,6 +296,9 @@ class World:
             if isinstance(job, jobs.DeleteJob):
                 for segment_seq in job.segment_seqs:
                     self.ledger.deletions.setdefault(segment_seq, Deletion(self.calls))
+                self._doomed.update(job.segment_seqs)
+            if isinstance(job, SlicedJob):
+                job.slice_ns = 0
             self._background = _Work(job, Turn(job.run))
 
     def _claim(self) -> None:
@@ -344,9 +363,13 @@ class World:
         if is_known:
             return
         there = [bundle for bundle in self.ledger.bundles.values() if bundle.lost_at == NEVER and wants(bundle)]
-        gone = {seq for seq in {b.id[0] for b in there} if self.ledger.may_be_deleted(seq, self.calls)}
+        gone = {seq for seq in {b.id[0] for b in there} if self._is_doomed(seq)}
         owed = frozenset(b.id for b in there if b.id[0] not in gone and b.id[0] not in self.ledger.drops)
         self.ledger.subscriptions.append(Subscription(subscriber, self._ticketed(ticket), next_sequence, owed))
+
+    def _is_doomed(self, segment_seq: int) -> bool:
+        """It is deleted, or a job that deletes it is under way: one that a crash has cut off may have left it for good."""
+        return segment_seq in self._doomed or self.ledger.is_deleted(segment_seq, self.calls)
 
     def _any_start(self) -> tuple[str, Callable[[PushedBundle], bool]]:
         """One of the places where a subscriber may begin, and which of the bundles so far lie behind it."""
@@ -388,6 +411,17 @@ class World:
             # Claims on it are over.
             self._claimed = {key: owner for key, owner in self._claimed.items() if key[1][0] != segment_seq}
 
+    def _press(self) -> None:
+        """The node is near its size cap, or is not any more: a spare that nothing needs now is given up."""
+        self.engine.releases_spare = self.random.random() < 0.5
+
+    def _age(self) -> None:
+        """Long enough for segments to be compacted, or scrubbed; nobody holds a claim as long as that."""
+        self.finish_jobs()
+        while self._owners:
+            self._release()
+        self.clock.now_ns += self.random.choice((COMPACTION_AGE_NS, SCRUB_AGE_NS))
+
     def _advance(self) -> None:
         self.clock.now_ns += self.random.choice((1, 10, 60, 300)) * MILLISECOND_NS
 
@@ -397,6 +431,7 @@ class World:
         if isinstance(job, jobs.DeleteJob) and job.error is None:
             for segment_seq in job.segment_seqs:
                 self.ledger.deletions[segment_seq].done_at = self.calls
+            self._doomed.clear()
 
     def _observe(self, events: list[Event]) -> None:
         """Write down what the engine has said, by events and by its numbers."""
@@ -472,6 +507,7 @@ class World:
         was, self._keeps_moments = self._keeps_moments, False
         survey = self.oracle.survey(self.monitor, self.engine)
         self._keeps_moments = was
+        self._doomed |= survey.doomed
         return survey
 
     def start(self) -> World:
@@ -509,6 +545,7 @@ class World:
         self.abandon_jobs()
         self._claimed.clear()
         self._tickets.clear()
+        self._doomed.clear()
         self._attach(self.disk.crash(mode, self.random.randrange(1 << 30)))
         self.start()
         survey = self._survey()

@@ -40,6 +40,7 @@ RANKS = {
     "quiver_actors.sealing": 6,
     "quiver_actors.ballast": 6,
     "quiver_actors.rebuild": 6,
+    "quiver_actors.quarantine": 6,
     "quiver_actors.jobs": 7,
     "quiver_actors.rescue": 8,
     "quiver_actors.transactions": 8,

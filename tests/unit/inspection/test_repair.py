@@ -171,7 +171,7 @@ def test_damaged_log_of_another_writer_is_adopted_and_kept(tmp_path: Path) -> No
     flip(damaged, 12_345)
     content = damaged.read_bytes()
     assert repaired(tmp_path).is_whole
-    assert (tmp_path / QUARANTINE / "quiver.wal.0").read_bytes() == content
+    assert content in [path.read_bytes() for path in (tmp_path / QUARANTINE).glob("quiver.wal.*")]
     assert damage_in(verified(tmp_path)) == []
 
 
@@ -189,7 +189,9 @@ def test_link_and_directory_in_the_way_are_moved_aside(store: Path, tmp_path: Pa
     repair = repaired(store)
     assert repair.is_whole, repair
     assert (tmp_path / "elsewhere").read_bytes() == b"untouched"
-    assert {"0000000000000007.qseg.0", "quiver.wal.7.0"} <= set(os.listdir(store / QUARANTINE))
+    assert {"0000000000000007.qseg", "quiver.wal.7"} <= {
+        name.rpartition(".")[0] for name in os.listdir(store / QUARANTINE)
+    }
     assert delivered(store) == OWED
 
 

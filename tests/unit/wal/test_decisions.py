@@ -1,4 +1,5 @@
-"""What is done with a log file that is found: the whole table, and the examination that it rests on."""
+"""What is found in a log file, and what is done with it: the table and the examination that it rests on. Each case of the table is
+executed in tests/unit/engine/test_recovery_table.py."""
 
 from __future__ import annotations
 
@@ -9,63 +10,40 @@ import pytest
 from quiver_actors.errors import UnsupportedVersion
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import Identity, encode_header
+from quiver_actors.wal.decisions import RULES, Behind, Cursor, Decision, Entries, Header, Held, LogCase, decide
 from quiver_actors.wal.reader import LogReader
-from quiver_actors.wal.recovery import Decision, FoundLog, HeaderState, decide, examine_log
+from quiver_actors.wal.recovery import FoundLog, examine_log
 from tests.unit.wal.logs import entry, flipped, reader_of
 
-OURS, FOREIGN, UNREADABLE, ZERO = HeaderState.OURS, HeaderState.FOREIGN, HeaderState.UNREADABLE, HeaderState.ZERO
-FINISH, SEAL, ADOPT, DROP, QUARANTINE = (
-    Decision.FINISH,
-    Decision.SEAL,
-    Decision.ADOPT,
-    Decision.DROP,
-    Decision.QUARANTINE,
-)
-
-#: header, has entries, has a valid trailer, has other bytes -> decision
-TABLE = {
-    (OURS, False, False, False): DROP,
-    (OURS, False, False, True): DROP,
-    (OURS, False, True, False): FINISH,
-    (OURS, False, True, True): FINISH,
-    (OURS, True, False, False): SEAL,
-    (OURS, True, False, True): SEAL,
-    (OURS, True, True, False): FINISH,
-    (OURS, True, True, True): FINISH,
-    (FOREIGN, False, False, False): DROP,
-    (FOREIGN, False, False, True): DROP,
-    (FOREIGN, False, True, False): DROP,
-    (FOREIGN, False, True, True): DROP,
-    (FOREIGN, True, False, False): ADOPT,
-    (FOREIGN, True, False, True): ADOPT,
-    (FOREIGN, True, True, False): ADOPT,
-    (FOREIGN, True, True, True): ADOPT,
-    (UNREADABLE, False, False, False): DROP,
-    (UNREADABLE, False, False, True): QUARANTINE,
-    (UNREADABLE, False, True, False): DROP,
-    (UNREADABLE, False, True, True): QUARANTINE,
-    (UNREADABLE, True, False, False): ADOPT,
-    (UNREADABLE, True, False, True): ADOPT,
-    (UNREADABLE, True, True, False): ADOPT,
-    (UNREADABLE, True, True, True): ADOPT,
-    (ZERO, False, False, False): DROP,
-    (ZERO, False, False, True): DROP,
-    (ZERO, False, True, False): DROP,
-    (ZERO, False, True, True): DROP,
-    (ZERO, True, False, False): ADOPT,
-    (ZERO, True, False, True): ADOPT,
-    (ZERO, True, True, False): ADOPT,
-    (ZERO, True, True, True): ADOPT,
-}
+OURS, FOREIGN, UNREADABLE, ZERO = Header
+FINISH, SEAL, ADOPT, ADOPT_AND_KEEP, DROP, QUARANTINE = Decision
+END, OTHER, TAIL = Behind
+CASES = [LogCase(*case) for case in product(Cursor, Header, Entries, Behind, Held, (False, True))]
 
 
-def test_the_table_is_whole() -> None:
-    states = product(HeaderState, (False, True), (False, True), (False, True))
-    assert {state: decide(*state) for state in states} == TABLE
+def test_exactly_one_row_applies_to_each_case() -> None:
+    assert len(CASES) == 4 * 4 * 3 * 3 * 3 * 2
+    assert {sum(rule.applies(case) for rule in RULES) for case in CASES} == {1}
 
 
-def test_nothing_with_entries_is_ever_dropped() -> None:
-    assert not any(decision is DROP for (_, has_entries, _, _), decision in TABLE.items() if has_entries)
+def test_every_row_is_needed() -> None:
+    assert {next(rule for rule in RULES if rule.applies(case)) for case in CASES} == set(RULES)
+
+
+def test_entries_are_dropped_only_where_a_segment_holds_all_of_them() -> None:
+    dropped = [case for case in CASES if decide(case) is DROP and case.entries is not Entries.NONE]
+    assert {(case.header, case.held) for case in dropped} == {(OURS, Held.ALL)}
+
+
+def test_what_cannot_be_parsed_is_dropped_only_as_a_torn_write_of_ours() -> None:
+    dropped = [case for case in CASES if decide(case) is DROP and case.behind is OTHER]
+    assert {case.header for case in dropped} == {OURS}
+
+
+def test_the_cursor_and_a_clean_stop_never_decide_about_a_file() -> None:
+    for case in CASES:
+        others = (case._replace(cursor=cursor, is_clean=is_clean) for cursor in Cursor for is_clean in (False, True))
+        assert {decide(other) for other in others} == {decide(case)}
 
 
 HEADER = encode_header(b"h" * 16, 500, Identity(7, 40, b"i" * 16))
@@ -89,24 +67,47 @@ def examine(data: bytes, *, has_valid_trailer: bool = False) -> FoundLog:
         (HEADER + b"torn" * 9 + ROOM, OURS, DROP, 0),
         (RUST_HEADER + ENTRIES, FOREIGN, ADOPT, 2),
         (RUST_HEADER, FOREIGN, DROP, 0),
-        (flipped(HEADER, 80) + ENTRIES + ROOM, UNREADABLE, ADOPT, 2),
-        (flipped(HEADER, 0) + ENTRIES + ROOM, UNREADABLE, ADOPT, 2),
+        (RUST_HEADER + b"rubbish" * 50, FOREIGN, QUARANTINE, 0),
+        (RUST_HEADER + ROOM + b"rubbish" * 50, FOREIGN, QUARANTINE, 0),
+        (flipped(HEADER, 80) + ENTRIES + ROOM, UNREADABLE, ADOPT_AND_KEEP, 2),
+        (flipped(HEADER, 0) + ENTRIES + ROOM, UNREADABLE, ADOPT_AND_KEEP, 2),
         (flipped(HEADER, 0) + b"rubbish" * 50, UNREADABLE, QUARANTINE, 0),
         (HEADER[:20], UNREADABLE, QUARANTINE, 0),
-        (bytes(121) + ENTRIES + ROOM, ZERO, ADOPT, 2),
+        (bytes(121) + ENTRIES + ROOM, ZERO, ADOPT_AND_KEEP, 2),
+        (bytes(121) + b"rubbish" * 50, ZERO, QUARANTINE, 0),
         (ROOM, ZERO, DROP, 0),
         (b"", ZERO, DROP, 0),
     ],
 )
-def test_what_is_found_in_a_file(data: bytes, header: HeaderState, decision: Decision, entries: int) -> None:
+def test_what_is_found_in_a_file(data: bytes, header: Header, decision: Decision, entries: int) -> None:
     found = examine(data)
-    assert (found.header_state, found.decision, len(found.scan.entries)) == (header, decision, entries)
+    case = found.case(None, Held.NOTHING, is_clean=False)
+    assert (found.header_state, decide(case), len(found.scan.entries)) == (header, decision, entries)
     assert found.last_sequence == (41 if entries else -1)
 
 
 def test_a_finished_seal_is_not_read_again() -> None:
     found = examine(HEADER + ENTRIES + bytes(4) + b"tail" * 20, has_valid_trailer=True)
-    assert (found.decision, found.scan.entries) == (FINISH, [])
+    assert (found.behind, found.scan.entries) == (TAIL, [])
+    assert decide(found.case(None, Held.NOTHING, is_clean=False)) is FINISH
+
+
+def test_where_the_next_log_begins_proves_an_end_that_is_damaged() -> None:
+    first, second = entry(40, b"a" * 300), entry(41, b"b")
+    damaged = examine(HEADER + first + flipped(second, 30) + ROOM)
+    following = examine(encode_header(b"h" * 16, 500 + len(ENTRIES), Identity(8, 42, b"i" * 16)))
+    assert damaged.entries is Entries.WHOLE
+    damaged.learn_from(following)
+    assert damaged.entries is Entries.DAMAGED
+    assert (damaged.sequence_end, damaged.position_end) == (42, following.position_start)
+    assert [(span.start, span.end) for span in damaged.damaged] == [(121 + len(first), 121 + len(ENTRIES))]
+
+
+def test_a_log_of_another_life_proves_nothing() -> None:
+    damaged = examine(HEADER + entry(40, b"a" * 300) + ROOM)
+    for stranger in (Identity(8, 42, b"x" * 16), Identity(9, 42, b"i" * 16)):
+        damaged.learn_from(examine(encode_header(b"h" * 16, 5_000, stranger)))
+        assert damaged.entries is Entries.WHOLE
 
 
 def test_positions_follow_from_the_header() -> None:

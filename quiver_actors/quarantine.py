@@ -1,0 +1,117 @@
+"""`quarantine/` of one engine's directory: damaged files and damaged spans of files, kept for whoever wants to look at them.
+
+    <file name>.<n>                              a whole file, moved or copied
+    <file name>.<start>-<end>.<crc32>.span.<n>   bytes of a file that goes on to be used; kept once, however often they are met
+
+`n` rises with every file that comes, so the lowest is the oldest. Nothing here is read again by an engine, and whoever loses bundles by
+it has been told before. It counts as used disk space. Over its cap (`retention.quarantine_cap`) the oldest files are deleted, each with
+an event in the log; the newest one always stays, however large it is.
+
+Blocking. Every step can be cut off and done again: a file that is moved has one of its two names, a copy is complete before it has one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Callable
+
+from quiver_actors.checksum import crc32
+from quiver_actors.disk.protocol import Disk, DiskFile, read_whole, write_atomically
+from quiver_actors.errors import DiskError
+from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths
+
+_log = logging.getLogger(__name__)
+
+SMALL_FILE_BYTES_MAX = 64 << 20
+_CHUNK_BYTES = 1 << 20
+
+Read = Callable[[int, int], bytes]
+"""`read(length, offset)` as of `DiskFile.read`."""
+
+
+def move_to_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:
+    """Move a file aside. Returns the new path."""
+    target = _new_path(disk, paths, path.rpartition("/")[2])
+    disk.rename(path, target)
+    disk.sync_directory(paths.quarantine)
+    disk.sync_directory(path.rpartition("/")[0])
+    return target
+
+
+def copy_to_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:
+    """Keep what a small file holds. Returns the new path."""
+    target = _new_path(disk, paths, path.rpartition("/")[2])
+    write_atomically(disk, target, read_whole(disk, path, SMALL_FILE_BYTES_MAX))
+    disk.sync_directory(paths.quarantine)
+    return target
+
+
+def copy_span(disk: Disk, paths: EnginePaths, read: Read, name: str, start: int, end: int) -> str | None:
+    """Keep bytes `[start, end)` of the file `name`. Returns the new path, None if they are kept already."""
+    stem = f"{name}.{start}-{end}.{_crc_of(read, start, end):08x}.span"
+    disk.make_directory(paths.quarantine)
+    if any(kept.rpartition(".")[0] == stem for kept in disk.list_directory(paths.quarantine)):
+        return None
+    target = _new_path(disk, paths, stem)
+    temporary = target + TEMPORARY_SUFFIX
+    file = disk.create(temporary)
+    try:
+        _copy(read, start, end, file)
+        file.fsync()
+    except DiskError:
+        file.close()
+        with contextlib.suppress(DiskError):  # reaped at the next open
+            disk.unlink(temporary)
+        raise
+    file.close()
+    disk.rename(temporary, target)
+    disk.sync_directory(paths.quarantine)
+    return target
+
+
+def trim_quarantine(disk: Disk, paths: EnginePaths, cap_bytes: int) -> int:
+    """Delete the oldest files until the rest takes no more than `cap_bytes`, but never the newest. Returns what the rest takes."""
+    names = sorted(disk.list_directory(paths.quarantine), key=_number_of)
+    sizes = {name: disk.allocated_bytes(f"{paths.quarantine}/{name}") for name in names}
+    left = sum(sizes.values())
+    for name in names[:-1]:
+        if left <= cap_bytes:
+            break
+        path = f"{paths.quarantine}/{name}"
+        _log.warning("event=quiver.quarantine.dropped path=%s bytes=%d cap=%d", path, sizes[name], cap_bytes)
+        try:
+            disk.unlink(path)
+        except DiskError as error:
+            if error.errno != errno.EISDIR:  # a directory that was in the way of a file: an operator's matter
+                raise
+        else:
+            left -= sizes[name]
+    if left < sum(sizes.values()):
+        disk.sync_directory(paths.quarantine)
+    return left
+
+
+def _new_path(disk: Disk, paths: EnginePaths, name: str) -> str:
+    disk.make_directory(paths.quarantine)
+    number = 1 + max(map(_number_of, disk.list_directory(paths.quarantine)), default=-1)
+    return f"{paths.quarantine}/{name}.{number}"
+
+
+def _number_of(name: str) -> int:
+    """-1 for what somebody else has put there: it counts as the oldest."""
+    number = name.rpartition(".")[2]
+    return int(number) if number.isascii() and number.isdigit() else -1
+
+
+def _crc_of(read: Read, start: int, end: int) -> int:
+    crc = 0
+    for offset in range(start, end, _CHUNK_BYTES):
+        crc = crc32(read(min(_CHUNK_BYTES, end - offset), offset), crc)
+    return crc
+
+
+def _copy(read: Read, start: int, end: int, file: DiskFile) -> None:
+    for offset in range(start, end, _CHUNK_BYTES):
+        file.write([read(min(_CHUNK_BYTES, end - offset), offset)], offset - start)

@@ -1,0 +1,100 @@
+"""What is kept of damage, and how much of it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from quiver_actors.config import RetentionSettings
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import FaultyDisk
+from quiver_actors.disk.protocol import read_whole
+from quiver_actors.disk.simulated import BLOCK_BYTES, SimDisk
+from quiver_actors.errors import DiskError
+from quiver_actors.paths import EnginePaths
+from quiver_actors.quarantine import (
+    copy_span,
+    copy_to_quarantine,
+    move_to_quarantine,
+    trim_quarantine,
+)
+from tests.support.engine_driver import EngineDriver, topic_settings
+
+PATHS = EnginePaths("default/core_0")
+
+
+def put(disk: SimDisk, path: str, content: bytes) -> None:
+    disk.make_directory(path.rpartition("/")[0])
+    file = disk.create(path)
+    file.write([content], 0)
+    file.fsync()
+    file.close()
+    disk.sync_directory(path.rpartition("/")[0])
+
+
+def kept(disk: SimDisk) -> dict[str, bytes]:
+    return {
+        name: read_whole(disk, f"{PATHS.quarantine}/{name}", 1 << 20) for name in disk.list_directory(PATHS.quarantine)
+    }
+
+
+def reader_of(content: bytes) -> Callable[[int, int], bytes]:
+    return lambda length, offset: content[offset : offset + length]
+
+
+def test_numbers_rise_with_every_file_that_comes() -> None:
+    disk = SimDisk()
+    for content in (b"one", b"two"):
+        put(disk, PATHS.cursor, content)
+        move_to_quarantine(disk, PATHS, PATHS.cursor)
+    put(disk, PATHS.core, b"three")
+    copy_to_quarantine(disk, PATHS, PATHS.core)
+    assert kept(disk) == {"quiver.wal.cursor.0": b"one", "quiver.wal.cursor.1": b"two", "quiver.core.2": b"three"}
+    assert disk.exists(PATHS.core)
+    assert disk.crash(CrashMode.DROP).contents() == disk.contents()
+
+
+def test_a_span_is_kept_once_and_another_one_of_the_same_place_beside_it() -> None:
+    disk = SimDisk()
+    assert copy_span(disk, PATHS, reader_of(b"0123456789"), "quiver.wal", 2, 5) is not None
+    assert copy_span(disk, PATHS, reader_of(b"0123456789"), "quiver.wal", 2, 5) is None
+    assert copy_span(disk, PATHS, reader_of(b"abcdefghij"), "quiver.wal", 2, 5) is not None
+    assert sorted(kept(disk).values()) == [b"234", b"cde"]
+    assert disk.crash(CrashMode.DROP).contents() == disk.contents()
+
+
+def test_a_span_whose_copy_failed_leaves_nothing_and_can_be_kept_by_another_try() -> None:
+    inner = SimDisk()
+    disk = FaultyDisk(inner)
+    disk.fail("fsync", 1, errno.ENOSPC)
+    with pytest.raises(DiskError):
+        copy_span(disk, PATHS, reader_of(b"0123456789"), "quiver.wal", 2, 5)
+    assert not kept(inner)
+    assert copy_span(disk, PATHS, reader_of(b"0123456789"), "quiver.wal", 2, 5) is not None
+    assert list(kept(inner).values()) == [b"234"]
+
+
+def test_over_the_cap_the_oldest_go_and_never_the_newest() -> None:
+    disk = SimDisk()
+    for number in range(12):
+        put(disk, PATHS.cursor, b"%d" % number)
+        move_to_quarantine(disk, PATHS, PATHS.cursor)
+    assert trim_quarantine(disk, PATHS, 12 * BLOCK_BYTES) == 12 * BLOCK_BYTES
+    assert trim_quarantine(disk, PATHS, 3 * BLOCK_BYTES) == 3 * BLOCK_BYTES
+    assert set(kept(disk)) == {"quiver.wal.cursor.9", "quiver.wal.cursor.10", "quiver.wal.cursor.11"}
+    assert trim_quarantine(disk, PATHS, 0) == BLOCK_BYTES
+    assert set(kept(disk)) == {"quiver.wal.cursor.11"}
+    assert disk.crash(CrashMode.DROP).contents() == disk.contents()
+
+
+def test_an_engine_holds_to_its_cap() -> None:
+    disk = SimDisk()
+    driver = EngineDriver(disk, topic_settings(retention=RetentionSettings(quarantine_cap_bytes=2 * BLOCK_BYTES)))
+    for number in range(4):
+        driver.engine.close()
+        put(disk, PATHS.cursor, b"damaged %d" % number)
+        driver.reopen()
+        driver.run_background()
+    assert sorted(kept(disk).values()) == [b"damaged 2", b"damaged 3"]
