@@ -53,7 +53,12 @@ class Profile:
 
 
 def _profile(
-    name: str, big_share: float = 0.03, fills_disk: bool = False, ages: bool = False, evicts: bool = False, **changes: Any
+    name: str,
+    big_share: float = 0.03,
+    fills_disk: bool = False,
+    ages: bool = False,
+    evicts: bool = False,
+    **changes: Any,
 ) -> Profile:
     segment = {"target_size_bytes": 6_000} | {k[8:]: v for k, v in changes.items() if k.startswith("segment_")}
     wal = {k[4:]: v for k, v in changes.items() if k.startswith("wal_")}
