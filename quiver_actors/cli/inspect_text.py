@@ -86,7 +86,7 @@ def _log(log: LogView) -> list[str]:
 
 def _entry(entry: EntryView) -> list[str]:
     slots = ", ".join(f"{slot.slot_id}: {counted(slot.row_count, 'row')}" for slot in entry.slots)
-    if entry.entry_type:
+    if entry.entry_type and not entry.slots:
         slots = f"type {entry.entry_type}"
     return [
         str(entry.offset),

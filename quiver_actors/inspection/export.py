@@ -168,7 +168,7 @@ class _VirtualSegment:
 
     def add(self, body: bytes) -> bool:
         """Take one entry's body; False if the segment is full. Raises FormatError if it cannot be used."""
-        if body[0] != layout.ENTRY_TYPE_BUNDLE:
+        if body[0] not in (layout.ENTRY_TYPE_BUNDLE, layout.ENTRY_TYPE_STAGED):
             return True
         start = len(self._laid)
         self._laid += realign_entry(body)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 
@@ -43,7 +42,7 @@ def examine_record(source: Source, kind: FileKind) -> tuple[str | None, list[Fin
         found = _DECODERS[kind](source.read(_BYTES_MAX, 0))
     except FormatError as error:
         return None, [_damage("stage.record", source.path, f"the {kind} cannot be read: {error}")]
-    return json.dumps(_plain(found), indent=2), []
+    return json.dumps(msgspec.to_builtins(found, builtin_types=(bytes,)), indent=2, default=bytes.hex), []
 
 
 def check_prepared(disk: Disk, paths: EnginePaths, path: str, shown: str) -> Iterator[Finding]:
@@ -60,7 +59,3 @@ def check_prepared(disk: Disk, paths: EnginePaths, path: str, shown: str) -> Ite
 
 def _damage(code: str, path: str, message: str) -> Finding:
     return Finding(severity=Severity.DAMAGE, code=code, path=path, offset=0, message=message, action=_ACTION)
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value, enc_hook=repr, builtin_types=()) if not isinstance(value, list) else value

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from quiver_actors.cli.main import main
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import TransactionLost
 from quiver_actors.inspection.findings import Severity
@@ -118,3 +120,13 @@ def test_a_damaged_published_segment_is_rescued_like_any_other(store: Path) -> N
     ]
     reader = driver.read(0)
     assert [reader.sequence(index) for index in range(3)] == [0, 1, 2]
+
+
+def test_staged_bundles_can_be_exported_and_looked_at(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = store / STAGED / "0000000000000002.0000.stage"
+    assert main(["export-segment", str(part), "--out", str(store / "out")]) == 0
+    (exported,) = (store / "out").iterdir()
+    assert pa.ipc.open_file(exported).read_all().column("number").unique().to_pylist() == [4, 5]
+    capsys.readouterr()
+    assert main(["inspect", str(part)]) == 0
+    assert "0: 5 rows" in capsys.readouterr().out
