@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster test-spark-versions check lint types unit torture bench install clean
+.PHONY: help demo test test-cluster test-spark-versions check lint types unit torture mutation bench install clean
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
@@ -26,6 +26,7 @@ help:
 	@echo 'make test-spark-versions  the Spark tests on Spark 4.1 and 4.2: fetches about 500 MB for each'
 	@echo 'make check   lint, types and the unit tests only'
 	@echo 'make torture long crash sweeps, faults, kills and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
+	@echo 'make mutation plants known-bad edits one at a time: the tests must notice (an hour or more)'
 	@echo 'make bench   every benchmark, quick form'
 	@echo 'make clean   remove .venv, caches and demo output'
 
@@ -63,6 +64,9 @@ unit: $(STAMP)
 
 torture: $(STAMP)
 	@$(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED) --crash-states $(CRASH_STATES)
+
+mutation: $(STAMP)
+	@$(BIN)/python -m tests.mutation
 
 bench: $(STAMP)
 	@for file in $$(grep -l '__main__' benchmarks/*.py); do \

@@ -1,0 +1,314 @@
+"""Known-bad edits: each breaks one promise. `python -m tests.mutation` plants them one at a time; the tests must notice.
+
+An edit replaces a piece of source that stands exactly once in its file; a unit test sees to it that all of them still fit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Edit(NamedTuple):
+    """`tests`: what is run first, because it is most likely to notice."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...] = ("tests/unit/engine",)
+
+
+_JOBS = "quiver_actors/jobs.py"
+_SEALING = "quiver_actors/sealing.py"
+_COMMIT = "quiver_actors/engine/group_commit.py"
+_SUBSCRIBER = ("tests/unit/subscriber", "tests/property/test_subscriber_claims.py", "tests/unit/engine")
+_WAL = ("tests/unit/wal", "tests/unit/engine")
+_SEGMENT = ("tests/unit/segment",)
+_CLIENT = ("tests/unit/client",)
+_TRANSACTIONS = ("tests/unit/transactions",)
+_RETENTION = ("tests/unit/retention", "tests/unit/supervisor")
+
+EDITS: tuple[Edit, ...] = (
+    # --- syncs, renames and their order
+    Edit("skip the sync of a commit", _JOBS, "                step.log.file.fdatasync()\n", "                pass\n"),
+    Edit(
+        "forget the directory sync of a commit",
+        _JOBS,
+        "                step.log.path = target\n                self._disk.sync_directory(self._paths.wal)\n",
+        "                step.log.path = target\n",
+    ),
+    Edit("skip the sync of a seal", _SEALING, "    log.file.fsync()\n", ""),
+    Edit(
+        "rename a segment before its sync",
+        _SEALING,
+        "    log.file.fsync()\n    disk.rename(log.path, paths.segment(log.segment_seq))\n",
+        "    disk.rename(log.path, paths.segment(log.segment_seq))\n    log.file.fsync()\n",
+    ),
+    Edit("forget the segments' directory", _SEALING, "    disk.sync_directory(paths.segments)\n", ""),
+    Edit(
+        "keep the preallocated rest of a segment",
+        _SEALING,
+        "    log.file.truncate(size_bytes)\n",
+        "",
+        (*_SEGMENT, "tests/unit/engine"),
+    ),
+    Edit(
+        "skip the sync of small files",
+        "quiver_actors/disk/protocol.py",
+        "        file.write([content], 0)\n        file.fdatasync()\n",
+        "        file.write([content], 0)\n",
+    ),
+    Edit(
+        "forget the directory of progress",
+        _JOBS,
+        "        self._disk.sync_directory(self._paths.root)\n\n\nclass DeleteJob",
+        "\n\nclass DeleteJob",
+    ),
+    Edit(
+        "progress before its notices are durable",
+        _JOBS,
+        "            if write.is_gaps:\n                self._disk.sync_directory(self._paths.root)\n",
+        "",
+        ("tests/unit/engine", "tests/sim"),
+    ),
+    Edit(
+        "delete the newest segment before the cursor",
+        _JOBS,
+        "        if self._cursor_owed is not None:\n            write_cursor(self._disk, self._paths, self._cursor_owed)\n"
+        "        self._disk.unlink(self._paths.segment(newest))\n",
+        "        self._disk.unlink(self._paths.segment(newest))\n"
+        "        if self._cursor_owed is not None:\n            write_cursor(self._disk, self._paths, self._cursor_owed)\n",
+        ("tests/unit/engine", "tests/sim"),
+    ),
+    Edit(
+        "forget the directory after a delete",
+        _JOBS,
+        "        self._disk.unlink(self._paths.segment(newest))\n        self._disk.sync_directory(self._paths.segments)\n",
+        "        self._disk.unlink(self._paths.segment(newest))\n",
+        ("tests/unit/engine", "tests/sim"),
+    ),
+    # --- what is promised, and when
+    Edit(
+        "acknowledge what is written, not what is durable",
+        _COMMIT,
+        "            return self.sequence_durable, Durability.SYNCED\n",
+        "            return self._logs.sequence_written, Durability.SYNCED\n",
+    ),
+    Edit(
+        "acknowledge in a log that has no name yet",
+        _COMMIT,
+        "        reached = min([self._logs.sequence_written, *unpublished])\n",
+        "        reached = self._logs.sequence_written\n",
+    ),
+    Edit(
+        "durable is the newest log's end",
+        _COMMIT,
+        "        durable = min(behind, default=self._numbers.next_sequence)\n",
+        "        durable = max(behind, default=self._numbers.next_sequence)\n",
+    ),
+    Edit(
+        "go on after a failed sync",
+        _COMMIT,
+        "        if job.error is not None:\n            return self._condition.fail(job.error)\n        self.syncs += 1\n",
+        "        self.syncs += 1\n",
+    ),
+    Edit(
+        "a sync that covers more than was written when it began",
+        _COMMIT,
+        "                log.synced_end, log.synced_sequence = step.sync_end, step.sequence_end\n",
+        "                log.synced_end, log.synced_sequence = log.written_end, log.sequence_end\n",
+    ),
+    Edit(
+        "the timer never fires",
+        _COMMIT,
+        "        return self._clock.monotonic_ns() - log.dirty_since_ns >= self._settings.wal.flush_interval_ns\n",
+        "        return False\n",
+    ),
+    # --- numbers
+    Edit(
+        "use sequences that were not reserved",
+        "quiver_actors/engine/numbers.py",
+        "        return self.next_sequence + count <= self._reserved.next_sequence_reserved\n",
+        "        return True\n",
+        ("tests/unit/engine", "tests/sim"),
+    ),
+    Edit(
+        "use segment numbers twice",
+        "quiver_actors/engine/numbers.py",
+        "        self.next_segment_seq += 1\n",
+        "        self.next_segment_seq += self.next_segment_seq % 2\n",
+    ),
+    Edit(
+        "rotation numbers that fall",
+        "quiver_actors/engine/numbers.py",
+        "        self._next_rotation = number + 1\n",
+        "        self._next_rotation = number\n",
+    ),
+    # --- the log
+    Edit(
+        "trust the arena after the check",
+        "quiver_actors/worker/turn_buffer.py",
+        "        span = self._view[start:end]\n        span[:] = source\n",
+        "        span = source\n",
+        ("tests/unit/worker", "tests/integration/test_worker_push.py"),
+    ),
+    Edit(
+        "believe the CRC of a pushed entry",
+        "quiver_actors/wal/admission.py",
+        "        if crc32(self._span[start + _HEAD_BYTES : end - _CRC_BYTES]) != crc_of_slots:\n",
+        "        if False:\n",
+        _WAL,
+    ),
+    Edit(
+        "believe the CRCs of a uniform push",
+        "quiver_actors/wal/uniform.py",
+        "    if crcs != (entry_rows[:, 0] >> 32 & _U32).tolist():\n        return None\n",
+        "",
+        _WAL,
+    ),
+    Edit(
+        "a uniform run with another sequence",
+        "quiver_actors/wal/uniform.py",
+        "np.arange(sequence, sequence + count, dtype=np.uint64)",
+        "np.arange(sequence + 1, sequence + 1 + count, dtype=np.uint64)",
+        _WAL,
+    ),
+    Edit(
+        "every entry gets the same sequence",
+        "quiver_actors/wal/log.py",
+        "            append(sequence, ingestion_ts, item_count, entry_bytes, placements)\n            sequence += 1\n",
+        "            append(sequence, ingestion_ts, item_count, entry_bytes, placements)\n",
+        _WAL,
+    ),
+    Edit(
+        "the CRC of a large entry without its head",
+        "quiver_actors/wal/log.py",
+        "    crc = crc32_combine(crc32(head[_LENGTH_BYTES:]), crc_of_slots, slots_bytes)\n",
+        "    crc = crc_of_slots\n",
+        _WAL,
+    ),
+    Edit(
+        "the CRC of a file with a large entry",
+        "quiver_actors/wal/log.py",
+        "    crc_of_file = crc32_combine(crc32(head, crc_of_file), crc_of_slots, slots_bytes)\n",
+        "    crc_of_file = crc32_combine(crc32(head), crc_of_slots, slots_bytes)\n",
+        _WAL,
+    ),
+    # --- segments
+    Edit(
+        "open a segment without its checksum",
+        "quiver_actors/segment/check.py",
+        "    if crc != stored:\n",
+        "    if False:\n",
+        ("tests/unit/segment", "tests/unit/engine"),
+    ),
+    # --- subscribers
+    Edit(
+        "off by one in the bitmap's size",
+        "quiver_actors/subscriber/bitmap.py",
+        "    return -(-bundle_count // WORD_BITS)\n",
+        "    return bundle_count // WORD_BITS\n",
+        _SUBSCRIBER,
+    ),
+    Edit(
+        "off by one in the full bitmap",
+        "quiver_actors/subscriber/bitmap.py",
+        "    return ((1 << bundle_count) - 1).to_bytes(",
+        "    return ((1 << bundle_count - 1) - 1 if bundle_count else 0).to_bytes(",
+        _SUBSCRIBER,
+    ),
+    Edit(
+        "off by one in the first unresolved",
+        "quiver_actors/subscriber/bitmap.py",
+        "    return (~bits & (bits + 1)).bit_length() - 1\n",
+        "    return (~bits & (bits + 1)).bit_length()\n",
+        _SUBSCRIBER,
+    ),
+    Edit(
+        "resolve what another consumer holds",
+        "quiver_actors/subscriber/leases.py",
+        "        return live if live is not None and live.owner_key is key and live.segment_seq == segment_seq else None\n",
+        "        return live if live is not None and live.segment_seq == segment_seq else None\n",
+        _SUBSCRIBER,
+    ),
+    Edit(
+        "extend what another consumer holds",
+        "quiver_actors/subscriber/leases.py",
+        "            if live is None or live.owner_key is not key:\n",
+        "            if live is None:\n",
+        _SUBSCRIBER,
+    ),
+    Edit(
+        "leases that never start anew",
+        "quiver_actors/subscriber/leases.py",
+        "            else:\n                self._lease(live, now_ns)\n",
+        "",
+        _SUBSCRIBER,
+    ),
+    # --- retention
+    Edit(
+        "drop what a consumer holds as if it did not",
+        "quiver_actors/retention/rules.py",
+        "    needed = EvictionClass.CLAIMED if facts.is_held else EvictionClass.UNPROCESSED\n",
+        "    needed = EvictionClass.UNPROCESSED\n",
+        _RETENTION,
+    ),
+    Edit(
+        "delete without a notice",
+        "quiver_actors/retention/rules.py",
+        "Outcome(Verdict.DELETE if facts.is_processed else Verdict.DROP, reason)",
+        "Outcome(Verdict.DELETE, reason)",
+        _RETENTION,
+    ),
+    Edit(
+        "drop under backpressure",
+        "quiver_actors/retention/rules.py",
+        "    return not facts.is_processed and facts.policy == DROP_OLDEST and facts.claimed_class >= needed\n",
+        "    return not facts.is_processed and facts.claimed_class >= needed\n",
+        _RETENTION,
+    ),
+    Edit(
+        "grants that add up to more than the cap",
+        "supervisor/coordinator.py",
+        "            free -= max(0, raised - held)\n",
+        "",
+        _RETENTION,
+    ),
+    Edit(
+        "grants that forget what is still used",
+        "supervisor/coordinator.py",
+        "        held = max(new[index], holding.seen_bytes, holding.used_bytes)\n",
+        "        held = new[index]\n",
+        _RETENTION,
+    ),
+    # --- transactions
+    Edit(
+        "prepare without a sync",
+        "quiver_actors/transactions/jobs.py",
+        "                part.file.fsync()\n                part.file.close()\n",
+        "                part.file.close()\n",
+        _TRANSACTIONS,
+    ),
+    Edit(
+        "forget the directory of prepared stages",
+        "quiver_actors/transactions/jobs.py",
+        "encode_prepared(self.record))\n            self._disk.sync_directory(self._paths.staged)\n",
+        "encode_prepared(self.record))\n",
+        _TRANSACTIONS,
+    ),
+    # --- clients
+    Edit(
+        "forget what was under way when a connection was lost",
+        "quiver_actors/client/producer.py",
+        "            if not group.is_acked:\n                self._send_again(group)\n",
+        "",
+        (*_CLIENT, "tests/integration/test_client_failures.py"),
+    ),
+    Edit(
+        "requests that are not sent again after a loss",
+        "quiver_actors/client/channel.py",
+        "        for call in self._calls.values():\n            call.tag = 0\n",
+        "",
+        (*_CLIENT, "tests/integration/test_client_failures.py"),
+    ),
+)
