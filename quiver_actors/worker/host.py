@@ -152,6 +152,8 @@ class EngineHost:
         self.ingest.write()
         while self.ingest.retry(now_ns):
             self.ingest.write()
+        # Before everything else that this turn looks at: what was written waits for the disk, and nothing that follows for it.
+        self._start_commit()
         self.staging.turn(now_ns)
         if self._intake_is_stopped and not self._is_failed:
             self.engine.seal_now()
