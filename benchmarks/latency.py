@@ -68,12 +68,9 @@ class Case:
 
 
 def cases(quick: bool) -> list[Case]:
-    seconds = 0.5 if quick else 6.0
-    return [
-        Case(size, rate, is_loaded, seconds)
-        for size in (KIB, 64 * KIB)
-        for rate, is_loaded in ((200, False), (200, True))
-    ]
+    if quick:
+        return [Case(KIB, 200, True, 0.3)]
+    return [Case(size, rate, loaded, 6.0) for size in (KIB, 64 * KIB) for rate, loaded in ((200, False), (200, True))]
 
 
 def on_schedule(act: Callable[[int], None], rate: int, seconds: float) -> list[float]:
