@@ -7,7 +7,7 @@ one. Latency is what every step costs; no step drops, reorders or acknowledges a
     step       begins  ends    what it does
     coalesce   0.2     0.1     deliveries wait up to 20 ms for company
     widen      0.4     0.3     group commits wait 0.5 to 10 ms for company
-    defer      0.8     0.6     scrub, compaction, archive and topics of low priority wait
+    defer      0.8     0.6     scrub and compaction wait; deliveries of topics of negative priority wait up to half a second
     refuse     1.0     0.9     pushes that cannot be taken at once are refused with a retry-after
 """
 

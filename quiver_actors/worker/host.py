@@ -30,6 +30,8 @@ from quiver_actors.worker.threads import Submit
 
 _TICK_INTERVAL_NS_MIN = MILLISECOND_NS
 """An engine that asks for a tick in the past, because its work is still out, is asked again this much later."""
+_LOW_PRIORITY_NS = 500 * MILLISECOND_NS
+"""How long deliveries of a topic of negative priority wait while the worker defers what can wait."""
 _CARE_INTERVAL_NS = 5 * MILLISECOND_NS
 """How long turns that only brought pushes and commits may leave everything else alone (docs/performance.md, light turns)."""
 
@@ -277,6 +279,8 @@ class EngineHost:
     def _deliver(self) -> None:
         """Under pressure deliveries wait for more bundles, so that each message and wake-up carries more of them."""
         coalesce_ns = self._pressure.coalesce_ns
+        if self._pressure.defers and self.engine.settings.priority < 0:
+            coalesce_ns = _LOW_PRIORITY_NS
         if coalesce_ns:
             now_ns = monotonic_ns()
             if now_ns < self._delivered_ns + coalesce_ns:

@@ -287,6 +287,7 @@ ROUNDS = int(os.environ.get("QUIVER_TEST_CAP_ROUNDS", "4"))
 """100 in the long form."""
 
 
+@pytest.mark.timeout(7200)
 def test_no_acknowledged_bundle_is_missing_without_its_notice_whoever_is_killed_during_evictions() -> None:
     random = Random(5)
     acked: dict[BundleId, int] = {}
