@@ -103,9 +103,9 @@ class SubscriberSide:
         """
         begin = parse_start(start)
         state = self._progress.registry.get(subscriber)
-        doomed = set(self._shelf.doomed)
-        stored = {info.segment_seq: info.bundle_count for info in self._shelf if info.segment_seq not in doomed}
-        stored.update(self._logs.bundle_counts())
+        doomed, stored = set(self._shelf.doomed), self._logs.bundle_counts()
+        stored.update((info.segment_seq, info.bundle_count) for info in self._shelf)
+        going = {seq: stored.pop(seq) for seq in doomed & stored.keys()}
         if begin.kind == "time":
             before = self._resolved_before(begin.unix_ns)
         else:
@@ -114,7 +114,7 @@ class SubscriberSide:
             end = self._logs.end
             before = before_position(end if begin.kind == "latest" else min(position, end), stored)
         floor = min([self._logs.end[0], *(seq for seq in self._shelf.waiting if not state.is_complete(seq))])
-        plan = plan_seek(state, stored, before, floor)
+        plan = plan_seek(state, stored, before, floor, going)
         if is_dry:
             return 0, plan.skipped_count, plan.again_count
         for notice in self._progress.registry.seek(subscriber, plan):

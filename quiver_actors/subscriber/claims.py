@@ -145,7 +145,8 @@ class SubscriberState(Standing):
         elif not self.is_complete(segment_seq):
             runs = self.give_up_awaited(segment_seq)
             self.dropped += sum(count for _, count in runs)
-        if file_is_gone:
+        # With a notice of some of its bundles, a restart must still be able to tell what became of the others.
+        if file_is_gone and not self.gaps.covers(segment_seq):
             self.file_is_gone(segment_seq)
         return runs
 

@@ -45,27 +45,38 @@ def before_position(position: Position, stored: Mapping[int, int]) -> dict[int, 
 
 
 def plan_seek(
-    state: SubscriberState, stored: Mapping[int, int], before: Mapping[int, SegmentProgress], floor: int
+    state: SubscriberState,
+    stored: Mapping[int, int],
+    before: Mapping[int, SegmentProgress],
+    floor: int,
+    going: Mapping[int, int] = {},
 ) -> SeekPlan:
     """
     Args:
         stored: bundle counts of all segments whose bundles can be had, sealed or not, by number.
+        going: those of segments that everybody has completed and whose files may be gone at any moment.
         before: which of those bundles lie before the new position.
         floor: no segment that is not stored and at or above this one may be taken for complete.
     """
-    dropped = (gap for gap in state.gaps if gap.reason == WITHDRAWABLE and gap.bundle_count)
-    withdrawn = [gap for gap in dropped if gap.segment_seq in stored]
-    entries: dict[int, SegmentProgress] = {}
+    entries = {seq: SegmentProgress(count, bitmaps.full(count)) for seq, count in _gone(state, stored, going).items()}
     skipped: dict[int, Runs] = {}
+    withdrawn: list[GapNotice] = []
     skipped_count = again_count = 0
     for segment_seq, bundle_count in sorted(stored.items()):
         resolved = _bits(state.resolved_bitmap(segment_seq, bundle_count))
         passed = _bits(before[segment_seq].bitmap) if segment_seq in before else 0
         skipped_count += (passed & ~resolved).bit_count()
+        found = [gap for gap in state.gaps if gap.segment_seq == segment_seq and gap.bundle_count]
+        for gap in found:
+            if gap.reason == WITHDRAWABLE and _run(gap) & ~passed:
+                withdrawn.append(gap)
+                if not gap.is_told:  # else somebody knows of those before the position
+                    resolved &= ~_run(gap)
+            else:
+                # It stands: these are not owed, whatever the position.
+                resolved &= ~(_run(gap) & ~passed)
         again_count += (resolved & ~passed).bit_count()
-        for gap in withdrawn:
-            if gap.segment_seq == segment_seq:
-                resolved &= ~(((1 << gap.bundle_count) - 1) << gap.bundle_index_first)
+        again_count += sum((_run(gap) & ~passed).bit_count() for gap in withdrawn if gap in found and not gap.is_told)
         if passed != (1 << bundle_count) - 1:
             floor = min(floor, segment_seq)
         if passed:
@@ -75,6 +86,21 @@ def plan_seek(
     entries = {seq: entry for seq, entry in entries.items() if seq >= floor}
     progress = SubscriberProgress(oldest_incomplete_seg=floor, entries=entries, trusted_watermark=True)
     return SeekPlan(progress, skipped, withdrawn, skipped_count, again_count)
+
+
+def _gone(state: SubscriberState, stored: Mapping[int, int], going: Mapping[int, int]) -> dict[int, int]:
+    """Bundle counts, as far as they matter, of complete segments that cannot be had any more and may still be heard of."""
+    found = dict(going)
+    for gap in state.gaps:
+        if gap.segment_seq not in stored and state.is_complete(gap.segment_seq):
+            end = gap.bundle_index_first + gap.bundle_count
+            found[gap.segment_seq] = max(end, found.get(gap.segment_seq, 0))
+    return found
+
+
+def _run(gap: GapNotice) -> int:
+    """The bundles of a notice as bits."""
+    return ((1 << gap.bundle_count) - 1) << gap.bundle_index_first
 
 
 def _bits(bitmap: bytes) -> int:

@@ -1,7 +1,7 @@
 """Nothing unannounced: for each subscriber, acked + given up by itself + notified = everything appended, no overlap, no hole.
 
-Random mixes of pushes, seals, claims, outcomes, cumulative acks, lease expiry, lost consumers, damaged and dropped segments, flushes
-and kills (also between the files of one flush), on a real engine over a real disk. A resolution counts from the flush that made it
+Random mixes of pushes, seals, claims, outcomes, cumulative acks, lease expiry, lost consumers, damaged and dropped segments, seeks,
+flushes and kills (also between the files of one flush), on a real engine over a real disk. A resolution counts from the flush that made it
 durable: what was acked later than that and is then delivered again after a kill is at-least-once, not a hole. Who has durably
 acknowledged a notice is never told again, and no bundle is both durably acked and announced, nor announced twice.
 """
@@ -74,6 +74,7 @@ class Mix:
             (self.ack_notice, 2),
             (self.flush, 2),
             (self.drop_segment, 0.5),
+            (self.seek, 0.5),
             (self.damage, 0.5),
             (self.kill, 0.8),
         ]
@@ -189,6 +190,30 @@ class Mix:
             info = self.random.choice(sealed)
             self.driver.engine.drop_segment(info.segment_seq, self.random.choice(["evicted", "expired", "dropped"]))
             self.forget_claims_of(info.segment_seq)
+
+    def seek(self) -> None:
+        """What was resolved, or announced and is still stored, is owed again; perhaps to be announced again."""
+        name = self.random.choice(SUBSCRIBERS)
+        engine, ledger = self.driver.engine, self.ledgers[name]
+        position = self.random.choice([*sorted(self.appended), engine._logs.end])
+        stored = {info.segment_seq for info in engine.segments()} - set(engine._shelf.doomed) | set(
+            engine._logs.bundle_counts()
+        )
+        known = {notice.notice for notice in self.notices(name)}
+        engine.seek(name, f"bundle:0/{position[0]}/{position[1]}")
+        engine.set_terms(name, lease_ns=LEASE_NS, max_deliveries=0, exhausted="drop")
+        kept = {each.notice: covered(each) for each in self.notices(name) if each.notice in known}
+        standing = {bundle for bundles in kept.values() for bundle in bundles}
+        again = {bundle for bundle in self.appended if bundle >= position and bundle[0] in stored} - standing
+        ledger.resolved -= again
+        ledger.durable -= again
+        # One that nobody has acknowledged may be withdrawn; what of it is not owed again has a new notice then.
+        told = {
+            notice: bundles for notice, bundles in ledger.told.items() if notice in kept.keys() | ledger.acked_notices
+        }
+        ledger.told = {notice: bundles - again for notice, bundles in told.items()}
+        ledger.held.clear()
+        self.flush()
 
     def damage(self) -> None:
         sealed = self.driver.engine.segments()
