@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from quiver_actors.errors import QuiverError, TransactionAborted, TransactionDecided
+from quiver_actors.errors import QuiverError, TransactionAborted, TransactionDecided, UsageError
 from quiver_actors.flight.contract import Node
 from quiver_actors.flight.members import parse_static
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.options import SourceOptions
 from quiver_actors.transactions import Decision, Decisions, Token
+from quiver_actors.transactions.asking import OWN_LOG_NAME
 from quiver_actors.units import SECOND_NS
 
 T = TypeVar("T")
@@ -56,6 +57,11 @@ def transaction_id(*parts: object) -> str:
     return f"{plain[: _TXN_ID_MAX - 17]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
+def named_transaction(options: SourceOptions) -> str:
+    """The transaction of a write that the user has named: for each topic another one."""
+    return transaction_id(options.topic, options.txn_app_id, options.txn_version)
+
+
 def decisions_location(options: SourceOptions) -> str:
     """Where the decisions of a write go: beside its checkpoint, else into the directory of nodes, else to the only node.
 
@@ -66,13 +72,14 @@ def decisions_location(options: SourceOptions) -> str:
     nodes = node_set(options)
     if nodes.where is not None and parse_static(nodes.where) is None:
         return f"{_as_location(nodes.where)}/{DECISIONS_DIRECTORY}"
-    local = nodes.local()
+    # One node's own log would not be found by the workers of others.
+    local = nodes.local() if nodes.where is None else None
     if local is None:
-        raise QuiverError(
+        raise UsageError(
             "there is no place for the decision of this write that all nodes reach: give option 'checkpointLocation' (any shared "
             "file system), name a directory of nodes with option 'nodes', or write with commitProtocol=task or none"
         )
-    return os.path.join(local.data_dir, DECISIONS_DIRECTORY)
+    return os.path.join(local.data_dir, OWN_LOG_NAME)
 
 
 def _as_location(text: str) -> str:
@@ -137,6 +144,12 @@ def publish_again(options: SourceOptions, txn_id: str, decisions: str) -> None:
     found = Decisions(decisions).find(txn_id)
     if found is not None:
         publish(options, found.tokens)
+
+
+def forget(txn_id: str, decisions: str) -> None:
+    """Remove the decision of a transaction that is published everywhere and will never be run again. Losers that ask for it are dropped."""
+    with contextlib.suppress(QuiverError):
+        Decisions(decisions).remove(txn_id)
 
 
 def _by_node(tokens: Iterable[Token]) -> dict[str, list[str]]:

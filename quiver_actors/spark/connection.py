@@ -22,16 +22,22 @@ _RETRY_SECONDS = 0.2
 _clients: dict[tuple[int, str], Client] = {}
 
 
-def node_client(run_dir: str | None = None, timeout_ns: int = 60 * SECOND_NS) -> Client:
+def node_client(
+    run_dir: str | None = None, timeout_ns: int = 60 * SECOND_NS, *, patience_ns: int | None = None
+) -> Client:
     """The client of this process for the node at `run_dir` (None: `$QUIVER_RUN_DIR`, else the user's default). Do not close it.
 
+    Args:
+        timeout_ns: how long its requests wait for an answer.
+        patience_ns: how long a node that is not there is waited for; None: `timeout_ns`.
+
     Raises:
-        NotRunning: no node answered there within `timeout_ns`.
+        NotRunning: no node came up there in that time.
     """
     key = (os.getpid(), run_dir or default_run_dir())
     client = _clients.get(key)
     if client is None:
-        client = _clients[key] = _connect(key[1], timeout_ns)
+        client = _clients[key] = _connect(key[1], timeout_ns, timeout_ns if patience_ns is None else patience_ns)
     return client
 
 
@@ -55,8 +61,8 @@ def forget_client(run_dir: str | None = None) -> None:
         client.close()
 
 
-def _connect(run_dir: str, timeout_ns: int) -> Client:
-    deadline_ns = time.monotonic_ns() + timeout_ns
+def _connect(run_dir: str, timeout_ns: int, patience_ns: int) -> Client:
+    deadline_ns = time.monotonic_ns() + patience_ns
     while True:
         try:
             return connect(run_dir, timeout=timeout_ns / SECOND_NS)

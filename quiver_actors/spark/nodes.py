@@ -111,9 +111,9 @@ class NodeSet:
             NotRunning: it is the only one, and did not come in time.
         """
         options = self._options
-        timeout_ns = options.push_timeout_ns if self._where is None else 0
+        patience_ns = options.push_timeout_ns if self._where is None else 0
         try:
-            client = node_client(options.run_dir, timeout_ns)
+            client = node_client(options.run_dir, options.push_timeout_ns, patience_ns=patience_ns)
         except NotRunning:
             if self._where is None:
                 raise

@@ -43,6 +43,7 @@ class SourceOptions:
     push_timeout_ns: int = 60 * SECOND_NS
     bundle_bytes: int = 4 * MIB
     commit_protocol: str = "batch"
+    stage_ttl_ns: int = 3600 * SECOND_NS
     txn_app_id: str | None = None
     txn_version: int | None = None
     checkpoint: str | None = None
@@ -148,6 +149,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("key", "key", str, WRITES),
     Option("bundleBytes", "bundle_bytes", _size, WRITES),
     Option("commitProtocol", "commit_protocol", _protocol, WRITES),
+    Option("stageTtl", "stage_ttl_ns", parse_duration_ns, WRITES),
     Option("txnAppId", "txn_app_id", str, (WRITE,)),
     Option("txnVersion", "txn_version", _version, (WRITE,)),
     Option("checkpointLocation", "checkpoint", str, WRITES),

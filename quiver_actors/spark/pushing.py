@@ -92,7 +92,7 @@ def foreach_batch(topic: str, **options: str) -> Callable[[DataFrame, int], None
 def _push_run(df: DataFrame, options: SourceOptions, transform: Transform | None) -> list[Token]:
     decisions = commit.decisions_location(options)
     named = options.txn_app_id is not None
-    txn_id = commit.transaction_id(options.txn_app_id, options.txn_version) if named else uuid.uuid4().hex
+    txn_id = commit.named_transaction(options) if named else uuid.uuid4().hex
     run = commit.open_run(txn_id, decisions)
     if run is None:
         commit.publish_again(options, txn_id, decisions)

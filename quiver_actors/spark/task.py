@@ -170,6 +170,7 @@ class _Stages:
             attempt=0 if context is None else context.taskAttemptId(),
             epoch=self._run.epoch,
             decisions=self._run.decisions,
+            ttl=self._options.stage_ttl_ns / SECOND_NS,
             key=key,
             node=client.node,
             timeout=self._timeout,

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quiver.spark")
 
+DECISIONS_KEPT = 1000
+"""Of a streaming query: ten times what Spark keeps of its own checkpoint, and can replay, unless configured."""
+
 Messages = Sequence[TaskWritten | None]
 
 
@@ -45,7 +48,7 @@ class TopicWriter(DataSourceArrowWriter):
         if options.commit_protocol != "none":
             self._decisions = commit.decisions_location(options)
             named = options.txn_app_id is not None
-            self._txn_id = commit.transaction_id(options.txn_app_id, options.txn_version) if named else uuid.uuid4().hex
+            self._txn_id = commit.named_transaction(options) if named else uuid.uuid4().hex
             self._run = commit.open_run(self._txn_id, self._decisions)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
@@ -66,6 +69,9 @@ class TopicWriter(DataSourceArrowWriter):
                 commit.publish_again(self._options, self._txn_id, self._decisions)
             else:
                 commit.publish(self._options, commit.decide(self._run, tokens_of(messages)).tokens)
+                if self._options.txn_app_id is None:
+                    # Nobody can repeat this write, and an attempt that is still alive finds nobody who decides for it.
+                    commit.forget(self._run.txn_id, self._run.decisions)
         log("committed", self._options, messages)
 
     def abort(self, messages: list[TaskWritten | None]) -> None:
@@ -100,17 +106,20 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[TaskWritten | None], batchId: int) -> None:  # noqa: N803 - Spark passes it so
         """Decide and publish; a replayed micro-batch, whose decision stands, is only published."""
+        runs = runs_of(messages)
         if self._options.commit_protocol == "batch":
-            runs = [message.run for message in messages if message is not None and message.run is not None]
             if any(message is not None and message.is_done_before for message in messages):
                 commit.publish_again(self._options, runs[0].txn_id, runs[0].decisions)
             elif runs:
                 commit.publish(self._options, commit.decide(runs[0], tokens_of(messages)).tokens)
+        for run in set(runs) if batchId >= DECISIONS_KEPT else ():
+            query, _, rest = run.txn_id.partition(f"-{batchId}")
+            commit.forget(f"{commit.transaction_id(query, batchId - DECISIONS_KEPT)}{rest}", run.decisions)
         log("committed", self._options, messages, batchId)
 
     def abort(self, messages: list[TaskWritten | None], batchId: int) -> None:  # noqa: N803
         """As `TopicWriter.abort`. Without a message there is nothing to name: what is staged expires."""
-        runs = {message.run for message in messages if message is not None and message.run is not None}
+        runs = set(runs_of(messages))
         if self._options.commit_protocol == "batch":
             for run in runs:
                 tokens = [token for token in tokens_of(messages) if token.epoch == run.epoch]
@@ -131,7 +140,7 @@ def write_partition(
         return written
     written = write_task(options, run, batches)
     commit.publish(options, commit.decide(run, tokens_of([written])).tokens)
-    return TaskWritten(written.bundles, written.rows)
+    return TaskWritten(written.bundles, written.rows, run)
 
 
 def micro_batch_id() -> str:
@@ -148,6 +157,10 @@ def micro_batch_id() -> str:
             "this task belongs to no micro-batch: Spark did not name its query; write with commitProtocol=none"
         )
     return commit.transaction_id(query, batch)
+
+
+def runs_of(messages: Messages) -> list[commit.Run]:
+    return [message.run for message in messages if message is not None and message.run is not None]
 
 
 def tokens_of(messages: Messages) -> list[Token]:

@@ -16,7 +16,24 @@ if TYPE_CHECKING:
 TOPICS = (
     *("types", "arrow", "drift", "projection", "threads", "zones", "restart", "partitions", "sql", "empty"),
     *("limits", "bytes", "replay", "latest", "lost", "expiry"),
-    *("aborted", "commit", "again", "failing", "sink", "keyed", "tasks", "filters", "pushed", "teed", "foreach"),
+    *(
+        "aborted",
+        "decided",
+        "undecided",
+        "cancelled",
+        "reused",
+        "each",
+        "commit",
+        "again",
+        "failing",
+        "sink",
+        "keyed",
+        "tasks",
+        "filters",
+        "pushed",
+        "teed",
+        "foreach",
+    ),
 )
 SPARK_CONFIG = (
     "[segment]\ntarget_size = '64KiB'\nmax_open_duration = '200ms'\n"

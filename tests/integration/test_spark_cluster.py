@@ -44,7 +44,11 @@ def cluster() -> Iterator[StandaloneCluster]:
 @pytest.fixture(scope="module")
 def spark(cluster: StandaloneCluster) -> SparkSession:
     return cluster.session(
-        spark__task__maxFailures="8", spark__excludeOnFailure__enabled="false", spark__executor__maxNumFailures="1000"
+        spark__task__maxFailures="8",
+        spark__excludeOnFailure__enabled="false",
+        spark__executor__maxNumFailures="1000",
+        # However slow the machine is, a preferred host is waited for.
+        spark__locality__wait="60s",
     )
 
 
@@ -159,11 +163,11 @@ def kill(pids: list[int]) -> None:
 
 def test_an_executor_that_is_killed_costs_and_doubles_nothing(spark: SparkSession, cluster: StandaloneCluster) -> None:
     frame = spark.range(0, 4000, 1, 4).mapInArrow(slowly(0.1), "id long")
-    write = Disturbed(cluster, frame, "executor")
+    write = Disturbed(cluster, frame, "executor", stageTtl="60s")
     write.when_staged(cluster.hosts[0], lambda: kill(cluster.hosts[0].executor_pids()))
     write.finish()
     assert everywhere(cluster, "executor") == list(range(4000))
-    wait_until(lambda: not any(staged(host, "executor") for host in cluster.hosts), "the end of lost stages")
+    wait_until(lambda: not any(staged(host, "executor") for host in cluster.hosts), "the end of lost stages", 240)
 
 
 def test_a_python_worker_that_is_killed(spark: SparkSession, cluster: StandaloneCluster) -> None:

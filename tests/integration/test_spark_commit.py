@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors import spark as qs
+from quiver_actors.spark import commit
+from quiver_actors.spark.writer import tokens_of
 from tests.integration.spark_node import Node, wait_until
 
 if TYPE_CHECKING:
@@ -84,21 +87,93 @@ def test_a_write_with_a_name_is_stored_once(spark: SparkSession, node: Node) -> 
         save(frame, "again", txnAppId="loader/7")
 
 
-def test_an_abort_after_the_commit_undoes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def writer(node: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Makes writers as Spark's driver does, without Spark: so that a driver can end between any two steps."""
     from pyspark.sql.types import LongType, StructField, StructType
 
     from quiver_actors.spark.options import WRITE, parse_options
     from quiver_actors.spark.writer import TopicWriter
 
     monkeypatch.setenv("QUIVER_RUN_DIR", str(node.run_dir))
-    options = parse_options({"topic": "aborted"}, WRITE)
-    writer = TopicWriter(options, StructType([StructField("id", LongType())]))
-    written = writer.write(iter([pa.record_batch({"id": [1, 2, 3]})]))
+    schema = StructType([StructField("id", LongType())])
+    return lambda **options: TopicWriter(parse_options(options, WRITE), schema)
+
+
+def batches(*numbers: int) -> Iterator[pa.RecordBatch]:
+    return iter([pa.record_batch({"id": list(numbers)})])
+
+
+def test_an_abort_after_the_commit_undoes_nothing(node: Node, writer: Callable[..., Any]) -> None:
+    job = writer(topic="aborted", txnAppId="job", txnVersion="1")
+    written = job.write(batches(1, 2, 3))
     assert (written.rows, numbers(node, "aborted")) == (3, [])
-    writer.commit([written, None])
-    writer.abort([written, None])
-    writer.commit([written, None])
+    job.commit([written, None])
+    job.abort([written, None])
+    job.commit([written, None])
     assert numbers(node, "aborted") == [1, 2, 3]
+
+
+def test_a_driver_that_dies_between_decision_and_publish(node: Node, writer: Callable[..., Any]) -> None:
+    name = {"topic": "decided", "txnAppId": "job", "txnVersion": "1"}
+    dying = writer(**name)
+    written = dying.write(batches(1, 2, 3))
+    commit.decide(dying._run, tokens_of([written]))
+    assert numbers(node, "decided") == []
+    again = writer(**name)
+    second = again.write(batches(1, 2, 3))
+    assert (second.rows, second.is_done_before) == (0, True)
+    again.commit([second])
+    assert numbers(node, "decided") == [1, 2, 3]
+
+
+def test_a_driver_that_dies_before_the_decision(node: Node, writer: Callable[..., Any]) -> None:
+    name = {"topic": "undecided", "txnAppId": "job", "txnVersion": "1"}
+    writer(**name).write(batches(1, 2, 3))
+    assert staged(node, "undecided") == 1
+    again = writer(**name)
+    again.commit([again.write(batches(1, 2, 3))])
+    assert numbers(node, "undecided") == [1, 2, 3]
+    wait_until(lambda: staged(node, "undecided") == 0, "the end of the first run's stage")
+
+
+def test_a_cancelled_job_frees_its_stages(spark: SparkSession, node: Node) -> None:
+    def endless(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import threading
+
+        for _ in given:
+            while True:
+                yield pa.record_batch({"id": list(range(1000))})
+                threading.Event().wait(0.05)
+
+    def write() -> None:
+        qs.use(spark)
+        spark.sparkContext.setJobGroup("cancelled", "", True)
+        frame = spark.range(0, 2, 1, 1).mapInArrow(endless, "id long")
+        with pytest.raises(Exception, match="cancel"):
+            save(frame, "cancelled", bundleBytes="1KiB")
+
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(write)
+        wait_until(lambda: staged(node, "cancelled") > 0 or writing.done(), "a stage")
+        spark.sparkContext.cancelJobGroup("cancelled")
+        writing.result(timeout=120)
+    wait_until(lambda: staged(node, "cancelled") == 0, "the end of the stage")
+    assert numbers(node, "cancelled") == []
+
+
+def test_tasks_reuse_their_process(spark: SparkSession, node: Node) -> None:
+    store = qs.tee("reused")
+
+    def with_pid(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+
+        for batch in store(given):
+            yield pa.record_batch({"pid": [os.getpid()] * batch.num_rows})
+
+    pids = {row.pid for _ in range(5) for row in spark.range(0, 2, 1, 1).mapInArrow(with_pid, "pid long").collect()}
+    assert len(pids) <= 2
+    assert len(numbers(node, "reused")) == 10
 
 
 def test_a_task_publishes_its_own_rows(spark: SparkSession, node: Node) -> None:
@@ -165,6 +240,18 @@ def test_foreach_batch_stores_a_replayed_micro_batch_once(spark: SparkSession, n
     for batch_id in (0, 1, 1):
         store(frame, batch_id)
     assert len(numbers(node, "foreach")) == 1000
+
+
+def test_foreach_batch_of_a_query(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    sink = Sink(spark, tmp_path, "each")
+    sink.add(0, 50)
+    stream = spark.readStream.schema("id LONG").json(str(sink.source))
+    store = qs.foreach_batch("each", txnAppId=str(sink.checkpoint))
+    for _ in range(2):
+        writer = stream.writeStream.foreachBatch(store).option("checkpointLocation", str(sink.checkpoint))
+        assert writer.trigger(availableNow=True).start().awaitTermination(180)
+        sink.forget_last_commit()
+    assert sorted(numbers(node, "each")) == list(range(50))
 
 
 def test_transform_and_push_in_one(spark: SparkSession, node: Node) -> None:
