@@ -14,8 +14,9 @@ from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Sub
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
+from quiver_actors.client.keyed import pushing_keyed
 from quiver_actors.client.node_view import NodeDirectory
-from quiver_actors.client.producer import Producer
+from quiver_actors.client.producer import Producer, with_counts
 from quiver_actors.client.projection import Asked
 from quiver_actors.client.push_channel import PushChannel
 from quiver_actors.client.requests import Requests
@@ -59,13 +60,23 @@ class Client:
         topic: str = DEFAULT_TOPIC,
         key: str | bytes | None = None,
         item_count: int | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
     ) -> Receipt:
         """Store one bundle. Any number of tasks may push at once: their bundles share the worker's syncs.
 
         Cancelling does not take back what was sent.
         """
-        receipts = await self.push_many((bundle,), topic=topic, key=key, item_counts=(item_count,), timeout=timeout)
+        receipts = await self.push_many(
+            (bundle,),
+            topic=topic,
+            key=key,
+            item_counts=(item_count,),
+            producer=producer,
+            sequence=sequence,
+            timeout=timeout,
+        )
         return receipts[0]
 
     async def push_many(
@@ -75,9 +86,19 @@ class Client:
         topic: str = DEFAULT_TOPIC,
         key: str | bytes | None = None,
         item_counts: Iterable[int | None] | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
     ) -> list[Receipt]:
-        """Store bundles in order, many at a time. The event loop gets its turn between groups of up to 64 bundles or 1 MiB."""
+        """Store bundles in order, many at a time. The event loop gets its turn between groups of up to 64 bundles or 1 MiB.
+
+        `producer`, `sequence`: as of `Client.push_many`.
+        """
+        if producer is not None or sequence is not None:
+            counted = with_counts(bundles, item_counts)
+            shared = (self._producer, self._channels)
+            steps = pushing_keyed(*shared, counted, topic, key, producer, sequence, timeout)
+            return await self._exchange.complete_steps(steps)
         steps = self._producer.pushing(bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout)
         return await self._exchange.complete_steps(steps)
 

@@ -30,7 +30,7 @@ from quiver_actors.client.staging import StagingClient
 from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.client.topic_commands import TopicCommands
 from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted, start_text
-from quiver_actors.errors import ClosedError, UsageError
+from quiver_actors.errors import ClosedError
 from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.segment.reader import SegmentReader
@@ -120,36 +120,16 @@ class Client(StagingClient, TopicCommands):
                 `retry_after_ns`.
             StorageFull, DurabilityUnknown, EngineFailed, Draining: what the worker could not do.
         """
-        if producer is not None or sequence is not None:
-            return self._push_keyed(((bundle, item_count),), topic, key, producer, sequence, timeout)[0]
-        steps = self._producer.pushing(
-            (bundle,), topic=topic, key=key, item_counts=(item_count,), timeout_seconds=timeout
-        )
-        return self._exchange.run_steps(steps)[0]
-
-    def _push_keyed(
-        self,
-        bundles: Iterable[tuple[Bundle, int | None]],
-        topic: str,
-        key: str | bytes | None,
-        producer: str | None,
-        sequence: int | None,
-        timeout: float,
-    ) -> list[Receipt]:
-        if producer is None or sequence is None or key is not None:
-            raise UsageError(
-                "an idempotent push needs both producer and sequence, and goes where its producer's bundles go: no key"
-            )
-        steps = pushing_keyed(
-            self._producer,
-            self._channels,
-            bundles,
+        (receipt,) = self.push_many(
+            (bundle,),
             topic=topic,
-            name=producer,
-            first=sequence,
-            timeout_seconds=timeout,
+            key=key,
+            item_counts=(item_count,),
+            producer=producer,
+            sequence=sequence,
+            timeout=timeout,
         )
-        return self._exchange.run_steps(steps)
+        return receipt
 
     def push_many(
         self,
@@ -177,7 +157,9 @@ class Client(StagingClient, TopicCommands):
             of the bundles may have been stored.
         """
         if producer is not None or sequence is not None:
-            return self._push_keyed(with_counts(bundles, item_counts), topic, key, producer, sequence, timeout)
+            counted = with_counts(bundles, item_counts)
+            shared = (self._producer, self._channels)
+            return self._exchange.run_steps(pushing_keyed(*shared, counted, topic, key, producer, sequence, timeout))
         steps = self._producer.pushing(bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout)
         return self._exchange.run_steps(steps)
 

@@ -20,7 +20,7 @@ from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.targets import Key
 from quiver_actors.encoding.entries import BundlePlan, PlannedBundles, plan
-from quiver_actors.errors import Draining, EngineFailed, PushTimeout, QuiverError, SequenceGap
+from quiver_actors.errors import Draining, EngineFailed, PushTimeout, QuiverError, SequenceGap, UsageError
 from quiver_actors.model import ENVELOPE_SLOT, BundleId, Durability, Receipt
 from quiver_actors.transactions.keys import check_key, with_key
 from quiver_actors.units import MILLISECOND_NS
@@ -33,18 +33,23 @@ def pushing_keyed(
     producer: Producer,
     channels: ChannelSet[PushChannel],
     bundles: Iterable[tuple[Bundle, int | None]],
-    *,
     topic: str,
-    name: str,
-    first: int,
+    key: str | bytes | None,
+    name: str | None,
+    first: int | None,
     timeout_seconds: float,
 ) -> Steps[list[Receipt]]:
-    """Push bundles with their item counts, numbered from `first` on, and wait for all receipts.
+    """Push bundles with their item counts as producer `name`, numbered from `first` on, and wait for all receipts.
 
     Raises:
+        UsageError: a key without its other half, or a key to route by, which only the producer's name may be.
         SequenceGap, SequenceTooOld: the numbers do not follow what is stored.
         And as `Client.push`.
     """
+    if name is None or first is None or key is not None:
+        raise UsageError(
+            "an idempotent push needs both producer and sequence, and goes where its producer's bundles go: no key"
+        )
     check_key(name, first)
     run = _KeyedRun(producer, channels, topic, name, timeout_seconds)
     slots = yield run.opening()

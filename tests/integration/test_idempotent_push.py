@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from quiver_actors import aio
 from quiver_actors.client import Client
 from quiver_actors.errors import SequenceGap, SequenceTooOld, UsageError
 from tests.integration.client_node import ClientNode, client_node
@@ -54,6 +56,17 @@ def test_wrong_numbers_are_refused(client: Client) -> None:
         with pytest.raises(UsageError):
             client.push(numbers(1), topic="other", **wrong)  # type: ignore[arg-type]
     assert visible(client, "other") == [1]
+
+
+def test_tasks_push_idempotently_too(node: ClientNode) -> None:
+    async def push_twice() -> list[bool]:
+        async with aio.connect(node.directories.run) as client:
+            first = await client.push_many([numbers(1), numbers(2)], topic="other", producer="task", sequence=1)
+            again = await client.push(numbers(2), topic="other", producer="task", sequence=2)
+            assert again.bundle_id == first[1].bundle_id
+            return [receipt.duplicate for receipt in [*first, again]]
+
+    assert asyncio.run(push_twice()) == [False, False, True]
 
 
 def test_the_key_travels_with_the_bundle(client: Client) -> None:
