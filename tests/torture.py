@@ -18,12 +18,19 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 ROUND_STATES = 20_000
 _SEEDS_PER_ROUND = 1_000
+_NODE_TESTS = (
+    "tests/integration/test_caps.py",
+    "tests/integration/test_adoption.py",
+    "-k",
+    "killed or number_of_cores",
+)
+_LONG_NODE_TESTS = {"QUIVER_TEST_CAP_ROUNDS": "100", "QUIVER_TEST_CORES": "8,3,1,16"}
 _NOT_ADDED = ("call_sites", "call_sites_hit")
 """The same in every round: the best one counts."""
 
@@ -50,6 +57,7 @@ class Torture:
 
     def _everything_else(self) -> None:
         self._run("tests.evidence", "--long", "--seed", str(self._seed))
+        self._run("pytest", "-q", *_NODE_TESTS, environment=_LONG_NODE_TESTS)
         self._sweep()
 
     def _sweep(self) -> None:
@@ -62,10 +70,18 @@ class Torture:
     def _goes_on(self) -> bool:
         return time.monotonic() < self._deadline or self.figures["crash_states"] < self._crash_states
 
-    def _run(self, module: str, *arguments: str) -> None:
+    def _run(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-m", module, *arguments]
         started = time.monotonic()
-        ran = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        ran = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         with self._mutex:
             print(f"# {' '.join(command[2:])}: {time.monotonic() - started:.0f} s", flush=True)
             if ran.returncode:
