@@ -18,9 +18,10 @@ import pyarrow as pa
 from quiver_actors.client import connect
 from quiver_actors.demo import tables
 from quiver_actors.demo.compare import Outcome, compare
-from quiver_actors.demo.job import push_travel, round_trip_planes, start_spark
+from quiver_actors.demo.job import EXECUTORS, push_travel, round_trip_planes, start_spark
 from quiver_actors.demo.node import TOPIC, Node
 from quiver_actors.demo.progress import ProgressBar
+from quiver_actors.demo.stream import StreamOutcome, run_stream
 
 DAYS_ALL = 366
 KILL_AT = 0.4
@@ -118,6 +119,7 @@ def run(workspace: Path, days: int) -> tuple[Outcome, list[str]]:
             for subscriber in subscribers:
                 subscriber.finish()
             spark.stop()
+            stream = stream_half(node, workspace, source["flights"])
         finally:
             for subscriber in subscribers:
                 subscriber.kill()
@@ -125,7 +127,19 @@ def run(workspace: Path, days: int) -> tuple[Outcome, list[str]]:
         if node.stop() != 0:
             raise RuntimeError("the node did not stop cleanly: see node.log")
     outcome = compare(receipts, output, source)
-    return outcome, disagreements(subscribers, outcome, equal)
+    problems = disagreements(subscribers, outcome, equal)
+    print(stream)
+    return outcome, problems if stream.is_good else [*problems, "the stream lost, doubled or changed rows"]
+
+
+def stream_half(node: Node, workspace: Path, flights: pa.Table) -> StreamOutcome:
+    """A session with executors of their own, so that one can be killed."""
+    spark = start_spark(workspace, node.run_dir, EXECUTORS)
+    try:
+        print(f"Spark streams {flights.num_rows} flights into the node and out of it again, into Parquet")
+        return run_stream(spark, node, workspace, flights)
+    finally:
+        spark.stop()
 
 
 def follow(node: Node, subscribers: list[Subscriber], job: Future[pa.Table], bundles: int) -> pa.Table:

@@ -31,23 +31,29 @@ appender.file.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
 
 
-def start_spark(workspace: Path, run_dir: Path) -> SparkSession:
-    """A local session with two cores. Its tasks find the node through the environment, as on a cluster's nodes."""
+LOCAL, EXECUTORS = "local[2]", "local-cluster[2,1,640]"
+"""Where tasks run: in the driver, or in two executors of their own."""
+
+
+def start_spark(workspace: Path, run_dir: Path, master: str = LOCAL) -> SparkSession:
+    """A session with two cores. Its tasks find the node through the environment, as on a cluster's nodes."""
     ensure_java()
     conf_dir = workspace / "spark-conf"
-    conf_dir.mkdir()
+    conf_dir.mkdir(exist_ok=True)
     (conf_dir / "log4j2.properties").write_text(_LOG4J.format(log_path=workspace / "spark.log"))
     os.environ |= {
         "QUIVER_RUN_DIR": str(run_dir),
         "SPARK_CONF_DIR": str(conf_dir),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": str(workspace / "spark-work"),
         "PYSPARK_PYTHON": sys.executable,
     }
     builder = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(master)
         .appName("quiver demo")
         .config(map=session_conf())
         .config("spark.ui.enabled", "false")
+        .config("spark.executor.memory", "512m")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "4")

@@ -14,6 +14,7 @@ from typing import Any
 CORES = 2
 TOPIC = "travel"
 PLANES_TOPIC = "planes"
+STREAM_TOPIC = "departures"
 SLOTS = {0: "flights", 1: "weather"}
 _CONFIG = f"""
 # Small segments that are sealed soon: deliveries are seen as they come.
@@ -26,6 +27,8 @@ max_open_duration = "500ms"
 {SLOTS[1]} = 1
 
 [topics.{PLANES_TOPIC}]
+
+[topics.{STREAM_TOPIC}]
 """
 _QUIVER = [sys.executable, "-m", "quiver_actors.cli.main"]
 _DEADLINE_SECONDS = 30.0

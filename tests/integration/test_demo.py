@@ -15,10 +15,10 @@ CLOSING_LINE = re.compile(r"^pushed=(\d+) delivered=(\d+) lost=(\d+) duplicates=
 
 @pytest.mark.spark
 @pytest.mark.crash
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_demo_loses_nothing() -> None:
     command = [sys.executable, "-m", "quiver_actors.demo", "--days", "60"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     closing = CLOSING_LINE.match(done.stdout.splitlines()[-1])
     assert closing is not None, done.stdout
@@ -30,3 +30,6 @@ def test_the_demo_loses_nothing() -> None:
     assert closing.group(5) == "true"
     assert "SIGKILL to worker 0" in done.stdout
     assert 'format("quiver"): 3322 rows, equal=true' in done.stdout
+    assert "SIGKILL to an executor" in done.stdout
+    assert "SIGKILL to worker 1" in done.stdout
+    assert re.search(r"^stream: rows=\d+ lost=0 duplicates=0 rows_equal=true$", done.stdout, re.MULTILINE), done.stdout
