@@ -47,7 +47,11 @@ class RunMemory:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        return self._free.pop() if self._free else np.empty(RUN_BYTES_MAX, np.uint8).data
+        try:
+            # One step: another thread may take the last one between a look and this.
+            return self._free.pop()
+        except IndexError:
+            return np.empty(RUN_BYTES_MAX, np.uint8).data
 
     def give_back(self, memory: memoryview) -> None:
         if len(self._free) < _POOL_MAX:
