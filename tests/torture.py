@@ -4,7 +4,7 @@
 
 First every bit, every failing call and 2,000 kills once (about ten minutes of one CPU), beside them and afterwards rounds of the crash
 sweep with ever new seeds, until the time is over: a round that has begun is finished. With `--crash-states` also until so many
-states were opened, however long that takes. Crash states are distinct within a round; rounds start from different seeds.
+states were opened, however long that takes. Crash states are told apart by content over all rounds.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).parent.parent
 ROUND_STATES = 20_000
@@ -33,6 +36,7 @@ _NODE_TESTS = (
 _LONG_NODE_TESTS = {"QUIVER_TEST_CAP_ROUNDS": "100", "QUIVER_TEST_CORES": "8,3,1,16"}
 _NOT_ADDED = ("call_sites", "call_sites_hit")
 """The same in every round: the best one counts."""
+_STATES = "crash_states"
 
 
 class Torture:
@@ -45,6 +49,7 @@ class Torture:
         self._rounds: Iterator[int] = itertools.count()
         self._mutex = threading.Lock()
         self.figures: Counter[str] = Counter()
+        self._images: set[int] = set()
         self.failures: list[str] = []
 
     def run(self) -> None:
@@ -64,8 +69,15 @@ class Torture:
         while not self.failures and self._goes_on():
             with self._mutex:
                 seed = (self._seed << 20) + _SEEDS_PER_ROUND * (1 + next(self._rounds))
-            arguments = ("--report", "--alone", "--crash-states", str(ROUND_STATES), "--seed", str(seed))
-            self._run("tests.sim", *arguments)
+            with tempfile.NamedTemporaryFile() as images:
+                arguments = ("--report", "--alone", "--crash-states", str(ROUND_STATES), "--seed", str(seed))
+                self._run("tests.sim", *arguments, "--processes", "1", "--images", images.name)
+                self._add_images(np.frombuffer(images.read(), np.uint64).tolist())
+
+    def _add_images(self, hashes: list[int]) -> None:
+        with self._mutex:
+            self._images.update(hashes)
+            self.figures[_STATES] = len(self._images)
 
     def _goes_on(self) -> bool:
         return time.monotonic() < self._deadline or self.figures["crash_states"] < self._crash_states
@@ -94,7 +106,7 @@ class Torture:
         for name, value in figures.items():
             if name in _NOT_ADDED:
                 self.figures[name] = max(self.figures[name], value)
-            elif name != "seconds":
+            elif name not in ("seconds", _STATES):
                 self.figures[name] += value
 
 

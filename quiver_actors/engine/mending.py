@@ -176,6 +176,11 @@ class Mending:
         self.quarantined += 1
         self._is_trimmed = False
 
+    def change_settings(self, settings: TopicSettings) -> None:
+        """The cap holds at once."""
+        self._cap_bytes = settings.retention.quarantine_cap_bytes
+        self._is_trimmed = False
+
     def trim_job(self) -> jobs.TrimJob | None:
         return None if self._is_trimmed else jobs.TrimJob(self._disk, self._paths, self._cap_bytes)
 

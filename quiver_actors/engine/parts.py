@@ -50,6 +50,7 @@ class Parts:
         self.group_commit.change_settings(settings)
         self.progress.change_settings(settings)
         self.stages.change_settings(settings)
+        self.mending.change_settings(settings)
         self.retention.settings = settings.retention
         self.shelf.search_again()
         free_bytes_min, compacts = settings.retention.min_free_bytes, settings.segment.compaction == "auto"

@@ -315,6 +315,8 @@ def test_connections_over_the_limit_are_told_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(loop, "SESSIONS_MAX", 2)
     with running(tmp_path) as worker:
         first, second = worker.producer(), worker.producer()
+        # Figures come a little later: what is waited for below must not be what was there before both were counted.
+        until(lambda: worker_figure(worker, WorkerFigure.SESSIONS) == 2, "both to be counted")
         third = worker.connect(greet=False)
         assert third.expect(m.Refused).code == "worker_unavailable"
         third.expect_end()

@@ -13,6 +13,9 @@ import json
 import logging
 import sys
 import time
+from pathlib import Path
+
+import numpy as np
 
 from tests import evidence
 from tests.sim.report import STATES_DEFAULT, Effort, run_all
@@ -25,16 +28,20 @@ def main() -> int:
     parser.add_argument(
         "--report", action="store_true", help="the other suites too (tests.evidence), and one line of JSON"
     )
+    parser.add_argument("--processes", type=int, default=0, help="how many, 0 for one for each CPU")
+    parser.add_argument("--images", type=Path, help="file for the 64-bit hashes of the distinct states")
     parser.add_argument("--alone", action="store_true", help="only what needs nothing but the simulated disk")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
     started = time.monotonic()
     try:
-        report = run_all(Effort(arguments.crash_states, arguments.seed))
+        report = run_all(Effort(arguments.crash_states, arguments.seed), arguments.processes)
         others = evidence.quick() if arguments.report and not arguments.alone else evidence.Evidence()
     except AssertionError as error:
         print(f"broken: {error}", file=sys.stderr)
         return 1
+    if arguments.images is not None:
+        arguments.images.write_bytes(np.array(sorted(report.crashes.images), np.uint64).tobytes())
     figures = report.figures() | (others.figures() if arguments.report and not arguments.alone else {})
     figures |= {"seconds": round(time.monotonic() - started)}
     for name, value in figures.items():

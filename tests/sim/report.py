@@ -201,15 +201,15 @@ def close_gaps(report: Report, effort: Effort) -> None:
                 faults.sweep(profile, seed, 1, report.faults, ERRNOS, missing)
 
 
-def processes() -> Executor:
-    """One process for each CPU. They have imported everything anew: a fork would take along the threads of whoever asks."""
-    return ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"))
+def processes(count: int = 0) -> Executor:
+    """So many processes, 0 for one for each CPU. They have imported everything anew: a fork would take along the threads of whoever asks."""
+    return ProcessPoolExecutor(count or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"))
 
 
-def run_all(effort: Effort) -> Report:
+def run_all(effort: Effort, process_count: int = 0) -> Report:
     """Everything, in the order in which the tests do it."""
     report = Report()
-    with processes() as pool:
+    with processes(process_count) as pool:
         futures = [
             pool.submit(run_task, task) for task in (*crash_tasks(effort), *scene_tasks(effort), *fault_tasks(effort))
         ]

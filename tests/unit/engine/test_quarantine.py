@@ -98,3 +98,6 @@ def test_an_engine_holds_to_its_cap() -> None:
         driver.reopen()
         driver.run_background()
     assert sorted(kept(disk).values()) == [b"damaged 2", b"damaged 3"]
+    driver.engine.change_settings(topic_settings(retention=RetentionSettings(quarantine_cap_bytes=0)))
+    driver.run_background()
+    assert list(kept(disk).values()) == [b"damaged 3"]
