@@ -202,7 +202,7 @@ def close_gaps(report: Report, effort: Effort) -> None:
 
 
 def processes(count: int = 0) -> Executor:
-    """So many processes, 0 for one for each CPU. They have imported everything anew: a fork would take along the threads of whoever asks."""
+    """So many processes, 0 for one for each CPU, that import everything anew: a fork would take along the threads of whoever asks."""
     return ProcessPoolExecutor(count or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"))
 
 
