@@ -38,7 +38,7 @@ from benchmarks.harness import (
 )
 from quiver_actors.cli.status_view import attach_page
 from quiver_actors.client import Client, GapNotice
-from quiver_actors.errors import Throttled
+from quiver_actors.errors import PushTimeout, Throttled
 from quiver_actors.supervisor.figures import STORAGE_ROW, StorageFigure, region_of
 from quiver_actors.supervisor.measure import measure
 
@@ -161,7 +161,7 @@ def overload(directory: str, policy: str, cap_bytes: int, seconds: float) -> Mea
                     acked.update(
                         (r.bundle_id.core, r.bundle_id.segment_seq, r.bundle_id.bundle_index) for r in receipts
                     )
-                except Throttled:
+                except (Throttled, PushTimeout):
                     refused[0] += 1
                 ahead = number * BUNDLE_BYTES / (2 * DRAIN_BYTES_PER_SECOND) - (time.monotonic() - began)
                 if ahead > 0:

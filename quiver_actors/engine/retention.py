@@ -84,6 +84,8 @@ class Retention:
             info = self._shelf.segments.get(segment_seq)
             if info is not None:
                 self._ages.see(segment_seq, info.last_ingestion_ts_nanos, unix_ns, now_ns)
+        for segment_seq in self._shelf.take_gone():
+            self._ages.forget(segment_seq)
 
     def deadline_ns(self) -> int | None:
         """When `tick` has something to do, as far as only time decides about it."""

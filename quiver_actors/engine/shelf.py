@@ -49,6 +49,7 @@ class Shelf:
         self.segments: dict[int, SegmentInfo] = recovered.segments
         self.waiting: deque[int] = deque(sorted([*recovered.segments, *recovered.damaged]))
         self.new: list[int] = list(recovered.segments)
+        self.gone: list[int] = []
         self.deleted = 0
         self.losses = Losses()
         self.spool: Callable[[Collection[int]], set[int]] = lambda _: set()
@@ -136,6 +137,11 @@ class Shelf:
         new, self.new = self.new, []
         return new
 
+    def take_gone(self) -> list[int]:
+        """Segments that were deleted since the last call."""
+        gone, self.gone = self.gone, []
+        return gone
+
     def processed(self) -> list[int]:
         """Segments that every subscriber is durably done with; none while there is no subscriber, or one that is not gone for good."""
         return [] if self._progress.is_forgetting else self._progress.registry.deletable(self.segments)
@@ -206,6 +212,7 @@ class Shelf:
             self._upkeep.forget(segment_seq)
             self._progress.registry.forget_segment(segment_seq, file_is_gone=True)
         self.deleted += len(segment_seqs)
+        self.gone += segment_seqs
         return [Resumed()]
 
     # --- reading -----------------------------------------------------------------------------------------------------------

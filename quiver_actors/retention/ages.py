@@ -7,6 +7,8 @@ future counts as now.
 
 from __future__ import annotations
 
+import heapq
+
 
 class Ages:
     """Of the segments of one engine. Pure; times are nanoseconds."""
@@ -14,11 +16,14 @@ class Ages:
     def __init__(self) -> None:
         self._born: dict[int, int] = {}
         """By segment: the monotonic time at which it was ingested, as far as the wall clock knew."""
+        self._oldest: list[tuple[int, int]] = []
+        """Heap of (time, segment), also of some that are forgotten."""
 
     def see(self, segment_seq: int, ingestion_unix_ns: int, unix_ns: int, monotonic_ns: int) -> None:
         """A segment is there. Seen again, nothing changes."""
         if segment_seq not in self._born:
-            self._born[segment_seq] = monotonic_ns - max(0, unix_ns - ingestion_unix_ns)
+            born = self._born[segment_seq] = monotonic_ns - max(0, unix_ns - ingestion_unix_ns)
+            heapq.heappush(self._oldest, (born, segment_seq))
 
     def forget(self, segment_seq: int) -> None:
         self._born.pop(segment_seq, None)
@@ -29,8 +34,13 @@ class Ages:
 
     def expired(self, max_age_ns: int, monotonic_ns: int) -> list[int]:
         """Segments older than that, lowest number first."""
+        due_ns = self.next_expiry_ns(max_age_ns)
+        if due_ns is None or monotonic_ns < due_ns:
+            return []
         return sorted(seq for seq, born in self._born.items() if monotonic_ns - born > max_age_ns)
 
     def next_expiry_ns(self, max_age_ns: int) -> int | None:
         """The monotonic time at which the next one is over age; None without segments."""
-        return min(self._born.values()) + max_age_ns + 1 if self._born else None
+        while self._oldest and self._born.get(self._oldest[0][1]) != self._oldest[0][0]:
+            heapq.heappop(self._oldest)
+        return self._oldest[0][0] + max_age_ns + 1 if self._oldest else None

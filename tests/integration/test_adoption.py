@@ -11,6 +11,7 @@ import pytest
 from quiver_actors.client import Client, Subscription
 from quiver_actors.core_dirs import RETIRED_NAME, find_core_dirs
 from quiver_actors.model import BundleId
+from tests.integration import node_process
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers
 from tests.integration.test_caps import wait_until
 
@@ -54,7 +55,11 @@ def core_dirs(node: ClientNode) -> set[int]:
 
 
 @pytest.mark.timeout(900)
-def test_every_bundle_is_read_once_whatever_the_number_of_cores_and_empty_directories_are_retired() -> None:
+def test_every_bundle_is_read_once_whatever_the_number_of_cores_and_empty_directories_are_retired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Sixteen workers on two processors take their time to start.
+    monkeypatch.setattr(node_process, "DEADLINE_SECONDS", 120.0)
     stored: dict[BundleId, int] = {}
     read: dict[BundleId, int] = {}
     with client_node(CORES[0], CONFIG) as node:
