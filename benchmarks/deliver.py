@@ -38,6 +38,7 @@ from benchmarks.harness import (
     median,
     median_ratio,
     percentile,
+    push_patiently,
     run_interleaved,
     running_node,
     scratch,
@@ -95,7 +96,7 @@ def deliver(directory: str, consumers: int, total: int) -> Measurements:
     with running_node(directory) as run_dir, quiver_actors.connect(run_dir) as client:
         for name in names:
             client.subscribe(name).close()
-        client.push_many(bundles[number % len(bundles)] for number in range(total))
+        push_patiently(client, [bundles[number % len(bundles)] for number in range(total)])
         client.flush()
         worker = psutil.Process(psutil.Process(read_node_view(run_dir).pid).children()[0].pid)
         cpu_before = sum(worker.cpu_times()[:2])
@@ -201,7 +202,7 @@ def latency(directory: str, config: str, seconds: float) -> Measurements:
         for number in range(total):
             due_ns = started_ns + number * 10**9 // PUSHES_PER_SECOND
             time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
-            client.push({1: pa.record_batch({"pushed_ns": [time.monotonic_ns()] * ROWS})})
+            push_patiently(client, [{1: pa.record_batch({"pushed_ns": [time.monotonic_ns()] * ROWS})}])
         took = results.get()
         process.join()
     return {"p50": percentile(took, 0.5), "p99": percentile(took, 0.99), "max": took[-1]}

@@ -18,9 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from quiver_actors.client import Client
+from quiver_actors.client.slots import Bundle
+from quiver_actors.errors import Throttled
 
 Measurements = dict[str, float]
 Candidate = Callable[[], Measurements]
@@ -166,3 +170,14 @@ def wait_ready(run_dir: str, process: subprocess.Popen[bytes], timeout_seconds: 
     subprocess.run(status, check=True, stdout=subprocess.DEVNULL)
     if process.poll() is not None:
         raise RuntimeError(f"the node ended with exit code {process.returncode}")
+
+
+def push_patiently(client: Client, bundles: Sequence[Bundle]) -> None:
+    """Push them, again if the node asks for patience: what it had taken of them is then pushed twice."""
+    while True:
+        try:
+            client.push_many(bundles)
+        except Throttled:
+            time.sleep(0.2)
+        else:
+            return

@@ -43,13 +43,13 @@ from benchmarks.harness import (
     median_ratio,
     parser,
     percentile,
+    push_patiently,
     run_interleaved,
     running_node,
     scratch,
 )
 from quiver_actors.client import Client
 from quiver_actors.client.node_view import read_node_view
-from quiver_actors.errors import Throttled
 from quiver_actors.subscriber.claims import SubscriberState
 
 MIB = 1 << 20
@@ -385,7 +385,7 @@ def through(directory: str, size_bytes: int) -> Measurements:
         try:
             with watched(*memories.values()):
                 while pushed < total:
-                    _push(client, [batch] * min(512, total - pushed))
+                    push_patiently(client, [batch] * min(512, total - pushed))
                     pushed += 512
                     _wait_lag(client, 2_000)
                 client.flush()
@@ -395,17 +395,6 @@ def through(directory: str, size_bytes: int) -> Measurements:
             process.kill()
             process.join()
     return {"rate": rate, **{name: memory.growth_mib for name, memory in memories.items()}}
-
-
-def _push(client: Client, batches: list[pa.RecordBatch]) -> None:
-    """Push them, again if the node asks for patience: what it had taken of them is then pushed twice."""
-    while True:
-        try:
-            client.push_many(batches)
-        except Throttled:
-            time.sleep(0.2)
-        else:
-            return
 
 
 def _wait_lag(client: Client, bundles: int) -> None:
