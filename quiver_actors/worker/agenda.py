@@ -23,6 +23,19 @@ class Agenda:
         """To be looked at whenever something happens, but not before."""
         self._alarms: list[tuple[int, int, EngineHost]] = []
         self._count = 0
+        self.moved: set[EngineHost] = set()
+        """What they have on disk may have changed since the worker's share was reckoned up."""
+        self._recent: set[EngineHost] = set()
+
+    def note_activity(self, host: EngineHost) -> None:
+        """Something happens to it: its figures, and what it has on disk, are to be looked at again."""
+        self.moved.add(host)
+        self._recent.add(host)
+
+    def take_recent(self) -> set[EngineHost]:
+        """The hosts that something has happened to since the last call."""
+        recent, self._recent = self._recent, set()
+        return recent
 
     @property
     def has_touched(self) -> bool:

@@ -111,6 +111,7 @@ class Worker:
             self._context.region,
             f"core_{self._context.core}",
             adoption,
+            agenda,
             lambda: tell_supervisor(self._context.wakeup_fd),
         )
         topics.open_all(settings.all_topics(), self._figures.heartbeat)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -106,13 +106,13 @@ class FigurePublisher:
     def heartbeat(self) -> None:
         self._region.heartbeat(self._clock.monotonic_ns())
 
-    def publish(self, loop: LoopFigures, hosts: Mapping[str, EngineHost]) -> None:
+    def publish(self, loop: LoopFigures, hosts: Mapping[str, EngineHost], recent: Collection[EngineHost] = ()) -> None:
+        """`recent`: those whose figures may have changed since the last time."""
         self.heartbeat()
         try:
             for topic, host in hosts.items():
-                if not host.has_news:
+                if host not in recent:
                     continue
-                host.has_news = False
                 self._publish_engine(topic, host)
                 self._publish_latencies(topic, host)
                 self._publish_retention(topic, host)
@@ -183,6 +183,8 @@ class FigurePublisher:
 
     def _drop_gone(self, hosts: Mapping[str, EngineHost]) -> None:
         """Rows of topics that are no more."""
+        if len(self._engines) <= len(hosts):
+            return
         for topic in [topic for topic in self._engines if topic not in hosts]:
             self._region.drop(self._engines.pop(topic).writer)
             for table in (self._latencies, self._subscribers):

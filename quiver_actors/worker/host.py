@@ -77,10 +77,6 @@ class EngineHost:
         """When `turn` must be called again, whatever happens."""
         self.alarm_ns: int | None = None
         """The agenda's note of when it calls."""
-        self.has_news = True
-        """Its figures may have changed since they were published."""
-        self.has_moved = True
-        """What it has on disk may have changed since the worker's share was reckoned up."""
         self._agenda = agenda
         self._commit = commit
         self._background = background
@@ -120,7 +116,7 @@ class EngineHost:
     def touch_push(self) -> None:
         """A push was handed to `ingest`, and nothing else: the next `turn` must write it."""
         if not self.is_touched:
-            self.is_touched = self.has_news = self.has_moved = True
+            self.is_touched = True
             self._agenda.touch(self)
 
     def turn(self, now_ns: int) -> None:
@@ -133,10 +129,10 @@ class EngineHost:
         elif not self.is_touched and not self.deliveries.is_due:
             return
         elif not self._needs_care and now_ns < self._care_at_ns and self.ingest.is_flowing:
-            self.has_news = self.has_moved = True
+            self._agenda.note_activity(self)
             self._light_turn()
             return
-        self.has_news = self.has_moved = True
+        self._agenda.note_activity(self)
         self._full_turn(now_ns)
 
     def _light_turn(self) -> None:
@@ -248,6 +244,7 @@ class EngineHost:
     def _finish(self, job: Job) -> None:
         """The turn that follows at once does the rest; what the disk has to do next starts here."""
         self._in_flight -= 1
+        self._agenda.note_activity(self)
         if self.is_given_up:
             self._close_if_idle()
             return

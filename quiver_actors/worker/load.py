@@ -27,26 +27,36 @@ class Load:
             pressure: shared with the hosts, which read it.
         """
         self.pressure = pressure
+        self._lagging: set[EngineHost] = set()
+        self._defers = pressure.defers
 
     def sample(
-        self, hosts: Iterable[EngineHost], *, arena_bytes: int, arena_used_bytes: int, cap_fraction: float
+        self,
+        hosts: Iterable[EngineHost],
+        recent: set[EngineHost],
+        *,
+        arena_bytes: int,
+        arena_used_bytes: int,
+        cap_fraction: float,
     ) -> None:
-        """Take a new look."""
-        hosts = list(hosts)
-        lag = max((host.engine.sealing_lag for host in hosts), default=0.0)
+        """Take a new look; `recent`: those that something has happened to since the last one."""
+        looked_at = self._lagging | recent
+        self._lagging = {host for host in looked_at if host.engine.sealing_lag and not host.is_given_up}
+        lag = max((host.engine.sealing_lag for host in self._lagging), default=0.0)
         full = arena_used_bytes / arena_bytes if arena_bytes else 0.0
         cap = max(0.0, cap_fraction - CAP_EASY) / (1 - CAP_EASY) * CAP_SHARE_MAX
         signals = Signals(
             backlog=max(lag, full),
             cap=min(CAP_SHARE_MAX, cap),
             memory=memory_taken(),
-            sync_ns=max((host.engine.sync_ns for host in hosts), default=0),
+            sync_ns=max((host.engine.sync_ns for host in looked_at), default=0),
         )
         self.pressure.sample(signals)
-        for host in hosts:
-            if host.engine.defers_upkeep != self.pressure.defers:
+        for host in hosts if self._defers != self.pressure.defers else recent:
+            if host.engine.defers_upkeep != self.pressure.defers and not host.is_given_up:
                 host.engine.defers_upkeep = self.pressure.defers
                 host.touch()
+        self._defers = self.pressure.defers
 
 
 def memory_taken() -> float:

@@ -108,6 +108,7 @@ class WorkerLoop:
         self._agenda = agenda
         self._turned: list[EngineHost] = []
         """Of this turn."""
+        self._full: set[EngineHost] = set()
         self._requests = requests
         self._threads = threads
         self._wake_fd = wake_fd
@@ -429,10 +430,11 @@ class WorkerLoop:
 
     def _publish(self, now_ns: int) -> None:
         self._publish_at_ns = now_ns + PUBLISH_INTERVAL_NS
+        recent = self._agenda.take_recent()
         if self._phase is Phase.SERVING:
             self._topics.look(now_ns)
             self._adoption.look(now_ns)
-            self._show_health()
+            self._show_health(recent)
         arenas = [session.arena for session in self._sessions.values() if session.arena is not None]
         figures = LoopFigures(
             sessions=len(self._sessions),
@@ -445,17 +447,19 @@ class WorkerLoop:
         )
         self._load.sample(
             self._hosts.values(),
+            recent,
             arena_bytes=figures.arena_bytes,
             arena_used_bytes=figures.arena_used_bytes,
             cap_fraction=self._share.cap_fraction,
         )
         self._share.show_pressure(self._load.pressure)
-        self._figures.publish(figures, self._hosts)
+        self._figures.publish(figures, self._hosts, recent)
         if now_ns >= self._sweep_at_ns:
             self._sweep(now_ns)
 
-    def _show_health(self) -> None:
-        full = [topic for topic, host in self._hosts.items() if host.engine.state is EngineState.FULL]
+    def _show_health(self, recent: set[EngineHost]) -> None:
+        self._full = {host for host in self._full | recent if host.engine.state is EngineState.FULL}
+        full = sorted(host.engine.topic for host in self._full)
         state = WorkerState.DEGRADED if full else WorkerState.READY
         if self._figures.state is not state:
             self._figures.set_state(state)

@@ -8,7 +8,7 @@ The order of the words matters (supervisor.figures.StorageFigure): what is used 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic_ns
 
@@ -29,6 +29,7 @@ from quiver_actors.supervisor.figures import (
     StorageFigure,
 )
 from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.host import EngineHost
 
 CALM_INTERVAL_NS = 50 * MILLISECOND_NS
@@ -41,7 +42,7 @@ _SETTLING_READS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was found of one host when it was looked at last."""
+    """What was found of one host when it was looked at last, or of all of them."""
 
     used_bytes: int
     step_bytes: int
@@ -63,6 +64,17 @@ def _known_of(host: EngineHost) -> _Known:
     )
 
 
+def _sum_of(known: Collection[_Known]) -> _Known:
+    return _Known(
+        sum(each.used_bytes for each in known),
+        max((each.step_bytes for each in known), default=0),
+        sum(each.wanted_bytes for each in known),
+        sum(each.doomed_bytes for each in known),
+        any(each.is_taking for each in known),
+        any(each.is_throttled for each in known),
+    )
+
+
 class StorageShare:
     """See the module. Without a page (None) there is no limit."""
 
@@ -72,12 +84,14 @@ class StorageShare:
         region: RegionWriter,
         name: str,
         hosts: Mapping[str, EngineHost],
+        agenda: Agenda,
         wake_supervisor: Callable[[], None],
     ) -> None:
         """
         Args:
             name: of the worker, `core_<n>`.
             hosts: by topic; may change.
+            agenda: of the worker's loop: says what has moved.
         """
         self._hosts = hosts
         self._wake = wake_supervisor
@@ -91,7 +105,10 @@ class StorageShare:
         self._is_wanting = False
         self._claim = 0
         self._due_ns = 0
+        self._agenda = agenda
         self._known: dict[EngineHost, _Known] = {}
+        self._sums = _Known(0, 0, 0, 0, False, False)
+        self._was_over = False
 
     # --- leave ---------------------------------------------------------------------------------------------------------
 
@@ -108,20 +125,21 @@ class StorageShare:
     @property
     def used_bytes(self) -> int:
         """Of all topics, as it is now: those that nothing has happened to are as they were reckoned up last."""
-        known = self._known
-        return sum(
-            host.engine.disk_bytes if host.has_moved else known[host].used_bytes for host in self._hosts.values()
+        known, moved = self._known, [host for host in self._agenda.moved if not host.is_given_up]
+        return self._sums.used_bytes + sum(
+            host.engine.disk_bytes - (known[host].used_bytes if host in known else 0) for host in moved
         )
 
     def _reckon_up(self) -> None:
         """Not in the middle of a host's turn: what that goes on to take would be missed."""
-        known = self._known
-        for host in self._hosts.values():
-            if host.has_moved:
-                host.has_moved = False
-                known[host] = _known_of(host)
-        if len(known) > len(self._hosts):
-            self._known = {host: known[host] for host in self._hosts.values()}
+        known, moved = self._known, self._agenda.moved
+        if not moved and len(known) == len(self._hosts):
+            return
+        known.update((host, _known_of(host)) for host in moved if not host.is_given_up)
+        moved.clear()
+        if len(known) != len(self._hosts):
+            self._known = known = {host: known.get(host) or _known_of(host) for host in self._hosts.values()}
+        self._sums = _sum_of(known.values())
 
     def _adopt(self) -> None:
         """Live within the grant as it is now; what was used under the one before is published first."""
@@ -182,6 +200,9 @@ class StorageShare:
 
     def _ease(self, is_over: bool) -> None:
         """Near the cap nothing is kept ready that nobody uses, and what is open is sealed where pushes wait."""
+        if not is_over and not self._was_over:
+            return
+        self._was_over = is_over
         for host in self._hosts.values():
             engine = host.engine
             if engine.releases_spare != is_over:
@@ -192,16 +213,15 @@ class StorageShare:
                 host.touch()
 
     def _publish_wants(self, now_ns: int) -> None:
-        known = self._known.values()
-        used_bytes = self.used_bytes
-        step_bytes = max((each.step_bytes for each in known), default=0)
-        wanted_bytes = sum(each.wanted_bytes for each in known)
+        used_bytes, step_bytes = self.used_bytes, self._sums.step_bytes
+        wanted_bytes = self._sums.wanted_bytes
         is_short = wanted_bytes > 0
-        if self._limit_bytes < NO_LIMIT and not is_short and any(each.is_taking for each in known):
+        if self._limit_bytes < NO_LIMIT and not is_short and self._sums.is_taking:
             # Ahead of need: the next logs are asked for before they are.
             wanted_bytes = AHEAD_STEPS * step_bytes
             is_short = used_bytes + step_bytes > self._limit_bytes
-        waiting = [host.ingest.waiting_since_ns for host, each in self._known.items() if each.is_throttled]
+        throttled = self._known.items() if self._sums.is_throttled else ()
+        waiting = [host.ingest.waiting_since_ns for host, each in throttled if each.is_throttled]
         since_ns = min((at for at in waiting if at), default=0)
         was_wanting, self._is_wanting = self._is_wanting, is_short
         row = self._row
@@ -216,7 +236,7 @@ class StorageShare:
     # --- claims --------------------------------------------------------------------------------------------------------
 
     def _take_claim(self, now_ns: int, is_over: bool) -> None:
-        row, doomed_bytes = self._row, sum(each.doomed_bytes for each in self._known.values())
+        row, doomed_bytes = self._row, self._sums.doomed_bytes
         row.set(StorageFigure.DOOMED_BYTES, doomed_bytes)
         candidates = self._candidates() if is_over else []
         first = min(candidates, default=None)
