@@ -47,7 +47,7 @@ class Retention:
         logs: LogQueue,
         shelf: Shelf,
     ) -> None:
-        self.settings: RetentionSettings = settings.retention
+        self._settings: RetentionSettings = settings.retention
         self._topic = settings.name
         self._disk = disk
         self._paths = paths
@@ -60,6 +60,17 @@ class Retention:
         self._small = measure_small_files(disk, paths, shelf.segments)
         self._is_measured = True
         self._measure_due_ns = 0
+
+    @property
+    def settings(self) -> RetentionSettings:
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: RetentionSettings) -> None:
+        """Another spool may let segments go, another age is looked at with the next tick."""
+        self._settings = settings
+        self._recheck_ns = 0
+        self._shelf.search_again()
 
     # --- rules that need nobody else ---------------------------------------------------------------------------------------
 

@@ -102,6 +102,28 @@ def test_a_claim_reaches_no_further_than_it_says(disk: Disk) -> None:
     assert stored(driver) == [2, 3]
 
 
+def test_a_smaller_spool_lets_segments_go_at_once(disk: Disk) -> None:
+    driver = engine_with(disk, steady_state_headroom_bytes=MIB)
+    driver.engine.register("s", "earliest")
+    fill(driver, 3)
+    acknowledge_all(driver, "s")
+    assert stored(driver) == [0, 1, 2]
+    driver.run_for(10 * SECOND_NS)
+    driver.engine.change_settings(topic_settings(segment_compaction="off"))
+    driver.run_for(SECOND_NS)
+    assert stored(driver) == []
+
+
+def test_a_claim_on_the_spool_is_carried_out_when_nothing_else_happens(disk: Disk) -> None:
+    driver = engine_with(disk, steady_state_headroom_bytes=MIB)
+    driver.engine.register("s", "earliest")
+    fill(driver, 3)
+    acknowledge_all(driver, "s")
+    driver.run_for(10 * SECOND_NS)
+    carry_out(driver, EvictionClass.PROCESSED)
+    assert stored(driver) == [1, 2]
+
+
 # --- age -----------------------------------------------------------------------------------------------------------------
 
 
