@@ -50,7 +50,7 @@ class Effort:
 
     @property
     def scene_faults_per_site(self) -> int:
-        return round(20 * self.scale)
+        return max(1, round(20 * self.scale))
 
     @property
     def fault_seeds(self) -> int:
