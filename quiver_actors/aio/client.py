@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
@@ -22,6 +23,7 @@ from quiver_actors.client.push_channel import PushChannel
 from quiver_actors.client.requests import Requests
 from quiver_actors.client.segments import map_segment
 from quiver_actors.client.slots import Bundle
+from quiver_actors.client.topic_commands import TopicCommandsOf
 from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted
 from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
@@ -162,6 +164,22 @@ class Client:
 
     async def topics(self) -> dict[str, TopicInfo]:
         return await self._exchange.complete(self._requests.topics())
+
+    async def create_topic(
+        self, topic: str, settings: Mapping[str, Any] | None = None, *, if_missing: bool = False
+    ) -> None:
+        """See `client.Client.create_topic`, as for the other two. The supervisor is asked in a thread."""
+        await asyncio.to_thread(self._topic_commands.create_topic, topic, settings, if_missing=if_missing)
+
+    async def set_topic(self, topic: str, settings: Mapping[str, Any], *, unset: Iterable[str] = ()) -> None:
+        await asyncio.to_thread(self._topic_commands.set_topic, topic, settings, unset=unset)
+
+    async def delete_topic(self, topic: str) -> None:
+        await asyncio.to_thread(self._topic_commands.delete_topic, topic)
+
+    @property
+    def _topic_commands(self) -> TopicCommandsOf:
+        return TopicCommandsOf(self.run_dir, self._timeout_seconds)
 
     async def flush(self, topic: str = DEFAULT_TOPIC) -> None:
         await self._exchange.complete(self._requests.flush(topic))

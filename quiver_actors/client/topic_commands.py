@@ -61,3 +61,15 @@ class TopicCommands:
     def _change_topics(self, request: Create | Change | Delete, gone: str = "") -> None:
         reply = ask(self.run_dir, request, self._timeout_seconds)
         until_applied(self.run_dir, reply, self._timeout_seconds, gone)
+
+
+class TopicCommandsOf(TopicCommands):
+    """Those of the node of one run directory, without a client."""
+
+    def __init__(self, run_dir: str, timeout_seconds: float) -> None:
+        self._run_dir = run_dir
+        self._timeout_seconds = timeout_seconds
+
+    @property
+    def run_dir(self) -> str:
+        return self._run_dir

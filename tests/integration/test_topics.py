@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from quiver_actors import aio
 from quiver_actors.client import Client
 from quiver_actors.errors import (
     ConfigError,
@@ -133,6 +135,18 @@ def test_a_subscription_that_was_away_while_its_topic_was_created_anew_is_told(n
             subscription.get(timeout=20.0)
         until(lambda: {child.state for child in node.process.status().children} == {"ready"}, "both workers")
         node.pids = {child.index: child.pid for child in node.process.status().children}
+
+
+def test_topics_come_and_go_with_asyncio_too(node: ClientNode) -> None:
+    async def life() -> None:
+        async with aio.connect(str(node.directories.run), timeout=20.0) as client:
+            await client.create_topic("brief", {"priority": 1})
+            await client.push(numbers(1), topic="brief")
+            await client.set_topic("brief", {"priority": 2})
+            await client.delete_topic("brief")
+            assert "brief" not in await client.topics()
+
+    asyncio.run(life())
 
 
 def test_the_default_topic_and_configured_ones_stay(client: Client) -> None:
