@@ -85,6 +85,12 @@ class Sampler:
     peak_grants: int = 0
     samples: int = 0
     over: list[str] = field(default_factory=list)
+    former: list[CountersPage] = field(default_factory=list)
+
+    def follow(self, page: CountersPage) -> None:
+        """The node was started again. The sampling thread may be reading the former page at this moment: it is closed at the end."""
+        self.former.append(self.page)
+        self.page = page
 
     def sample(self) -> None:
         used = measure([str(self.data)])
@@ -115,7 +121,8 @@ def sampling(node: ClientNode, cap: int = CAP) -> Iterator[Sampler]:
     finally:
         stop.set()
         thread.join()
-        page.close()
+        for each in (*sampler.former, sampler.page):
+            each.close()
     assert sampler.over == []
     assert sampler.samples > 0
 
@@ -308,8 +315,7 @@ def test_no_acknowledged_bundle_is_missing_without_its_notice_whoever_is_killed_
                 pusher.join()
             if victim == "supervisor":
                 node.restart()
-                sampler.page.close()
-                sampler.page = attach_page(str(node.directories.run))
+                sampler.follow(attach_page(str(node.directories.run)))
         with node.connect() as client, client.subscribe("s", gaps="deliver") as subscription:
             client.flush()
             missing = set(acked) - set(delivered) - announced
