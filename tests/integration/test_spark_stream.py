@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL
 from tests.integration.spark_node import Node, wait_until
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="limits and Trigger.AvailableNow need Spark 4.2"),
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
