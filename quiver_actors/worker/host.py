@@ -239,6 +239,7 @@ class EngineHost:
 
     def _submit(self, submit: Submit, job: Job) -> None:
         self._in_flight += 1
+        self._agenda.note_activity(self)
         submit(job, lambda: self._finish(job))
 
     def _finish(self, job: Job) -> None:

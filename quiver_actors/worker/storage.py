@@ -124,7 +124,9 @@ class StorageShare:
 
     @property
     def used_bytes(self) -> int:
-        """Of all topics, as it is now: those that nothing has happened to are as they were reckoned up last."""
+        """Of all topics, as it is now. Where nothing is to be kept to, those that nothing has happened to are as they were reckoned up."""
+        if self._limit_bytes < NO_LIMIT:
+            return sum(host.engine.disk_bytes for host in self._hosts.values())
         known, moved = self._known, [host for host in self._agenda.moved if not host.is_given_up]
         return self._sums.used_bytes + sum(
             host.engine.disk_bytes - (known[host].used_bytes if host in known else 0) for host in moved
@@ -133,6 +135,8 @@ class StorageShare:
     def _reckon_up(self) -> None:
         """Not in the middle of a host's turn: what that goes on to take would be missed."""
         known, moved = self._known, self._agenda.moved
+        if self._limit_bytes < NO_LIMIT:
+            moved.update(self._hosts.values())
         if not moved and len(known) == len(self._hosts):
             return
         known.update((host, _known_of(host)) for host in moved if not host.is_given_up)
