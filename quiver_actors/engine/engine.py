@@ -33,10 +33,11 @@ from quiver_actors.jobs import Job
 from quiver_actors.model import Durability
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
-from quiver_actors.recovery import Recovered, recover, segment_cfg_hash
+from quiver_actors.recovery import Recovered, recover
 from quiver_actors.sealing import write_cursor
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.wal.codec import encode_header
+from quiver_actors.wal.contract import segment_cfg_hash
 
 
 class Engine(SubscriberSide, StorageSide):

@@ -22,11 +22,11 @@ from quiver_actors.engine.numbers import Numbers
 from quiver_actors.events import Event, Resumed
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import EnginePaths
-from quiver_actors.recovery import segment_cfg_hash
 from quiver_actors.retention.account import block_bytes
 from quiver_actors.units import KIB, MIB
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import PUSH_ENTRIES_MAX
+from quiver_actors.wal.contract import segment_cfg_hash
 from quiver_actors.wal.log import Log
 
 _TAIL_SLACK_BYTES = 1 * MIB

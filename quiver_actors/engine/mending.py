@@ -19,9 +19,10 @@ from quiver_actors.engine.shelf import Runs, Shelf
 from quiver_actors.events import Event, Replaced
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
-from quiver_actors.recovery import Recovered, segment_cfg_hash
+from quiver_actors.recovery import Recovered
 from quiver_actors.rescue import RescueJob
 from quiver_actors.upkeep import CompactJob, SlicedJob, Upkeep
+from quiver_actors.wal.contract import segment_cfg_hash
 
 
 class Mending:

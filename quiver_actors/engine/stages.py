@@ -35,7 +35,6 @@ from quiver_actors.errors import (
 from quiver_actors.events import Event, Resumed, StageDropped, StagePrepared, StagesPublished
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
-from quiver_actors.recovery import segment_cfg_hash
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.transactions.jobs import JournalJob, PrepareJob, PublishJob, StageAllocateJob, StageDropJob
 from quiver_actors.transactions.records import DroppedRecord, JournalRecord, PublishingRecord, StageOrder
@@ -45,6 +44,7 @@ from quiver_actors.transactions.states import StageState
 from quiver_actors.units import SECOND_NS
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import check_push
+from quiver_actors.wal.contract import segment_cfg_hash
 from quiver_actors.wal.log import Log
 
 STAGES_MAX = 4096

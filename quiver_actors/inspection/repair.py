@@ -32,7 +32,7 @@ from quiver_actors.inspection.source import CHUNK_BYTES, Tree, is_about_access
 from quiver_actors.inspection.verification import Totals, verify_engine
 from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths, segment_seq_of
 from quiver_actors.quarantine import copy_span, move_to_quarantine
-from quiver_actors.recovery import Recovered, Recovery, segment_cfg_hash
+from quiver_actors.recovery import Recovered, Recovery
 from quiver_actors.rescue import RescueJob
 from quiver_actors.sealing import write_cursor
 from quiver_actors.segment.codec import FooterExtension
@@ -40,6 +40,7 @@ from quiver_actors.segment.reader import read_footer
 from quiver_actors.subscriber.progress import encode_progress, progress_file_name, subscriber_of
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import LogHeader, decode_header
+from quiver_actors.wal.contract import segment_cfg_hash
 
 SETTLED_BY_START = frozenset(["progress.missing_segment"])
 """Damage that the node itself settles when it starts: subscribers are told by gap notices, which only it can send."""

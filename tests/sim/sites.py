@@ -16,7 +16,7 @@ from quiver_actors.disk.faulty import CallSite
 from quiver_actors.disk.interposed import KINDS, MUTATING_KINDS
 
 ROOT = Path(str(quiver_actors.__file__)).parent
-PARTS = frozenset(["disk", "engine", "retention", "segment", "subscriber", "wal"])
+PARTS = frozenset(["disk", "engine", "recovery", "retention", "segment", "subscriber", "wal"])
 """Packages of which an engine consists, beside the modules at the top. Those of its stages are swept by tests/unit/transactions."""
 OTHER_PARTS = frozenset(["node"])
 """At the top, but no part of an engine."""
@@ -33,7 +33,7 @@ _UNREACHED = {
     ("Shelf.open", "size"),
     # Keys of idempotent producers: the runs here push without; tests/unit/transactions/test_keys.py crashes those that do.
     ("save_producers", "sync_directory"),
-    ("Recovery._save_keys", "sync_directory"),
+    ("FoundProducers.save", "sync_directory"),
 }
 _READS_OF_OTHERS = {
     # Through `SalvageReader`, whose own calls count; or of bytes in memory: a mapped segment, the tail that was just built.

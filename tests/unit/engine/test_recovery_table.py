@@ -18,7 +18,7 @@ from quiver_actors.core_file import CoreFile, encode_core
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.paths import EnginePaths
-from quiver_actors.recovery import _has_valid_trailer
+from quiver_actors.recovery.logs import has_valid_trailer
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.subscriber.gaps import GapNotice
 from quiver_actors.wal import layout
@@ -208,7 +208,7 @@ def examined(disk: SimDisk) -> FoundLog:
     def read(length: int, offset: int) -> bytes:
         return data[offset : offset + length]
 
-    return examine_log("quiver.wal.3", LogReader(read, len(data)), len(data), _has_valid_trailer(read, len(data)))
+    return examine_log("quiver.wal.3", LogReader(read, len(data)), len(data), has_valid_trailer(read, len(data)))
 
 
 def check(case: LogCase) -> None:

@@ -1,0 +1,18 @@
+"""Opening one engine's directory: everything that a crash can leave is brought to rest before the engine takes work.
+
+| module | what it owns |
+|---|---|
+| findings | what was moved aside, and what an operator should know |
+| numbers | which numbers have been used: the engine goes on behind them |
+| shelf | sealed segments: which are there, which are damaged |
+| subscribers | progress and gap notices |
+| producers | what idempotent producers have stored |
+| logs | log files of ours: sealed, or their seals finished |
+| adoption | log files of other writers: their entries go into logs of ours |
+| recovery | all of it, in order |
+"""
+
+from quiver_actors.recovery.adoption import realign_entry
+from quiver_actors.recovery.recovery import Recovered, Recovery, recover
+
+__all__ = ["Recovered", "Recovery", "realign_entry", "recover"]

@@ -1,0 +1,176 @@
+"""Log files of other writers at open: their entries are laid into logs of ours, which are sealed, before the files go.
+
+Owner: one `Recovery`. An entry that a segment of ours holds already, or that the cursor says is in a segment of theirs, is not taken again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiver_actors.checksum import crc32
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.paths import EnginePaths
+from quiver_actors.recovery.findings import Findings
+from quiver_actors.recovery.numbers import NumbersUsed
+from quiver_actors.recovery.shelf import FoundSegments
+from quiver_actors.sealing import seal_file, write_cursor
+from quiver_actors.segment.outline import Read
+from quiver_actors.wal import layout
+from quiver_actors.wal.codec import decode_entry_header, decode_slots
+from quiver_actors.wal.log import Log
+from quiver_actors.wal.reader import LogReader, Span
+from quiver_actors.wal.recovery import FoundLog, read_entry
+
+
+class Adoption:
+    """See the module."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        numbers: NumbersUsed,
+        shelf: FoundSegments,
+        findings: Findings,
+        *,
+        cfg_hash: bytes,
+        target_bytes: int,
+        covered_position: int,
+    ) -> None:
+        """
+        Args:
+            covered_position: up to there everything is in segments of the other writer.
+        """
+        self._disk = disk
+        self._paths = paths
+        self._numbers = numbers
+        self._shelf = shelf
+        self._findings = findings
+        self._cfg_hash = cfg_hash
+        self._target_bytes = target_bytes
+        self._covered_position = covered_position
+
+    def adopt(self, found: list[tuple[FoundLog, bool]]) -> bool:
+        """Lay the entries that no segment covers into logs of ours, seal those, then remove the files they came from.
+
+        The cursor moves when all of them are sealed: before, it says what the other writer had sealed.
+
+        Args:
+            found: the logs, and whether the file is kept aside.
+
+        Returns:
+            Whether the cursor was written.
+        """
+        if not found:
+            return False
+        adopter = _Adopter(self._new_log, self._target_bytes)
+        for log, _ in found:
+            file = self._disk.open_read(f"{self._paths.wal}/{log.name}")
+            try:
+                reader = LogReader(file.read, file.size())
+                for span in log.scan.damaged:
+                    self._findings.keep_span(file.read, log.name, span)
+                for span in log.scan.entries:
+                    if not self._is_covered(log, span):
+                        self._adopt_entry(adopter, reader, file.read, log, span)
+            finally:
+                file.close()
+        for ours in adopter.finish():
+            self._shelf.add_sealed(ours, seal_file(self._disk, self._paths, ours, self._numbers.incarnation))
+            self._numbers.position = ours.position_end
+        write_cursor(self._disk, self._paths, self._numbers.position)
+        for log, is_kept in found:
+            path = f"{self._paths.wal}/{log.name}"
+            if is_kept:
+                self._findings.quarantine(path, "unreadable log header; its valid entries were adopted")
+            else:
+                self._disk.unlink(path)
+        return True
+
+    def _is_covered(self, log: FoundLog, span: Span) -> bool:
+        return log.header is not None and _position_end(log, span) <= self._covered_position
+
+    def _adopt_entry(self, adopter: _Adopter, reader: LogReader, read: Read, log: FoundLog, span: Span) -> None:
+        entry = read_entry(reader, span)
+        if entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
+            return
+        if self._shelf.holds(entry.sequence, _position_end(log, span)):
+            return
+        if entry.error:
+            self._findings.keep_span(read, log.name, span)
+            return
+        adopter.add(reader.body(span), entry.sequence)
+
+    def _new_log(self, capacity_bytes: int, first_sequence: int, position_start: int | None) -> Log:
+        path = self._paths.spare(self._numbers.take_rotation())
+        file = self._disk.create(path)
+        file.allocate(capacity_bytes)
+        log = Log(file, path, capacity_bytes)
+        start = self._numbers.position if position_start is None else position_start
+        log.activate(self._cfg_hash, start, self._numbers.take_identity(first_sequence))
+        return log
+
+
+def _position_end(log: FoundLog, span: Span) -> int:
+    """Log position behind an entry; 0 where the header does not tell."""
+    return log.header.position_start + span.end - log.header.header_bytes if log.header else 0
+
+
+class _Adopter:
+    """Lays adopted entries into new logs, aligned as our format wants them."""
+
+    def __init__(self, new_log: Callable[[int, int, int | None], Log], target_bytes: int) -> None:
+        self._new_log = new_log
+        self._target_bytes = target_bytes
+        self._logs: list[Log] = []
+        self._open: Log | None = None
+
+    def add(self, body: bytes, sequence: int) -> None:
+        entry = realign_entry(body)
+        log = self._log_for(len(entry), sequence)
+        offset = log.end
+        log.file.write([entry], offset)
+        log.crc = crc32(entry, log.crc)
+        log.end = log.written_end = offset + len(entry)
+        reader = LogReader(log.file.read, log.end)
+        laid = read_entry(reader, Span(offset, log.end))
+        log.builder.append(sequence, laid.ingestion_ts_nanos, -1, len(entry), laid.placements)
+        log.sequence_end = sequence + 1
+        if not laid.placements:
+            self._open = None  # an entry without slots breaks the alignment of what would follow it
+
+    def _log_for(self, entry_bytes: int, sequence: int) -> Log:
+        log = self._open
+        if (
+            log is not None
+            and log.end + entry_bytes <= log.capacity_bytes
+            and log.builder.bundle_count < SEGMENT_BUNDLES_MAX
+            and sequence == log.sequence_end
+        ):
+            return log
+        capacity = layout.HEADER_BYTES + max(self._target_bytes, entry_bytes)
+        position = self._logs[-1].position_end if self._logs else None
+        log = self._new_log(capacity, sequence, position)
+        log.write()
+        self._logs.append(log)
+        self._open = log
+        return log
+
+    def finish(self) -> list[Log]:
+        """The new logs, complete and still under temporary names: a crash before their seal leaves only what they came from."""
+        return self._logs
+
+
+def realign_entry(body: bytes) -> bytes:
+    """A whole entry with the same slots, sequence and time, padded so that each payload starts on 64 bytes. Pure."""
+    header = decode_entry_header(body)
+    blocks = sorted(decode_slots(body, header.slot_bitmap), key=lambda block: block.slot_id)
+    laid = bytearray(body[: layout.ENTRY_HEADER.size])
+    for number, block in enumerate(blocks):
+        payload = body[block.payload_offset : block.payload_offset + block.payload_bytes]
+        wanted = 53 if number == len(blocks) - 1 else 22
+        padding = (wanted - len(payload)) % layout.ALIGNMENT
+        laid += layout.SLOT_HEAD.pack(block.slot_id, block.fingerprint, block.row_count, len(payload) + padding)
+        laid += payload + bytes(padding)
+    return len(laid).to_bytes(4, "little") + bytes(laid) + crc32(laid).to_bytes(4, "little")

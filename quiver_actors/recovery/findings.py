@@ -1,0 +1,49 @@
+"""What one recovery has moved aside, and what else an operator should know of it. Nothing that cannot be parsed is deleted.
+
+Owner: one `Recovery`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.paths import EnginePaths
+from quiver_actors.quarantine import copy_span, move_to_quarantine
+from quiver_actors.segment.outline import Read
+from quiver_actors.wal.reader import Span
+
+_log = logging.getLogger(__name__)
+
+
+class Findings:
+    """See the module.
+
+    Attributes:
+        quarantined: how many files and spans are in quarantine by it.
+        notes: a sentence each.
+    """
+
+    def __init__(self, disk: Disk, paths: EnginePaths) -> None:
+        self.quarantined = 0
+        self.notes: list[str] = []
+        self._disk = disk
+        self._paths = paths
+
+    def quarantine(self, path: str, why: str) -> None:
+        """Move a file aside."""
+        self.note_quarantined(path, move_to_quarantine(self._disk, self._paths, path), why)
+
+    def note_quarantined(self, path: str, target: str, why: str) -> None:
+        self.quarantined += 1
+        self.notes.append(f"{path} moved to {target}: {why}")
+        _log.warning("event=quiver.quarantine path=%s target=%s reason=%r", path, target, why)
+
+    def keep_span(self, read: Read, name: str, span: Span) -> None:
+        """Copy damaged bytes aside; the file that holds them goes on to become a segment."""
+        path = copy_span(self._disk, self._paths, read, name, span.start, span.end)
+        if path is None:
+            return
+        self.quarantined += 1
+        self.notes.append(f"{name}: bytes {span.start}..{span.end} are damaged, kept as {path}")
+        _log.warning("event=quiver.wal.damage file=%s start=%d end=%d", name, span.start, span.end)

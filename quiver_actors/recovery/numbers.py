@@ -1,0 +1,103 @@
+"""Which numbers of one engine have been used, as far as anything on disk tells: the engine goes on behind all of them.
+
+Owner: one `Recovery`.
+"""
+
+from __future__ import annotations
+
+from quiver_actors.core_file import SEGMENT_SEQ_BLOCK, SEQUENCE_BLOCK, CoreFile
+from quiver_actors.errors import FormatError
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.rescue import SalvageReader
+from quiver_actors.segment.codec import FooterExtension
+from quiver_actors.wal import layout
+from quiver_actors.wal.codec import Identity, decode_header
+from quiver_actors.wal.decisions import Behind
+from quiver_actors.wal.log import Log
+from quiver_actors.wal.recovery import FoundLog
+
+
+class NumbersUsed:
+    """See the module.
+
+    Attributes:
+        next_segment_seq, next_sequence: above all that were used.
+        position: log position behind everything that was logged.
+        incarnation: of the directory, 16 bytes; empty until `reserve`.
+    """
+
+    def __init__(self) -> None:
+        self.next_segment_seq = 0
+        self.next_sequence = 0
+        self.position = 0
+        self.incarnation = b""
+        self.next_rotation = 1
+
+    def note_segment_seq(self, segment_seq: int) -> None:
+        """A segment of that number was there."""
+        self.next_segment_seq = max(self.next_segment_seq, segment_seq + 1)
+
+    def note_sequence(self, sequence: int) -> None:
+        """A bundle had that sequence."""
+        self.next_sequence = max(self.next_sequence, sequence + 1)
+
+    def note_position(self, position: int) -> None:
+        """Something was logged up to there."""
+        self.position = max(self.position, position)
+
+    def note_footer(self, extension: FooterExtension) -> None:
+        self.note_sequence(extension.last_sequence)
+        self.note_position(extension.wal_position_end)
+
+    def note_sealed(self, log: Log) -> None:
+        self.note_segment_seq(log.segment_seq)
+        self.note_sequence(log.builder.last_sequence)
+        self.note_position(log.position_end)
+
+    def note_damaged(self, source: SalvageReader) -> None:
+        """Use no number that a damaged segment may have used."""
+        try:
+            header = decode_header(source.read(layout.HEADER_BYTES, 0))
+        except FormatError:
+            return
+        self.note_position(header.position_start + source.size_bytes)
+        if header.identity is not None:
+            self.note_sequence(header.identity.first_sequence + SEGMENT_BUNDLES_MAX - 1)
+
+    def note_log(self, log: FoundLog) -> None:
+        self.next_rotation = max(self.next_rotation, (layout.rotation_number(log.name) or 0) + 1)
+        self.note_position(log.position_end)
+        identity = log.header.identity if log.header else None
+        if identity is not None:
+            # An empty one gave its number to no bundle; after a clean stop it is exactly the next.
+            used = 1 if log.has_entries or log.behind is Behind.TAIL else 0
+            self.next_segment_seq = max(self.next_segment_seq, identity.segment_seq + used)
+            self.next_sequence = max(self.next_sequence, identity.first_sequence)
+        if log.has_entries:
+            self.next_sequence = max(self.next_sequence, log.sequence_end)
+
+    def reserve(self, former: CoreFile | None, core_id: int, new_incarnation: bytes) -> CoreFile:
+        """What `quiver.core` must say before the first of the next numbers is used."""
+        if former is not None:
+            self.next_segment_seq = max(self.next_segment_seq, former.next_segment_seq_reserved)
+            self.next_sequence = max(self.next_sequence, former.next_sequence_reserved)
+        self.incarnation = former.incarnation if former else new_incarnation
+        return CoreFile(
+            self.incarnation,
+            core_id,
+            self.next_segment_seq + SEGMENT_SEQ_BLOCK,
+            self.next_sequence + SEQUENCE_BLOCK,
+            clean_shutdown=False,
+        )
+
+    # --- use ---------------------------------------------------------------------------------------------------------------
+
+    def take_rotation(self) -> int:
+        """For the name of a log file."""
+        self.next_rotation += 1
+        return self.next_rotation - 1
+
+    def take_identity(self, first_sequence: int) -> Identity:
+        """Of a new log, whose first bundle has that sequence."""
+        self.next_segment_seq += 1
+        return Identity(self.next_segment_seq - 1, first_sequence, self.incarnation)

@@ -1,0 +1,214 @@
+"""One opening of one directory, step by step.
+
+Afterwards the directory holds sealed segments, progress files, `quiver.core` and an optional empty log; every acknowledged
+bundle is in a segment. Every step can be cut off and done again: nothing is removed before what replaces it is durable, and nothing
+that cannot be parsed is deleted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quiver_actors.ballast import release as release_ballast
+from quiver_actors.config import TopicSettings
+from quiver_actors.core_file import CoreFile, decode_core
+from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk
+from quiver_actors.errors import ConfigMismatch, DiskError, FormatError, UnsupportedVersion
+from quiver_actors.jobs import write_core
+from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.recovery.adoption import Adoption
+from quiver_actors.recovery.findings import Findings
+from quiver_actors.recovery.logs import Settlement, examine_logs
+from quiver_actors.recovery.numbers import NumbersUsed
+from quiver_actors.recovery.producers import FoundProducers
+from quiver_actors.recovery.shelf import FoundSegments
+from quiver_actors.recovery.subscribers import FoundSubscribers, read_small
+from quiver_actors.rescue import finish_rescues
+from quiver_actors.sealing import write_cursor
+from quiver_actors.subscriber.registry import SubscriberRegistry
+from quiver_actors.transactions.keys import Windows
+from quiver_actors.transactions.recovery import RecoveredStages, check_versions, recover_stages
+from quiver_actors.wal.codec import decode_cursor
+from quiver_actors.wal.contract import segment_cfg_hash
+from quiver_actors.wal.recovery import FoundLog
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What an engine starts from."""
+
+    core: CoreFile
+    """As it stands on disk now: numbers reserved, not clean."""
+    next_segment_seq: int
+    next_sequence: int
+    position: int
+    """End of everything logged so far: the next log starts here."""
+    next_rotation: int
+    segments: dict[int, SegmentInfo]
+    registry: SubscriberRegistry
+    missing: list[int] = field(default_factory=list)
+    """Segments that progress waits for and whose files are gone."""
+    damaged: dict[int, str] = field(default_factory=dict)
+    """Segments whose footer cannot be read or believed, and why: the files are where they were, to be rescued."""
+    quarantined: int = 0
+    notes: list[str] = field(default_factory=list)
+    stages: RecoveredStages = field(default_factory=RecoveredStages)
+    """Staged bundles, the prepared ones."""
+    windows: Windows = field(default_factory=Windows)
+    """What idempotent producers have stored, as it is in their file."""
+
+
+def recover(disk: Disk, paths: EnginePaths, settings: TopicSettings, core_id: int) -> Recovered:
+    """Recover the directory; on a full disk its ballast makes room. Raises as `Recovery.run`."""
+    try:
+        return Recovery(disk, paths, settings, core_id).run()
+    except DiskError as error:
+        if error.errno not in NO_SPACE_ERRNOS or not release_ballast(disk, paths.ballast):
+            raise
+    return Recovery(disk, paths, settings, core_id).run()
+
+
+class Recovery:
+    """`run` does all of it."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        settings: TopicSettings,
+        core_id: int,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._core_id = core_id
+        self._cfg_hash = segment_cfg_hash(settings)
+        self._target_bytes = settings.segment.target_size_bytes
+        self._random_bytes = random_bytes
+        self._findings = Findings(disk, paths)
+        self._numbers = NumbersUsed()
+        self._shelf = FoundSegments(disk, paths, self._numbers, self._findings)
+        self._subscribers = FoundSubscribers(disk, paths, self._findings)
+        self._producers = FoundProducers(disk, paths, self._findings)
+
+    def run(self) -> Recovered:
+        """Recover the directory.
+
+        Raises:
+            UnsupportedVersion, ConfigMismatch: nothing was changed.
+            DiskError: the same directory can be opened again. A log that the disk does not give back in full is such a case:
+                what is missing of it may have been acknowledged, so nobody but an operator may give it up.
+        """
+        for directory in (self._paths.root, self._paths.wal, self._paths.segments):
+            self._disk.make_directory(directory)
+        former = self._read_core()
+        was_clean = former is not None and former.clean_shutdown
+        logs = examine_logs(self._disk, self._paths)
+        self._check_config(logs)
+        check_versions(self._disk, self._paths)
+        self._reap_temporaries()
+        finish_rescues(self._disk, self._paths)
+        self._shelf.load()
+        self._subscribers.load()
+        self._producers.load()
+        self._numbers.note_segment_seq(self._subscribers.registry.highest_segment_seq_seen())
+        for log in logs:
+            self._numbers.note_log(log)
+        cursor = self._read_cursor()
+        core = self._reserve(former)
+        stages = self._recover_stages()
+        self._settle(logs, cursor, was_clean)
+        return self._recovered(core, stages)
+
+    def _recovered(self, core: CoreFile, stages: RecoveredStages) -> Recovered:
+        numbers, registry = self._numbers, self._subscribers.registry
+        return Recovered(
+            core,
+            numbers.next_segment_seq,
+            numbers.next_sequence,
+            numbers.position,
+            numbers.next_rotation,
+            dict(sorted(self._shelf.segments.items())),
+            registry,
+            self._shelf.missing(registry.awaited_segments()),
+            self._shelf.damaged,
+            self._findings.quarantined,
+            self._findings.notes,
+            stages,
+            self._producers.windows,
+        )
+
+    # --- reading what is there, before anything is changed -----------------------------------------------------------------
+
+    def _read_core(self) -> CoreFile | None:
+        if not self._disk.exists(self._paths.core):
+            return None
+        try:
+            return decode_core(read_small(self._disk, self._paths.core))
+        except UnsupportedVersion:
+            raise
+        except FormatError as error:
+            self._findings.quarantine(self._paths.core, str(error))
+            return None
+
+    def _check_config(self, found: list[FoundLog]) -> None:
+        for log in found:
+            if log.header and log.scan.entries and log.header.cfg_hash != self._cfg_hash:
+                raise ConfigMismatch(
+                    f"{self._paths.wal}/{log.name} was written under another slot table: its segment_cfg_hash is "
+                    f"{log.header.cfg_hash.hex()}, the settings give {self._cfg_hash.hex()}. Start once with the former "
+                    "table and stop cleanly (that seals the log), or put the new table on a new topic"
+                )
+
+    # --- bringing it to rest -----------------------------------------------------------------------------------------------
+
+    def _reap_temporaries(self) -> None:
+        """Also makes the names durable that a killed process has left: everything below relies on them."""
+        kept = [self._paths.quarantine] if self._disk.exists(self._paths.quarantine) else []
+        for directory in (*kept, self._paths.root, self._paths.wal, self._paths.segments):
+            for name in self._disk.list_directory(directory):
+                if name.endswith(TEMPORARY_SUFFIX):
+                    self._disk.unlink(f"{directory}/{name}")
+            self._disk.sync_directory(directory)
+
+    def _read_cursor(self) -> int | None:
+        """Everything before that log position is in segments; None if there is no cursor that can be read."""
+        if not self._disk.exists(self._paths.cursor):
+            return None
+        try:
+            position = decode_cursor(read_small(self._disk, self._paths.cursor))
+        except FormatError as error:
+            self._findings.quarantine(self._paths.cursor, str(error))
+            return None
+        self._numbers.note_position(position)
+        return position
+
+    def _reserve(self, former: CoreFile | None) -> CoreFile:
+        """Fix the numbers to go on with, durably, before the first of them is used."""
+        reserved = self._numbers.reserve(former, self._core_id, b"" if former else self._random_bytes(16))
+        write_core(self._disk, self._paths, reserved)
+        return reserved
+
+    def _recover_stages(self) -> RecoveredStages:
+        """Staged bundles: prepared ones are kept, a publish that was begun is finished, the rest is deleted."""
+        found = recover_stages(self._disk, self._paths, self._numbers.incarnation, self._shelf.__contains__)
+        for part in found.published:
+            self._shelf.add_sealed(part, found.infos[part.segment_seq])
+            self._numbers.note_sealed(part)
+        self._findings.notes += found.notes
+        self._findings.quarantined += found.quarantined
+        return found
+
+    def _settle(self, logs: list[FoundLog], cursor: int | None, was_clean: bool) -> None:
+        """Every log becomes segments. What other writers left behind the cursor is adopted."""
+        parts = (self._disk, self._paths, self._numbers, self._shelf, self._findings)
+        to_adopt = Settlement(*parts, self._producers).settle(logs, cursor, is_clean=was_clean)
+        covered = cursor or 0
+        adoption = Adoption(*parts, cfg_hash=self._cfg_hash, target_bytes=self._target_bytes, covered_position=covered)
+        if not adoption.adopt(to_adopt) and self._numbers.position > covered:
+            # Also where it would not be needed: it has to bear the position once everything else that does is deleted.
+            write_cursor(self._disk, self._paths, self._numbers.position)
+        self._disk.sync_directory(self._paths.wal)

@@ -1,0 +1,111 @@
+"""Sealed segments at open: which are there, which are damaged, and which sequences they hold.
+
+Owner: one `Recovery`. Damaged segments are left where they are; the engine has them rescued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.errors import FormatError, InvalidFormat, UnsupportedVersion
+from quiver_actors.paths import EnginePaths, segment_seq_of
+from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.recovery.findings import Findings
+from quiver_actors.recovery.numbers import NumbersUsed
+from quiver_actors.rescue import SalvageReader
+from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
+from quiver_actors.segment.codec import SegmentFooter
+from quiver_actors.segment.reader import read_footer
+from quiver_actors.wal.log import Log
+
+
+class FoundSegments:
+    """See the module.
+
+    Attributes:
+        segments: by number.
+        damaged: segments whose footer cannot be read or believed, and why.
+    """
+
+    def __init__(self, disk: Disk, paths: EnginePaths, numbers: NumbersUsed, findings: Findings) -> None:
+        self.segments: dict[int, SegmentInfo] = {}
+        self.damaged: dict[int, str] = {}
+        self._disk = disk
+        self._paths = paths
+        self._numbers = numbers
+        self._findings = findings
+        self._held: list[tuple[int, int, int]] = []
+        """Closed ranges of sequences that segments of ours hold, and the log position where each of them starts."""
+
+    def __contains__(self, segment_seq: int) -> bool:
+        """Whether there is a file of that number, damaged or not."""
+        return segment_seq in self.segments or segment_seq in self.damaged
+
+    def load(self) -> None:
+        """Look at every file in `segments/`."""
+        for name in self._disk.list_directory(self._paths.segments):
+            segment_seq = segment_seq_of(name)
+            if segment_seq is None:
+                continue
+            self._numbers.note_segment_seq(segment_seq)
+            file = self._disk.open_read(f"{self._paths.segments}/{name}")
+            try:
+                self._load(segment_seq, SalvageReader(file))
+            finally:
+                file.close()
+
+    def _load(self, segment_seq: int, source: SalvageReader) -> None:
+        """Only the footer is read, unless something is wrong with it: then the checksum of the file decides what to believe."""
+        try:
+            footer = read_footer(source.read, source.size_bytes)
+            if is_plausible(footer):
+                self.add(segment_seq, footer, source.size_bytes)
+                return
+            found: FormatError = InvalidFormat("the numbers in the segment's footer contradict each other")
+        except FormatError as error:
+            found = error
+        try:
+            footer = run_to_end(verify_steps(source.read, source.size_bytes))
+            self.add(segment_seq, footer, source.size_bytes)
+        except UnsupportedVersion:
+            raise
+        except FormatError:
+            self.damaged[segment_seq] = str(found)
+            self._findings.notes.append(f"segment {segment_seq} is damaged: {found}")
+            self._numbers.note_damaged(source)
+
+    def add(self, segment_seq: int, footer: SegmentFooter, size_bytes: int) -> None:
+        """A whole segment."""
+        extension = footer.extension
+        if extension is None:
+            self.segments[segment_seq] = SegmentInfo(segment_seq, footer.bundle_count, 0, size_bytes, 0, 0)
+            return
+        self.segments[segment_seq] = SegmentInfo(
+            segment_seq,
+            footer.bundle_count,
+            extension.row_count,
+            size_bytes,
+            extension.first_ingestion_ts_nanos,
+            extension.last_ingestion_ts_nanos,
+        )
+        self._held.append((extension.first_sequence, extension.last_sequence, extension.wal_position_start))
+        self._numbers.note_footer(extension)
+
+    def add_sealed(self, log: Log, info: SegmentInfo) -> None:
+        """A segment that was sealed just now."""
+        self.segments[info.segment_seq] = info
+        self._held.append((log.builder.first_sequence, log.builder.last_sequence, log.position_start))
+        self._findings.notes.append(f"sealed segment {info.segment_seq} with {info.bundle_count} bundles")
+
+    def holds(self, sequence: int, position_end: int) -> bool:
+        """Whether an entry of that sequence, which ends at that log position, was adopted before: then a segment of ours has its
+        sequence, and a position behind it.
+
+        Another writer that went on behind a segment of ours may have used the same sequences for other bundles.
+        """
+        return any(first <= sequence <= last and position_end <= start for first, last, start in self._held)
+
+    def missing(self, awaited: Iterable[int]) -> list[int]:
+        """Those of the segments whose files are gone; nobody can get the rest of those."""
+        return [seq for seq in awaited if seq < self._numbers.next_segment_seq and seq not in self]
