@@ -223,6 +223,12 @@ class Throttled(QuiverError):
     retriable = True
 
 
+class HardPressed(Throttled):
+    """The worker's load is at its limit. Nothing was stored; a client comes again by itself for as long as its timeout allows."""
+
+    code = "hard_pressed"
+
+
 class EngineFailed(QuiverError):
     """A write or sync of this topic and core failed: it refuses work until its worker has been restarted."""
 

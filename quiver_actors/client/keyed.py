@@ -20,13 +20,13 @@ from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.targets import Key
 from quiver_actors.encoding.entries import BundlePlan, PlannedBundles, plan
-from quiver_actors.errors import Draining, EngineFailed, PushTimeout, QuiverError, SequenceGap, UsageError
+from quiver_actors.errors import Draining, EngineFailed, HardPressed, PushTimeout, QuiverError, SequenceGap, UsageError
 from quiver_actors.model import ENVELOPE_SLOT, BundleId, Durability, Receipt
 from quiver_actors.transactions.keys import check_key, with_key
 from quiver_actors.units import MILLISECOND_NS
 
 _RETRY_NS = 50 * MILLISECOND_NS
-_RETRIED = (Draining, EngineFailed)
+_RETRIED = (Draining, EngineFailed, HardPressed)
 
 
 def pushing_keyed(

@@ -31,6 +31,7 @@ from quiver_actors.errors import (
     ClosedError,
     Draining,
     EngineFailed,
+    HardPressed,
     InvalidBundle,
     PushTimeout,
     QuiverError,
@@ -41,7 +42,7 @@ from quiver_actors.model import BundleId, Durability, Receipt
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS, format_size
 
 _RETRY_REFUSED_NS = 50 * MILLISECOND_NS
-_RETRIED = (Draining, EngineFailed)
+_RETRIED = (Draining, EngineFailed, HardPressed)
 """Refusals after which nothing was stored and the worker will be replaced: worth another try within the timeout."""
 
 # Without the constructors' Python code: receipts are made by the ten thousand.
@@ -227,7 +228,7 @@ class _PushRun:
                 raise group.error
             if group.error is not None:
                 self._refusal = group.error
-                self._retry_at_ns = time.monotonic_ns() + _RETRY_REFUSED_NS
+                self._retry_at_ns = time.monotonic_ns() + max(_RETRY_REFUSED_NS, group.error.retry_after_ns)
             if not group.is_acked:
                 self._send_again(group)
 

@@ -32,6 +32,7 @@ from quiver_actors.errors import (
     DecisionUnavailable,
     Draining,
     EngineFailed,
+    HardPressed,
     PushTimeout,
     QuiverError,
     TransactionAborted,
@@ -56,7 +57,7 @@ from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 __all__ = ["Stage", "StagePlan", "deciding", "dropping", "publishing"]
 
 
-_RETRIED = (Draining, EngineFailed)
+_RETRIED = (Draining, EngineFailed, HardPressed)
 _RETRY_NS = 50 * MILLISECOND_NS
 
 

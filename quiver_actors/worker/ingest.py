@@ -14,7 +14,15 @@ from collections.abc import Callable
 from time import monotonic_ns
 
 from quiver_actors.engine import Engine
-from quiver_actors.errors import DurabilityUnknown, EngineFailed, ProtocolError, QuiverError, StorageFull, Throttled
+from quiver_actors.errors import (
+    DurabilityUnknown,
+    EngineFailed,
+    HardPressed,
+    ProtocolError,
+    QuiverError,
+    StorageFull,
+    Throttled,
+)
 from quiver_actors.metrics.latency import Histogram
 from quiver_actors.protocol.messages import Acked, AckRun, Done, Flush, Push
 from quiver_actors.retention.pressure import Pressure
@@ -243,7 +251,7 @@ class Ingest:
         refusal = self._closed_by or self._engine.refusal()
         if isinstance(refusal, Throttled):
             self._count_throttled()
-            rejects = self._engine.retention.settings.size_cap_policy == REJECT or self.pressure.refuses
+            rejects = self._engine.retention.settings.size_cap_policy == REJECT
             self._refuse_waiting(refusal, until_ns=None if rejects else now_ns)
         elif isinstance(refusal, StorageFull):
             self._refuse_waiting(refusal, until_ns=now_ns)
@@ -251,7 +259,7 @@ class Ingest:
             self._refuse_waiting(refusal, until_ns=None)
         elif self.pressure.refuses:
             reason = f"topic {self._engine.topic!r}, core {self._engine.core}: the worker is hard pressed; nothing was stored"
-            self._refuse_waiting(Throttled(reason), until_ns=None)
+            self._refuse_waiting(HardPressed(reason), until_ns=None)
 
     def _count_throttled(self) -> None:
         for waiting in self._waiting:

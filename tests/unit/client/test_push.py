@@ -21,6 +21,7 @@ from quiver_actors.errors import (
     PushTimeout,
     SharedMemoryError,
     StorageFull,
+    Throttled,
     UnknownSlot,
     UnknownTopic,
     WorkerUnavailable,
@@ -294,20 +295,22 @@ def test_refusal_becomes_its_error(peer: Peer, client: Client, code: str, kind: 
     client.push(batch())
 
 
-def test_draining_is_tried_again_until_the_worker_is_back(peer: Peer, client: Client) -> None:
+@pytest.mark.parametrize("code", ["draining", "engine_failed", "hard_pressed"])
+def test_what_passes_is_tried_again_until_it_has_passed(peer: Peer, client: Client, code: str) -> None:
     refusals = iter([True, True])
 
     def refuse_twice(session: PeerSession, message: ClientMessage) -> bool:
-        return next(refusals, False) and refuse("draining")(session, message)
+        return next(refusals, False) and refuse(code)(session, message)
 
     peer.handlers[Push] = refuse_twice
     client.push_many([batch(value=n) for n in range(100)])
     assert sorted(ids(peer)) == list(range(100))
 
 
-def test_draining_is_raised_when_it_lasts(peer: Peer, client: Client) -> None:
-    peer.handlers[Push] = refuse("draining", "the node is shutting down")
-    with pytest.raises(Draining, match="shutting down"):
+@pytest.mark.parametrize(("code", "kind"), [("draining", Draining), ("hard_pressed", Throttled)])
+def test_what_lasts_is_raised_in_the_end(peer: Peer, client: Client, code: str, kind: type[Exception]) -> None:
+    peer.handlers[Push] = refuse(code, "the node is shutting down")
+    with pytest.raises(kind, match="shutting down"):
         client.push(batch(), timeout=0.2)
 
 
