@@ -29,9 +29,15 @@ class Ballast:
         self._reserve_bytes = reserve_bytes
         self.is_held = False
         """Known to be there; false until `hold` has looked."""
+        self.counted_bytes = disk.allocated_bytes(path)
+        """What it takes of the disk, from when it is going to be made."""
 
     def change_reserve(self, reserve_bytes: int) -> None:
         self._reserve_bytes = reserve_bytes
+
+    def claim(self) -> None:
+        """It is going to be made."""
+        self.counted_bytes = BALLAST_BYTES
 
     def hold(self) -> bool:
         """Make sure that it is there, if there is room. Returns `is_held`.
@@ -43,6 +49,7 @@ class Ballast:
             self.is_held = True
         elif self._disk.free_bytes(self._path.rpartition("/")[0]) >= BALLAST_BYTES + self._reserve_bytes:
             self._make()
+        self.counted_bytes = BALLAST_BYTES if self.is_held else 0
         return self.is_held
 
     def _make(self) -> None:
@@ -59,6 +66,7 @@ class Ballast:
 
     def _drop(self) -> bool:
         self.is_held = False
+        self.counted_bytes = 0
         return True
 
 

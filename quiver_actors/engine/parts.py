@@ -83,7 +83,8 @@ def assemble(
     progress = Progress(disk, paths, settings, clock, condition, recovered.registry)
     upkeep = Upkeep(disk, paths, clock, compacts=compacts, free_bytes_min=free_bytes_min)
     shelf = Shelf(disk, paths, recovered, progress, upkeep)
-    retention = Retention(disk, paths, settings, clock, progress, logs, shelf)
+    ballast = Ballast(disk, paths.ballast, free_bytes_min)
+    retention = Retention(disk, paths, settings, clock, progress, logs, shelf, ballast)
     shelf.spool = retention.spool
     return Parts(
         core=core,
@@ -100,5 +101,5 @@ def assemble(
         mending=Mending(disk, paths, settings, recovered, progress, shelf, upkeep),
         retention=retention,
         stages=Stages(disk, paths, settings, clock, condition, numbers, logs, shelf, recovered.stages),
-        ballast=Ballast(disk, paths.ballast, free_bytes_min),
+        ballast=ballast,
     )

@@ -7,7 +7,9 @@ every file goes: by the shelf's delete job, once the progress and the notices th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
+from quiver_actors.ballast import Ballast
 from quiver_actors.clock import Clock
 from quiver_actors.config import RetentionSettings, TopicSettings
 from quiver_actors.disk.protocol import Disk
@@ -46,7 +48,9 @@ class Retention:
         progress: Progress,
         logs: LogQueue,
         shelf: Shelf,
+        ballast: Ballast,
     ) -> None:
+        self._ballast = ballast
         self._settings: RetentionSettings = settings.retention
         self._topic = settings.name
         self._disk = disk
@@ -197,7 +201,7 @@ class Retention:
             log_bytes=self._logs.open_bytes,
             sealing_bytes=self._logs.sealing_bytes,
             segment_bytes=self._shelf.block_bytes,
-            small=self._small,
+            small=replace(self._small, ballast_bytes=self._ballast.counted_bytes),
         )
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from quiver_actors import jobs
+from quiver_actors.ballast import BALLAST_BYTES
 from quiver_actors.engine.condition import EngineState
 from quiver_actors.engine.parts import Parts
 from quiver_actors.engine.producers import ProducersJob
@@ -148,8 +149,14 @@ class Work:
         return self._parts.shelf.finish_delete(job.segment_seqs)
 
     def _ballast_job(self) -> jobs.BallastJob | None:
-        is_needless = self._parts.ballast.is_held or self._parts.is_bare
-        return None if is_needless else jobs.BallastJob(self._parts.ballast)
+        if self._parts.ballast.is_held or self._parts.is_bare:
+            return None
+        if not self._parts.logs.room(BALLAST_BYTES):
+            # Room under the cap is for bundles first.
+            self._schedule.postpone(jobs.BallastJob, _RETRY_BALLAST_NS)
+            return None
+        self._parts.ballast.claim()
+        return jobs.BallastJob(self._parts.ballast)
 
     def _finish_ballast(self, _: jobs.BallastJob) -> list[Event]:
         if not self._parts.ballast.is_held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ import pytest
 from quiver_actors.cli.status_view import attach_page
 from quiver_actors.client import Client, Delivery, GapNotice, GapSubscription, Subscription
 from quiver_actors.errors import QuiverError, Throttled
-from quiver_actors.model import BundleId
+from quiver_actors.model import BundleId, Receipt
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.supervisor.figures import (
     GRANT_ROW,
@@ -156,6 +157,17 @@ def push_until_refused(client: Client, first: int = 0, key: str | None = None, t
     return stored
 
 
+def push_until_taken(client: Client, number: int) -> Receipt:
+    """Push a bundle again for as long as there is no room for it."""
+    deadline = time.monotonic() + 20.0
+    while True:
+        try:
+            return client.push(bundle(number), timeout=20.0)
+        except Throttled:
+            assert time.monotonic() < deadline, "the room that was made is not given out"
+            select.select([], [], [], 0.05)
+
+
 def key_of(client: Client, core: int) -> str:
     """A key whose bundles go to that core."""
     return next(str(n) for n in range(1000) if client._producer.core_for(str(n)) == core)
@@ -177,7 +189,7 @@ def test_at_the_cap_pushes_are_refused_and_go_on_by_themselves_when_there_is_roo
             with delivery:
                 seen.add(number_of(delivery))
         assert seen == set(stored), "what was acknowledged came, and nothing of what was refused"
-        receipt = client.push(bundle(999_999), timeout=20.0)
+        receipt = push_until_taken(client, 999_999)
         assert receipt.sequence == len(stored), "a refused push uses no sequence"
 
 
@@ -199,7 +211,8 @@ def test_a_hot_core_gets_what_idle_cores_do_not_use() -> None:
         client.subscribe("s", start="earliest").close()
         push_until_refused(client, key=key_of(client, 2), timeout=3.0)
         wait_until(lambda: words(node, 2)[StorageFigure.USED_BYTES] > 0.85 * cap, "the hot core uses the cap")
-        assert sum(words(node, core)[StorageFigure.USED_BYTES] for core in range(4)) <= cap
+        # A log that is being sealed counts as allocated until its end is cut off; the sampler looks at the files themselves.
+        wait_until(lambda: sum(words(node, core)[StorageFigure.USED_BYTES] for core in range(4)) <= cap, "it fits")
 
 
 def test_what_is_counted_is_what_du_says() -> None:
@@ -225,8 +238,10 @@ def test_with_the_supervisor_stopped_workers_live_within_their_last_grant() -> N
         node.process.signal(signal.SIGSTOP)
         try:
             stored = push_until_refused(client, key=key_of(client, 0), timeout=2.0)
+            granted = words(node, 0)[StorageFigure.GRANT_SEEN_BYTES]
+            assert granted < CAP
+            wait_until(lambda: words(node, 0)[StorageFigure.USED_BYTES] <= granted, "seals to end within the grant")
             used = words(node, 0)[StorageFigure.USED_BYTES]
-            assert used <= words(node, 0)[StorageFigure.GRANT_SEEN_BYTES] < CAP
         finally:
             node.process.signal(signal.SIGCONT)
         more = push_until_refused(client, len(stored), key=key_of(client, 0), timeout=3.0)
