@@ -272,20 +272,6 @@ def bundle_checksums(columns: ManifestColumns, ref_checksums: npt.NDArray[np.uin
     )
 
 
-def ref_checksums(outline: Outline, read: Read) -> npt.NDArray[np.uint32]:
-    """The checksum of each slot reference, from the bytes as they are read now."""
-    checksums: list[int] = []
-    starts = [0]
-    for stream in outline.streams:
-        head_bytes = int(stream.batches[0, 0]) - stream.byte_offset if len(stream.batches) else 0
-        head_crc = crc32(read(head_bytes, stream.byte_offset))
-        checksums += [crc32(message, head_crc) for message in read_messages(read, stream.batches)]
-        starts.append(len(checksums))
-    refs = outline.columns.refs
-    found: npt.NDArray[np.uint32] = np.array(checksums, np.uint32)[np.array(starts)[refs[:, 1]] + refs[:, 2]]
-    return found
-
-
 def check_rewriting(old: Outline, new: Outline) -> None:
     """Compare the manifests of a segment and of its rewriting, and the sizes of all messages.
 

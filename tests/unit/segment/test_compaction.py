@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
+from quiver_actors.checksum import crc32
 from quiver_actors.errors import ArrowError, FormatError
 from quiver_actors.segment.codec import Manifest
-from quiver_actors.segment.compaction import Rewriting, bundle_checksums, check_rewriting, judge, ref_checksums
-from quiver_actors.segment.outline import READ_BYTES, Read, read_outline
+from quiver_actors.segment.compaction import Rewriting, bundle_checksums, check_rewriting, judge
+from quiver_actors.segment.outline import READ_BYTES, Outline, Read, read_messages, read_outline
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.segment.salvage import salvage
 from tests.golden.parser import parse_segment
@@ -307,6 +309,20 @@ def test_contiguous_segments_are_never_rewritten_again() -> None:
 
 
 # --- checksums of bundles, and what they prove --------------------------------------------------------------------------------
+
+
+def ref_checksums(outline: Outline, read: Read) -> npt.NDArray[np.uint32]:
+    """The checksum of each slot reference, from the bytes as they are read now."""
+    checksums: list[int] = []
+    starts = [0]
+    for stream in outline.streams:
+        head_bytes = int(stream.batches[0, 0]) - stream.byte_offset if len(stream.batches) else 0
+        head_crc = crc32(read(head_bytes, stream.byte_offset))
+        checksums += [crc32(message, head_crc) for message in read_messages(read, stream.batches)]
+        starts.append(len(checksums))
+    refs = outline.columns.refs
+    found: npt.NDArray[np.uint32] = np.array(checksums, np.uint32)[np.array(starts)[refs[:, 1]] + refs[:, 2]]
+    return found
 
 
 def checksummed(log: LogFile) -> bytes:
