@@ -8,6 +8,7 @@ STAMP := $(VENV)/installed
 EXTRAS := spark,spark-jre,demo,metrics,top,dev
 SOURCES := quiver_actors pyspark_quiver shm supervisor tests benchmarks
 PYTEST := $(BIN)/python -m pytest -q
+TESTS_AT_ONCE ?= 3
 MINUTES ?= 30
 SEED ?= 0
 CRASH_STATES ?= 0
@@ -33,8 +34,9 @@ help:
 demo: $(STAMP)
 	@$(BIN)/python -m quiver_actors.demo
 
+# Several at a time: most of them wait for processes and disks. A file's tests stay together.
 test: lint types
-	$(PYTEST) tests
+	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile tests
 
 test-cluster: $(STAMP)
 	$(PYTEST) -m cluster tests/integration/test_spark_cluster.py

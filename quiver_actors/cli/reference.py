@@ -47,8 +47,8 @@ def _section(parser: argparse.ArgumentParser) -> str:
     if options:
         parts.append("\n".join(["| argument | |", "|---|---|", *options]) + "\n")
     if examples := examples_of(parser):
-        parts.append("```\n" + "\n".join(examples) + "\n```\n")
-    return "\n".join(parts + [f"```\n{rest}\n```\n" for rest in _rest(parser)])
+        parts.append("```sh elsewhere\n" + "\n".join(examples) + "\n```\n")
+    return "\n".join(parts + [f"```text\n{rest}\n```\n" for rest in _rest(parser)])
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _plain(text: str) -> str:
     if "\n  " not in text:
         return text.strip().replace("\n", " ") if "\n\n" not in text else text.strip()
     head, _, listed = text.strip().partition("\n\n")
-    return f"{head}\n\n```\n{listed}\n```"
+    return f"{head}\n\n```text\n{listed}\n```"
 
 
 def _rest(parser: argparse.ArgumentParser) -> list[str]:

@@ -244,7 +244,7 @@ class Requests:
             raise EndSession(error) from error
         if len(message.fingerprint) != FINGERPRINT_BYTES or not 0 <= message.handle < 1 << 32:
             raise ProtocolError(f"schema handle {message.handle}: fingerprint or handle is not what it should be")
-        _check_schema(message, session)
+        _check_schema(message, is_guest=session.guest is not None)
         session.declare(
             message.topic, message.handle, StreamSchema(message.slot_id, message.fingerprint, message.schema)
         )
@@ -317,10 +317,10 @@ class Requests:
         return host
 
 
-def _check_schema(message: DeclareSchema, session: Session) -> None:
+def _check_schema(message: DeclareSchema, *, is_guest: bool = False) -> None:
     """A schema that no reader understands would make every segment it goes into unreadable."""
     try:
-        if session.guest is not None:
+        if is_guest:
             check_schema(message.schema)
         pa.ipc.read_schema(pa.py_buffer(message.schema))
     except (ArrowError, pa.ArrowException, OSError) as error:
