@@ -71,6 +71,8 @@ class Machine:
         self.time = time
         self.random = random
         self.log: list[str] = []
+        self.failing_cores: set[int] = set()
+        """Whose disk has failed a call at some time: their bundles may be lost, and announced."""
         self.has_power = True
         self._base = Path(tempfile.mkdtemp(prefix="qv-sim-"))
         self.run_dir = str(self._base)
@@ -229,6 +231,7 @@ class Machine:
         worker = self.workers[core]
         if worker is not None:
             self.log.append(f"arm {kind} error {number} on core_{core}")
+            self.failing_cores.add(core)
             worker.faulty.fail(kind, nth, number)
 
     def limit_disk(self, core: int, free_bytes: int | None) -> None:

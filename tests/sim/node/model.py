@@ -46,6 +46,8 @@ class SubscriberRecord:
     delivered: set[BundleId] = field(default_factory=set)
     resolved_durably: set[BundleId] = field(default_factory=set)
     gaps: set[BundleId] = field(default_factory=set)
+    lost_segments: set[tuple[int, int]] = field(default_factory=set)
+    """Core and number of those of which nobody knows what was in them."""
 
 
 class Model:
@@ -100,12 +102,23 @@ class Model:
         self._bind(id_, key)
         record.delivered.add(id_)
 
-    def told(self, subscriber: str, ids: list[BundleId]) -> None:
+    def told(
+        self, subscriber: str, ids: list[BundleId], whole_segment: tuple[int, int] | None, *, may_be_promised: bool
+    ) -> None:
+        """A gap notice has come; after a lost connection it may come again.
+
+        Args:
+            may_be_promised: a disk has failed, so that even bundles that were acknowledged can be lost.
+        """
         record = self.subscribers[subscriber]
-        for id_ in ids:
-            if id_ in record.gaps:
-                raise Violation(f"{subscriber} is told of {id_} twice")
-            record.gaps.add(id_)
+        promised = [id_ for id_ in self.receipts.values() if id_ in ids or (id_.core, id_.segment_seq) == whole_segment]
+        if promised and not may_be_promised:
+            raise Violation(
+                f"{subscriber} is told that {promised[:5]} are lost, which were acknowledged, and no disk failed"
+            )
+        record.gaps.update(ids)
+        if whole_segment is not None:
+            record.lost_segments.add(whole_segment)
 
     def resolved(self, subscriber: str, id_: BundleId) -> None:
         self.subscribers[subscriber].resolved_durably.add(id_)

@@ -129,12 +129,12 @@ class _SubscriberActor:
             return
         if isinstance(item, WaitingGap):
             notice = item.notice
-            core, segment = notice.first.core, notice.first.segment_seq
-            first = notice.first.bundle_index
-            ids = [BundleId(TOPIC, core, segment, index) for index in range(first, first + notice.bundles)]
-            with self.client.exchange:
-                self.client.consumer.confirm_gap(item)
-            self.run.model.told(self.name, ids)
+            places = range(notice.bundle_index_first, notice.bundle_index_first + (notice.bundle_count or 0))
+            ids = [BundleId(TOPIC, notice.core, notice.segment_seq, index) for index in places]
+            self.client.consumer.confirm_gap(item)
+            segment = (notice.core, notice.segment_seq)
+            is_allowed = notice.core in self.run.machine.failing_cores
+            self.run.model.told(self.name, ids, segment if not ids else None, may_be_promised=is_allowed)
         elif item is not None:
             try:
                 batch = item.batch

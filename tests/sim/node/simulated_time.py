@@ -1,4 +1,4 @@
-"""Time that moves only when the scheduler says so, for a whole process.
+"""Time that moves only when the scheduler says so, for a whole process, which also has always the same number.
 
 `install` must be called before anything of quiver_actors is imported: some modules take `monotonic_ns` by name. So a simulation always runs
 in a process of its own (`python -m tests.sim.node`).
@@ -6,10 +6,12 @@ in a process of its own (`python -m tests.sim.node`).
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 _START_NS = 1_000_000_000_000
+_PID = 4242
 _UNIX_START_NS = 1_700_000_000_000_000_000
 
 
@@ -31,7 +33,7 @@ class SimulatedTime:
 
 
 def install() -> SimulatedTime:
-    """Replace the clocks of this process."""
+    """Replace the clocks and the number of this process."""
     loaded = [name for name in sys.modules if name.split(".")[0] == "quiver_actors"]
     if loaded:
         raise RuntimeError(f"simulated time comes too late: {loaded[0]} is imported already")
@@ -41,6 +43,8 @@ def install() -> SimulatedTime:
     time.time_ns = simulated.unix_ns
     time.time = lambda: simulated.unix_ns() / 1e9
     time.sleep = _never
+    # Which core a producer without a key begins with follows from the number of its process.
+    os.getpid = lambda: _PID
     return simulated
 
 
