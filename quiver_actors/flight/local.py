@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from quiver_actors.client import Client
 from quiver_actors.client.hold import HeldCore, Hold
-from quiver_actors.errors import ClosedError, WorkerUnavailable
+from quiver_actors.errors import ClosedError, NotStored, WorkerUnavailable
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskWeights,
@@ -102,7 +102,11 @@ class LocalNode:
         by_slot: dict[int, list[bytes]] = {}
         for core, infos in client.segments(topic).items():
             for info in infos:
-                reader = client.read_segment(core, topic, info.segment_seq)
+                try:
+                    reader = client.read_segment(core, topic, info.segment_seq)
+                except NotStored:
+                    # Everybody was done with it since the list was made.
+                    continue
                 for stream in reader.streams:
                     key = (stream.slot_id, stream.schema_fingerprint)
                     if key not in seen:

@@ -20,7 +20,6 @@ TOPICS = (
         "aborted",
         "decided",
         "undecided",
-        "cancelled",
         "reused",
         "each",
         "commit",
