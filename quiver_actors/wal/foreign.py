@@ -2,7 +2,7 @@
 
 A producer of the worker's own user can spoil only what is its own anyway; one of another user could hand a subscriber offsets that
 point outside its buffers, bodies that swell when they are decompressed, or types whose construction runs code. Each payload is
-therefore decoded once and checked in full (about 12 GB/s), and some things that are good Arrow are not let in at all:
+therefore decoded once and checked in full, and some things that are good Arrow are not let in at all:
 
 - compressed bodies: what they become is not bounded by what was sent;
 - extension types, also unregistered ones: a reader would look for code by a name that the producer chose;

@@ -12,7 +12,6 @@ from quiver_actors.client.exchange import Exchange, Flow, Steps
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel
-from quiver_actors.client.requests import Requests
 from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import QuiverError
 
@@ -70,14 +69,10 @@ class SimProducer:
         self.producer = Producer(self.channels)
         # Not by the process's number, so that a seed is a seed.
         self.producer._turn = 0
-        self.requests = Requests(self.channels, 1000.0)
 
     def push(self, bundles: list[Any], topic: str, key: str | None, timeout_seconds: float) -> Running[Any]:
         steps = self.producer.pushing(bundles, topic=topic, key=key, item_counts=None, timeout_seconds=timeout_seconds)
         return Running(self.exchange, steps)
-
-    def flush(self, topic: str) -> Running[None]:
-        return Running(self.exchange, as_steps(self.requests.flush(topic)))
 
     def cut(self) -> None:
         """The connections break; the client lives on."""

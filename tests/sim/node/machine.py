@@ -27,12 +27,10 @@ from quiver_actors.shm.counters import CountersPage
 from quiver_actors.shm.names import new_name
 from quiver_actors.supervisor.decide import (
     Exited,
-    Finish,
     Fork,
     Forked,
     Observed,
     Signal,
-    StopRequested,
     Supervision,
 )
 from quiver_actors.supervisor.exitcodes import ChildExit
@@ -73,7 +71,6 @@ class Machine:
         self.log: list[str] = []
         self.failing_cores: set[int] = set()
         """Whose disk has failed a call at some time: their bundles may be lost, and announced."""
-        self.has_power = True
         self._base = Path(tempfile.mkdtemp(prefix="qv-sim-"))
         self.run_dir = str(self._base)
         self.settings = node_settings(self.run_dir, cores)
@@ -84,7 +81,6 @@ class Machine:
         self._wakeups = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._own = self._page.writer(SUPERVISOR_REGION)
         self.supervision = self._new_supervision()
-        self.is_stopped = False
         write_node_record(self.settings, self._page.name, [TOPIC])
 
     def _new_supervision(self) -> Supervision:
@@ -102,8 +98,6 @@ class Machine:
 
     def step_supervisor(self) -> None:
         """One turn of its loop: look at everybody, do what is due."""
-        if not self.has_power:
-            return
         now_ns = self.time.now_ns
         self.supervision.begin_look(now_ns)
         for child in self.supervision.children:
@@ -125,8 +119,6 @@ class Machine:
                     self._fork(index)
                 case Signal(index, number):
                     self._signal(index, number)
-                case Finish():
-                    self.is_stopped = True
 
     def _fork(self, core: int) -> None:
         region = self._page.writer(region_of(core))
@@ -258,10 +250,6 @@ class Machine:
             if worker is not None:
                 worker.faulty.heal()
                 worker.faulty.crash_at(0)
-
-    def stop(self) -> None:
-        """SIGTERM to the supervisor."""
-        self._feed(StopRequested("TERM"))
 
     def close(self) -> None:
         for worker in self.workers:
