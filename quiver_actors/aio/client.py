@@ -25,6 +25,7 @@ from quiver_actors.client.segments import map_segment
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.topic_commands import TopicCommandsOf
 from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted
+from quiver_actors.envelope import TraceContext
 from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.segment.reader import SegmentReader
@@ -64,6 +65,7 @@ class Client:
         item_count: int | None = None,
         producer: str | None = None,
         sequence: int | None = None,
+        trace_context: TraceContext | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
     ) -> Receipt:
         """Store one bundle. Any number of tasks may push at once: their bundles share the worker's syncs.
@@ -77,6 +79,7 @@ class Client:
             item_counts=(item_count,),
             producer=producer,
             sequence=sequence,
+            trace_context=trace_context,
             timeout=timeout,
         )
         return receipts[0]
@@ -90,18 +93,26 @@ class Client:
         item_counts: Iterable[int | None] | None = None,
         producer: str | None = None,
         sequence: int | None = None,
+        trace_context: TraceContext | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
     ) -> list[Receipt]:
         """Store bundles in order, many at a time. The event loop gets its turn between groups of up to 64 bundles or 1 MiB.
 
-        `producer`, `sequence`: as of `Client.push_many`.
+        `producer`, `sequence`, `trace_context`: as of `Client.push_many`.
         """
         if producer is not None or sequence is not None:
             counted = with_counts(bundles, item_counts)
             shared = (self._producer, self._channels)
-            steps = pushing_keyed(*shared, counted, topic, key, producer, sequence, timeout)
+            steps = pushing_keyed(*shared, counted, topic, key, producer, sequence, timeout, trace_context)
             return await self._exchange.complete_steps(steps)
-        steps = self._producer.pushing(bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout)
+        steps = self._producer.pushing(
+            bundles,
+            topic=topic,
+            key=key,
+            item_counts=item_counts,
+            timeout_seconds=timeout,
+            trace_context=trace_context,
+        )
         return await self._exchange.complete_steps(steps)
 
     @overload

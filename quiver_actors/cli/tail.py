@@ -99,11 +99,16 @@ def _show(delivery: Delivery, rows: int) -> None:
     taken_in = delivery.ingestion_unix_ns
     when = "-" if not taken_in else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(taken_in / 1e9))
     slots = ", ".join(f"{name}: {batch.num_rows:,} rows" for name, batch in _named(delivery).items())
-    print(f"{when}  {bundle.core}/{bundle.segment_seq}/{bundle.bundle_index}  {slots}")
+    print(f"{when}  {bundle.core}/{bundle.segment_seq}/{bundle.bundle_index}  {slots}{_trace(delivery)}")
     if rows > 0:
         for name, batch in _named(delivery).items():
             for row in batch.slice(0, rows).to_pylist():
                 print(f"    {name}  {row}")
+
+
+def _trace(delivery: Delivery) -> str:
+    traceparent = delivery.trace_context.get("traceparent")
+    return f"  trace {traceparent}" if traceparent else ""
 
 
 def _show_json(delivery: Delivery, rows: int) -> None:
@@ -122,6 +127,7 @@ def _show_json(delivery: Delivery, rows: int) -> None:
         "schema_version": SCHEMA_VERSION,
         **bundle._asdict(),
         "ingestion_unix_ns": delivery.ingestion_unix_ns,
+        "trace_context": delivery.trace_context,
         "slots": slots,
     }
     print(json.dumps(document, default=str))

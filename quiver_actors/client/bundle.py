@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from quiver_actors.client.segments import MappedSegment
 from quiver_actors.errors import FormatError, InvalidBundle, SlotNotInBundle
-from quiver_actors.model import BundleId, SlotTable
+from quiver_actors.model import ENVELOPE_SLOT, BundleId, SlotTable
 
 T = TypeVar("T")
 
@@ -57,26 +57,34 @@ class StoredBundle:
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The batch of the only slot.
+        """The batch of the only slot, beside the envelope (slot 63) that the bundle may have.
 
         Raises:
-            InvalidBundle: the bundle has several slots.
+            InvalidBundle: the bundle has several slots, or none.
             FormatError: the stored bundle cannot be read.
         """
-        slot_ids = self.slot_ids
+        slot_ids = [slot_id for slot_id in self.slot_ids if slot_id != ENVELOPE_SLOT]
         if len(slot_ids) != 1:
-            raise InvalidBundle(f"bundle {self.bundle_id} has the slots {list(slot_ids)}: choose one, delivery[slot]")
+            raise InvalidBundle(f"bundle {self.bundle_id} has the slots {slot_ids}: choose one, delivery[slot]")
         return self._read(lambda index: self._segment.batch(index, slot_ids[0]))
 
     @property
     def row_count(self) -> int:
-        """Rows of all slots that are asked for."""
-        return sum(batch.num_rows for batch in self.slots.values())
+        """Rows of all slots that are asked for, without those of the envelope."""
+        return sum(batch.num_rows for slot_id, batch in self.slots.items() if slot_id != ENVELOPE_SLOT)
 
     @property
     def item_count(self) -> int | None:
         """What the producer said it holds, None if it did not."""
         return self._read(self._segment.item_count)
+
+    @property
+    def trace_context(self) -> dict[str, str]:
+        """The trace that the push belonged to, by W3C header: what OpenTelemetry's `extract` takes. Empty if the producer said nothing.
+
+        It is there whatever `slots` were asked for.
+        """
+        return self._read(self._segment.trace_context)
 
     @property
     def ingestion_unix_ns(self) -> int | None:

@@ -30,6 +30,7 @@ from quiver_actors.client.staging import StagingClient
 from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.client.topic_commands import TopicCommands
 from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted, start_text
+from quiver_actors.envelope import TraceContext
 from quiver_actors.errors import ClosedError
 from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
@@ -95,6 +96,7 @@ class Client(StagingClient, TopicCommands):
         item_count: int | None = None,
         producer: str | None = None,
         sequence: int | None = None,
+        trace_context: TraceContext | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
     ) -> Receipt:
         """Store one bundle; it is as durable as the receipt says when this returns.
@@ -108,6 +110,8 @@ class Client(StagingClient, TopicCommands):
             item_count: how many items the producer counts in it, kept for subscribers.
             producer, sequence: the bundle's key, both or none. A bundle whose key was stored before is not stored again: its receipt says
                 where it is, and `duplicate`. Numbers follow each other; all bundles of a producer go to one worker, so there is no `key`.
+            trace_context: the trace that this belongs to: a W3C `traceparent`, or the dict that OpenTelemetry's `inject` filled
+                (`traceparent`, `tracestate`, `baggage`). Subscribers find it in `Delivery.trace_context`.
             timeout: seconds.
 
         Raises:
@@ -127,6 +131,7 @@ class Client(StagingClient, TopicCommands):
             item_counts=(item_count,),
             producer=producer,
             sequence=sequence,
+            trace_context=trace_context,
             timeout=timeout,
         )
         return receipt
@@ -140,6 +145,7 @@ class Client(StagingClient, TopicCommands):
         item_counts: Iterable[int | None] | None = None,
         producer: str | None = None,
         sequence: int | None = None,
+        trace_context: TraceContext | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
     ) -> list[Receipt]:
         """Store bundles in order, many at a time, and return their receipts in the same order.
@@ -150,6 +156,7 @@ class Client(StagingClient, TopicCommands):
         Args:
             item_counts: one for each bundle.
             producer, sequence: as of `push`; the sequence is that of the first bundle, the others follow it.
+            trace_context: as of `push`; all of them belong to it.
             timeout: the longest time in seconds without an acknowledgement.
 
         Raises:
@@ -159,8 +166,17 @@ class Client(StagingClient, TopicCommands):
         if producer is not None or sequence is not None:
             counted = with_counts(bundles, item_counts)
             shared = (self._producer, self._channels)
-            return self._exchange.run_steps(pushing_keyed(*shared, counted, topic, key, producer, sequence, timeout))
-        steps = self._producer.pushing(bundles, topic=topic, key=key, item_counts=item_counts, timeout_seconds=timeout)
+            return self._exchange.run_steps(
+                pushing_keyed(*shared, counted, topic, key, producer, sequence, timeout, trace_context)
+            )
+        steps = self._producer.pushing(
+            bundles,
+            topic=topic,
+            key=key,
+            item_counts=item_counts,
+            timeout_seconds=timeout,
+            trace_context=trace_context,
+        )
         return self._exchange.run_steps(steps)
 
     # --- subscribing ---------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.targets import Key
 from quiver_actors.encoding.entries import BundlePlan, PlannedBundles, plan
+from quiver_actors.envelope import TraceContext, parse_trace
 from quiver_actors.errors import Draining, EngineFailed, HardPressed, PushTimeout, QuiverError, SequenceGap, UsageError
 from quiver_actors.model import ENVELOPE_SLOT, BundleId, Durability, Receipt
 from quiver_actors.transactions.keys import check_key, with_key
@@ -38,6 +39,7 @@ def pushing_keyed(
     name: str | None,
     first: int | None,
     timeout_seconds: float,
+    trace_context: TraceContext | None = None,
 ) -> Steps[list[Receipt]]:
     """Push bundles with their item counts as producer `name`, numbered from `first` on, and wait for all receipts.
 
@@ -51,9 +53,10 @@ def pushing_keyed(
             "an idempotent push needs both producer and sequence, and goes where its producer's bundles go: no key"
         )
     check_key(name, first)
+    trace = parse_trace(trace_context)
     run = _KeyedRun(producer, channels, topic, name, timeout_seconds)
     slots = yield run.opening()
-    for number, plans in run.grouped(slots, bundles, first):
+    for number, plans in run.grouped(slots.traced(trace), bundles, first):
         yield run.submitting(PushGroup(number, PlannedBundles(plans), Key(name, number)))
     yield run.finishing()
     return run.receipts

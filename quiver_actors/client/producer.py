@@ -27,6 +27,7 @@ from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.encoding.entries import PlannedBundles, plan
 from quiver_actors.encoding.runs import RunMemory
 from quiver_actors.encoding.streams import StreamTable
+from quiver_actors.envelope import TraceContext, parse_trace
 from quiver_actors.errors import (
     ClosedError,
     Draining,
@@ -69,15 +70,17 @@ class Producer:
         key: str | bytes | None,
         item_counts: Iterable[int | None] | None,
         timeout_seconds: float,
+        trace_context: TraceContext | None = None,
     ) -> Steps[list[Receipt]]:
         """Push bundles in order to one core and wait for all receipts. Bundles are planned between the steps, outside of the lock.
 
         The timeout is the longest time without an acknowledgement.
         """
+        trace = parse_trace(trace_context)
         run = _PushRun(self, self._channels, topic, key, timeout_seconds)
         try:
             slots = yield run.opening()
-            for planned in self._grouped(run, slots, bundles, item_counts):
+            for planned in self._grouped(run, slots.traced(trace), bundles, item_counts):
                 yield run.submitting(planned)
             yield run.finishing()
         except WorkerUnavailable:

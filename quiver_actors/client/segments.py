@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.slots import TopicSlots
+from quiver_actors.envelope import trace_in
 from quiver_actors.errors import DiskError, Truncated
+from quiver_actors.model import ENVELOPE_SLOT
 from quiver_actors.segment.reader import SegmentReader
 
 
@@ -101,6 +103,14 @@ class MappedSegment:
             found = self._opened().slot_ids(index)
         slots = self.projection.slots
         return found if slots is None else tuple(slot_id for slot_id in found if slot_id in slots)
+
+    def trace_context(self, index: int) -> dict[str, str]:
+        """What the envelope of a bundle says of its trace, whatever slots are asked for; empty if nothing."""
+        with self._lock:
+            reader = self._opened()
+            if ENVELOPE_SLOT not in reader.slot_ids(index):
+                return {}
+            return trace_in(reader.batch(index, ENVELOPE_SLOT))
 
     def item_count(self, index: int) -> int | None:
         with self._lock:

@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from quiver_actors.envelope import with_trace
 from quiver_actors.errors import InvalidBundle, UnknownSlot
-from quiver_actors.model import SlotTable
+from quiver_actors.model import ENVELOPE_SLOT, SlotTable
 from quiver_actors.protocol.messages import TopicInfo
 
 Batch: TypeAlias = "pa.RecordBatch | pa.Table"
@@ -32,6 +33,10 @@ class TopicSlots:
         declared = sorted(self.table.declared.values())
         only = declared[0] if len(declared) == 1 else 0
         self._lone_slot = only if not declared or only in declared else None
+
+    def traced(self, trace: Mapping[str, str]) -> TopicSlots:
+        """As a push with these headers of a trace context sees them; empty: none."""
+        return TracedSlots(self, trace) if trace else self
 
     @property
     def lone_slot(self) -> int:
@@ -74,6 +79,23 @@ class TopicSlots:
             found[slot_id] = content
         if not found:
             raise InvalidBundle("the bundle is empty: a bundle needs at least one slot")
+        return sorted(found.items(), key=_slot_id_of)
+
+
+class TracedSlots(TopicSlots):
+    """The same for a push that belongs to a trace: every bundle says so in its envelope."""
+
+    __slots__ = ("_trace",)
+
+    def __init__(self, slots: TopicSlots, trace: Mapping[str, str]) -> None:
+        self.topic = slots.topic
+        self.table = slots.table
+        self._lone_slot = slots._lone_slot
+        self._trace = trace
+
+    def batches_of(self, bundle: Bundle) -> list[tuple[int, pa.RecordBatch]]:
+        found = dict(super().batches_of(bundle))
+        found[ENVELOPE_SLOT] = with_trace(found.get(ENVELOPE_SLOT), self._trace)
         return sorted(found.items(), key=_slot_id_of)
 
 

@@ -28,6 +28,7 @@ from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.targets import ToStage
+from quiver_actors.envelope import TraceContext, parse_trace
 from quiver_actors.errors import (
     DecisionUnavailable,
     Draining,
@@ -134,30 +135,43 @@ class Stage:
 
     # --- pushing -------------------------------------------------------------------------------------------------------------
 
-    def push(self, bundle: Bundle, *, item_count: int | None = None, timeout: float = 30.0) -> None:
+    def push(
+        self,
+        bundle: Bundle,
+        *,
+        item_count: int | None = None,
+        trace_context: TraceContext | None = None,
+        timeout: float = 30.0,
+    ) -> None:
         """Lay one bundle behind the others. The worker has it when this returns; it is durable with `prepare`.
 
         Raises:
             TransactionAborted: the stage is gone, and everything in it: run the task again.
             And as `Client.push`.
         """
-        self.push_many((bundle,), item_counts=(item_count,), timeout=timeout)
+        self.push_many((bundle,), item_counts=(item_count,), trace_context=trace_context, timeout=timeout)
 
     def push_many(
-        self, bundles: Iterable[Bundle], *, item_counts: Iterable[int | None] | None = None, timeout: float = 30.0
+        self,
+        bundles: Iterable[Bundle],
+        *,
+        item_counts: Iterable[int | None] | None = None,
+        trace_context: TraceContext | None = None,
+        timeout: float = 30.0,
     ) -> int:
         """Lay bundles behind the others, many at a time. Returns how many.
 
         Args:
+            trace_context: as of `Client.push`; all of them belong to it.
             timeout: the longest time in seconds without an acknowledgement.
 
         Raises:
             As `push`. After any error the stage is aborted.
         """
-        count = 0
+        trace, count = parse_trace(trace_context), 0
         counts = itertools.repeat(None) if item_counts is None else iter(item_counts)
         try:
-            for planned in self._grouped(zip(bundles, counts, strict=False)):
+            for planned in self._grouped(zip(bundles, counts, strict=False), trace):
                 count += len(planned)
                 self._exchange.run(self._sending(planned, timeout))
             self._exchange.run(self._settling(timeout))
@@ -166,10 +180,10 @@ class Stage:
             raise
         return count
 
-    def _grouped(self, bundles: Iterable[tuple[Bundle, int | None]]) -> Iterator[Planned]:
+    def _grouped(self, bundles: Iterable[tuple[Bundle, int | None]], trace: Mapping[str, str]) -> Iterator[Planned]:
         self._check_open()
         assert self._slots is not None
-        return self._producer.grouped(self.wanted.topic, self._slots, bundles)
+        return self._producer.grouped(self.wanted.topic, self._slots.traced(trace), bundles)
 
     def _sending(self, planned: Planned, timeout_seconds: float) -> Flow[None]:
         """Send bundles; wait while there is no room for them in the arena."""

@@ -19,6 +19,7 @@ from typing import Protocol, Self
 
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.stage import Stage
+from quiver_actors.envelope import TraceContext
 from quiver_actors.errors import UsageError
 from quiver_actors.model import DEFAULT_TOPIC
 from quiver_actors.transactions.model import COMMIT, Decision, Token
@@ -68,6 +69,7 @@ class Transaction:
         *,
         topic: str = DEFAULT_TOPIC,
         item_count: int | None = None,
+        trace_context: TraceContext | None = None,
         timeout: float | None = None,
     ) -> None:
         """Stage one bundle. It has no id yet, and is visible once the block has been left.
@@ -78,7 +80,8 @@ class Transaction:
         """
         self._check_entered()
         if not self.is_done:
-            self._stage(topic).push(bundle, item_count=item_count, timeout=timeout or self._timeout)
+            stage = self._stage(topic)
+            stage.push(bundle, item_count=item_count, trace_context=trace_context, timeout=timeout or self._timeout)
 
     def _stage(self, topic: str) -> Stage:
         found = self._stages.get(topic)

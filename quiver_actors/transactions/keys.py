@@ -27,6 +27,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
+from quiver_actors.envelope import with_columns
 from quiver_actors.errors import InvalidFormat, SequenceGap, SequenceTooOld, UsageError
 from quiver_actors.model import ENVELOPE_SLOT
 from quiver_actors.segment.arrow_ipc import END_OF_STREAM
@@ -154,19 +155,7 @@ def check_key(producer: str, number: int) -> None:
 
 def with_key(envelope: pa.RecordBatch | None, producer: str, number: int) -> pa.RecordBatch:
     """The envelope of a bundle with its key, behind the columns that it had."""
-    rows = 1 if envelope is None else envelope.num_rows
-    columns = [pa.array([producer] * rows, pa.string()), pa.array([number] * rows, pa.uint64())]
-    if envelope is None:
-        return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
-    kept = [
-        (name, column)
-        for name, column in zip(envelope.schema.names, envelope.columns, strict=True)
-        if name not in _SCHEMA.names
-    ]
-    fields = [envelope.schema.field(name) for name, _ in kept]
-    return pa.RecordBatch.from_arrays(
-        [*(column for _, column in kept), *columns], schema=pa.schema([*fields, *_SCHEMA], envelope.schema.metadata)
-    )
+    return with_columns(envelope, _SCHEMA, (producer, number))
 
 
 def key_in(envelope: pa.RecordBatch) -> tuple[str, int] | None:

@@ -28,6 +28,7 @@ RANKS = {
     "quiver_actors.metrics": 2,
     "quiver_actors.retention": 2,
     "quiver_actors.topics": 4,
+    "quiver_actors.envelope": 3,
     "quiver_actors.protocol": 3,
     "quiver_actors.core_file": 3,
     "quiver_actors.disk": 3,
