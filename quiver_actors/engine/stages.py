@@ -349,8 +349,9 @@ class Stages:
         stage = next((stage for stage in self if stage.state is StageState.PREPARING), None)
         if stage is None:
             return None
+        unused = stage.take_empty_part()
         record = stage.record(self._numbers.incarnation, self._clock.unix_ns())
-        return PrepareJob(self._disk, self._paths, stage, record)
+        return PrepareJob(self._disk, self._paths, stage, record, unused)
 
     def finish_prepare(self, job: PrepareJob) -> list[Event]:
         stage = job.stage

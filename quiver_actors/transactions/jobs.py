@@ -73,16 +73,26 @@ class StageAllocateJob(Job):
 class PrepareJob(Job):
     """Make a stage durable. `failure`: why it is not; then it is to be dropped as if it were."""
 
-    def __init__(self, disk: Disk, paths: EnginePaths, stage: Stage, record: PreparedRecord) -> None:
+    def __init__(
+        self, disk: Disk, paths: EnginePaths, stage: Stage, record: PreparedRecord, unused: Log | None = None
+    ) -> None:
+        """
+        Args:
+            unused: a file of the stage that nothing was written to. It goes.
+        """
         super().__init__()
         self._disk = disk
         self._paths = paths
+        self._unused = unused
         self.stage = stage
         self.record = record
         self.failure = ""
 
     def work(self) -> None:
         try:
+            if self._unused is not None:
+                self._unused.file.close()
+                self._disk.unlink(self._unused.path)
             for part in self.stage.parts:
                 part.file.truncate(part.written_end)
                 part.capacity_bytes = part.written_end

@@ -147,6 +147,7 @@ class _Recovery:
         self._dropped: list[DroppedRecord] = []
         self._parts: dict[int, list[str]] = {}
         """Files by stage number."""
+        self._has_deleted = False
 
     def run(self) -> RecoveredStages:
         names = self._disk.list_directory(self._paths.staged)
@@ -160,9 +161,12 @@ class _Recovery:
                 self._parts.setdefault(_number_of(name), []).append(f"{self._paths.staged}/{name}")
             elif name.endswith(TEMPORARY_SUFFIX):
                 self._disk.unlink(f"{self._paths.staged}/{name}")
+                self._has_deleted = True
         numbers = sorted({*records, *self._parts})
         for number in numbers:
             self._settle(number, number in records, records.get(number))
+        if self._has_deleted:
+            self._disk.sync_directory(self._paths.staged)
         self._finish_publishing()
         self._write_journal(max(numbers, default=0))
         return self._found
@@ -204,6 +208,7 @@ class _Recovery:
             parts_are_whole=stage is not None,
         )
         if decision is StageDecision.DELETE:
+            self._has_deleted = True
             delete_stage(self._disk, self._paths, number, self._parts.get(number, []))
         elif decision is StageDecision.KEEP:
             assert stage is not None

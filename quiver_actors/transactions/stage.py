@@ -88,6 +88,10 @@ class Stage:
         """The part that is enlarged for the next push; None: it goes into a new one."""
         return self.parts[-1] if self.parts and not self.parts[-1].closed else None
 
+    def take_empty_part(self) -> Log | None:
+        """Take back a part that was made for a push that never came: only parts with bundles can be prepared."""
+        return self.parts.pop() if self.parts and self.parts[-1].is_empty else None
+
     # --- figures ---------------------------------------------------------------------------------------------------------------
 
     @property

@@ -95,7 +95,7 @@ class Log:
         self.end += len(span)
 
     def _stage_uniform(self, span: memoryview, entries: uniform.UniformEntries, now_unix_ns: int) -> None:
-        times = uniform.complete(span, entries, self.sequence_end, now_unix_ns)
+        times = uniform.complete(span, entries, self.entry_type, self.sequence_end, now_unix_ns)
         self.builder.append_run(
             BundleRun(
                 entries.schema,

@@ -95,13 +95,13 @@ def check_uniform(
     return entries, int((entry_rows[:, 4] >> 32 & _U32).sum())
 
 
-def complete(span: memoryview, entries: UniformEntries, sequence: int, now_unix_ns: int) -> Integers:
+def complete(span: memoryview, entries: UniformEntries, entry_type: int, sequence: int, now_unix_ns: int) -> Integers:
     """Fill headers and CRCs; the first entry gets `sequence`. Returns the ingestion times."""
     count = len(entries)
     times = np.where(entries.ingestion_ts_nanos == 0, now_unix_ns, entries.ingestion_ts_nanos)
     heads = np.zeros(count, _HEAD)
     heads["length"] = entries.sizes - layout.ENTRY_OVERHEAD_BYTES
-    heads["type"] = layout.ENTRY_TYPE_BUNDLE
+    heads["type"] = entry_type
     heads["time"] = times
     heads["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint64)
     heads["bitmap"] = entries.bitmap

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from quiver_actors.events import StageDropped, StagePrepared, StagesPublished
 from quiver_actors.transactions.records import StageOrder
 from quiver_actors.transactions.stage import Stage
@@ -28,14 +30,23 @@ class StageDriver(EngineDriver):
 
     def push_staged(self, number: int, *bundles: int, owner: object = OWNER, rows: int = 5) -> None:
         """Push numbered bundles into a stage, one message each; written, not synced."""
-        stages = self.engine.stages
         for bundle in bundles:
-            memory, push, schemas = self.layout([{0: numbered_batch(bundle, rows)}], item_count=bundle)
-            stage = stages.get(number, owner)
-            if not stages.can_stage(stage, len(memory)):
-                self.run_background()
-            stages.stage(stage, memory, push, schemas)
-            stages.write(stage)
+            self._push_staged(number, [{0: numbered_batch(bundle, rows)}], owner, item_count=bundle)
+
+    def push_staged_together(self, number: int, *bundles: int, owner: object = OWNER) -> None:
+        """The same with one message for all of them."""
+        self._push_staged(number, [{0: numbered_batch(bundle)} for bundle in bundles], owner, item_count=None)
+
+    def _push_staged(
+        self, number: int, bundles: list[dict[int, pa.RecordBatch]], owner: object, item_count: int | None
+    ) -> None:
+        memory, push, schemas = self.layout(bundles, item_count=item_count)
+        stages = self.engine.stages
+        stage = stages.get(number, owner)
+        if not stages.can_stage(stage, len(memory)):
+            self.run_background()
+        stages.stage(stage, memory, push, schemas)
+        stages.write(stage)
 
     def prepare(self, number: int, owner: object = OWNER) -> Stage:
         """Prepare a stage and wait until it is."""

@@ -23,6 +23,7 @@ from quiver_actors.transactions.records import DROPPED_MAX, DroppedRecord
 from quiver_actors.transactions.recovery import trim_dropped
 from quiver_actors.transactions.states import STAGE_TRANSITIONS, StageState
 from quiver_actors.units import KIB, SECOND_NS
+from quiver_actors.wal.uniform import UNIFORM_ENTRIES_MIN
 from tests.support.engine_driver import numbered_batch, topic_settings
 from tests.support.stage_driver import HOUR_NS, OWNER, StageDriver, order
 
@@ -141,6 +142,35 @@ def test_prepared_stages_survive_a_restart_and_a_clean_shutdown(driver: StageDri
     assert driver.stored() == [1, 2, 3]
     reader = driver.read(driver.engine.segments()[0].segment_seq)
     assert [reader.item_count(index) for index in range(2)] == [1, 2]
+
+
+def test_a_push_of_many_equal_bundles_survives_a_restart_like_any_other(driver: StageDriver) -> None:
+    """Many bundles of one schema are checked and completed at once: their entries are staged ones too."""
+    number = driver.begin()
+    driver.push_staged_together(number, *range(2 * UNIFORM_ENTRIES_MIN))
+    driver.prepare(number)
+    driver.restart()
+    assert [stage.number for stage in driver.engine.stages.prepared] == [number]
+    driver.publish(number)
+    assert driver.stored() == list(range(2 * UNIFORM_ENTRIES_MIN))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_room_for_a_push_that_never_came_is_no_part_of_the_stage(driver: StageDriver, restarts: bool) -> None:
+    number = driver.begin()
+    driver.push_staged(number, 10, rows=1500)
+    stage = driver.engine.stages.get(number, OWNER)
+    assert not driver.engine.stages.can_stage(stage, 50 * KIB)
+    driver.settle()
+    assert [part.is_empty for part in stage.parts] == [False, True]
+    driver.prepare(number)
+    assert len(driver.disk.list_directory(STAGED)) == 2, "the record and one part"
+    if restarts:
+        driver.restart()
+    driver.publish(number)
+    assert driver.stored() == [10]
+    for info in driver.engine.segments():
+        driver.read(info.segment_seq).verify_checksum()
 
 
 def test_what_was_not_prepared_is_gone_after_a_restart(driver: StageDriver) -> None:
