@@ -6,7 +6,7 @@ resume      a push waits at the cap; a subscriber acknowledges everything: from 
 overload    a producer offers twice what a subscriber drains, under each policy, while the disk is looked at every 20 ms: how far usage
             goes over the cap, refusals, bundles announced as lost, and bundles that were acknowledged and never came.
 
-    python -m benchmarks.caps [--quick] [--json] [--rounds N] [--dir D] [--seconds N]
+    python -m benchmarks.caps [--quick] [--json] [--rounds N] [--dir D] [--seconds N] [--cases share resume overload]
 
 `--seconds` is the length of each overload: 600 for the long form.
 """
@@ -43,16 +43,20 @@ from quiver_actors.supervisor.figures import STORAGE_ROW, StorageFigure, region_
 from quiver_actors.supervisor.measure import measure
 
 MIB = 1 << 20
+CASES = ("share", "resume", "overload")
 POLICIES = ("backpressure", "reject", "drop_oldest")
 BUNDLE_BYTES = 256 << 10
 DRAIN_BYTES_PER_SECOND = 8 * MIB
 SAMPLE_SECONDS = 0.02
+OVERLOAD_CORES = 2
+OVERLOAD_TARGET_BYTES = MIB
 
 
 class Options(argparse.Namespace):
     quick: bool
     rounds: int
     seconds: float
+    cases: list[str]
     dir: str | None
     json: bool
 
@@ -146,8 +150,8 @@ def overload(directory: str, policy: str, cap_bytes: int, seconds: float) -> Mea
     acked: set[tuple[int, int, int]] = set()
     refused = [0]
     peak: list[int] = []
-    settings = config(cap_bytes, policy, "1MiB")
-    with running_node(directory, settings, 2) as run_dir, quiver_actors.connect(run_dir) as client:
+    settings = config(cap_bytes, policy, f"{OVERLOAD_TARGET_BYTES}B")
+    with running_node(directory, settings, OVERLOAD_CORES) as run_dir, quiver_actors.connect(run_dir) as client:
         data_dir = os.path.join(os.path.dirname(run_dir), "data")
         stop = time.monotonic() + seconds
         subscription = client.subscribe("s", start="earliest", gaps="deliver")
@@ -176,6 +180,10 @@ def overload(directory: str, policy: str, cap_bytes: int, seconds: float) -> Mea
     return {
         "over": max(peak) - cap_bytes,
         "samples": len(peak),
+        "samples over": sum(used > cap_bytes for used in peak),
+        "samples over a segment a core": sum(
+            used > cap_bytes + OVERLOAD_CORES * OVERLOAD_TARGET_BYTES for used in peak
+        ),
         "refusals": refused[0],
         "announced": len(announced & acked),
         "missing": len(acked - delivered),
@@ -210,31 +218,43 @@ def drain(
 def main() -> None:
     found = parser(__doc__)
     found.add_argument("--seconds", type=float, default=0.0, help="of each overload (default 60, with --quick 8)")
+    found.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="default: all")
     options = found.parse_args(namespace=Options())
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.seconds = options.seconds or (8.0 if options.quick else 60.0)
     report = Report(options.json)
-    cap_bytes = (256 if options.quick else 2048) * MIB
     with scratch(options) as directory:
         report.note(machine_line(directory))
-        candidates = {
-            "coordinated": lambda: share(directory, 4, cap_bytes, cap_bytes),
-            "static": lambda: share(directory, 1, cap_bytes // 4, cap_bytes),
-        }
-        results = run_interleaved(candidates, options.rounds)
-        for key, unit in (("share", "of cap"), ("rate", "MiB/s")):
-            ratio = median_ratio(results["coordinated"], results["static"], key)
-            for name in candidates:
-                against = "static" if name == "coordinated" else ""
-                case, value = f"share {name} {key}", median(results[name], key)
-                report.show(Figure(case, value, unit, against, ratio if against else None, "synced", options.rounds))
-        resumed = [resume(directory, 64 * MIB) for _ in range(options.rounds)]
-        report.show(Figure("resume", median(resumed, "ms"), "ms", "", None, "synced", options.rounds))
-        for policy in POLICIES:
-            found_here = overload(directory, policy, 48 * MIB, options.seconds)
-            for key, value in found_here.items():
-                unit = "bytes" if key == "over" else "count"
-                report.show(Figure(f"overload {policy} {key}", value, unit, "", None, "synced", 1))
+        if "share" in options.cases:
+            show_share(report, options, directory)
+        if "resume" in options.cases:
+            resumed = [resume(directory, 64 * MIB) for _ in range(options.rounds)]
+            report.show(Figure("resume", median(resumed, "ms"), "ms", "", None, "synced", options.rounds))
+        if "overload" in options.cases:
+            show_overload(report, options, directory)
+
+
+def show_share(report: Report, options: Options, directory: str) -> None:
+    cap_bytes = (256 if options.quick else 2048) * MIB
+    candidates = {
+        "coordinated": lambda: share(directory, 4, cap_bytes, cap_bytes),
+        "static": lambda: share(directory, 1, cap_bytes // 4, cap_bytes),
+    }
+    results = run_interleaved(candidates, options.rounds)
+    for key, unit in (("share", "of cap"), ("rate", "MiB/s")):
+        ratio = median_ratio(results["coordinated"], results["static"], key)
+        for name in candidates:
+            against = "static" if name == "coordinated" else ""
+            case, value = f"share {name} {key}", median(results[name], key)
+            report.show(Figure(case, value, unit, against, ratio if against else None, "synced", options.rounds))
+
+
+def show_overload(report: Report, options: Options, directory: str) -> None:
+    for policy in POLICIES:
+        found = overload(directory, policy, 48 * MIB, options.seconds)
+        for key, value in found.items():
+            unit = "bytes" if key == "over" else "count"
+            report.show(Figure(f"overload {policy} {key}", value, unit, "", None, "synced", 1))
 
 
 if __name__ == "__main__":
