@@ -438,7 +438,7 @@ def counters_page(cores: int, topics: int) -> Iterator[CountersPage]:
 
 
 def rows_per_region(topics: int) -> int:
-    """Room for the worker's own rows, for each topic its engine, its latencies and some twenty subscribers, and for later topics."""
+    """Room for the worker's own rows, for each topic its engine, latencies, share and some twenty subscribers, and for later ones."""
     return max(_ROWS_MIN, 16 + 28 * topics)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from quiver_actors.metrics.figures import RetentionFigure, RowKind
+from quiver_actors.metrics.figures import RetentionFigure, RowKind, ShareFigure
 from quiver_actors.retention.losses import EVICTION_REASONS, LOSS_REASONS
 from quiver_actors.retention.pressure import Step
 from quiver_actors.shm.counters import RegionSnapshot, RowSnapshot
@@ -52,6 +52,16 @@ class CoreStorageView(msgspec.Struct, kw_only=True):
     pressure: float = 0.0
     steps: list[str] = []
     """What it does about it: coalesce, widen, defer, refuse."""
+
+
+class ShareView(msgspec.Struct, kw_only=True):
+    """A topic that may have only a part of the cap, on all cores together."""
+
+    topic: str
+    limit_bytes: int
+    used_bytes: int = 0
+    wanted_bytes: int = 0
+    """What pushes wait for, and the limit has refused."""
 
 
 class RetentionView(msgspec.Struct, kw_only=True):
@@ -123,6 +133,18 @@ def _core(core: int, row: RowSnapshot, grant_bytes: int, cap_bytes: int) -> Core
         pressure=row.values[StorageFigure.PRESSURE_PERMILLE] / 1000,
         steps=[str(step.name).lower() for step in Step if step in steps],
     )
+
+
+def shares_of(regions: Sequence[RegionSnapshot]) -> list[ShareView]:
+    """By topic, as its workers have said it."""
+    found: dict[str, ShareView] = {}
+    for region in regions[SUPERVISOR_REGION + 1 :]:
+        for row in _rows(region, RowKind.SHARE):
+            share = found.setdefault(row.label, ShareView(topic=row.label, limit_bytes=0))
+            share.limit_bytes = max(share.limit_bytes, row.values[ShareFigure.LIMIT_BYTES])
+            share.used_bytes += row.values[ShareFigure.USED_BYTES]
+            share.wanted_bytes += row.values[ShareFigure.WANTED_BYTES]
+    return [found[topic] for topic in sorted(found)]
 
 
 def retention_of(regions: Sequence[RegionSnapshot]) -> list[RetentionView]:

@@ -97,6 +97,11 @@ def _storage(status: StatusView) -> str:
         over = "; over its soft limit" if storage.is_over else ""
         lines.append(f"{format_size(storage.used_bytes)} of {format_size(storage.cap_bytes)} used{over}")
     lines += [
+        f"{share.topic}: {format_size(share.used_bytes)} of the {format_size(share.limit_bytes)} that it may have"
+        + ("; pushes wait" if share.wanted_bytes else "")
+        for share in status.shares
+    ]
+    lines += [
         f"{loss.topic} on core_{loss.core}: {loss.bundles:,} bundles ({format_size(loss.size_bytes)}) lost, {loss.reason}"
         for loss in status.losses
         if loss.bundles

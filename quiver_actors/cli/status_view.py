@@ -19,11 +19,13 @@ from quiver_actors.cli.status_storage import (
     CoreStorageView,
     LossView,
     RetentionView,
+    ShareView,
     StorageView,
     cores_of,
     losses_of,
     place_of,
     retention_of,
+    shares_of,
     storage_of,
 )
 from quiver_actors.errors import NotRunning
@@ -242,6 +244,7 @@ class StatusView(msgspec.Struct, kw_only=True):
     cores: list[CoreStorageView] = []
     retention: list[RetentionView] = []
     losses: list[LossView] = []
+    shares: list[ShareView] = []
 
 
 def take_status(run_dir: str) -> StatusView:
@@ -354,6 +357,7 @@ class _View:
             cores=sorted(cores_of(self._regions), key=lambda each: (-each.pressure, each.core)),
             retention=sorted(retention_of(self._regions), key=lambda each: (each.topic, each.core)),
             losses=sorted(losses_of(self._regions), key=lambda each: (each.topic, each.core, each.reason)),
+            shares=shares_of(self._regions),
         )
 
     # --- the node --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.consent import add_consent
 from quiver_actors.errors import ConfigError, UnknownTopic
-from quiver_actors.units import SECOND_NS, parse_duration_ns
+from quiver_actors.units import SECOND_NS, format_size, parse_duration_ns
 
 if TYPE_CHECKING:
     from quiver_actors.topics.catalogue import Topic
@@ -129,15 +129,28 @@ def _show(arguments: argparse.Namespace) -> int:
 
     reply = list_topics(run_dir.find_run_dir(arguments))
     topic = _topic_in(reply, arguments.topic)
+    disk_bytes, cap_bytes = _disk_of(arguments)
     if arguments.json:
-        _print_json(reply, {"topic": _as_json(arguments.topic, topic, reply)})
+        found = _as_json(arguments.topic, topic, reply) | {"disk_bytes": disk_bytes, "cap_bytes": cap_bytes}
+        _print_json(reply, {"topic": found})
         return 0
     origins = reply.origins.get(arguments.topic, {})
     print(f"# topic {arguments.topic}, incarnation {topic.incarnation}, created by {topic.source}")
+    of_cap = "" if cap_bytes is None else f" of the {format_size(cap_bytes)} that it may have"
+    print(f"# {format_size(disk_bytes)} on disk{of_cap}")
     for key, setting in settings_of(Scope.TOPIC).items():
         line = f"{key} = {setting.kind.write(value_at(topic.settings, setting.field))}"
         print(f"{line:40}  # {origins.get(key, 'default')}")
     return 0
+
+
+def _disk_of(arguments: argparse.Namespace) -> tuple[int, int | None]:
+    """What a topic has on disk, and what it may have: None without a limit of its own."""
+    from quiver_actors.cli.status_view import take_status
+
+    status = take_status(run_dir.find_run_dir(arguments))
+    cap_bytes = next((share.limit_bytes for share in status.shares if share.topic == arguments.topic), None)
+    return sum(engine.disk_bytes for engine in status.engines if engine.topic == arguments.topic), cap_bytes
 
 
 def _create(arguments: argparse.Namespace) -> int:

@@ -42,9 +42,23 @@ def _cap_holds_the_logs(settings: NodeSettings) -> Iterator[str]:
         )
 
 
+def _shares_hold_the_logs(settings: NodeSettings) -> Iterator[str]:
+    """The same of a topic that may have only a part of the cap."""
+    workers = max(1, settings.cores)
+    for place, topic in _topics(settings):
+        share, target = topic.retention.cap_share, topic.segment.target_size_bytes
+        share_bytes, needed = int(share * settings.size_cap_bytes), CAP_SEGMENTS_MIN * target * workers
+        if share < 1 and 0 < share_bytes < needed:
+            yield (
+                f"key '{place}retention.cap_share': {100 * share:g}% of {size_text(settings.size_cap_bytes)} is less than "
+                f"{CAP_SEGMENTS_MIN} segments of {size_text(target)} (segment.target_size) for each of {workers} workers; expected "
+                f"at least {100 * needed / settings.size_cap_bytes:.1f}%, a larger size_cap, or smaller segments"
+            )
+
+
 def _topics(settings: NodeSettings) -> Iterator[tuple[str, TopicSettings]]:
     for name, topic in settings.all_topics().items():
         yield f"topics.{name}.", topic
 
 
-CHECKS: tuple[Check, ...] = (_logs_hold_a_segment, _cap_holds_the_logs)
+CHECKS: tuple[Check, ...] = (_logs_hold_a_segment, _cap_holds_the_logs, _shares_hold_the_logs)

@@ -78,6 +78,18 @@ def _boolean_from_text(text: str) -> bool:
     return text.lower() == "true"
 
 
+def _part(value: Any) -> float:
+    if isinstance(value, str) and value.endswith("%"):
+        value = float(value.removesuffix("%")) / 100
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError
+    return float(value)
+
+
+def _part_from_text(text: str) -> float | str:
+    return text if text.endswith("%") else float(text)
+
+
 def _uid(value: Any) -> int:
     if isinstance(value, str) and not value.isdigit():
         try:
@@ -136,6 +148,13 @@ BOOLEAN = Kind("boolean", "true or false", _boolean, lambda v: str(v).lower(), _
 OWNER = Kind("user", 'a user name or number, "" for the node\'s user', _owner, lambda v: '""' if v < 0 else str(v))
 USERS = Kind(
     "users", 'a list of user names or numbers, such as ["spark", 1001]', _uids, lambda v: json.dumps(list(v)), _listed
+)
+PART = Kind(
+    "part",
+    'a part of the whole such as "25%" or 0.25, above 0 and up to "100%"',
+    _part,
+    lambda v: f'"{round(100 * v, 6):g}%"',
+    _part_from_text,
 )
 SLOTS = Kind(
     "slots",

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from quiver_actors.config.kinds import BOOLEAN, DURATION, INTEGER, OWNER, SIZE, SLOTS, TEXT, USERS, Kind
+from quiver_actors.config.kinds import BOOLEAN, DURATION, INTEGER, OWNER, PART, SIZE, SLOTS, TEXT, USERS, Kind
 from quiver_actors.config.tree import COMPACTION_MODES, DURABILITY_MODES, NodeSettings, TopicSettings
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.retention.rules import POLICIES
@@ -196,6 +196,10 @@ _TOPIC = (
     Setting(
         key="retention.size_cap_policy", field="retention.size_cap_policy", kind=TEXT, choices=POLICIES,
         about="At the size cap pushes wait (backpressure), are refused at once (reject), or the oldest bundles go (drop_oldest).",
+    ),
+    Setting(
+        key="retention.cap_share", field="retention.cap_share", kind=PART,
+        about="The topic may have so much of size_cap, on all cores together; at it its own policy applies. Without a cap: no limit.",
     ),
     Setting(
         key="retention.max_age", field="retention.max_age_ns", kind=DURATION,

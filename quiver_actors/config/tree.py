@@ -46,6 +46,8 @@ class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Low-water mark of the file system: no new log file is begun below it, so that everything else still has room."""
     size_cap_policy: str = "backpressure"
     """At the node's size cap: pushes wait, are refused at once, or the oldest bundles that somebody still needs go."""
+    cap_share: float = 1.0
+    """Part of the node's size cap that the topic may have on all cores together, above 0 and up to 1."""
     max_age_ns: int = 0
     """Segments whose newest bundle is older go, needed or not; 0 = never."""
     steady_state_headroom_bytes: int = 0

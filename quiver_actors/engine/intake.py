@@ -72,8 +72,9 @@ class Intake:
             )
         if self._logs.is_throttled:
             return Throttled(
-                f"{self._place}: the size cap leaves no room for a log file of {self._logs.next_capacity_bytes} bytes; "
-                "acknowledge more or raise retention.size_cap, pushes go on by themselves"
+                f"{self._place}: the size cap, or the topic's share of it, leaves no room for a log file of "
+                f"{self._logs.next_capacity_bytes} bytes; acknowledge more or raise retention.size_cap (retention.cap_share), "
+                "pushes go on by themselves"
             )
         return None
 

@@ -24,6 +24,8 @@ class RowKind(enum.IntEnum):
     """One histogram (`metrics.latency`); label is `<topic>/<what>`."""
     RETENTION = 6
     """One per topic and core: what is on disk and what went; label is the topic."""
+    SHARE = 7
+    """One per worker and topic that may have only a part of the cap: what the workers keep to among themselves; label is the topic."""
 
 
 class WorkerFigure(enum.IntEnum):
@@ -149,6 +151,24 @@ class RetentionFigure(enum.IntEnum):
     LOST_BUNDLES_DAMAGED = 29
     LOST_ROWS_DAMAGED = 30
     LOST_BYTES_DAMAGED = 31
+
+
+class ShareFigure(enum.IntEnum):
+    """Of all directories of a topic that a worker serves, those of adopted cores too."""
+
+    LIMIT_BYTES = 0
+    """What the topic may have on all cores together."""
+    USED_BYTES = 1
+    """What it has on this one, with what is about to be taken."""
+    WANTED_BYTES = 2
+    """What its pushes wait for, and the limit has refused; 0 = nothing."""
+    DOOMED_BYTES = 3
+    """What is being deleted, and is still in `USED_BYTES`."""
+    EVICTABLE_CLASS = 4
+    """As `supervisor.figures.StorageFigure` has it for the worker, here for the topic."""
+    EVICTABLE_OLDEST_UNIX_NS = 5
+    BEAT_NS = 6
+    """Monotonic time of the worker's last look."""
 
 
 class ErrorFigure(enum.IntEnum):

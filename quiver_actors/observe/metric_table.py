@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from quiver_actors.cli.status_storage import CoreStorageView, LossView, RetentionView
+from quiver_actors.cli.status_storage import CoreStorageView, LossView, RetentionView, ShareView
 from quiver_actors.cli.status_view import EngineView, SubscriberView, WorkerView
 
 
@@ -144,6 +144,13 @@ RETENTION += tuple(
     )
 )
 
+SHARE_LABELS = ("topic",)
+SHARE: tuple[Metric, ...] = (
+    Metric("quiver_topic_cap_bytes", "limit_bytes", Kind.GAUGE, "What a topic with a cap_share may have on all cores"),
+    Metric("quiver_topic_used_bytes", "used_bytes", Kind.GAUGE, "What such a topic has on disk on all cores"),
+    Metric("quiver_topic_wanted_bytes", "wanted_bytes", Kind.GAUGE, "What its pushes wait for at that limit"),
+)
+
 LOSS_LABELS = ("topic", "core", "reason")
 LOSS: tuple[Metric, ...] = (
     Metric("quiver_gc_evictions_total", "evictions", Kind.COUNTER, "Segment files deleted"),
@@ -159,6 +166,7 @@ TABLES: tuple[tuple[str, type, tuple[str, ...], tuple[Metric, ...]], ...] = (
     ("subscribers", SubscriberView, SUBSCRIBER_LABELS, SUBSCRIBER),
     ("cores", CoreStorageView, CORE_LABELS, CORE),
     ("retention", RetentionView, RETENTION_LABELS, RETENTION),
+    ("shares", ShareView, SHARE_LABELS, SHARE),
     ("losses", LossView, LOSS_LABELS, LOSS),
 )
 """Field of the status document with the views, their type, what labels them, their metrics."""

@@ -146,9 +146,13 @@ def worked_out(entry: Topic, resolved: Resolved, *, fixed: Mapping[str, Any] | N
     values |= {names[key].field: _value(names[key], text) for key, text in entry.given.items() if key in names}
     values |= {each.setting.field: each.value for each in resolved.given(name).values()}
     settings = with_values(resolved.base, {**values, **(fixed or {})})
-    if problems := contradictions(NodeSettings(topics={name: settings})):
+    if problems := contradictions(_with_topic(resolved.settings, settings)):
         raise ConfigError("\n".join(problems))
     return msgspec.structs.replace(entry, settings=settings)
+
+
+def _with_topic(node: NodeSettings, topic: TopicSettings) -> NodeSettings:
+    return msgspec.structs.replace(node, topics={**node.topics, topic.name: topic})
 
 
 def origins(entry: Topic, resolved: Resolved) -> dict[str, str]:

@@ -206,7 +206,7 @@ class Worker:
         return os.path.join(self._context.data_dir, OWN_LOG_NAME)
 
     def _host(self, engine: Engine, *, agenda: Agenda, sync: JobThread, seal: JobThread, ask: JobThread) -> EngineHost:
-        engine.share_room(self._share.admits)
+        engine.share_room(partial(self._share.admits_for, engine))
         return EngineHost(
             engine,
             pressure=self._pressure,

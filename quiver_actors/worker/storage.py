@@ -9,9 +9,10 @@ The order of the words matters (supervisor.figures.StorageFigure): what is used 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic_ns
 
+from quiver_actors.engine import Engine
 from quiver_actors.retention.choice import Candidate, choose
 from quiver_actors.retention.pressure import Pressure
 from quiver_actors.shm.counters import CountersPage, RegionWriter
@@ -30,7 +31,9 @@ from quiver_actors.supervisor.figures import (
 )
 from quiver_actors.units import MILLISECOND_NS
 from quiver_actors.worker.agenda import Agenda
+from quiver_actors.worker.evictions import candidates_of, carry_out
 from quiver_actors.worker.host import EngineHost
+from quiver_actors.worker.topic_shares import TopicShares
 
 CALM_INTERVAL_NS = 50 * MILLISECOND_NS
 BUSY_INTERVAL_NS = 5 * MILLISECOND_NS
@@ -52,15 +55,16 @@ class _Known:
     is_throttled: bool
 
 
-def _known_of(host: EngineHost) -> _Known:
+def _known_of(host: EngineHost, *, is_limited: bool) -> _Known:
+    """`is_limited`: what it wants its topic may not have, so that it is no wish of the worker."""
     engine = host.engine
     return _Known(
         engine.disk_bytes,
         engine.step_bytes,
-        engine.wanted_bytes,
+        0 if is_limited else engine.wanted_bytes,
         engine.retention.doomed_bytes,
-        engine.is_taking,
-        engine.is_throttled,
+        engine.is_taking and not is_limited,
+        engine.is_throttled and not is_limited,
     )
 
 
@@ -109,6 +113,8 @@ class StorageShare:
         self._known: dict[EngineHost, _Known] = {}
         self._sums = _Known(0, 0, 0, 0, False, False)
         self._was_over = False
+        self.topics = TopicShares(page, region, hosts, lambda: self._node_word(NodeStorageFigure.CAP_BYTES))
+        """Those of topics that may have only a part of the cap."""
 
     # --- leave ---------------------------------------------------------------------------------------------------------
 
@@ -119,6 +125,13 @@ class StorageShare:
         is_admitted = self._limit_bytes == NO_LIMIT or self.used_bytes + more_bytes <= self._limit_bytes
         if not is_admitted:
             self._is_refused = True
+            self._due_ns = 0
+        return is_admitted
+
+    def admits_for(self, engine: Engine, more_bytes: int) -> bool:
+        """The same, of one engine: its topic may have less than there is."""
+        is_admitted = self.topics.admits(engine, more_bytes, monotonic_ns(), self.admits)
+        if not is_admitted:
             self._due_ns = 0
         return is_admitted
 
@@ -139,11 +152,14 @@ class StorageShare:
             moved.update(self._hosts.values())
         if not moved and len(known) == len(self._hosts):
             return
-        known.update((host, _known_of(host)) for host in moved if not host.is_given_up)
+        known.update((host, self._look_at(host)) for host in moved if not host.is_given_up)
         moved.clear()
         if len(known) != len(self._hosts):
-            self._known = known = {host: known.get(host) or _known_of(host) for host in self._hosts.values()}
+            self._known = known = {host: known.get(host) or self._look_at(host) for host in self._hosts.values()}
         self._sums = _sum_of(known.values())
+
+    def _look_at(self, host: EngineHost) -> _Known:
+        return _known_of(host, is_limited=self.topics.is_refused(host.engine.topic))
 
     def _adopt(self) -> None:
         """Live within the grant as it is now; what was used under the one before is published first."""
@@ -192,11 +208,12 @@ class StorageShare:
                     host.touch()
         is_over = bool(self._node_word(NodeStorageFigure.IS_OVER))
         self._ease(is_over)
+        self.topics.turn(now_ns, releases_spare=is_over)
         self._publish_wants(now_ns)
         self._take_claim(now_ns, is_over)
         self._row.set(StorageFigure.BEAT_NS, now_ns)
         self._row.set(StorageFigure.REPORTED, 1)
-        is_busy = self._is_wanting or self._claim > self._row.get(StorageFigure.CLAIM_DONE)
+        is_busy = self._is_wanting or self.topics.is_short or self._claim > self._row.get(StorageFigure.CLAIM_DONE)
         self._due_ns = now_ns + (BUSY_INTERVAL_NS if is_busy else CALM_INTERVAL_NS)
 
     def _node_word(self, figure: NodeStorageFigure) -> int:
@@ -242,7 +259,7 @@ class StorageShare:
     def _take_claim(self, now_ns: int, is_over: bool) -> None:
         row, doomed_bytes = self._row, self._sums.doomed_bytes
         row.set(StorageFigure.DOOMED_BYTES, doomed_bytes)
-        candidates = self._candidates() if is_over else []
+        candidates = candidates_of(self._hosts) if is_over else []
         first = min(candidates, default=None)
         same = [each for each in candidates if first is not None and each.eviction_class == first.eviction_class]
         row.set(StorageFigure.EVICTABLE_BYTES, sum(each.size_bytes for each in same))
@@ -271,19 +288,7 @@ class StorageShare:
             claim[GrantFigure.CLAIM_THROUGH_UNIX_NS],
             claim[GrantFigure.CLAIM_BYTES],
         )
-        for topic in {each.topic for each in chosen}:
-            host = self._hosts.get(topic)
-            if host is not None:
-                host.engine.retention.let_go([each for each in chosen if each.topic == topic])
-                host.engine.flush_progress()
-                host.touch()
-
-    def _candidates(self) -> list[Candidate]:
-        return [
-            replace(each, topic=topic)
-            for topic, host in self._hosts.items()
-            for each in host.engine.retention.candidates()
-        ]
+        carry_out(self._hosts, chosen)
 
     def started(self) -> None:
         """Before the worker is ready: what it has on disk is known from now on."""
