@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster test-spark-versions check lint types unit torture mutation bench install clean
+.PHONY: help demo test test-cluster test-spark-versions check lint types unit torture mutation bench bench-peers install clean
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
@@ -29,6 +29,7 @@ help:
 	@echo 'make torture long crash sweeps, faults, kills and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
 	@echo 'make mutation plants known-bad edits one at a time: the tests must notice (an hour or more)'
 	@echo 'make bench   every benchmark, quick form'
+	@echo 'make bench-peers          installs other stores (LMDB, RocksDB, Redis, NATS ...) and measures against them: about 10 minutes'
 	@echo 'make clean   remove .venv, caches and demo output'
 
 demo: $(STAMP)
@@ -73,6 +74,14 @@ mutation: $(STAMP)
 bench: $(STAMP)
 	@for file in $$(grep -l '__main__' benchmarks/*.py); do \
 		module=benchmarks.$$(basename $$file .py); echo "== $$module"; $(BIN)/python -m $$module --quick || exit 1; done
+
+# Debian's redis-server would start a server of its own when it is installed; RUNLEVEL=1 says not to.
+bench-peers: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt -e '.[$(EXTRAS),bench,peers]'
+	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends redis-server; } \
+		|| echo 'make: no redis-server: install it (Debian, Ubuntu: apt install redis-server) or it is skipped' >&2
+	$(BIN)/python -m benchmarks.peers
 
 install: $(STAMP)
 

@@ -25,16 +25,13 @@ import pyarrow as pa
 
 import quiver_actors
 from benchmarks.harness import (
-    Figure,
     Measurements,
     Report,
-    machine_line,
-    median,
-    median_ratio,
+    begun,
     parser,
+    read_options,
     run_interleaved,
     running_node,
-    scratch,
 )
 from quiver_actors.cli.status_view import attach_page
 from quiver_actors.client import Client, GapNotice
@@ -50,15 +47,6 @@ DRAIN_BYTES_PER_SECOND = 8 * MIB
 SAMPLE_SECONDS = 0.02
 OVERLOAD_CORES = 2
 OVERLOAD_TARGET_BYTES = MIB
-
-
-class Options(argparse.Namespace):
-    quick: bool
-    rounds: int
-    seconds: float
-    cases: list[str]
-    dir: str | None
-    json: bool
 
 
 def config(cap_bytes: int, policy: str = "backpressure", target: str = "8MiB") -> str:
@@ -219,42 +207,37 @@ def main() -> None:
     found = parser(__doc__)
     found.add_argument("--seconds", type=float, default=0.0, help="of each overload (default 60, with --quick 8)")
     found.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="default: all")
-    options = found.parse_args(namespace=Options())
-    options.rounds = options.rounds or (1 if options.quick else 3)
+    options = read_options(found, rounds=3)
     options.seconds = options.seconds or (8.0 if options.quick else 60.0)
-    report = Report(options.json)
-    with scratch(options) as directory:
-        report.note(machine_line(directory))
+    with begun(options) as (report, directory):
         if "share" in options.cases:
             show_share(report, options, directory)
         if "resume" in options.cases:
             resumed = [resume(directory, 64 * MIB) for _ in range(options.rounds)]
-            report.show(Figure("resume", median(resumed, "ms"), "ms", "", None, "synced", options.rounds))
+            report.show_rounds("resume", resumed, "ms", "ms", "synced")
         if "overload" in options.cases:
             show_overload(report, options, directory)
 
 
-def show_share(report: Report, options: Options, directory: str) -> None:
+def show_share(report: Report, options: argparse.Namespace, directory: str) -> None:
     cap_bytes = (256 if options.quick else 2048) * MIB
     candidates = {
         "coordinated": lambda: share(directory, 4, cap_bytes, cap_bytes),
         "static": lambda: share(directory, 1, cap_bytes // 4, cap_bytes),
     }
     results = run_interleaved(candidates, options.rounds)
+    static = results["static"]
     for key, unit in (("share", "of cap"), ("rate", "MiB/s")):
-        ratio = median_ratio(results["coordinated"], results["static"], key)
-        for name in candidates:
-            against = "static" if name == "coordinated" else ""
-            case, value = f"share {name} {key}", median(results[name], key)
-            report.show(Figure(case, value, unit, against, ratio if against else None, "synced", options.rounds))
+        report.show_rounds(f"share static {key}", static, key, unit, "synced")
+        report.show_rounds(f"share coordinated {key}", results["coordinated"], key, unit, "synced", ("static", static))
 
 
-def show_overload(report: Report, options: Options, directory: str) -> None:
+def show_overload(report: Report, options: argparse.Namespace, directory: str) -> None:
     for policy in POLICIES:
         found = overload(directory, policy, 48 * MIB, options.seconds)
-        for key, value in found.items():
+        for key in found:
             unit = "bytes" if key == "over" else "count"
-            report.show(Figure(f"overload {policy} {key}", value, unit, "", None, "synced", 1))
+            report.show_rounds(f"overload {policy} {key}", [found], key, unit, "synced")
 
 
 if __name__ == "__main__":

@@ -24,26 +24,22 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 
 import quiver_actors
 from benchmarks.harness import (
     Candidate,
-    Figure,
     Measurements,
     Report,
     arguments,
-    machine_line,
-    median,
-    median_ratio,
+    begun,
+    cpu_seconds,
     percentile,
     push_patiently,
     run_interleaved,
     running_node,
-    scratch,
+    worker_of,
 )
-from quiver_actors.client.node_view import read_node_view
 
 ROWS = 1000
 PREFETCH = 2048
@@ -98,10 +94,10 @@ def deliver(directory: str, consumers: int, total: int) -> Measurements:
             client.subscribe(name).close()
         push_patiently(client, [bundles[number % len(bundles)] for number in range(total)])
         client.flush()
-        worker = psutil.Process(psutil.Process(read_node_view(run_dir).pid).children()[0].pid)
-        cpu_before = sum(worker.cpu_times()[:2])
+        worker = worker_of(run_dir)
+        cpu_before = cpu_seconds(worker)
         measured = _run_together(consume, [(run_dir, name, total) for name in names])
-        measured["worker_cpu"] = (sum(worker.cpu_times()[:2]) - cpu_before) / (total * consumers) * 1e6
+        measured["worker_cpu"] = (cpu_seconds(worker) - cpu_before) / (total * consumers) * 1e6
     return _per_bundle(measured, consumers, total)
 
 
@@ -166,10 +162,9 @@ def compare(report: Report, directory: str, consumers: int, total: int, rounds: 
     results = run_interleaved(candidates, rounds)
     ours, limit = results["ours"], results["ipc-files"]
     case = f"deliver/1000rows/2slots/{consumers}sub"
-    ratio = median_ratio(ours, limit, "bundles/s")
-    report.show(Figure(case, median(ours, "bundles/s"), "bundles/s", "ipc-files", ratio, "synced", rounds))
+    report.show_rounds(case, ours, "bundles/s", "bundles/s", "synced", ("ipc-files", limit))
     for key, unit in (("sum", "bundles/s"), ("consumer_cpu", "us/bundle"), ("worker_cpu", "us/bundle")):
-        report.show(Figure(f"{case}/{key}", median(ours, key), unit, "", None, "synced", rounds))
+        report.show_rounds(f"{case}/{key}", ours, key, unit, "synced")
 
 
 # --- latency -------------------------------------------------------------------------------------------------------------
@@ -211,15 +206,12 @@ def latency(directory: str, config: str, seconds: float) -> Measurements:
 def show_latency(report: Report, directory: str, name: str, seconds: float, rounds: int) -> None:
     results = [latency(directory, LATENCY_CONFIGS[name], seconds) for _ in range(rounds)]
     for key in ("p50", "p99", "max"):
-        case = f"deliver/latency/{name}/{key}"
-        report.show(Figure(case, median(results, key), "ms", "", None, "synced", rounds))
+        report.show_rounds(f"deliver/latency/{name}/{key}", results, key, "ms", "synced")
 
 
 def main() -> None:
     options = arguments(__doc__)
-    report = Report(options.json)
-    with scratch(options) as directory:
-        report.note(machine_line(directory))
+    with begun(options) as (report, directory):
         for consumers, total in ((1, 24_576), (4, 24_576), (16, 8_192)):
             compare(report, directory, consumers, total // 8 if options.quick else total, options.rounds)
         for name in LATENCY_CONFIGS:

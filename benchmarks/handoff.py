@@ -10,6 +10,7 @@ stream socket that carries the bytes. At most 8 MiB are under way.
 
 from __future__ import annotations
 
+import argparse
 import mmap
 import os
 import socket
@@ -19,7 +20,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.harness import Candidate, Figure, Measurements, Report, arguments, median, median_ratio, run_interleaved
+from benchmarks.harness import (
+    Candidate,
+    Measurements,
+    Report,
+    arguments,
+    begun,
+    run_interleaved,
+)
 from quiver_actors.checksum import crc32
 from quiver_actors.protocol.framing import FrameReader, decode_client_message, encode_frame
 from quiver_actors.protocol.messages import Push
@@ -184,21 +192,23 @@ def _rate(total: int, size: int, took: float) -> Measurements:
 
 def main() -> None:
     options = arguments(__doc__)
-    report = Report(options.json)
-    for size in (KIB, 64 * KIB, MIB, 8 * MIB):
-        total = max(8, (64 * MIB if options.quick else 2048 * MIB) // max(size, 8 * KIB))
-        candidates: dict[str, Candidate] = {
-            "ours": lambda size=size, total=total: ours(size, total),
-            "bare-ring": lambda size=size, total=total: bare_ring(size, total),
-            "socket": lambda size=size, total=total: over_socket(size, total),
-            "memcpy": lambda size=size, total=total: memcpy(size, total),
-        }
-        results = run_interleaved(candidates, options.rounds)
-        case = f"handoff/{size // MIB}MiB" if size >= MIB else f"handoff/{size // KIB}KiB"
-        for against in ("bare-ring", "memcpy", "socket"):
-            ratio = median_ratio(results["ours"], results[against], "bundles/s")
-            value = median(results["ours"], "MB/s")
-            report.show(Figure(case, value, "MB/s", against, ratio, "none", options.rounds))
+    with begun(options) as (report, _):
+        for size in (KIB, 64 * KIB, MIB, 8 * MIB):
+            compare(report, size, options)
+
+
+def compare(report: Report, size: int, options: argparse.Namespace) -> None:
+    total = max(8, (64 * MIB if options.quick else 2048 * MIB) // max(size, 8 * KIB))
+    candidates: dict[str, Candidate] = {
+        "ours": lambda: ours(size, total),
+        "bare-ring": lambda: bare_ring(size, total),
+        "socket": lambda: over_socket(size, total),
+        "memcpy": lambda: memcpy(size, total),
+    }
+    results = run_interleaved(candidates, options.rounds)
+    case = f"handoff/{size // MIB}MiB" if size >= MIB else f"handoff/{size // KIB}KiB"
+    for against in ("bare-ring", "memcpy", "socket"):
+        report.show_rounds(case, results["ours"], "MB/s", "MB/s", "none", (against, results[against]))
 
 
 if __name__ == "__main__":

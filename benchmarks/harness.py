@@ -1,8 +1,11 @@
-"""What all benchmarks share: interleaved rounds, medians, one line a figure, a node to measure.
+"""What all benchmarks share: options and how a run begins, interleaved rounds, medians, one line a figure, a node to measure.
 
 A candidate is a function that runs once and returns its measurements. Candidates of one comparison run in turn, in alternating
 order, in the same process run, so that a drift of the machine hits all of them; figures are medians over the rounds, and a ratio
 is the median of the ratios within a round.
+
+With `--json` every line is one object: a figure, or, at the beginning and at the end of a run, `{"machine": ...}` with the cores, the
+load and what a lone fdatasync cost there, so that no figure stands without them. `benchmarks.report` makes the page from these lines.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import json
 import mmap
 import os
+import platform
 import shutil
 import statistics
 import subprocess
@@ -22,7 +26,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from quiver_actors.client import Client
+from quiver_actors.client.node_view import read_node_view
 from quiver_actors.client.slots import Bundle
 from quiver_actors.errors import Throttled
 
@@ -38,11 +45,16 @@ class Figure:
 
     case: str
     value: float
+    """Median of the rounds."""
     unit: str
     against: str
     ratio: float | None
     durability: str
+    """What was true when the clock stopped: `synced`, `written`, `open-segment`, `page-cache`, `none`; empty where nothing is stored."""
     rounds: int
+    low: float | None = None
+    high: float | None = None
+    """Least and most of the rounds."""
 
 
 class Report:
@@ -56,12 +68,51 @@ class Report:
             print(json.dumps(asdict(figure)), flush=True)
             return
         ratio = "" if figure.ratio is None else f"{figure.ratio:8.2f} of {figure.against}"
-        value = f"{figure.value:14,.0f}" if figure.value >= 100 else f"{figure.value:14,.2f}"
-        print(f"{figure.case:44} {value} {figure.unit:12} {figure.durability:9} {ratio}", flush=True)
+        spread = "" if figure.low is None or figure.rounds < 2 else f"[{_short(figure.low)} .. {_short(figure.high)}]"
+        value = f"{_short(figure.value):>14}"
+        print(f"{figure.case:44} {value} {figure.unit:12} {spread:24} {figure.durability:9} {ratio}", flush=True)
+
+    def show_rounds(
+        self,
+        case: str,
+        results: list[Measurements],
+        key: str,
+        unit: str,
+        durability: str = "",
+        against: tuple[str, list[Measurements]] | None = None,
+        *,
+        as_speed: bool = False,
+    ) -> None:
+        """One figure of what the rounds measured; `against` is another candidate's name and rounds. `as_speed`: of two times, so
+        that 2 is twice as fast."""
+        values = [result[key] for result in results]
+        ratio = None
+        if against is not None:
+            ratio = median_ratio(against[1], results, key) if as_speed else median_ratio(results, against[1], key)
+        name = against[0] if against else ""
+        value = statistics.median(values)
+        self.show(Figure(case, value, unit, name, ratio, durability, len(values), min(values), max(values)))
 
     def note(self, text: str) -> None:
         if not self._as_json:
             print(f"# {text}", flush=True)
+
+    def skipped(self, what: str, why: str) -> None:
+        """Something that this machine cannot measure, and what to do about it."""
+        print(json.dumps({"skipped": what, "why": why}) if self._as_json else f"# {what} is skipped: {why}", flush=True)
+
+    def machine(self, directory: str) -> None:
+        """Cores, load, and what a lone fdatasync of 4 KiB costs there now."""
+        found = machine(directory)
+        if self._as_json:
+            print(json.dumps({"machine": found}), flush=True)
+        else:
+            self.note(machine_line(found))
+
+
+def _short(value: float | None) -> str:
+    assert value is not None
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -76,20 +127,47 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return found
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """The arguments of `parser` alone, read."""
-    options = parser(description).parse_args()
-    options.rounds = options.rounds or (1 if options.quick else 5)
+def read_options(found: argparse.ArgumentParser, rounds: int = 5) -> argparse.Namespace:
+    """What the command line says; `rounds` unless it says how many."""
+    options = found.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else rounds)
     return options
 
 
-def run_interleaved(candidates: Mapping[str, Candidate], rounds: int) -> dict[str, list[Measurements]]:
+def arguments(description: str | None) -> argparse.Namespace:
+    """The arguments of `parser` alone, read."""
+    return read_options(parser(description))
+
+
+@contextlib.contextmanager
+def begun(options: argparse.Namespace) -> Iterator[tuple[Report, str]]:
+    """How every run begins and ends: a report and a directory on a real disk, the machine told before and after."""
+    report = Report(options.json)
+    with scratch(options) as directory:
+        if filesystem(directory) in ("tmpfs", "ramfs", "overlay") and not options.quick:
+            report.note(f"{directory} is on {filesystem(directory)}: choose a real disk with --dir")
+        report.machine(directory)
+        yield report, directory
+        report.machine(directory)
+
+
+def filesystem(directory: str) -> str:
+    """Its type, of the longest mount point that holds the directory."""
+    mounts = [
+        part for part in psutil.disk_partitions(all=True) if os.path.realpath(directory).startswith(part.mountpoint)
+    ]
+    return str(max(mounts, key=lambda part: len(part.mountpoint)).fstype) if mounts else "unknown"
+
+
+def run_interleaved(
+    candidates: Mapping[str, Candidate], rounds: int, *, warm_bytes: int = _WARM_BYTES
+) -> dict[str, list[Measurements]]:
     """Run every candidate once a round, in alternating order."""
     results: dict[str, list[Measurements]] = {name: [] for name in candidates}
     names = list(candidates)
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
-            warm_memory()
+            warm_memory(warm_bytes)
             results[name].append(candidates[name]())
     return results
 
@@ -113,8 +191,8 @@ def warm_memory(size_bytes: int = _WARM_BYTES) -> None:
     mmap.mmap(-1, size_bytes, flags=flags).close()
 
 
-def machine_line(directory: str) -> str:
-    """Cores, load, and what a lone fdatasync of 4 KiB costs there."""
+def machine(directory: str) -> dict[str, float | str]:
+    """What figures depend on: cores, load, the cost of 200 lone fdatasyncs of 4 KiB, versions, the time (UTC)."""
     path = os.path.join(directory, "fdatasync.probe")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     took = []
@@ -128,9 +206,24 @@ def machine_line(directory: str) -> str:
         os.close(descriptor)
         os.unlink(path)
     took.sort()
-    cores = len(os.sched_getaffinity(0))
-    p50, p99 = percentile(took, 0.5), percentile(took, 0.99)
-    return f"{cores} cores, load {os.getloadavg()[0]:.1f}, fdatasync p50 {p50:.0f} us, p99 {p99:.0f} us"
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 2),
+        "fdatasync_p50_us": round(percentile(took, 0.5)),
+        "fdatasync_p99_us": round(percentile(took, 0.99)),
+        "filesystem": filesystem(directory),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+    }
+
+
+def machine_line(found: Mapping[str, float | str]) -> str:
+    """For people."""
+    return (
+        f"{found['cores']} cores, load {found['load']}, {found['filesystem']}, "
+        f"fdatasync p50 {found['fdatasync_p50_us']} us, p99 {found['fdatasync_p99_us']} us"
+    )
 
 
 @contextlib.contextmanager
@@ -170,6 +263,30 @@ def wait_ready(run_dir: str, process: subprocess.Popen[bytes], timeout_seconds: 
     subprocess.run(status, check=True, stdout=subprocess.DEVNULL)
     if process.poll() is not None:
         raise RuntimeError(f"the node ended with exit code {process.returncode}")
+
+
+def workers_of(run_dir: str) -> list[psutil.Process]:
+    """The node's workers."""
+    return list(psutil.Process(read_node_view(run_dir).pid).children())
+
+
+def worker_of(run_dir: str) -> psutil.Process:
+    """The only worker."""
+    (worker,) = workers_of(run_dir)
+    return worker
+
+
+def cpu_seconds(*processes: psutil.Process) -> float:
+    """User and system time of their threads so far, to the nanosecond where the kernel keeps it."""
+    return sum(_cpu_seconds(process) for process in processes)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        told = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat")]
+        return sum(int(line.split()[0]) for line in told) / 1e9
+    except OSError:
+        return float(sum(process.cpu_times()[:2]))
 
 
 def push_patiently(client: Client, bundles: Sequence[Bundle]) -> None:

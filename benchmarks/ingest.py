@@ -25,27 +25,24 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 
 import quiver_actors
 from benchmarks.durable_limit import durable_limit
 from benchmarks.harness import (
     Candidate,
-    Figure,
     Measurements,
     Report,
-    machine_line,
-    median,
-    median_ratio,
+    begun,
+    cpu_seconds,
     parser,
     percentile,
+    read_options,
     run_interleaved,
     running_node,
-    scratch,
     warm_memory,
+    worker_of,
 )
-from quiver_actors.client.node_view import read_node_view
 
 KIB, MIB = 1 << 10, 1 << 20
 _DISTINCT_BATCHES = 64
@@ -173,7 +170,7 @@ def push(directory: str, case: Case) -> Measurements:
     """Run one case on a node of its own."""
     context = multiprocessing.get_context("spawn")
     with running_node(directory, CONFIGS[case.mode]) as run_dir:
-        worker = psutil.Process(worker_pid(run_dir))
+        worker = worker_of(run_dir)
         barrier, results = context.Barrier(case.producers + 1), context.SimpleQueue()
         processes = [
             context.Process(target=produce, args=(run_dir, case, barrier, results)) for _ in range(case.producers)
@@ -184,28 +181,24 @@ def push(directory: str, case: Case) -> Measurements:
             time.sleep(0.01)
         warm_memory(case.total_bytes + 256 * MIB)
         barrier.wait()
-        cpu_before = sum(worker.cpu_times()[:2])
+        cpu_before = cpu_seconds(worker)
         parts = [results.get() for _ in processes]
-        cpu_worker = sum(worker.cpu_times()[:2]) - cpu_before
+        cpu_worker = cpu_seconds(worker) - cpu_before
         for process in processes:
             process.join()
     seconds = max(part[1] for part in parts) - min(part[0] for part in parts)
     calls = sorted(took for part in parts for took in part[3])
     bundles = len(calls) * case.per_call
+    cpu_producers = sum(part[2] for part in parts)
     return {
         "bundles/s": bundles / seconds,
         "MB/s": bundles * case.bundle_bytes / seconds / 1e6,
         "ack_p50": percentile(calls, 0.5),
         "ack_p99": percentile(calls, 0.99),
-        "producer_cpu": sum(part[2] for part in parts) / bundles * 1e6,
+        "producer_cpu": cpu_producers / bundles * 1e6,
         "worker_cpu": cpu_worker / bundles * 1e6,
+        "cpu_per_GB": (cpu_producers + cpu_worker) / (bundles * case.bundle_bytes) * 1e9,
     }
-
-
-def worker_pid(run_dir: str) -> int:
-    """The pid of the only worker."""
-    supervisor = psutil.Process(read_node_view(run_dir).pid)
-    return int(supervisor.children()[0].pid)
 
 
 def memcpy(case: Case) -> Measurements:
@@ -236,29 +229,24 @@ def compare(report: Report, directory: str, case: Case, rounds: int) -> None:
     }
     results = run_interleaved(candidates, rounds)
     ours = results["ours"]
-    rate = median(ours, "bundles/s")
     for against in ("durable-limit", "memcpy"):
-        ratio = median_ratio(ours, results[against], "bundles/s")
-        report.show(Figure(case.name, rate, "bundles/s", against, ratio, case.durability, rounds))
+        report.show_rounds(case.name, ours, "bundles/s", "bundles/s", case.durability, (against, results[against]))
+    report.show_rounds(case.name, ours, "MB/s", "MB/s", case.durability)
     for key, unit in (
-        ("MB/s", "MB/s"),
         ("ack_p50", "us"),
         ("ack_p99", "us"),
         ("producer_cpu", "us/bundle"),
         ("worker_cpu", "us/bundle"),
+        ("cpu_per_GB", "s/GB"),
     ):
-        name = case.name if key == "MB/s" else f"{case.name}/{key}"
-        report.show(Figure(name, median(ours, key), unit, "", None, case.durability, rounds))
+        report.show_rounds(f"{case.name}/{key}", ours, key, unit, case.durability)
 
 
 def main() -> None:
     found = parser(__doc__)
     found.add_argument("--only", default="", help="cases whose name contains this")
-    options = found.parse_args()
-    options.rounds = options.rounds or (1 if options.quick else 5)
-    report = Report(options.json)
-    with scratch(options) as directory:
-        report.note(machine_line(directory))
+    options = read_options(found)
+    with begun(options) as (report, directory):
         for case in [case for case in cases(options.quick) if options.only in case.name]:
             compare(report, directory, case, options.rounds)
 

@@ -8,8 +8,12 @@ after the fdatasync that covers them.
     loaded     a second process pushes 64 KiB bundles, sixteen at a time, fast enough for several rotations and seals a second
 
 Limit in the same run, interleaved: `fdatasync`, the same schedule of the same bytes written to a preallocated new file and synced, without
-a node; for `loaded` beside the same second stream, written by a process of its own to files of its own. `loop_gap` is the longest turn of
-the worker's loop in the last two seconds of a round, which is what a push waits behind at the worst.
+a node; for `loaded` beside the same second stream, written by a process of its own to files of its own. `p50_above_fdatasync` is the
+difference of the two medians of a round.
+
+`loop_gap` is the longest turn of the worker's loop while the pushes went on, which is what a push waits behind at the worst; `stalls`
+counts the looks (two a second) at which a new one of more than 5 ms had been; `seals` how many segments were sealed meanwhile. The
+worker publishes all three.
 
     python -m benchmarks.latency [--quick] [--json] [--rounds N] [--dir D]
 """
@@ -17,12 +21,10 @@ the worker's loop in the last two seconds of a round, which is what a push waits
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,25 +33,25 @@ from multiprocessing.synchronize import Event
 import quiver_actors
 from benchmarks.harness import (
     Candidate,
-    Figure,
     Measurements,
     Report,
     arguments,
-    machine_line,
-    median,
-    median_ratio,
+    begun,
     percentile,
     run_interleaved,
     running_node,
-    scratch,
 )
 from benchmarks.ingest import make_batches
+from quiver_actors.cli.status_view import attach_page
+from quiver_actors.metrics.figures import EngineFigure, RowKind, WorkerFigure
+from quiver_actors.supervisor.figures import region_of
 
 KIB, MIB = 1 << 10, 1 << 20
 FILE_BYTES = 32 * MIB
 BACKGROUND_BUNDLES, BACKGROUND_BYTES = 16, 64 * KIB
 BACKGROUND_PER_SECOND = 100
 """Groups: 100 MiB/s, three segments a second."""
+STALL_NS = 5_000_000
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -100,10 +102,9 @@ def ours(directory: str, case: Case) -> Measurements:
     batches = make_batches(case.bundle_bytes)
     with running_node(directory) as run_dir, quiver_actors.connect(run_dir) as client:
         client.push_many(batches)
-        with beside(push_stream, run_dir, case.is_loaded):
+        with beside(push_stream, run_dir, case.is_loaded), turns_watched(run_dir) as watch:
             took = on_schedule(lambda number: client.push(batches[number % len(batches)]), case.rate, case.seconds)
-            gap_ns = loop_gap_ns(run_dir)
-    return {**summary(took), "loop_gap": gap_ns / 1e3}
+    return {**summary(took), "loop_gap": watch.longest_ns / 1e3, "stalls": watch.stall_count, "seals": watch.seals}
 
 
 def fdatasync(directory: str, case: Case) -> Measurements:
@@ -182,32 +183,74 @@ def _new_file(path: str, size_bytes: int) -> int:
     return descriptor
 
 
-def loop_gap_ns(run_dir: str) -> int:
-    """The longest turn of the worker's loop lately."""
-    command = [sys.executable, "-m", "quiver_actors.cli.main", "status", "--run-dir", run_dir, "--json"]
-    told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return max(int(worker["loop_gap_ns_max"]) for worker in told["workers"])
+class TurnWatch:
+    """Looks at what the only worker publishes, twice a second: it tells the longest turn of the last one to two seconds."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._page = attach_page(run_dir)
+        self._over = threading.Event()
+        self._gap_before, seals = self._told()
+        self._seals_first = self._seals_last = seals
+        self.longest_ns = self.stall_count = 0
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    @property
+    def seals(self) -> int:
+        return self._seals_last - self._seals_first
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._look()
+        self._page.close()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            self._look()
+
+    def _look(self) -> None:
+        gap_ns, self._seals_last = self._told()
+        if gap_ns != self._gap_before:  # the same value is the same turn, also one from before
+            self.longest_ns = max(self.longest_ns, gap_ns)
+            self.stall_count += gap_ns > STALL_NS
+            self._gap_before = gap_ns
+
+    def _told(self) -> tuple[int, int]:
+        rows = {row.kind: row.values for row in self._page.read_region(region_of(0)).rows}
+        return rows[RowKind.WORKER][WorkerFigure.LOOP_GAP_NS_MAX], rows[RowKind.ENGINE][EngineFigure.SEALS]
+
+
+@contextlib.contextmanager
+def turns_watched(run_dir: str) -> Iterator[TurnWatch]:
+    watch = TurnWatch(run_dir)
+    try:
+        yield watch
+    finally:
+        watch.end()
 
 
 def main() -> None:
     options = arguments(__doc__)
-    report = Report(options.json)
-    with scratch(options) as directory:
-        report.note(machine_line(directory))
+    with begun(options) as (report, directory):
         for case in cases(options.quick):
-            candidates: dict[str, Candidate] = {
-                "ours": lambda case=case: ours(directory, case),
-                "fdatasync": lambda case=case: fdatasync(directory, case),
-            }
-            results = run_interleaved(candidates, options.rounds)
-            for key in ("p50", "p99", "p99.9", "max"):
-                value, limit = median(results["ours"], key), median(results["fdatasync"], key)
-                ratio = median_ratio(results["ours"], results["fdatasync"], key)
-                name = f"{case.name}/{key}"
-                report.show(Figure(name, value, "us", "fdatasync", ratio, "synced", options.rounds))
-                report.show(Figure(f"{name}/fdatasync", limit, "us", "", None, "synced", options.rounds))
-            gap = median(results["ours"], "loop_gap")
-            report.show(Figure(f"{case.name}/loop_gap", gap, "us", "", None, "synced", options.rounds))
+            compare(report, directory, case, options.rounds)
+
+
+def compare(report: Report, directory: str, case: Case, rounds: int) -> None:
+    candidates: dict[str, Candidate] = {
+        "ours": lambda: ours(directory, case),
+        "fdatasync": lambda: fdatasync(directory, case),
+    }
+    results = run_interleaved(candidates, rounds)
+    ours_, limit = results["ours"], results["fdatasync"]
+    for key in ("p50", "p99", "p99.9", "max"):
+        report.show_rounds(f"{case.name}/{key}", ours_, key, "us", "synced", ("fdatasync", limit))
+        report.show_rounds(f"{case.name}/{key}/fdatasync", limit, key, "us", "synced")
+    above = [{"us": mine["p50"] - its["p50"]} for mine, its in zip(ours_, limit, strict=True)]
+    report.show_rounds(f"{case.name}/p50_above_fdatasync", above, "us", "us", "synced")
+    for key, unit in (("loop_gap", "us"), ("stalls", "count"), ("seals", "count")):
+        report.show_rounds(f"{case.name}/{key}", ours_, key, unit, "synced")
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ a plan and a check for every bundle, which is how small or mixed messages travel
 from __future__ import annotations
 
 import mmap
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import Figure, Report, arguments
+from benchmarks.harness import Report, arguments, begun
 from benchmarks.ingest import make_batches
 from quiver_actors.client.grouping import Grouping
 from quiver_actors.client.slots import TopicSlots
@@ -91,8 +90,8 @@ def cost_us(step: Callable[[], None], bundles: int, repeats: int) -> float:
     return best / bundles
 
 
-def measure(size: int, group: int, rounds: int, repeats: int) -> dict[str, tuple[float, float]]:
-    """By step: ours and what it is compared with, medians over the rounds."""
+def measure(size: int, group: int, rounds: int, repeats: int) -> dict[str, list[tuple[float, float]]]:
+    """By step and round: ours and what it is compared with."""
     batches = make_batches(size)
     path = Path([batches[number % len(batches)] for number in range(group)])
     source = bytes(path.span)
@@ -111,22 +110,24 @@ def measure(size: int, group: int, rounds: int, repeats: int) -> dict[str, tuple
         path.copy()
         found["check"].append((cost_us(path.check, group, repeats), check_one))
         found["complete"].append((cost_us(path.complete, group, repeats), complete_one))
-    return {
-        name: (statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs))
-        for name, pairs in found.items()
-    }
+    return found
+
+
+def show(report: Report, name: str, pairs: list[tuple[float, float]]) -> None:
+    """One step: ours against what it is compared with."""
+    ours, limit = ([{"us": pair[side]} for pair in pairs] for side in (0, 1))
+    against = "memcpy" if name.endswith("/copy") else "one-by-one"
+    report.show_rounds(name, ours, "us", "us/bundle", "none", (against, limit))
 
 
 def main() -> None:
     options = arguments(__doc__)
-    report = Report(options.json)
-    for size, group in CASES[:2] if options.quick else CASES:
-        steps = measure(size, group, options.rounds, 5 if options.quick else 100)
-        name = f"{size // MIB}MiB" if size >= MIB else f"{size // KIB}KiB"
-        for step, (ours, limit) in steps.items():
-            against = "memcpy" if step == "copy" else "one-by-one"
-            case = f"cost/{name}/batch{group}/{step}"
-            report.show(Figure(case, ours, "us/bundle", against, ours / limit, "none", options.rounds))
+    with begun(options) as (report, _):
+        for size, group in CASES[:2] if options.quick else CASES:
+            steps = measure(size, group, options.rounds, 5 if options.quick else 100)
+            name = f"{size // MIB}MiB" if size >= MIB else f"{size // KIB}KiB"
+            for step, pairs in steps.items():
+                show(report, f"cost/{name}/batch{group}/{step}", pairs)
 
 
 if __name__ == "__main__":

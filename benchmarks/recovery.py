@@ -23,15 +23,11 @@ import pyarrow as pa
 
 from benchmarks.harness import (
     Candidate,
-    Figure,
     Measurements,
     Report,
     arguments,
-    machine_line,
-    median,
-    median_ratio,
+    begun,
     run_interleaved,
-    scratch,
 )
 from quiver_actors.clock import SystemClock
 from quiver_actors.config import SegmentSettings, TopicSettings, WalSettings
@@ -153,13 +149,10 @@ def measure_replay(base: str, bundle_bytes: int, total_bytes: int, rounds: int, 
     results = run_interleaved(candidates, rounds)
     shutil.rmtree(template)
     name = f"{bundle_bytes // MIB}MiB" if bundle_bytes >= MIB else f"{bundle_bytes // KIB}KiB"
-    ratio = median_ratio(results["replay"], results["read"], "GB/s")
     read, replayed = results["read"], results["replay"]
-    report.show(Figure(f"read/{name}", median(read, "GB/s"), "GB/s", "", None, "", rounds))
-    report.show(Figure(f"replay/{name}", median(replayed, "GB/s"), "GB/s", f"read/{name}", ratio, "synced", rounds))
-    report.show(
-        Figure(f"replay/{name}/bundles", median(replayed, "bundles/s"), "bundles/s", "", None, "synced", rounds)
-    )
+    report.show_rounds(f"read/{name}", read, "GB/s", "GB/s")
+    report.show_rounds(f"replay/{name}", replayed, "GB/s", "GB/s", "synced", (f"read/{name}", read))
+    report.show_rounds(f"replay/{name}/bundles", replayed, "bundles/s", "bundles/s", "synced")
 
 
 # --- open ----------------------------------------------------------------------------------------------------------------
@@ -191,16 +184,14 @@ def measure_open(base: str, count: int, rounds: int, report: Report) -> None:
     write_segments(root, count)
     results = run_interleaved({"open": partial(open_once, root, count)}, rounds)["open"]
     shutil.rmtree(root)
-    report.show(Figure(f"open/{count}segments", median(results, "s"), "s", "", None, "", rounds))
-    report.show(Figure(f"open/{count}segments/read", median(results, "B/segment"), "B/segment", "", None, "", rounds))
+    report.show_rounds(f"open/{count}segments", results, "s", "s", "synced")
+    report.show_rounds(f"open/{count}segments/read", results, "B/segment", "B/segment")
 
 
 def main() -> None:
     options = arguments(__doc__)
-    report = Report(options.json)
     total_bytes = (32 if options.quick else 1024) * MIB
-    with scratch(options) as base:
-        report.note(machine_line(base))
+    with begun(options) as (report, base):
         for bundle_bytes in BUNDLE_BYTES:
             measure_replay(base, bundle_bytes, total_bytes, options.rounds, report)
         for count in SEGMENT_COUNTS[: 2 if options.quick else 3]:

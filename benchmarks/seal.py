@@ -25,15 +25,11 @@ import pyarrow as pa
 
 from benchmarks.harness import (
     Candidate,
-    Figure,
     Measurements,
     Report,
     arguments,
-    machine_line,
-    median,
-    median_ratio,
+    begun,
     run_interleaved,
-    scratch,
 )
 from quiver_actors.checksum import crc32
 from quiver_actors.disk.posix import PosixDisk
@@ -222,18 +218,16 @@ def compare(report: Report, directory: str, case: Case, rounds: int) -> None:
         results = run_interleaved(candidates, rounds)
         for ours in ("seal", "compact"):
             for limit in ("crc+pwrite", "re-encode"):
-                # As a speed: 1 is as fast, 2 is twice as fast.
-                ratio = median_ratio(results[limit], results[ours], "ms")
-                name = f"{ours}/{case.name}"
-                report.show(Figure(name, median(results[ours], "ms"), "ms", limit, ratio, "page-cache", rounds))
+                against = limit, results[limit]
+                report.show_rounds(
+                    f"{ours}/{case.name}", results[ours], "ms", "ms", "page-cache", against, as_speed=True
+                )
         prepared.log.file.close()
 
 
 def main() -> None:
     options = arguments(__doc__)
-    report = Report(options.json)
-    with scratch(options) as directory:
-        report.note(machine_line(directory))
+    with begun(options) as (report, directory):
         for case in cases(options.quick):
             compare(report, directory, case, options.rounds)
 

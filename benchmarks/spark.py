@@ -1,30 +1,28 @@
-"""What Spark pays for Quiver: a write against a sink that does nothing, a read against a bare source of mapped files and against Parquet.
+"""What does Spark pay for Quiver: a write against a sink that does nothing and against Parquet, a read against mapped files and against
+Parquet?
 
-    python -m benchmarks.spark [--quick] [--json]
+Interleaved: every round runs every variant once, in turn; reported are medians, and the median of the ratios of times within a round, so
+that what else the machine does hits all alike (a ratio of 1.05 is 5 % longer). `local[2]`, one node with one worker beside it on the same
+cores. A first round is not counted. Quiver syncs what it takes; Parquet files are written without a sync.
 
-Interleaved: every round runs every variant once, in turn; reported are medians of the ratios within a round, so that what else the
-machine does hits all alike. `local[2]`, one node with one worker beside it on the same cores.
-
-    push      rows that cost Spark nothing: Quiver's sink (commitProtocol none, batch) / a Python Arrow sink that drops its batches
+    push      rows that cost Spark nothing: Quiver's sink (commitProtocol none, batch) / a Python Arrow sink that drops its batches;
+              / Parquet
     job       rows that are parsed, joined and aggregated first: the same
     read      stored rows into Spark's noop sink: Quiver's source / a Python source over mapped Arrow files; / Parquet on the same disk
+
+    python -m benchmarks.spark [--quick] [--json] [--rounds N] [--dir D]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -36,13 +34,13 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from benchmarks.harness import Measurements, Report, begun, parser, read_options, running_node
 from quiver_actors.client import connect
 from quiver_actors.spark import ensure_java, session_conf
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_QUIVER = [sys.executable, "-m", "quiver_actors.cli.main"]
 TOPICS = ("none", "batch", "job_none", "job_batch", "read")
 
 
@@ -85,84 +83,69 @@ class BareSource(DataSource):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark")
-    parser.add_argument("--quick", action="store_true", help="fewer rows and rounds")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args()
-    rows, rounds = (400_000, 3) if arguments.quick else (2_000_000, 7)
-    workspace = Path(tempfile.mkdtemp(prefix="quiver-spark-bench-"))
-    try:
-        with running_node(workspace), session(workspace) as spark:
-            found = measure(spark, workspace, rows, rounds)
-    finally:
-        shutil.rmtree(workspace, ignore_errors=True)
-    if arguments.json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(f"{name:34} {value:.2f}" if isinstance(value, float) else f"{name:34} {value}")
+    options = read_options(parser(__doc__), rounds=7)
+    rows = 400_000 if options.quick else 2_000_000
+    with begun(options) as (report, directory):
+        workspace = Path(directory)
+        topics = "".join(f"[topics.{topic}]\n" for topic in TOPICS)
+        with running_node(directory, topics) as os.environ["QUIVER_RUN_DIR"], session(workspace) as spark:
+            measure(report, spark, workspace, rows, options.rounds)
 
 
-def measure(spark: SparkSession, workspace: Path, rows: int, rounds: int) -> dict[str, Any]:
-    """Every ratio, by name; and what the slower side of each took."""
+def measure(report: Report, spark: SparkSession, workspace: Path, rows: int, rounds: int) -> None:
     bulk = spark.range(0, rows, 1, 2).selectExpr("id", "id * 2 AS b", "CAST(id AS DOUBLE) c", "CAST(id AS INT) d")
-    worked = real_work(spark, rows // 4)
-    pushes = in_turns(
-        {
-            "drop": lambda: bare_write(bulk),
-            "none": lambda: quiver_write(bulk, "none", "none"),
-            "batch": lambda: quiver_write(bulk, "batch", "batch"),
-        },
-        rounds,
-    )
-    jobs = in_turns(
-        {
-            "drop": lambda: bare_write(worked),
-            "none": lambda: quiver_write(worked, "job_none", "none"),
-            "batch": lambda: quiver_write(worked, "job_batch", "batch"),
-        },
-        rounds,
-    )
+    for what, frame, prefix in (("push", bulk, ""), ("job", real_work(spark, rows // 4), "job_")):
+        files = str(workspace / f"{what}.parquet")
+        writes = in_turns(
+            {
+                "drop": partial(bare_write, frame),
+                "parquet": partial(parquet_write, frame, files),
+                "none": partial(quiver_write, frame, f"{prefix}none", "none"),
+                "batch": partial(quiver_write, frame, f"{prefix}batch", "batch"),
+            },
+            rounds,
+        )
+        show(report, f"spark/{what}", writes, ("none", "batch"), ("drop", "parquet"), "synced")
     prepare_reads(spark, workspace, bulk)
     columns = "id LONG, b LONG, c DOUBLE, d INT"
     quiver = spark.read.format("quiver").option("topic", "read").schema(columns)
+    mapped = spark.read.format("bare").schema(columns)
     reads = in_turns(
         {
-            "mapped": lambda: noop(spark.read.format("bare").schema(columns).load(str(workspace / "arrow"))),
+            "mapped": lambda: noop(mapped.load(str(workspace / "arrow"))),
             "quiver": lambda: noop(quiver.load()),
             "parquet": lambda: noop(spark.read.parquet(str(workspace / "parquet"))),
         },
         rounds,
     )
-    return {
-        "rows": rows,
-        "rounds": rounds,
-        "push none / drop": ratio(pushes, "none", "drop"),
-        "push batch / drop": ratio(pushes, "batch", "drop"),
-        "job none / drop": ratio(jobs, "none", "drop"),
-        "job batch / drop": ratio(jobs, "batch", "drop"),
-        "read quiver / mapped": ratio(reads, "quiver", "mapped"),
-        "read quiver / parquet": ratio(reads, "quiver", "parquet"),
-        "push drop seconds": statistics.median(pushes["drop"]),
-        "job drop seconds": statistics.median(jobs["drop"]),
-        "read mapped seconds": statistics.median(reads["mapped"]),
-    }
+    show(report, "spark/read", reads, ("quiver",), ("mapped", "parquet"), "")
 
 
-def in_turns(variants: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+def show(
+    report: Report,
+    case: str,
+    found: dict[str, list[Measurements]],
+    ours: Sequence[str],
+    limits: Sequence[str],
+    durability: str,
+) -> None:
+    for name in limits:
+        report.show_rounds(f"{case}/{name}", found[name], "s", "s", "none")
+    for name in ours:
+        for limit in limits:
+            report.show_rounds(f"{case}/{name}", found[name], "s", "s", durability, (limit, found[limit]))
+
+
+def in_turns(variants: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[Measurements]]:
     """Seconds of every variant in every round; a first round is not counted."""
-    found: dict[str, list[float]] = {name: [] for name in variants}
+    found: dict[str, list[Measurements]] = {name: [] for name in variants}
     for number in range(rounds + 1):
         for name, run in variants.items():
             started = time.perf_counter()
             run()
             if number:
-                found[name].append(time.perf_counter() - started)
+                found[name].append({"s": time.perf_counter() - started})
     return found
-
-
-def ratio(seconds: dict[str, list[float]], of: str, to: str) -> float:
-    return statistics.median(left / right for left, right in zip(seconds[of], seconds[to], strict=True))
 
 
 def real_work(spark: SparkSession, rows: int) -> DataFrame:
@@ -184,6 +167,11 @@ def quiver_write(frame: DataFrame, topic: str, protocol: str) -> None:
     frame.write.format("quiver").options(topic=topic, commitProtocol=protocol).mode("append").save()
 
 
+def parquet_write(frame: DataFrame, path: str) -> None:
+    frame = frame.toDF(*[name.replace("(", "_").replace(")", "") for name in frame.columns])
+    frame.write.mode("overwrite").parquet(path)
+
+
 def noop(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
@@ -193,31 +181,13 @@ def prepare_reads(spark: SparkSession, workspace: Path, frame: DataFrame) -> Non
     quiver_write(frame, "read", "none")
     frame.write.parquet(str(workspace / "parquet"))
     (workspace / "arrow").mkdir()
-    with connect(workspace / "run") as client:
+    with connect() as client:
         client.flush("read")
         for core in client.segments("read"):
             for number, bundle in enumerate(client.read("read", core)):
                 path = str(workspace / "arrow" / f"{core}-{number:05}.arrow")
                 with pa.ipc.new_file(path, bundle.batch.schema) as writer:
                     writer.write_batch(bundle.batch)
-
-
-@contextmanager
-def running_node(workspace: Path) -> Iterator[None]:
-    """`quiver up` with one worker."""
-    config = workspace / "quiver.toml"
-    config.write_text("".join(f"[topics.{topic}]\n" for topic in TOPICS))
-    os.environ["QUIVER_RUN_DIR"] = str(workspace / "run")
-    places = ["--data-dir", str(workspace / "data"), "--run-dir", str(workspace / "run"), "--cores", "1"]
-    command = [*_QUIVER, "up", "--config", str(config), *places]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        try:
-            assert process.stdout is not None
-            if not process.stdout.readline():
-                raise RuntimeError("the node did not start")
-            yield
-        finally:
-            process.terminate()
 
 
 @contextmanager

@@ -38,41 +38,26 @@ from benchmarks.harness import (
     Figure,
     Measurements,
     Report,
-    machine_line,
-    median,
-    median_ratio,
+    begun,
+    cpu_seconds,
     parser,
     percentile,
     push_patiently,
+    read_options,
     run_interleaved,
     running_node,
-    scratch,
+    worker_of,
 )
 from quiver_actors.client import Client
-from quiver_actors.client.node_view import read_node_view
 from quiver_actors.subscriber.claims import SubscriberState
 
 MIB = 1 << 20
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
-class Options(argparse.Namespace):
-    quick: bool
-    rounds: int
-    gigabytes: float
-
-
 def batch_of(size_bytes: int, columns: int = 1) -> pa.RecordBatch:
     values = np.arange(size_bytes // 8 // columns)
     return pa.record_batch({f"c{number}": values + number for number in range(columns)})
-
-
-def worker_of(run_dir: str) -> psutil.Process:
-    return psutil.Process(psutil.Process(read_node_view(run_dir).pid).children()[0].pid)
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    return float(sum(process.cpu_times()[:2]))
 
 
 # --- claims --------------------------------------------------------------------------------------------------------------
@@ -105,14 +90,14 @@ def _acks(state: SubscriberState, batch: int, bundles: int) -> float:
     return (time.process_time_ns() - started) / bundles
 
 
-def show_claims(report: Report, directory: str, options: Options) -> None:
+def show_claims(report: Report, directory: str, options: argparse.Namespace) -> None:
     for batch in (1, 8, 64, 1024):
         results = [claims(batch, 20_000 if options.quick else 100_000) for _ in range(options.rounds)]
-        flat = median_ratio(results, [{"last": result["first"]} for result in results], "last")
+        first = [{"last": result["first"]} for result in results]
         case = f"claims/batch={batch}"
-        report.show(Figure(f"{case}/claim", median(results, "last"), "ns/bundle", "first", flat, "", options.rounds))
-        report.show(Figure(f"{case}/ack", median(results, "ack"), "ns/bundle", "", None, "", options.rounds))
-        report.show(Figure(f"{case}/release", median(results, "release"), "ms", "", None, "", options.rounds))
+        report.show_rounds(f"{case}/claim", results, "last", "ns/bundle", "", ("first", first))
+        report.show_rounds(f"{case}/ack", results, "ack", "ns/bundle")
+        report.show_rounds(f"{case}/release", results, "release", "ms")
 
 
 # --- backlog -------------------------------------------------------------------------------------------------------------
@@ -156,7 +141,7 @@ def _catch_up(client: Client) -> float:
         return count / (time.perf_counter() - started)
 
 
-def show_backlog(report: Report, directory: str, options: Options) -> None:
+def show_backlog(report: Report, directory: str, options: argparse.Namespace) -> None:
     behind, bundles = (10_000, 5_000) if options.quick else (100_000, 40_000)
     candidates: dict[str, Candidate] = {
         "behind": lambda: ingest_beside(directory, behind, bundles, is_behind=True),
@@ -165,11 +150,8 @@ def show_backlog(report: Report, directory: str, options: Options) -> None:
     results = run_interleaved(candidates, options.rounds)
     ours, limit = results["behind"], results["alone"]
     for key, unit in (("rate", "bundles/s"), ("worker_cpu", "us/bundle")):
-        ratio = median_ratio(ours, limit, key)
-        figure = Figure(f"backlog/ingest/{key}", median(ours, key), unit, "alone", ratio, "synced", options.rounds)
-        report.show(figure)
-    caught_up = median(ours, "catch_up")
-    report.show(Figure("backlog/catch_up", caught_up, "bundles/s", "", None, "synced", options.rounds))
+        report.show_rounds(f"backlog/ingest/{key}", ours, key, unit, "synced", ("alone", limit))
+    report.show_rounds("backlog/catch_up", ours, "catch_up", "bundles/s", "synced")
 
 
 # --- stalled -------------------------------------------------------------------------------------------------------------
@@ -228,7 +210,7 @@ def beside_a_stalled_one(directory: str, total: int, *, is_stalled: bool) -> Mea
     return {"sum": sum(rates), "slowest": min(rates)}
 
 
-def show_stalled(report: Report, directory: str, options: Options) -> None:
+def show_stalled(report: Report, directory: str, options: argparse.Namespace) -> None:
     total = 1_000 if options.quick else 8_000
     candidates: dict[str, Candidate] = {
         "stalled": lambda: beside_a_stalled_one(directory, total, is_stalled=True),
@@ -236,9 +218,8 @@ def show_stalled(report: Report, directory: str, options: Options) -> None:
     }
     results = run_interleaved(candidates, options.rounds)
     for key in ("sum", "slowest"):
-        ratio = median_ratio(results["stalled"], results["absent"], key)
-        value = median(results["stalled"], key)
-        report.show(Figure(f"stalled/{key}", value, "bundles/s", "absent", ratio, "synced", options.rounds))
+        absent = "absent", results["absent"]
+        report.show_rounds(f"stalled/{key}", results["stalled"], key, "bundles/s", "synced", absent)
 
 
 # --- projection ----------------------------------------------------------------------------------------------------------
@@ -270,7 +251,7 @@ def read_projected(run_dir: str, projection: dict[str, Any], bundles: int, resul
         results.put(touched_bytes(os.getpid()))
 
 
-def show_projection(report: Report, directory: str, options: Options) -> None:
+def show_projection(report: Report, directory: str, options: argparse.Namespace) -> None:
     bundles = 4 if options.quick else 16
     bundle: dict[str | int, pa.RecordBatch] = {slot: batch_of(8 * MIB, columns=4) for slot in (1, 2)}
     with running_node(directory) as run_dir, quiver_actors.connect(run_dir) as client:
@@ -301,7 +282,7 @@ def note_arrivals(run_dir: str, total: int, ready: Any, results: Any) -> None:
             delivery.ack()
 
 
-def show_notification(report: Report, directory: str, options: Options) -> None:
+def show_notification(report: Report, directory: str, options: argparse.Namespace) -> None:
     total, took = 20 if options.quick else 300, []
     with running_node(directory) as run_dir, quiver_actors.connect(run_dir) as client:
         ready, results = _CONTEXT.Semaphore(0), _CONTEXT.SimpleQueue()
@@ -406,7 +387,7 @@ def _wait_lag(client: Client, bundles: int) -> None:
         time.sleep(0.01)
 
 
-def show_memory(report: Report, directory: str, options: Options) -> None:
+def show_memory(report: Report, directory: str, options: argparse.Namespace) -> None:
     gigabytes = options.gigabytes or (0.5 if options.quick else 4)
     measured = through(directory, round(gigabytes * 1e9))
     case = f"memory/{gigabytes:g}GB"
@@ -415,7 +396,7 @@ def show_memory(report: Report, directory: str, options: Options) -> None:
     report.show(Figure(f"{case}/rate", measured["rate"], "MiB/s", "", None, "synced", 1))
 
 
-CASES: dict[str, Callable[[Report, str, Options], None]] = {
+CASES: dict[str, Callable[[Report, str, argparse.Namespace], None]] = {
     "claims": show_claims,
     "backlog": show_backlog,
     "stalled": show_stalled,
@@ -429,11 +410,8 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), help="these cases")
     arguments.add_argument("--gigabytes", type=float, default=0, help="for the case memory (4, with --quick 0.5)")
-    options = arguments.parse_args(namespace=Options())
-    options.rounds = options.rounds or (1 if options.quick else 5)
-    report = Report(options.json)
-    with scratch(options) as directory:
-        report.note(machine_line(directory))
+    options = read_options(arguments)
+    with begun(options) as (report, directory):
         for name in options.only:
             CASES[name](report, directory, options)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -23,15 +24,15 @@ from benchmarks.harness import (
     Figure,
     Measurements,
     Report,
-    machine_line,
+    begun,
+    cpu_seconds,
     median,
-    median_ratio,
     parser,
+    read_options,
     run_interleaved,
     running_node,
-    scratch,
+    worker_of,
 )
-from quiver_actors.client.node_view import read_node_view
 
 _BATCH = pa.record_batch({"x": pa.array(range(100), pa.int64())})
 
@@ -40,11 +41,13 @@ def measure(directory: str, topics: int, pushes: int, idle_seconds: float) -> Me
     """One node with so many idle topics."""
     config = "".join(f"[topics.idle_{number:04}]\n" for number in range(topics))
     with running_node(directory, config, ready_seconds=300) as run_dir, quiver_actors.connect(run_dir) as client:
-        view = read_node_view(run_dir)
-        (worker,) = psutil.Process(view.pid).children()
+        worker = worker_of(run_dir)
         client.push(_BATCH)
         time.sleep(1.0)  # what a start leaves to be done, such as looking at every directory once
-        found = {"memory_bytes": float(worker.memory_full_info().uss), "disk_bytes": float(_bytes_below(view.data_dir))}
+        found = {
+            "memory_bytes": float(worker.memory_full_info().uss),
+            "disk_bytes": float(_bytes_below(client.data_dir)),
+        }
         found["idle_us_per_s"] = _cpu_us(worker, lambda: time.sleep(idle_seconds)) / idle_seconds
         found["push_us"] = _cpu_us(worker, lambda: [client.push(_BATCH) for _ in range(pushes)]) / pushes
         started = time.perf_counter()
@@ -53,12 +56,10 @@ def measure(directory: str, topics: int, pushes: int, idle_seconds: float) -> Me
         return found
 
 
-def _cpu_us(process: psutil.Process, run: object) -> float:
-    before = process.cpu_times()
-    assert callable(run)
+def _cpu_us(process: psutil.Process, run: Callable[[], object]) -> float:
+    before = cpu_seconds(process)
     run()
-    after = process.cpu_times()
-    return float((after.user + after.system - before.user - before.system) * 1e6)
+    return (cpu_seconds(process) - before) * 1e6
 
 
 def _bytes_below(path: str) -> int:
@@ -69,19 +70,20 @@ def _bytes_below(path: str) -> int:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--topics", type=int, default=500, help="idle topics (default 500)")
-    options = arguments.parse_args()
-    rounds = options.rounds or (1 if options.quick else 5)
+    options = read_options(arguments)
     pushes, idle_seconds = (300, 1.0) if options.quick else (3000, 5.0)
-    report = Report(options.json)
-    with scratch(options) as directory:
-        report.note(machine_line(directory))
+    with begun(options) as (report, directory):
         results = run_interleaved(
             {
                 "alone": lambda: measure(directory, 0, pushes, idle_seconds),
                 "many": lambda: measure(directory, options.topics, pushes, idle_seconds),
             },
-            rounds,
+            options.rounds,
         )
+        show(report, results["alone"], results["many"], options.topics)
+
+
+def show(report: Report, alone: list[Measurements], many: list[Measurements], topics: int) -> None:
     for key, unit in (
         ("memory_bytes", "B"),
         ("disk_bytes", "B"),
@@ -89,12 +91,10 @@ def main() -> None:
         ("push_us", "us CPU"),
         ("create_ms", "ms"),
     ):
-        report.show(Figure(f"default alone: {key}", median(results["alone"], key), unit, "", None, "", rounds))
-        ratio = median_ratio(results["many"], results["alone"], key)
-        value = median(results["many"], key)
-        report.show(Figure(f"{options.topics} idle topics: {key}", value, unit, "alone", ratio, "", rounds))
-    per_topic = (median(results["many"], "memory_bytes") - median(results["alone"], "memory_bytes")) / options.topics
-    report.show(Figure("memory of one idle topic", per_topic, "B", "", None, "", rounds))
+        report.show_rounds(f"topics/default alone/{key}", alone, key, unit, "synced")
+        report.show_rounds(f"topics/{topics} idle/{key}", many, key, unit, "synced", ("alone", alone))
+    per_topic = (median(many, "memory_bytes") - median(alone, "memory_bytes")) / topics
+    report.show(Figure("topics/memory of one idle topic", per_topic, "B", "", None, "", len(many)))
 
 
 if __name__ == "__main__":

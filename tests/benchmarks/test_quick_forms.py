@@ -1,4 +1,4 @@
-"""The benchmarks of the push path run and say what they promise to say; how fast it was is not looked at."""
+"""The benchmarks run and say what they promise to say; how fast it was is not looked at."""
 
 from __future__ import annotations
 
@@ -8,27 +8,52 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.stores import PEERS
+
 ROOT = Path(__file__).parents[2]
-KEYS = {"case", "value", "unit", "against", "ratio", "durability", "rounds"}
+KEYS = {"case", "value", "unit", "against", "ratio", "durability", "rounds", "low", "high"}
 EXPECTED = {
     "push_cost": {"cost/1KiB/batch64/encode", "cost/1KiB/batch64/check", "cost/1KiB/batch256/complete"},
     "seal": {"seal/64KiB/16schemas/equal", "compact/64KiB/16schemas/equal"},
-    "latency": {"latency/1KiB/200per_s/loaded/p99.9", "latency/1KiB/200per_s/loaded/loop_gap"},
+    "latency": {"latency/1KiB/200per_s/loaded/p99.9", "latency/1KiB/200per_s/loaded/stalls"},
     "handoff": {"handoff/1KiB", "handoff/8MiB"},
 }
 
 
-@pytest.mark.parametrize("module", EXPECTED)
-def test_quick_form_prints_its_cases(module: str) -> None:
+def lines_of(module: str, *options: str) -> list[dict[str, Any]]:
+    """What the quick form prints; it removes its data."""
     # Not in pytest's own directory: the paths of sockets are short.
     with tempfile.TemporaryDirectory(prefix="qb-") as directory:
-        command = [sys.executable, "-m", f"benchmarks.{module}", "--quick", "--json", "--dir", directory]
-        ended = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        command = [sys.executable, "-m", f"benchmarks.{module}", "--quick", "--json", "--dir", directory, *options]
+        ended = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=110)
         assert ended.returncode == 0, ended.stderr
         assert not os.listdir(directory), "a benchmark removes its data"
-    figures = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert all(figure.keys() == KEYS and figure["value"] >= 0 and figure["rounds"] == 1 for figure in figures)
-    assert {figure["case"] for figure in figures} >= EXPECTED[module]
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def figures_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The figures, between what the machine was before and after."""
+    assert lines[0].keys() == lines[-1].keys() == {"machine"}
+    assert lines[0]["machine"]["fdatasync_p99_us"] >= lines[0]["machine"]["fdatasync_p50_us"] > 0
+    figures = [line for line in lines if "case" in line]
+    assert all(figure.keys() == KEYS and figure["rounds"] == 1 for figure in figures)
+    assert all(figure["low"] is None or figure["low"] <= figure["value"] <= figure["high"] for figure in figures)
+    return figures
+
+
+@pytest.mark.parametrize("module", EXPECTED)
+def test_quick_form_prints_its_cases(module: str) -> None:
+    assert {figure["case"] for figure in figures_of(lines_of(module))} >= EXPECTED[module]
+
+
+def test_every_peer_is_measured_or_named_as_skipped() -> None:
+    lines = lines_of("peers")
+    skipped = {line["skipped"]: line["why"] for line in lines if "skipped" in line}
+    measured = {figure["against"] for figure in figures_of(lines) if figure["against"]}
+    assert measured | set(skipped) == {peer.name for peer in PEERS}
+    assert measured >= {"SQLite", "pyarrow stream"}, "these need no package"
+    assert all("make bench-peers" in why for why in skipped.values())
