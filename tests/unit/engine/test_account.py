@@ -1,0 +1,124 @@
+"""The engine's account of its directory against `du`, with everything in it that can be: also what is there for a moment only."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from quiver_actors.config import RetentionSettings
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.jobs import Job
+from quiver_actors.retention.account import DiskUse
+from quiver_actors.supervisor.measure import measure
+from quiver_actors.units import MIB, SECOND_NS
+from quiver_actors.upkeep import COMPACTION_AGE_NS, CompactJob
+from tests.support.engine_driver import topic_settings
+from tests.support.stage_driver import StageDriver
+
+ENGINE = "default/core_0"
+COUNT = 400
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"\xff" * 64)
+
+
+def counted(driver: StageDriver) -> DiskUse:
+    """As it is found now: small files are measured first."""
+    retention = driver.engine.retention
+    retention.touched()
+    driver.clock.advance(10 * SECOND_NS)
+    job = retention.measure_job()
+    assert job is not None
+    job.run()
+    retention.finish_measure(job)
+    return retention.disk_use()
+
+
+def assert_agrees(driver: StageDriver, root: Path) -> DiskUse:
+    use = counted(driver)
+    found = measure([str(root / ENGINE)])
+    assert use.total_bytes + driver.engine.stages.disk_bytes == pytest.approx(found, rel=0.01)
+    return use
+
+
+def test_every_kind_of_file_counts_as_du_counts_it(disk: Disk, tmp_path: Path) -> None:
+    settings = topic_settings(retention=RetentionSettings(steady_state_headroom_bytes=64 * MIB))
+    driver = StageDriver(disk, settings)
+    for subscriber in ("a", "b"):
+        driver.engine.register(subscriber, "earliest")
+    for first in range(0, 4 * COUNT, COUNT):
+        driver.push_numbered(first, COUNT)
+        driver.settle()
+        driver.seal()
+    driver.engine.drop_segment(3, "dropped")
+    driver.settle()
+    driver.drain_and_close()
+    damage(tmp_path / ENGINE / "segments" / f"{0:016}.qseg")
+    driver.reopen()
+    driver.settle()
+    stage = driver.prepared(*range(50))
+    driver.push_numbered(10_000, COUNT)
+    driver.settle()
+    use = assert_agrees(driver, tmp_path)
+    present = {field.name for field in fields(use.small) if getattr(use.small, field.name)}
+    assert present >= {"progress_bytes", "gaps_bytes", "quarantine_bytes", "ballast_bytes", "other_bytes"}
+    assert driver.engine.stages.disk_bytes > 0
+    assert use.log_bytes > 0
+    assert use.segment_bytes > 0
+    driver.publish(stage)
+    driver.seal()
+    assert_agrees(driver, tmp_path)
+
+
+def next_compaction(driver: StageDriver) -> CompactJob:
+    while (job := driver.engine.next_background()) is not None:
+        if isinstance(job, CompactJob):
+            return job
+        finish(driver, job)
+    raise AssertionError("nothing is compacted")
+
+
+def finish(driver: StageDriver, job: Job) -> None:
+    job.run()
+    driver.engine.finish(job)
+
+
+def test_the_output_of_a_compaction_counts_while_both_files_are_there_and_one_afterwards(
+    disk: Disk, tmp_path: Path
+) -> None:
+    driver = StageDriver(disk, topic_settings())
+    driver.engine.register("a", "earliest")
+    driver.push_numbered(0, COUNT)
+    driver.settle()
+    driver.seal()
+    before = assert_agrees(driver, tmp_path)
+    driver.clock.advance(COMPACTION_AGE_NS)
+    job = next_compaction(driver)
+    while not sum(path.stat().st_blocks for path in (tmp_path / ENGINE / "segments").glob("*.tmp")):
+        next(job._steps)
+    during = assert_agrees(driver, tmp_path)
+    assert during.small.compaction_bytes > 0
+    assert during.segment_bytes == before.segment_bytes
+    finish(driver, job)
+    driver.settle()
+    after = assert_agrees(driver, tmp_path)
+    assert after.small.compaction_bytes == 0
+    assert after.segment_bytes < before.segment_bytes
+
+
+def test_a_log_that_is_becoming_a_segment_counts_as_allocated(disk: Disk, tmp_path: Path) -> None:
+    driver = StageDriver(disk, topic_settings())
+    driver.push_numbered(0, 10)
+    driver.settle()
+    driver.engine.seal_now()
+    driver.commit()
+    use = assert_agrees(driver, tmp_path)
+    assert use.sealing_bytes > 32 * MIB
+    driver.settle()
+    assert assert_agrees(driver, tmp_path).sealing_bytes == 0
