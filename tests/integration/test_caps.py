@@ -17,9 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from quiver_actors.cli.status_view import attach_page
+from quiver_actors.cli.status_view import attach_page, take_status
+from quiver_actors.cli.storage import opened
 from quiver_actors.client import Client, Delivery, GapNotice, GapSubscription, Subscription
 from quiver_actors.errors import QuiverError, Throttled
+from quiver_actors.inspection.findings import has_damage
+from quiver_actors.inspection.verification import Totals, verify
 from quiver_actors.model import BundleId, Receipt
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.supervisor.figures import (
@@ -168,6 +171,13 @@ def push_until_taken(client: Client, number: int) -> Receipt:
             select.select([], [], [], 0.05)
 
 
+def easing(node: ClientNode) -> list[str]:
+    """What `quiver status` says that the only worker does about its pressure."""
+    (core,) = take_status(str(node.directories.run)).cores
+    assert bool(core.steps) <= (core.pressure > 0)
+    return core.steps
+
+
 def key_of(client: Client, core: int) -> str:
     """A key whose bundles go to that core."""
     return next(str(n) for n in range(1000) if client._producer.core_for(str(n)) == core)
@@ -182,6 +192,9 @@ def test_at_the_cap_pushes_are_refused_and_go_on_by_themselves_when_there_is_roo
         subscription = client.subscribe("s", start="earliest")
         stored = push_until_refused(client, timeout=3.0)
         assert sampler.peak_bytes > CAP // 2
+        wait_until(
+            lambda: easing(node) == ["coalesce", "widen", "defer"], "a full cap is felt, and refuses nobody by itself"
+        )
         seen = set()
         while len(seen) < len(stored):
             delivery = subscription.get(10.0)
@@ -191,6 +204,8 @@ def test_at_the_cap_pushes_are_refused_and_go_on_by_themselves_when_there_is_roo
         assert seen == set(stored), "what was acknowledged came, and nothing of what was refused"
         receipt = push_until_taken(client, 999_999)
         assert receipt.sequence == len(stored), "a refused push uses no sequence"
+        subscription.flush()
+        wait_until(lambda: easing(node) == [], "and no longer than it is full")
 
 
 def test_drop_oldest_goes_on_and_announces_exactly_what_is_lost() -> None:
@@ -329,6 +344,7 @@ def test_no_acknowledged_bundle_is_missing_without_its_notice_whoever_is_killed_
                 killed.set()
                 pusher.join()
             if victim == "supervisor":
+                assert_nothing_needed_is_gone(node)
                 node.restart()
                 sampler.follow(attach_page(str(node.directories.run)))
         with node.connect() as client, client.subscribe("s", gaps="deliver") as subscription:
@@ -340,8 +356,17 @@ def test_no_acknowledged_bundle_is_missing_without_its_notice_whoever_is_killed_
                     f"{len(missing)} acknowledged bundles neither came nor were announced: {sorted(missing)[:3]}"
                 )
                 missing -= note(event, delivered, announced)
+        node.process.stop()
+        assert_nothing_needed_is_gone(node)
     assert announced
     assert all(delivered[id_] == number for id_, number in acked.items() if id_ in delivered)
+
+
+def assert_nothing_needed_is_gone(node: ClientNode) -> None:
+    """As the dead left it: no file is gone that some progress still owes bundles of."""
+    with opened(str(node.directories.data), lambda _: None) as (tree, place):
+        findings = list(verify(tree, place, deep=False, totals=Totals()))
+    assert not has_damage(findings), findings
 
 
 def kill(node: ClientNode, victim: str) -> None:
@@ -377,6 +402,7 @@ def consume(subscription: GapSubscription, announced: set[BundleId], count: int)
 def note(event: Delivery | GapNotice, delivered: dict[BundleId, int], announced: set[BundleId]) -> set[BundleId]:
     """What an event accounts for."""
     if isinstance(event, GapNotice):
+        assert event.reason == "evicted", "a file that went without its notice is found missing by the next process"
         announced |= ids_of(event)
         return ids_of(event)
     with event:
