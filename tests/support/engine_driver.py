@@ -57,11 +57,17 @@ def numbered_batch(number: int, rows: int = 5) -> pa.RecordBatch:
 class EngineDriver:
     """An engine, its clock, and a producer's side."""
 
-    def __init__(self, disk: Disk, settings: TopicSettings | None = None, directory: str = "default/core_0") -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        settings: TopicSettings | None = None,
+        directory: str = "default/core_0",
+        clock: ManualClock | None = None,
+    ) -> None:
         self.disk = disk
         self.settings = settings or topic_settings()
         self.directory = directory
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.events: list[Event] = []
         self._streams = StreamTable(self.settings.name)
         self.told: list[GapNotice] = []

@@ -1,0 +1,170 @@
+"""One host of a worker in a test, on a simulated disk and a clock that only the test moves: a real engine, session and arena."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+
+import pytest
+
+from quiver_actors.config import TopicSettings
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.jobs import CommitJob
+from quiver_actors.protocol import messages as m
+from quiver_actors.protocol.framing import FrameReader, decode_worker_message
+from quiver_actors.retention.pressure import Pressure, Signals
+from quiver_actors.shm.arena import ArenaOwner, ArenaProducer
+from quiver_actors.units import SECOND_NS
+from quiver_actors.worker import host as host_module
+from quiver_actors.worker import ingest as ingest_module
+from quiver_actors.worker.agenda import Agenda
+from quiver_actors.worker.connection import Connection
+from quiver_actors.worker.host import EngineHost
+from quiver_actors.worker.journal import Journal
+from quiver_actors.worker.load import Load
+from quiver_actors.worker.peer import Peer
+from quiver_actors.worker.session import Session
+from quiver_actors.worker.threads import Finished, Job
+from tests.support.engine_driver import EngineDriver, ManualClock, numbered_batch
+
+ARENA_BYTES = 1 << 20
+
+
+def clocks_of(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a host reads that clock."""
+    for module in (host_module, ingest_module):
+        monkeypatch.setattr(module, "monotonic_ns", clock.monotonic_ns)
+
+
+class HostBench:
+    """One host, as the worker's loop drives it; jobs take no time."""
+
+    def __init__(self, clock: ManualClock, settings: TopicSettings) -> None:
+        """
+        Args:
+            clock: which `clocks_of` has given to the host's modules, too.
+        """
+        self.driver = EngineDriver(SimDisk(shows_descriptors=True), settings, clock=clock)
+        self.clock = clock
+        self.pressure = Pressure()
+        self.load = Load(self.pressure)
+        self.jobs: deque[tuple[Job, Finished]] = deque()
+        self.commits: list[int] = []
+        """When each group commit began."""
+        self.host = EngineHost(
+            self.driver.engine,
+            commit=self._submit,
+            background=self._submit,
+            ask=self._submit,
+            own_log="decisions",
+            journal=Journal(0),
+            agenda=Agenda(),
+            pressure=self.pressure,
+        )
+        near, self._far = socket.socketpair()
+        self._far.setblocking(False)
+        self._reader = FrameReader()
+        self.session = Session(Connection(near, frame_bytes_max=4096), Peer(1, 2, 3), 0, set())
+        self.session.greet(m.Hello(m.PROTOCOL_VERSION, 1, "test"))
+        arena = ArenaOwner.create(ARENA_BYTES)
+        self._producer = ArenaProducer.attach(arena.fd, arena.size_bytes)
+        self.session.expect_arena(ARENA_BYTES)
+        self.session.attach(arena)
+        self._declared: set[int] = set()
+        self.run_for(SECOND_NS)
+
+    def close(self) -> None:
+        self.session.close()
+        self._producer.close()
+        self._far.close()
+
+    def _submit(self, job: Job, finished: Finished) -> None:
+        if isinstance(job, CommitJob):
+            self.commits.append(self.clock.now_ns)
+        self.jobs.append((job, finished))
+
+    # --- time ------------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Turn and run jobs until there is nothing to do at this moment."""
+        while True:
+            self.host.turn(self.clock.now_ns)
+            while self.jobs:
+                job, finished = self.jobs.popleft()
+                job.run()
+                finished()
+            due_ns = self.host.deadline_ns
+            is_due = due_ns is not None and due_ns <= self.clock.now_ns
+            if not self.host.is_touched and not self.host.deliveries.is_due and not is_due:
+                return
+            if self.host.deliveries.is_due and not self.host.is_touched and due_ns is not None and not is_due:
+                return  # deliveries that wait for company
+
+    def run_for(self, duration_ns: int) -> None:
+        """Let time pass, from one deadline of the host to the next."""
+        end_ns = self.clock.now_ns + duration_ns
+        while True:
+            self.settle()
+            due_ns = self.host.deadline_ns
+            if due_ns is None or due_ns > end_ns:
+                break
+            self.clock.now_ns = max(due_ns, self.clock.now_ns + 1)
+        self.clock.now_ns = end_ns
+
+    def press(self, cap: float) -> None:
+        """The figure, and what follows from it."""
+        for _ in range(100):
+            self.pressure.sample(Signals(cap=cap))
+
+    # --- a client --------------------------------------------------------------------------------------------------------
+
+    def push(self, number: int, rows: int = 5) -> None:
+        """One bundle; its tag is the number."""
+        memory, push, schemas = self.driver.layout([{0: numbered_batch(number, rows)}])
+        for handle, schema in schemas.items():
+            if handle not in self._declared:
+                self._declared.add(handle)
+                self.session.declare("default", handle, schema)
+        offset = self._producer.reserve(len(memory))
+        assert offset is not None
+        self._producer.ring[offset : offset + len(memory)] = memory
+        end = self._producer.commit(len(memory))
+        placed = m.Push(number, push.topic, offset, len(memory), end, push.entries, push.slots, push.dictionaries)
+        self.host.ingest.push(self.session, placed, self.clock.now_ns)
+        self.host.touch_push()
+
+    def seal(self) -> None:
+        self.driver.engine.seal_now()
+        self.host.touch()
+        self.settle()
+
+    def subscribe(self, credit: int = 1000) -> None:
+        self.host.deliveries.register(self.session, m.Register(1, "default", "s", "earliest"))
+        self.host.deliveries.credit(self.session, m.Credit("default", "s", credit))
+        self.host.touch()
+        self.run_for(SECOND_NS)
+        self.received()
+
+    def received(self) -> list[m.Message]:
+        """What was sent to the client since the last call."""
+        self.session.connection.flush()
+        found: list[m.Message] = []
+        while True:
+            try:
+                data, ancillary, _, _ = self._far.recvmsg(1 << 16, socket.CMSG_SPACE(16))
+            except BlockingIOError:
+                return found
+            for _, _, payload in ancillary:
+                for descriptor in array.array("i", payload):
+                    os.close(descriptor)
+            self._reader.feed(data)
+            found += map(decode_worker_message, self._reader.frames())
+
+    def acked(self) -> list[int]:
+        return [run.tag for message in self.received() if isinstance(message, m.Acked) for run in message.runs]
+
+    def delivered(self) -> int:
+        found = [message for message in self.received() if isinstance(message, m.Deliver)]
+        return sum(len(message.bundle_indexes) // 4 for message in found)
