@@ -20,6 +20,7 @@ from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer, with_counts
 from quiver_actors.client.projection import Asked
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests
 from quiver_actors.client.segments import map_segment
 from quiver_actors.client.slots import Bundle
@@ -95,7 +96,7 @@ class Client:
         sequence: int | None = None,
         trace_context: TraceContext | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
-    ) -> list[Receipt]:
+    ) -> Receipts:
         """Store bundles in order, many at a time. The event loop gets its turn between groups of up to 64 bundles or 1 MiB.
 
         `producer`, `sequence`, `trace_context`: as of `Client.push_many`.

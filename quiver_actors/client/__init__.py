@@ -4,6 +4,7 @@ from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.client import Client, connect
 from quiver_actors.client.delivery import Delivery, Ticket
 from quiver_actors.client.gaps import GapNotice
+from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.subscription import GapSubscription, Subscription
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Delivery",
     "GapNotice",
     "GapSubscription",
+    "Receipts",
     "StoredBundle",
     "Subscription",
     "Ticket",

@@ -23,6 +23,7 @@ from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer, with_counts
 from quiver_actors.client.projection import Asked
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests, WantedRange
 from quiver_actors.client.segments import map_segment
 from quiver_actors.client.slots import Bundle
@@ -147,11 +148,14 @@ class Client(StagingClient, TopicCommands):
         sequence: int | None = None,
         trace_context: TraceContext | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
-    ) -> list[Receipt]:
+    ) -> Receipts:
         """Store bundles in order, many at a time, and return their receipts in the same order.
 
         The iterable is read as fast as the worker takes bundles, so it may be a generator of any length. Several
-        messages are under way at once, each with up to 64 bundles or 1 MiB.
+        messages are under way at once, each with up to 256 bundles or 1 MiB, the first with up to 64.
+
+        Returns:
+            One receipt a bundle: an unchangeable list, whose items are made when they are looked at.
 
         Args:
             item_counts: one for each bundle.

@@ -43,6 +43,11 @@ class Grouping:
         self._item_counts: list[int | None] = []
         self._run_bytes = 0
         self._run_bundles_max = GROUP_BUNDLES_MAX
+        self._lone_schema: pa.Schema | None = None
+        """Of the run, if its last batch was pushed without a slot; None: nothing is known of the next bundle."""
+        self._measured_rows = range(0)
+        """Batches of the stream with that many rows are taken for as large as the one that was measured."""
+        self._measured_bytes = 0
         self._plans: list[BundlePlan] = []
         self._plans_bytes = 0
 
@@ -52,43 +57,75 @@ class Grouping:
         Raises:
             UsageError: a bundle that cannot be pushed, after the groups with everything in front of it.
         """
+        wrong: UsageError | None = None
+        left = self._collect(bundles)
+        while True:
+            try:
+                yield from left
+                break
+            except UsageError as error:
+                # In what is left one may be wrong, too: it stands in front of the one that was found first.
+                wrong, left = error, self._take_all()
+        if wrong is not None:
+            raise wrong
+
+    def _collect(self, bundles: Iterable[tuple[Bundle, int | None]]) -> Iterator[Planned]:
         batches_of = self._slots.batches_of
-        try:
-            for bundle, item_count in bundles:
-                if item_count is not None:
-                    check_item_count(item_count)
+        for bundle, item_count in bundles:
+            if item_count is not None:
+                check_item_count(item_count)
+            if isinstance(bundle, pa.RecordBatch) and self._is_one_more(bundle):
+                batch: pa.RecordBatch = bundle
+                size_bytes = self._measured_bytes
+            else:
                 batches = batches_of(bundle)
                 size_bytes = self._size_in_run(batches)
                 if not size_bytes:
+                    self._lone_schema = None
                     yield from self._end_run()
                     yield from self._plan(batches, item_count)
                     continue
-                if len(self._run) == self._run_bundles_max or self._run_bytes + size_bytes > GROUP_BYTES_MAX:
-                    yield from self._take_run()
-                    self._run_bundles_max = RUN_BUNDLES_MAX
-                self._run_bytes += size_bytes
-                self._run.append(batches[0][1])
-                self._item_counts.append(item_count)
-        except UsageError:
-            yield from self._take_all()
-            raise
+                batch = batches[0][1]
+                self._lone_schema = batch.schema if isinstance(bundle, pa.RecordBatch) else None
+            if len(self._run) == self._run_bundles_max or self._run_bytes + size_bytes > GROUP_BYTES_MAX:
+                yield from self._take_run()
+                self._run_bundles_max = RUN_BUNDLES_MAX
+            self._run_bytes += size_bytes
+            self._run.append(batch)
+            self._item_counts.append(item_count)
         yield from self._take_all()
 
+    def _is_one_more(self, batch: pa.RecordBatch) -> bool:
+        """Whether the batch is like those of the run, which stand alone, too: the usual case, without the detours."""
+        schema = self._lone_schema
+        return (
+            schema is not None
+            and batch.num_rows in self._measured_rows
+            and batch.schema.equals(schema, check_metadata=True)
+        )
+
     def _size_in_run(self, batches: Batches) -> int:
-        """About how many bytes the bundle adds to the run; 0: it cannot be part of it."""
+        """About how many bytes the bundle adds to the run; 0: it cannot be part of it.
+
+        A batch may be far larger than others of as many rows: the run ends in front of what its memory does not hold.
+        """
         if self._plans or len(batches) > 1:
             return 0
         slot_id, batch = batches[0]
-        # Of a slice it counts whole buffers: then it is planned, which measures exactly.
-        content_bytes: int = batch.get_total_buffer_size()
-        if content_bytes > SERIALIZE_BYTES_MAX:
-            return 0
         stream = self._streams.stream(slot_id, batch.schema)
         if stream is not self._stream:
             if self._run or not fits_run(stream):
                 return 0
-            self._stream = stream
-        return content_bytes + len(stream.message) + _FRAME_BYTES
+            self._stream, self._measured_rows = stream, range(0)
+        rows: int = batch.num_rows
+        if rows not in self._measured_rows:
+            # Of a slice it counts whole buffers: then it is planned, which measures exactly.
+            content_bytes: int = batch.get_total_buffer_size()
+            if content_bytes > SERIALIZE_BYTES_MAX:
+                return 0
+            self._measured_rows = range(rows // 2, rows + 1)
+            self._measured_bytes = content_bytes + len(stream.message) + _FRAME_BYTES
+        return self._measured_bytes
 
     def _plan(self, batches: Batches, item_count: int | None) -> Iterator[Planned]:
         """Collect one bundle that is on its own; gives out the group before it if it is full."""
@@ -112,7 +149,11 @@ class Grouping:
         while len(self._run) >= RUN_BUNDLES_MIN and self._stream is not None:
             laid_out = plan_run(self._memory, self._stream, self._run, self._item_counts)
             if laid_out is None:
-                break
+                # Its first batch alone is too large for the memory: what follows may still be a run.
+                yield from self._plan_first()
+                continue
+            if self._plans:
+                yield self._take_plans()
             yield laid_out
             self._forget(len(laid_out))
         yield from self._plan_run()
@@ -121,10 +162,18 @@ class Grouping:
 
     def _plan_run(self) -> Iterator[Planned]:
         """Let the members of the run have plans of their own."""
-        while self._run and self._stream is not None:
-            batch, item_count = self._run[0], self._item_counts[0]
-            self._forget(1)
-            yield from self._plan([(self._stream.slot_id, batch)], item_count)
+        while self._run:
+            yield from self._plan_first()
+
+    def _plan_first(self) -> Iterator[Planned]:
+        """Let the first member of the run have a plan of its own."""
+        assert self._stream is not None, "a run has a stream"
+        batch, item_count = self._run[0], self._item_counts[0]
+        self._forget(1)
+        behind, self._run, self._item_counts = (self._run, self._item_counts), [], []
+        # If it raises, what is behind is not to be pushed.
+        yield from self._plan([(self._stream.slot_id, batch)], item_count)
+        self._run, self._item_counts = behind
 
     def _forget(self, count: int) -> None:
         # New lists: the run has the old ones.

@@ -17,17 +17,15 @@ from quiver_actors.client.exchange import Flow, Steps, deadline_after
 from quiver_actors.client.grouping import GROUP_BUNDLES_MAX, GROUP_BYTES_MAX
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel, PushGroup
+from quiver_actors.client.receipts import Receipts
+from quiver_actors.client.retry import is_retried, retry_at_ns
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.targets import Key
 from quiver_actors.encoding.entries import BundlePlan, PlannedBundles, plan
 from quiver_actors.envelope import TraceContext, parse_trace
-from quiver_actors.errors import Draining, EngineFailed, HardPressed, PushTimeout, QuiverError, SequenceGap, UsageError
-from quiver_actors.model import ENVELOPE_SLOT, BundleId, Durability, Receipt
+from quiver_actors.errors import PushTimeout, QuiverError, SequenceGap, UsageError
+from quiver_actors.model import ENVELOPE_SLOT, Durability
 from quiver_actors.transactions.keys import check_key, with_key
-from quiver_actors.units import MILLISECOND_NS
-
-_RETRY_NS = 50 * MILLISECOND_NS
-_RETRIED = (Draining, EngineFailed, HardPressed)
 
 
 def pushing_keyed(
@@ -40,7 +38,7 @@ def pushing_keyed(
     first: int | None,
     timeout_seconds: float,
     trace_context: TraceContext | None = None,
-) -> Steps[list[Receipt]]:
+) -> Steps[Receipts]:
     """Push bundles with their item counts as producer `name`, numbered from `first` on, and wait for all receipts.
 
     Raises:
@@ -68,7 +66,7 @@ class _KeyedRun:
     def __init__(
         self, producer: Producer, channels: ChannelSet[PushChannel], topic: str, name: str, timeout_seconds: float
     ) -> None:
-        self.receipts: list[Receipt] = []
+        self.receipts = Receipts(topic)
         self._producer = producer
         self._channels = channels
         self._topic = topic
@@ -160,10 +158,10 @@ class _KeyedRun:
     def _note_refusal(self, error: QuiverError) -> None:
         """A worker that is being replaced is asked again; so is what came behind such a refusal, and was a gap by that."""
         is_behind = isinstance(error, SequenceGap) and self._refusal is not None
-        if not isinstance(error, _RETRIED) and not is_behind:
+        if not is_retried(error) and not is_behind:
             raise error
         self._refusal = self._refusal or error
-        self._retry_at_ns = time.monotonic_ns() + _RETRY_NS
+        self._retry_at_ns = retry_at_ns(error)
 
     def _rest_of(self, group: PushGroup) -> PushGroup:
         streams = self._producer.streams(self._topic)
@@ -174,9 +172,7 @@ class _KeyedRun:
 
     def _take_receipts(self, group: PushGroup) -> None:
         for run, durability in group.acks:
-            for place in range(run.count):
-                bundle_id = BundleId(self._topic, self._core, run.segment_seq, run.bundle_index + place)
-                self.receipts.append(Receipt(bundle_id, run.sequence + place, Durability(durability), run.is_duplicate))
+            self.receipts.add(self._core, run, Durability(durability))
         if group.acks:
             self._refusal = None
             self._deadline_ns = deadline_after(self._timeout_seconds)

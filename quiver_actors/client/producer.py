@@ -13,8 +13,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 
 import xxhash
@@ -23,6 +22,8 @@ from quiver_actors.client.channels import ChannelSet, unavailable_error
 from quiver_actors.client.exchange import FOREVER_NS, Flow, Steps, deadline_after
 from quiver_actors.client.grouping import Grouping, Planned
 from quiver_actors.client.push_channel import PushChannel, PushGroup
+from quiver_actors.client.receipts import Receipts
+from quiver_actors.client.retry import is_retried, retry_at_ns
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.encoding.entries import PlannedBundles, plan
 from quiver_actors.encoding.runs import RunMemory
@@ -30,25 +31,14 @@ from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.envelope import TraceContext, parse_trace
 from quiver_actors.errors import (
     ClosedError,
-    Draining,
-    EngineFailed,
-    HardPressed,
     InvalidBundle,
     PushTimeout,
     QuiverError,
     UsageError,
     WorkerUnavailable,
 )
-from quiver_actors.model import BundleId, Durability, Receipt
-from quiver_actors.units import MILLISECOND_NS, SECOND_NS, format_size
-
-_RETRY_REFUSED_NS = 50 * MILLISECOND_NS
-_RETRIED = (Draining, EngineFailed, HardPressed)
-"""Refusals after which nothing was stored and the worker will be replaced: worth another try within the timeout."""
-
-# Without the constructors' Python code: receipts are made by the ten thousand.
-_new_id: Callable[[tuple[object, ...]], BundleId] = partial(tuple.__new__, BundleId)
-_new_receipt: Callable[[tuple[object, ...]], Receipt] = partial(tuple.__new__, Receipt)
+from quiver_actors.model import Durability
+from quiver_actors.units import SECOND_NS, format_size
 
 _clients = itertools.count()
 
@@ -71,7 +61,7 @@ class Producer:
         item_counts: Iterable[int | None] | None,
         timeout_seconds: float,
         trace_context: TraceContext | None = None,
-    ) -> Steps[list[Receipt]]:
+    ) -> Steps[Receipts]:
         """Push bundles in order to one core and wait for all receipts. Bundles are planned between the steps, outside of the lock.
 
         The timeout is the longest time without an acknowledgement.
@@ -135,7 +125,7 @@ class _PushRun:
         self, producer: Producer, channels: ChannelSet[PushChannel], topic: str, key: str | bytes | None, timeout: float
     ) -> None:
         self.topic = topic
-        self.receipts: list[Receipt] = []
+        self.receipts = Receipts(topic)
         self.bundle_error: UsageError | None = None
         """What is wrong with the bundle behind those that were submitted."""
         self._producer = producer
@@ -227,13 +217,16 @@ class _PushRun:
                 return
             under_way.popleft()
             self._take_receipts(group)
-            if group.error is not None and not isinstance(group.error, _RETRIED):
-                raise group.error
             if group.error is not None:
-                self._refusal = group.error
-                self._retry_at_ns = time.monotonic_ns() + max(_RETRY_REFUSED_NS, group.error.retry_after_ns)
+                self._note_refusal(group.error)
             if not group.is_acked:
                 self._send_again(group)
+
+    def _note_refusal(self, error: QuiverError) -> None:
+        if not is_retried(error):
+            raise error
+        self._refusal = error
+        self._retry_at_ns = retry_at_ns(error)
 
     def _send_again(self, group: PushGroup) -> None:
         """Let what a group has not been acknowledged for wait in its old place."""
@@ -244,13 +237,8 @@ class _PushRun:
         self._waiting = deque(sorted([*self._waiting, rest], key=_number_of))
 
     def _take_receipts(self, group: PushGroup) -> None:
-        core, topic = self._channel.core, self.topic
         for run, durability in group.acks:
-            reached = Durability(durability)
-            places = range(run.bundle_index, run.bundle_index + run.count)
-            sequences = range(run.sequence, run.sequence + run.count)
-            ids = map(_new_id, zip(repeat(topic), repeat(core), repeat(run.segment_seq), places, strict=False))
-            self.receipts.extend(map(_new_receipt, zip(ids, sequences, repeat(reached), repeat(False), strict=False)))
+            self.receipts.add(self._channel.core, run, Durability(durability))
         if group.acks:
             self._refusal = None
             self._remaining_seconds = self._timeout_seconds
@@ -294,8 +282,13 @@ def with_counts(
     bundles: Iterable[Bundle], item_counts: Iterable[int | None] | None
 ) -> Iterator[tuple[Bundle, int | None]]:
     if item_counts is None:
-        yield from ((bundle, None) for bundle in bundles)
-        return
+        return zip(bundles, repeat(None), strict=False)
+    return _with_given_counts(bundles, item_counts)
+
+
+def _with_given_counts(
+    bundles: Iterable[Bundle], item_counts: Iterable[int | None]
+) -> Iterator[tuple[Bundle, int | None]]:
     counts = iter(item_counts)
     for bundle in bundles:
         count = next(counts, _MISSING)

@@ -26,14 +26,12 @@ from quiver_actors.client.exchange import Flow, deadline_after
 from quiver_actors.client.grouping import Planned
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel, PushGroup
+from quiver_actors.client.retry import is_retried, retry_at_ns
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.targets import ToStage
 from quiver_actors.envelope import TraceContext, parse_trace
 from quiver_actors.errors import (
     DecisionUnavailable,
-    Draining,
-    EngineFailed,
-    HardPressed,
     PushTimeout,
     QuiverError,
     TransactionAborted,
@@ -53,13 +51,9 @@ from quiver_actors.protocol.stage_messages import (
     StageReady,
 )
 from quiver_actors.transactions.model import Decision, Token, check_txn_id
-from quiver_actors.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.units import SECOND_NS
 
 __all__ = ["Stage", "StagePlan", "deciding", "dropping", "publishing"]
-
-
-_RETRIED = (Draining, EngineFailed, HardPressed)
-_RETRY_NS = 50 * MILLISECOND_NS
 
 
 class StagePlan(msgspec.Struct, frozen=True):
@@ -382,10 +376,11 @@ def _insisting(
     while makes:
         calls = {core: Call(make) for core, make in makes.items()}
         yield from channels.completing(calls, timeout_seconds)
-        makes = {core: makes[core] for core, call in calls.items() if isinstance(call.error, _RETRIED)}
+        refusals = {core: call.error for core, call in calls.items() if is_retried(call.error)}
+        makes = {core: makes[core] for core in refusals}
         raise_refusals(call for core, call in calls.items() if core not in makes or time.monotonic_ns() >= deadline_ns)
         if makes:
-            yield min(deadline_ns, time.monotonic_ns() + _RETRY_NS)
+            yield min(deadline_ns, max(map(retry_at_ns, refusals.values())))
 
 
 def deciding(

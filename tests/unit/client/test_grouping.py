@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -13,7 +14,7 @@ from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.encoding.entries import PushRows, plan, write
 from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory
 from quiver_actors.encoding.streams import StreamTable
-from quiver_actors.errors import InvalidBundle
+from quiver_actors.errors import BundleTooLarge, InvalidBundle
 from quiver_actors.protocol.messages import TopicInfo
 from tests.unit.client.entries import parse_span
 from tests.unit.encoding.test_entries import ONE_BATCH, coded, numbers
@@ -149,3 +150,43 @@ def test_written_run_can_be_planned_again() -> None:
     again = [plan(batches, streams, item_count) for batches, item_count in run.bundles_from(10)]
     assert [each.item_count for each in again] == list(range(10, 30))
     assert [each.row_count for each in again] == list(range(10, 30))
+
+
+def one_binary(size_bytes: int) -> pa.RecordBatch:
+    """One row of that size; its zeroes cost no memory until somebody looks at them."""
+    content = np.zeros(size_bytes, np.uint8)
+    offsets = pa.array([0, size_bytes], pa.int32()).buffers()[1]
+    return pa.record_batch({"x": pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(content)])})
+
+
+def test_large_batches_of_as_many_rows_as_the_small_ones_around_them_cost_no_order() -> None:
+    small, large, giant = one_binary(100), one_binary(400_000), one_binary(3 << 20)
+    bundles = [small] * 20 + [large] * 4 + [small] * 20 + [giant] + [small] * 30 + [giant, giant] + [small] * 3
+    groups = check_same(without_counts(bundles))
+    assert isinstance(groups[0], PlannedRun)
+    assert sum(len(each) for each in groups if isinstance(each, PlannedRun)) >= 60, "those around it stay runs"
+
+
+def test_slices_of_a_large_batch_are_right_in_runs() -> None:
+    table = numbers(20_000)
+    slices = [table.slice(first * 7, 40) for first in range(60)]
+    check_same(without_counts([*slices, *[numbers(40)] * 20, *slices]))
+    check_same(without_counts([numbers(40), *slices]))
+
+
+@pytest.mark.parametrize("in_front", [0, 5, 40])
+def test_a_bundle_over_the_limit_inside_of_a_run_ends_the_call_behind_those_in_front(in_front: int) -> None:
+    small, over = one_binary(100), one_binary((256 << 20) + 1)
+    found = []
+    pairs = without_counts([small] * in_front + [small] * 2 + [over] + [small] * 30)
+    with pytest.raises(BundleTooLarge):
+        found.extend(len(each) for each in Grouping(SLOTS, StreamTable("t"), RunMemory()).groups(pairs))
+    assert sum(found) == in_front + 2
+
+
+def test_of_two_wrong_bundles_the_first_one_is_told() -> None:
+    pairs = without_counts([one_binary(100)] * 14 + [one_binary((256 << 20) + 1), one_binary(100), "no bundle"])  # type: ignore[list-item]
+    groups = Grouping(SLOTS, StreamTable("t"), RunMemory()).groups(pairs)
+    assert len(next(groups)) == 14
+    with pytest.raises(BundleTooLarge):
+        next(groups)

@@ -10,6 +10,7 @@ import pytest
 
 from quiver_actors.client import Client, connect
 from quiver_actors.client.push_channel import DECLARED_MAX
+from quiver_actors.client.receipts import Receipts
 from quiver_actors.errors import (
     BundleTooLarge,
     ClosedError,
@@ -459,7 +460,7 @@ def test_only_what_was_not_acknowledged_is_pushed_again_and_in_order(peer: Peer,
     peer.unacknowledged.clear()
     peer.listen(0)
     receipts = pushes.result()
-    assert isinstance(receipts, list)
+    assert isinstance(receipts, Receipts)
     assert len(receipts) == 676
     assert ids(peer) == [*range(676), *range(330, 676)]
 
