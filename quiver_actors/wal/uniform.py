@@ -9,7 +9,8 @@ Spans are read as aligned 8-byte words. Entries start on multiples of 64, so the
     0..3      entry header; of word 3 the bytes 5, 6 are the slot id and 7 is the fingerprint's first
     4..7      fingerprint; byte 7 of word 7 is row_count's first
     8         row_count, payload_len; byte 7 is the payload's first
-    9..       payload: the schema message, then the record-batch message, each ending before byte 7 of a word
+    9..       payload: the schema message, then the record-batch message, each ending before byte 7 of a word; a message begins
+              with four bytes of ones and the length of its metadata
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +39,7 @@ _HEAD_WORDS = 4
 _METADATA_BYTES_MIN = 16
 _PREFIX_BYTES = 8
 _U32 = 0xFFFFFFFF
+_SIGN = -1 << 63
 _CONTINUATION = 0xFFFFFFFF
 
 Words = npt.NDArray[np.uint64]
@@ -48,9 +51,9 @@ _HEAD = np.dtype(
 """`layout.ENTRY_HEAD` and the three bytes behind it that fill the last word."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UniformEntries:
-    """Entries that may be logged, one behind the other from the start of their span. Columns of one length."""
+    """Entries that may be logged, one behind the other from the start of their span. Columns of one length; not to be changed."""
 
     schema: StreamSchema
     bitmap: int
@@ -79,20 +82,24 @@ def check_uniform(
     count, rest = divmod(len(push.entries), ENTRY_ROW.size)
     if rest or count < UNIFORM_ENTRIES_MIN or len(push.slots) != len(push.entries) or push.dictionaries:
         return None
-    entry_rows = np.frombuffer(push.entries, "<i8").reshape(count, _ROW_WORDS)
-    slot_rows = np.frombuffer(push.slots, "<i8").reshape(count, _ROW_WORDS)
-    handle = int(slot_rows[0, 0]) & _U32
+    # Turned over: what follows is a few operations, each on words that stand side by side.
+    by_row = np.frombuffer(push.entries + push.slots, "<i8").reshape(2, count, _ROW_WORDS)
+    columns = by_row.transpose(0, 2, 1).reshape(2 * _ROW_WORDS, count)
+    handle = int(columns[_ROW_WORDS, 0]) & _U32
     schema = schemas.get(handle)
-    expected = None if schema is None else _expected_words(schema)
-    if schema is None or expected is None:
+    pattern = None if schema is None else _pattern(schema, handle)
+    if schema is None or pattern is None or not _rows_agree(columns, pattern):
         return None
-    entries = _entries_of(entry_rows, slot_rows, schema)
-    if not (_rows_agree(entries, entry_rows, slot_rows, handle, len(span)) and _heads_agree(entries, span, expected)):
+    entries = _entries_of(columns, schema)
+    # The span's own limit is that of one entry: none of them is larger.
+    if len(span) > layout.ENTRY_BYTES_MAX or int(entries.ends[-1]) != len(span):
+        return None
+    if not _heads_agree(entries, span, pattern):
         return None
     crcs = _crcs(span, entries.starts + _SLOTS_OFFSET, entries.ends - layout.ENTRY_CRC.size)
-    if crcs != (entry_rows[:, 0] >> 32 & _U32).tolist():
+    if crcs != columns[0].view("<u4")[1::2].tolist():
         return None
-    return entries, int((entry_rows[:, 4] >> 32 & _U32).sum())
+    return entries, int(entries.row_counts.sum())
 
 
 def complete(span: memoryview, entries: UniformEntries, entry_type: int, sequence: int, now_unix_ns: int) -> Integers:
@@ -113,81 +120,94 @@ def complete(span: memoryview, entries: UniformEntries, entry_type: int, sequenc
     return times
 
 
-def _entries_of(entry_rows: Integers, slot_rows: Integers, schema: StreamSchema) -> UniformEntries:
-    """The rows by column; nothing is checked yet."""
-    sizes = entry_rows[:, 0] & _U32
-    ends = np.cumsum(sizes)
+class _Pattern(NamedTuple):
+    """What the rows and entries of a push have in common."""
+
+    values: Integers
+    """Of each column of the rows, where `masks` has ones."""
+    masks: Integers
+    words: Words
+    """Of every entry from its slot id to the prefix of the record-batch message, as `_heads_agree` compares them."""
+    places: Integers
+    """Where those stand, in words from the entry's start."""
+    message_bytes: int
+
+
+@functools.lru_cache(maxsize=1024)
+def _pattern(schema: StreamSchema, handle: int) -> _Pattern | None:
+    """None: not this way."""
+    message_bytes = len(schema.message)
+    if schema.has_dictionaries or message_bytes % 8:
+        return None
+    columns = [
+        # ENTRY_ROW: size and CRC, bitmap, item count, ingestion time, slot count and rows.
+        (0, layout.ALIGNMENT - 1),
+        (_signed(1 << schema.slot_id), -1),
+        (0, 0),
+        (0, _SIGN),
+        (1, _U32 | _SIGN),
+        # SLOT_ROW: handle and payload's place, payload's size and rows, batch message's place and metadata, its body, no dictionaries.
+        (handle | _PAYLOAD_OFFSET << 32, -1),
+        (0, 0),
+        (message_bytes, 7 << 32 | _U32),
+        (0, ~_U32 | 7),
+        (0, -1),
+    ]
+    values, masks = np.array(columns, np.int64).T[:, :, None].copy()
+    head = schema.slot_id.to_bytes(2, "little") + schema.fingerprint + bytes(8)
+    prefix = _CONTINUATION.to_bytes(4, "little") + bytes(4 + 1)
+    words = np.frombuffer(bytes(5) + head + schema.message + prefix, "<u8").copy()
+    words[0] >>= 40
+    return _Pattern(values, masks, words, np.arange(_HEAD_WORDS - 1, _HEAD_WORDS - 1 + len(words)), message_bytes)
+
+
+def _rows_agree(columns: Integers, pattern: _Pattern) -> bool:
+    """Whether the rows are what all have in common and agree with each other, and messages lie inside their payloads, aligned."""
+    wrong = columns ^ pattern.values
+    wrong &= pattern.masks
+    payload_bytes = (columns[0] & _U32) - _FRAME_BYTES
+    items, metadata, body = columns[2], columns[7] >> 32, columns[8]
+    # The slot count is 1, or wrong already: without it, both rows say the same of the number of rows.
+    wrong[6] = columns[6] ^ columns[4] ^ payload_bytes ^ 1
+    # Not negative where all is well. With a giant `body` it may overflow: that is wrong already.
+    signs = payload_bytes - pattern.message_bytes - metadata - body
+    signs |= metadata - _METADATA_BYTES_MIN
+    signs |= items - (items >> 63)
+    np.bitwise_and(signs, _SIGN, out=wrong[2])
+    return not wrong.any()
+
+
+def _entries_of(columns: Integers, schema: StreamSchema) -> UniformEntries:
+    """Of rows that agree."""
+    sizes = columns[0] & _U32
+    ends = sizes.cumsum()
     starts = ends - sizes
     return UniformEntries(
-        schema=schema,
+        schema,
         bitmap=1 << schema.slot_id,
         starts=starts,
         ends=ends,
         sizes=sizes,
-        item_counts=entry_rows[:, 2],
-        ingestion_ts_nanos=entry_rows[:, 3],
-        row_counts=slot_rows[:, 1] >> 32 & _U32,
-        batch_starts=(slot_rows[:, 2] & _U32) + starts + _PAYLOAD_OFFSET,
-        metadata_bytes=slot_rows[:, 2] >> 32 & _U32,
-        body_bytes=slot_rows[:, 3],
+        item_counts=columns[2],
+        ingestion_ts_nanos=columns[3],
+        row_counts=columns[4] >> 32,
+        batch_starts=starts + (_PAYLOAD_OFFSET + len(schema.message)),
+        metadata_bytes=columns[7] >> 32,
+        body_bytes=columns[8],
     )
 
 
-def _rows_agree(
-    entries: UniformEntries, entry_rows: Integers, slot_rows: Integers, handle: int, span_bytes: int
-) -> bool:
-    """Whether the rows agree with each other, entries fill the span, and messages lie inside their payloads, aligned."""
-    if span_bytes > layout.ENTRY_BYTES_MAX or int(entries.ends[-1]) != span_bytes:
-        return False
-    sizes, metadata, body, items = entries.sizes, entries.metadata_bytes, entries.body_bytes, entries.item_counts
-    payload_bytes = slot_rows[:, 1] & _U32
-    offset = slot_rows[:, 2] & _U32
-    # Zero where all is well.
-    wrong = (slot_rows[:, 0] ^ (handle | _PAYLOAD_OFFSET << 32)) | slot_rows[:, 4] | (body >> 32)
-    wrong |= (
-        ((offset | metadata | body) & 7) | (sizes & (layout.ALIGNMENT - 1)) | (sizes - _FRAME_BYTES ^ payload_bytes)
-    )
-    wrong |= (entry_rows[:, 1] ^ _signed(entries.bitmap)) | ((entry_rows[:, 4] & _U32) ^ 1)
-    # Not negative where all is well. With a giant `body` the sum may overflow: that is wrong already.
-    signs = (payload_bytes - offset - metadata - body) | (metadata - _METADATA_BYTES_MIN)
-    signs |= entries.ingestion_ts_nanos | (items - (items >> 63)) | (payload_bytes - len(entries.schema.message))
-    wrong |= signs >> 63
-    return not wrong.any()
-
-
-def _heads_agree(entries: UniformEntries, span: memoryview, expected: Words) -> bool:
+def _heads_agree(entries: UniformEntries, span: memoryview, pattern: _Pattern) -> bool:
     """Whether slot heads, schema messages and the prefixes of the record-batch messages are what the rows say."""
-    words = np.frombuffer(span, "<u8")
-    places = (entries.starts >> 3)[:, None] + _numbers(len(expected))
-    found = words.take(places)
-    rows = entries.row_counts.view(np.uint64)
-    found[:, 0] >>= 40
-    found[:, 4] ^= rows << 56
-    found[:, 5] ^= (rows >> 8) | (entries.sizes - _FRAME_BYTES << 24).view(np.uint64)
-    found[:, -1] &= 0x00FF_FFFF_FFFF_FFFF
-    if not (found == expected).all():
-        return False
-    prefixes = entries.batch_starts >> 3
-    is_continued = (words.take(prefixes) >> 56) | (words.take(prefixes + 1) << 8)
-    metadata = entries.metadata_bytes - _PREFIX_BYTES
-    return bool((is_continued == (metadata << 32 | _CONTINUATION).view(np.uint64)).all())
-
-
-@functools.lru_cache(maxsize=256)
-def _numbers(count: int) -> Integers:
-    """Where the words that are looked at stand in an entry."""
-    return np.arange(_HEAD_WORDS - 1, _HEAD_WORDS - 1 + count)
-
-
-@functools.lru_cache(maxsize=1024)
-def _expected_words(schema: StreamSchema) -> Words | None:
-    """The words of every entry from its slot id to the end of the schema message, as `_heads_agree` compares them; None: not this way."""
-    if schema.has_dictionaries or len(schema.message) % 8:
-        return None
-    head = schema.slot_id.to_bytes(2, "little") + schema.fingerprint + bytes(8)
-    words = np.frombuffer(bytes(5) + head + schema.message + bytes(1), "<u8").copy()
-    words[0] >>= 40
-    return words
+    found = np.frombuffer(span, "<i8").take((entries.starts >> 3)[:, None] + pattern.places)
+    counts = entries.row_counts | (entries.sizes - _FRAME_BYTES) << 32
+    found[:, 4] ^= counts << 56
+    found[:, 5] ^= counts >> 8
+    found[:, -1] ^= entries.metadata_bytes - _PREFIX_BYTES << 24
+    words = found.view(np.uint64)
+    words[:, 0] >>= 40
+    words[:, -1] &= 0x00FF_FFFF_FFFF_FFFF
+    return bool((words == pattern.words).all())
 
 
 def _crcs(span: memoryview, starts: Integers, ends: Integers) -> list[int]:
