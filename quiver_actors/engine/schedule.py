@@ -67,10 +67,10 @@ class Schedule:
         """The next job, None if there is nothing to do or one is out."""
         if self._job is not None or self._condition.is_over:
             return None
+        # Asked many times a second: what is the same for all lines is looked at once.
+        now_ns, retry_ns, is_draining = self._clock.monotonic_ns(), self._retry_ns, self._condition.is_draining
         for line in self._lines:
-            if self._condition.is_draining and not line.in_drain:
-                continue
-            if self._clock.monotonic_ns() < self._retry_ns.get(line.kind, 0):
+            if (is_draining and not line.in_drain) or (retry_ns and now_ns < retry_ns.get(line.kind, 0)):
                 continue
             job: Job | None = line.make()
             if job is not None:
