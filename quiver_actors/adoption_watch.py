@@ -23,8 +23,8 @@ class AdoptionWatch:
         self._changed = changed
         self._seen = look()
 
-    def answer(self, subject: str, body: bytes) -> bytes:
-        return self._steward.answer(subject, body)
+    def answer(self, subject: str, body: bytes, uid: int) -> bytes:
+        return self._steward.answer(subject, body, uid)
 
     def reload(self) -> None:
         self._steward.reload()

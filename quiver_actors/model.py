@@ -15,6 +15,8 @@ ENTRY_BODY_BYTES_MAX = 256 << 20
 SEGMENT_BUNDLES_MAX = 65_535
 
 DEFAULT_TOPIC = "default"
+DEAD_LETTER_SUFFIX = "-dead"
+"""Of the topic that takes another one's dead letters, where the subscriber names none."""
 
 #: FORMATS section 6: what a topic without a table of its own calls its slots.
 OTAP_SLOTS: Mapping[str, int] = {

@@ -156,6 +156,7 @@ def run_node(
             page,
             patience or Patience(),
             control_path=os.path.join(run_dir, control.SOCKET_NAME),
+            control_gid=gid,
             notifier=Notifier.take_from(os.environ),
             on_ready=lambda: announce(ready_line(settings, keeper.catalogue.topics)),
             # The data directory's lock stays with the workers: while one of them lives, nobody else may open it.

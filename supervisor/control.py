@@ -1,7 +1,9 @@
-"""The control socket: how another process of the same user asks the supervisor to say how it is, to drain or to stop.
+"""The control socket: how another process asks the supervisor to say how it is, to drain or to stop.
 
 Layout: a frame is a little-endian u32 length and one msgpack map whose key `op` names the message.
-Trust: only the socket's own user and root are answered; frames are small and bounded; a peer that does not read is dropped.
+Trust: the socket is open to its own user, root and the members of one group, if there is one; who asks is the kernel's word (SO_PEERCRED),
+and goes with every request to whoever decides. Frames are small and bounded; a peer that does not read is dropped. *Guests*, neither
+the own user nor root, have one request a connection and few connections, so that they can neither shut out nor slow down anybody.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from .errors import ControlError
 SOCKET_NAME = "supervisor.sock"
 FRAME_BYTES_MAX = 1 << 20
 SESSIONS_MAX = 32
+GUEST_SESSIONS_MAX = 8
+"""Of those, all guests together."""
+GUEST_FRAME_BYTES_MAX = 64 << 10
 _LENGTH = struct.Struct("<I")
-_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _READ_BYTES = 64 << 10
 
 
@@ -105,23 +110,29 @@ def encode_frame(message: Message) -> bytes:
 class FrameSplitter:
     """Bytes in, whole message bodies out. No I/O."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._pending = bytearray()
+        self._frame_bytes_max = frame_bytes_max
 
     def feed(self, arrived: bytes) -> list[bytes]:
-        """Raises ControlError when a frame is longer than the protocol allows."""
+        """Raises ControlError when a frame is longer than allowed."""
         self._pending += arrived
         bodies = []
         while len(self._pending) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._pending)
-            if length > FRAME_BYTES_MAX:
-                raise ControlError(f"control frame of {length} bytes, at most {FRAME_BYTES_MAX} are allowed")
+            if length > self._frame_bytes_max:
+                raise ControlError(f"control frame of {length} bytes, at most {self._frame_bytes_max} are allowed")
             end = _LENGTH.size + length
             if len(self._pending) < end:
                 break
             bodies.append(bytes(self._pending[_LENGTH.size : end]))
             del self._pending[:end]
         return bodies
+
+
+def is_trusted(uid: int) -> bool:
+    """Whether that user is the one that this process runs as, or root."""
+    return uid in (0, os.geteuid())
 
 
 def answer(body: bytes, handle: Callable[[Request], Reply]) -> Reply:
@@ -138,18 +149,25 @@ class ControlServer:
 
     Args:
         path: in a directory of this user alone; whatever was there has been swept.
-        handle: turns a request into its reply; must not block.
+        handle: turns a request of a user into its reply; must not block.
+        gid: group whose members may connect too.
 
     Raises:
         OSError: the socket cannot be bound.
     """
 
-    def __init__(self, path: str, selector: selectors.BaseSelector, handle: Callable[[Request], Reply]) -> None:
+    def __init__(
+        self,
+        path: str,
+        selector: selectors.BaseSelector,
+        handle: Callable[[Request, int], Reply],
+        gid: int | None = None,
+    ) -> None:
         self._selector = selector
         self._handle = handle
-        self._sessions: dict[socket.socket, FrameSplitter] = {}
+        self._sessions: dict[socket.socket, _Session] = {}
         self._path = path
-        self._listener = _listen(path)
+        self._listener = _listen(path, gid)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
@@ -158,27 +176,34 @@ class ControlServer:
         except OSError:
             # The peer went away again, or descriptors have run out: it may ask once more.
             return
-        if not _is_trusted(session):
-            session.close()
-            return
-        if len(self._sessions) >= SESSIONS_MAX:
-            self._end(next(iter(self._sessions)))  # the oldest: whoever asks now is better served than whoever lingers
+        uid = _uid_of(session)
+        is_guest = not is_trusted(uid)
+        self._make_room(is_guest=is_guest)
         session.setblocking(False)
-        self._sessions[session] = FrameSplitter()
+        self._sessions[session] = _Session(uid, is_guest)
         self._selector.register(session, selectors.EVENT_READ, lambda: self._serve(session))
+
+    def _make_room(self, *, is_guest: bool) -> None:
+        """End the oldest session where there are too many: whoever asks now is better served than whoever lingers."""
+        guests = [session for session, of in self._sessions.items() if of.is_guest]
+        if is_guest and len(guests) >= GUEST_SESSIONS_MAX:
+            self._end(guests[0])
+        elif len(self._sessions) >= SESSIONS_MAX:
+            self._end(next(iter(self._sessions)))
 
     def _serve(self, session: socket.socket) -> None:
         if session not in self._sessions:
             return  # ended in the same turn
+        of = self._sessions[session]
         try:
             arrived = session.recv(_READ_BYTES)
-            replies = [answer(body, self._handle) for body in self._sessions[session].feed(arrived)]
-            for reply in replies:
+            bodies = of.splitter.feed(arrived)
+            for body in bodies[:1] if of.is_guest else bodies:
                 # Replies are smaller than a socket's buffer: one that does not fit has a peer that does not read.
-                session.sendall(encode_frame(reply))
+                session.sendall(encode_frame(answer(body, lambda request: self._handle(request, of.uid))))
         except (OSError, ControlError):
-            arrived = b""
-        if not arrived:
+            arrived, bodies = b"", []
+        if not arrived or (of.is_guest and bodies):
             self._end(session)
 
     def _end(self, session: socket.socket) -> None:
@@ -203,11 +228,23 @@ class ControlServer:
             session.close()
 
 
-def _listen(path: str) -> socket.socket:
+class _Session:
+    """One connection, and what of it has arrived."""
+
+    def __init__(self, uid: int, is_guest: bool) -> None:
+        self.uid = uid
+        self.is_guest = is_guest
+        self.splitter = FrameSplitter(GUEST_FRAME_BYTES_MAX if is_guest else FRAME_BYTES_MAX)
+
+
+def _listen(path: str, gid: int | None) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     mask = os.umask(0o177)
     try:
         listener.bind(path)
+        if gid is not None:
+            os.chown(path, -1, gid)
+            os.chmod(path, 0o660)
         listener.listen(SESSIONS_MAX)
     except OSError:
         listener.close()
@@ -217,9 +254,10 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _is_trusted(session: socket.socket) -> bool:
+def _uid_of(session: socket.socket) -> int:
+    """The user at the other end when it connected."""
     _, uid, _ = _PEER.unpack(session.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return uid in (0, os.geteuid())
+    return int(uid)
 
 
 def request(path: str, message: Request, timeout_seconds: float = 5.0) -> Reply:

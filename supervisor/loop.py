@@ -55,6 +55,7 @@ class Supervisor:
         specs: children, with distinct indexes; child `index` writes region `index + 1` of `page`.
         page: created by the caller, who also unlinks it.
         control_path: where the control socket is made.
+        control_gid: group whose members may ask the steward, too.
         on_ready: called once, when every child is ready or failed.
         release_in_child: closes, in a child, what the caller holds open and children must not.
         storage: the disk that the children share; None: each takes what it likes.
@@ -68,6 +69,7 @@ class Supervisor:
         patience: Patience,
         *,
         control_path: str,
+        control_gid: int | None = None,
         notifier: Notifier,
         on_ready: Callable[[], None],
         release_in_child: Callable[[], None],
@@ -97,7 +99,7 @@ class Supervisor:
         self._wakeup_reader, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._signals, selectors.EVENT_READ, self._take_signals)
         self._selector.register(self._wakeup_reader, selectors.EVENT_READ, self._take_wakeups)
-        self._control = ControlServer(control_path, self._selector, self._take_request)
+        self._control = ControlServer(control_path, self._selector, self._take_request, control_gid)
 
     def run(self) -> ExitCode:
         """Supervise until every child has ended, or failed for good."""
@@ -148,12 +150,12 @@ class Supervisor:
             self._steward_due_ns = 0
             self._steward.reload()
 
-    def _ask(self, request: control.Ask) -> control.Reply:
+    def _ask(self, request: control.Ask, uid: int) -> control.Reply:
         if self._steward is None:
             return control.Refused(reason="this node takes no such requests")
         self._steward_due_ns = 0
         try:
-            return control.Told(body=self._steward.answer(request.subject, request.body))
+            return control.Told(body=self._steward.answer(request.subject, request.body, uid))
         except ValueError as error:
             return control.Refused(reason=f"not understood: {error}")
 
@@ -164,7 +166,9 @@ class Supervisor:
         if self._coordination is not None:
             self._coordination.wake()
 
-    def _take_request(self, request: control.Request) -> control.Reply:
+    def _take_request(self, request: control.Request, uid: int) -> control.Reply:
+        if not isinstance(request, control.Ask) and not control.is_trusted(uid):
+            return control.Refused(reason=f"user {uid} may not do that: it is for the node's own user")
         match request:
             case control.Ping():
                 return control.Pong(pid=os.getpid())
@@ -177,7 +181,7 @@ class Supervisor:
             case control.Stop():
                 self._feed(StopRequested("control stop", at_once=True))
             case control.Ask():
-                return self._ask(request)
+                return self._ask(request, uid)
         return control.Accepted()
 
     def _look(self, now_ns: int) -> None:

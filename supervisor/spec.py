@@ -71,8 +71,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
 class Steward(Protocol):
     """What the node puts beside the supervisor, in its loop: nothing in it may take long."""
 
-    def answer(self, subject: str, body: bytes) -> bytes:
-        """The reply to a `control.Ask`. Raises ValueError: it is none that this understands."""
+    def answer(self, subject: str, body: bytes, uid: int) -> bytes:
+        """The reply to a `control.Ask` of a user, whoever that is. Raises ValueError: it is none that this understands."""
 
     def reload(self) -> None:
         """SIGHUP: read again what can be, and log what came of it."""

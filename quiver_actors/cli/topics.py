@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.consent import add_consent
-from quiver_actors.errors import ConfigError, UnknownTopic
+from quiver_actors.errors import ConfigError, NotRunning, UnknownTopic
 from quiver_actors.units import SECOND_NS, format_size, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -184,11 +184,16 @@ def _delete(arguments: argparse.Namespace) -> int:
     where = run_dir.find_run_dir(arguments)
     reply = list_topics(where)
     _topic_in(reply, arguments.topic)
-    status = take_status(where)
-    engines = [engine for engine in status.engines if engine.topic == arguments.topic]
-    subscribers = {each.subscriber for each in status.subscribers if each.topic == arguments.topic}
+    try:
+        status = take_status(where)
+    except NotRunning:
+        # It answered a moment ago: its figures are for its own user, and this is another one, who owns the topic.
+        engines, subscribers = [], set()
+    else:
+        engines = [engine for engine in status.engines if engine.topic == arguments.topic]
+        subscribers = {each.subscriber for each in status.subscribers if each.topic == arguments.topic}
     bundles = sum(engine.segment_bundles + engine.open_segment_bundles for engine in engines)
-    lost = f"{bundles:,} bundles and {len(subscribers)} subscribers"
+    lost = f"{bundles:,} bundles and {len(subscribers)} subscribers" if engines else "all its bundles and subscribers"
     if arguments.dry_run:
         if arguments.json:
             found = {"topic": arguments.topic, "bundles": bundles, "subscribers": sorted(subscribers)}

@@ -12,6 +12,7 @@ from quiver_actors.errors import ConfigError, QuiverError
 from quiver_actors.model import SlotTable
 from quiver_actors.units import GIB, KIB, MIB, parse_duration_ns, parse_size
 
+USERS_MAX = 256
 _SIZES = ((1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 _DURATIONS = (
     (86_400_000_000_000, "d"),
@@ -108,6 +109,8 @@ def _owner(value: Any) -> int:
 def _uids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise ValueError
+    if len(value) > USERS_MAX:
+        raise ConfigError(f"{len(value)} users are more than the {USERS_MAX} that one topic may name")
     return tuple(sorted({_uid(each) for each in value}))
 
 

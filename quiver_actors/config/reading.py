@@ -25,6 +25,8 @@ from quiver_actors.model import DEFAULT_TOPIC, check_id
 ENVIRONMENT_PREFIX = "QUIVER_"
 DEFAULT_ORIGIN = "default"
 _TOPICS = "topics"
+_KEY_CHARACTERS_MAX = 200
+"""Nothing that is meant looks like a longer one, and comparing takes time."""
 _NOT_OURS = re.compile(
     r"_SERVICE_(HOST|PORT.*)$|_PORT(_\d+_(TCP|UDP).*)?$|^QUIVER_(TEST|SIM|CRASH|FAULT)_|^QUIVER_(NODES|TOKEN)$"
 )
@@ -305,6 +307,8 @@ class _Reader:
 
 def nearest_key(wanted: str, known: Sequence[str]) -> str | None:
     """The key that was probably meant: one that looks alike, or the same name in another section."""
+    if len(wanted) > _KEY_CHARACTERS_MAX:
+        return None
     last = wanted.rpartition(".")[2]
     for key in known:
         if key.rpartition(".")[2] == last:

@@ -42,6 +42,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Can change while the node runs; otherwise it holds from the next start on, or, where `fixed`, never changes."""
     fixed: bool = False
     """Part of what a topic is: cannot change once the topic exists."""
+    operators: bool = False
+    """Only the node's own user sets it: it takes from other topics, or gives the topic away. The topic's owner sets the others."""
     also: str = ""
     """Another key under which it is accepted: what the design documents call it."""
 
@@ -112,6 +114,10 @@ _NODE = (
         about="Subscribers that one other user can be attached to on one worker.",
     ),
     Setting(
+        key="access.max_topics", field="access.max_topics", kind=INTEGER, scope=Scope.NODE, minimum=0, maximum=10_000,
+        about="Topics that one other user may own when it creates another one. 0: other users create none.",
+    ),
+    Setting(
         key="log.format", field="log.format", kind=TEXT, scope=Scope.NODE, live=False, choices=LOG_FORMATS,
         about="How log lines are written to stderr: human (key=value) or json (an object a line).",
     ),
@@ -138,15 +144,15 @@ _TOPIC = (
         about="Names of a bundle's slots and their ids. A push that does not fit is refused by name. Empty: the OTAP names, and any id.",
     ),
     Setting(
-        key="owner", field="owner_uid", kind=OWNER,
-        about="Who may change and delete the topic beside the node's user and root.",
+        key="owner", field="owner_uid", kind=OWNER, operators=True,
+        about="Who may use, change and delete the topic and drop or move its subscribers, beside the node's user and root.",
     ),
     Setting(
         key="allowed_uids", field="allowed_uids", kind=USERS,
         about="Other users that may push to the topic and subscribe to it.",
     ),
     Setting(
-        key="priority", field="priority", kind=INTEGER, minimum=-100, maximum=100,
+        key="priority", field="priority", kind=INTEGER, minimum=-100, maximum=100, operators=True,
         about="Topics of a higher priority are written, synced and delivered first in each turn of a worker.",
     ),
     Setting(
@@ -190,7 +196,7 @@ _TOPIC = (
         about="Most log files of one topic and core whose seal lags; pushes wait at it.",
     ),
     Setting(
-        key="retention.min_free", field="retention.min_free_bytes", kind=SIZE,
+        key="retention.min_free", field="retention.min_free_bytes", kind=SIZE, operators=True,
         about="Kept free on the file system: below it no new log is begun, pushes wait, everything else goes on.",
     ),
     Setting(
@@ -214,7 +220,7 @@ _TOPIC = (
         about="Near the size cap open segments are sealed early, so that they can be processed, or go.",
     ),
     Setting(
-        key="retention.quarantine_cap", field="retention.quarantine_cap_bytes", kind=SIZE,
+        key="retention.quarantine_cap", field="retention.quarantine_cap_bytes", kind=SIZE, operators=True,
         about="Most bytes of damaged files that one topic and core keeps in quarantine/: over it the oldest go, never the newest.",
     ),
 )  # fmt: skip

@@ -78,6 +78,10 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     def slot_table(self) -> SlotTable:
         return SlotTable(self.slots)
 
+    def may_use(self, uid: int) -> bool:
+        """Whether a user that is neither the node's own nor root may push to the topic and subscribe."""
+        return uid in self.allowed_uids or uid == self.owner_uid
+
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     format: str = "human"
@@ -87,13 +91,15 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What users other than the node's own may have; per user and worker."""
+    """What users other than the node's own may have; per user and, but for topics, worker."""
 
     group: str = ""
     """Whose members reach the sockets; empty: nobody but the node's user and root."""
     max_connections: int = 64
     max_arena_bytes: int = 512 * MIB
     max_subscribers: int = 64
+    max_topics: int = 0
+    """That it owns; 0: it creates none."""
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -121,7 +121,8 @@ def _table(heading: str, settings: Iterable[Setting], note: str = "") -> str:
 
 def _row(setting: Setting) -> str:
     change = "never" if setting.fixed else "live" if setting.live else "restart"
-    about = setting.about + (f" Also accepted as `{setting.also}`." if setting.also else "")
+    about = setting.about + (" Not for the topic's owner." if setting.operators else "")
+    about += f" Also accepted as `{setting.also}`." if setting.also else ""
     cells = (f"`{setting.key}`", f"`{setting.default_text}`", setting.expected, change, about)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

@@ -17,6 +17,7 @@ import msgspec
 
 from quiver_actors.checksum import crc32
 from quiver_actors.config import TopicSettings
+from quiver_actors.config.tree import NODE_USER
 from quiver_actors.disk.protocol import Disk, read_whole, write_atomically
 from quiver_actors.errors import ChecksumMismatch, DiskError, FormatError, InvalidFormat, UnsupportedVersion
 from quiver_actors.units import MIB
@@ -46,6 +47,7 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     incarnation: str
     asked_unix_ns: int
+    owner_uid: int = NODE_USER
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):

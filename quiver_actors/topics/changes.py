@@ -17,7 +17,7 @@ from quiver_actors.config.reading import Resolved, read_topic_values, with_value
 from quiver_actors.config.table import Scope, Setting, settings_of
 from quiver_actors.config.tree import NodeSettings, TopicSettings
 from quiver_actors.errors import ConfigError, TopicExists, UnknownTopic, UsageError
-from quiver_actors.model import DEFAULT_TOPIC, check_id
+from quiver_actors.model import DEAD_LETTER_SUFFIX, DEFAULT_TOPIC, check_id
 from quiver_actors.topics.catalogue import Catalogue, Deletion, Topic
 
 
@@ -90,7 +90,9 @@ def deleted(catalogue: Catalogue, resolved: Resolved, topic: str, now_unix_ns: i
             f"topic {topic!r} is in the configuration ([topics.{topic}]) and would be created again: take it out there, "
             "`quiver config reload`, then delete it"
         )
-    deletion = Deletion(topic=topic, incarnation=entry.incarnation, asked_unix_ns=now_unix_ns)
+    deletion = Deletion(
+        topic=topic, incarnation=entry.incarnation, asked_unix_ns=now_unix_ns, owner_uid=entry.settings.owner_uid
+    )
     topics = {name: each for name, each in catalogue.topics.items() if name != topic}
     return _next(catalogue, topics=topics, deletions=[*catalogue.deletions, deletion])
 
@@ -170,7 +172,7 @@ def origins(entry: Topic, resolved: Resolved) -> dict[str, str]:
 
 def _origin_of(topic: str, topics: Mapping[str, Topic]) -> str:
     """The topic whose dead letters this one holds: their slots and settings are the same."""
-    origin = topic.removesuffix("-dead")
+    origin = topic.removesuffix(DEAD_LETTER_SUFFIX)
     return origin if origin != topic and origin in topics else ""
 
 

@@ -27,6 +27,7 @@ from quiver_actors.model import check_id
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.topics import changes, requests
 from quiver_actors.topics.catalogue import Catalogue, Deletion, Topic, read_catalogue, write_catalogue
+from quiver_actors.topics.rights import Rights
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 
 ASIDE_PREFIX = ".deleted-"
@@ -83,15 +84,19 @@ class TopicKeeper:
 
     # --- what the supervisor's loop calls ----------------------------------------------------------------------------------
 
-    def answer(self, subject: str, body: bytes) -> bytes:
+    def answer(self, subject: str, body: bytes, uid: int) -> bytes:
         """See `supervisor.spec.Steward`: a `TopicReply` to a request; refusals are in it."""
         if subject != requests.SUBJECT:
             raise ValueError(f"subject {subject!r}, expected {requests.SUBJECT!r}")
-        request = msgspec.msgpack.decode(body, type=requests.Request)
         try:
-            return msgspec.msgpack.encode(self._carry_out(request))
+            request = msgspec.msgpack.decode(body, type=requests.Request)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"no request about topics: {error}") from error
+        rights = Rights(uid, os.geteuid())
+        try:
+            return msgspec.msgpack.encode(self._carry_out(request, rights))
         except QuiverError as error:
-            return msgspec.msgpack.encode(self._reply(code=error.code, error=str(error)))
+            return msgspec.msgpack.encode(self._reply(rights, code=error.code, error=str(error)))
 
     def reload(self) -> None:
         """See `supervisor.spec.Steward`."""
@@ -135,36 +140,53 @@ class TopicKeeper:
 
     # --- requests ------------------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, request: requests.Request) -> requests.TopicReply:
+    def _carry_out(self, request: requests.Request, rights: Rights) -> requests.TopicReply:
         now = time.time_ns()
         match request:
             case requests.List(after=after, limit=limit):
                 self._adopt()
-                return self._reply(islice((name for name in sorted(self.catalogue.topics) if name > after), limit))
+                return self._reply(rights, islice(self._seen(rights, after), max(0, limit)))
             case requests.Reload():
-                return self._reply(said=self.read_again())
-            case requests.Create(topic=topic, values=values):
+                rights.check_operator("reload the configuration")
+                return self._reply(rights, said=self.read_again())
+            case requests.Create(topic=topic, values=asked):
+                values = rights.creating(self.catalogue, topic, asked, self.settings.access.max_topics)
                 changed = changes.created(self.catalogue, self._resolved, topic, values, _incarnation(), now)
             case requests.Change(topic=topic, values=values, unset=unset):
                 self._adopt()
+                rights.check_change(self.catalogue, topic, [*values, *unset])
                 changed = changes.changed(self.catalogue, self._resolved, topic, values, unset)
             case requests.Delete(topic=topic):
                 self._adopt()
+                rights.check_delete(self.catalogue, topic)
                 changed = changes.deleted(self.catalogue, self._resolved, topic, now)
         self._keep(changed)
-        log_event(f"topic.{type(request).__name__.lower()}", {"topic": topic, "version": changed.version})
+        log_event(
+            f"topic.{type(request).__name__.lower()}", {"topic": topic, "version": changed.version, "uid": rights.uid}
+        )
         self._due_ns = 0
-        return self._reply([topic])
+        return self._reply(rights, [topic])
+
+    def _seen(self, rights: Rights, after: str) -> Iterator[str]:
+        """The topics that a user may see, by name, behind one of them."""
+        topics = self.catalogue.topics
+        return (name for name in sorted(topics) if name > after and rights.sees(topics[name].settings))
 
     def _reply(
-        self, names: Iterable[str] = (), *, said: list[str] | None = None, code: str = "", error: str = ""
+        self,
+        rights: Rights,
+        names: Iterable[str] = (),
+        *,
+        said: list[str] | None = None,
+        code: str = "",
+        error: str = "",
     ) -> requests.TopicReply:
         topics = {name: self.catalogue.topics[name] for name in names if name in self.catalogue.topics}
         return requests.TopicReply(
             version=self.catalogue.version,
             applied=self._applied(),
             topics=topics,
-            deletions=self.catalogue.deletions,
+            deletions=[deletion for deletion in self.catalogue.deletions if rights.sees_deletion(deletion)],
             said=said or [],
             origins={name: changes.origins(topic, self._resolved) for name, topic in topics.items()},
             code=code,

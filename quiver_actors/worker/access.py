@@ -19,11 +19,6 @@ from quiver_actors.worker.peer import Peer
 _ROOT_UID = 0
 
 
-def may_use(uid: int, topic: TopicSettings) -> bool:
-    """Whether a user that is not trusted may push to the topic and subscribe."""
-    return uid in topic.allowed_uids or uid == topic.owner_uid
-
-
 class Guest:
     """One connection of a user who is not trusted, and what it has of that user's quota. `leave` gives all of it back."""
 
@@ -44,7 +39,7 @@ class Guest:
             raise NotAllowed(f"user {self._uid} may not use topic {topic.name!r}")
 
     def may_use(self, topic: TopicSettings) -> bool:
-        return may_use(self._uid, topic)
+        return topic.may_use(self._uid)
 
     def check_owner(self, topic: TopicSettings, doing: str) -> None:
         """
@@ -109,7 +104,7 @@ class Access:
         """
         if peer.uid in self._trusted:
             return None
-        if not any(may_use(peer.uid, topic) for topic in topics):
+        if not any(topic.may_use(peer.uid) for topic in topics):
             raise NotAllowed(
                 f"user {peer.uid} may not use this node: an operator can name it in a topic's allowed_uids"
             )

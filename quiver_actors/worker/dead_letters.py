@@ -17,7 +17,7 @@ from quiver_actors.encoding.entries import lay_out, plan
 from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.engine import Engine
 from quiver_actors.errors import QuiverError
-from quiver_actors.model import ENVELOPE_SLOT
+from quiver_actors.model import DEAD_LETTER_SUFFIX, ENVELOPE_SLOT
 from quiver_actors.protocol.messages import Push, Terms
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.segment.reader import SegmentReader
@@ -36,14 +36,13 @@ POLL_NS = 2 * MILLISECOND_NS
 ROOM_POLL_NS = 100 * MILLISECOND_NS
 """The same while it has no room for one: that may last."""
 RETRY_NS = SECOND_NS
-SUFFIX = "-dead"
 
 
 def dead_letter_topic(topic: str, terms: Terms) -> str | None:
     """Where exhausted bundles of a subscriber with these terms go; None if nowhere."""
     if not terms.max_deliveries or terms.exhausted != "dead_letter":
         return None
-    return terms.dead_letter_topic or topic + SUFFIX
+    return terms.dead_letter_topic or topic + DEAD_LETTER_SUFFIX
 
 
 class LetterJob:

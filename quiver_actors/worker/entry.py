@@ -22,6 +22,7 @@ from quiver_actors.disk.protocol import Disk
 from quiver_actors.engine import Engine
 from quiver_actors.errors import QuiverError
 from quiver_actors.metrics.figures import WorkerState
+from quiver_actors.model import DEAD_LETTER_SUFFIX
 from quiver_actors.node import WorkerContext, group_of
 from quiver_actors.retention.pressure import Pressure
 from quiver_actors.supervisor.exitcodes import ChildExit
@@ -29,7 +30,6 @@ from quiver_actors.transactions.asking import OWN_LOG_NAME
 from quiver_actors.worker.access import Access
 from quiver_actors.worker.adoption import AdoptedCore, AdoptedTopics, Adoption, bring_back, cores_to_adopt
 from quiver_actors.worker.agenda import Agenda
-from quiver_actors.worker.dead_letters import SUFFIX
 from quiver_actors.worker.figures import FigurePublisher, tell_supervisor
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.journal import Journal
@@ -222,7 +222,7 @@ class Worker:
     def _open_dead_letters(self, topics: Topics) -> None:
         """Those that were made for the topics before, and that the catalogue does not know yet."""
         for topic in list(topics):
-            name = topic + SUFFIX
+            name = topic + DEAD_LETTER_SUFFIX
             if name not in topics and self._disk.exists(f"{name}/core_{self._context.core}"):
                 topics.open_like(name, topic)
 

@@ -296,7 +296,10 @@ class Requests:
         host.deliveries.unregister(session, message)
 
     def _seek(self, session: Session, message: Seek, now_ns: int) -> None:
-        self._host(message.topic, session).deliveries.seek(session, message)
+        host = self._host(message.topic, session)
+        if session.guest is not None:
+            session.guest.check_owner(host.engine.settings, "move subscribers")
+        host.deliveries.seek(session, message)
 
     def _credit(self, session: Session, message: Credit, now_ns: int) -> None:
         self._host(message.topic, session).deliveries.credit(session, message)

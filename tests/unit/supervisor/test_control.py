@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import struct
@@ -44,7 +45,8 @@ class Served:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _handle(self, request: control.Request) -> control.Reply:
+    def _handle(self, request: control.Request, uid: int) -> control.Reply:
+        assert uid == os.geteuid()
         self.requests.append(request)
         return control.Pong(pid=7) if isinstance(request, control.Ping) else control.Accepted()
 
