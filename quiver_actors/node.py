@@ -161,11 +161,7 @@ def run_node(
             on_ready=lambda: announce(ready_line(settings, keeper.catalogue.topics)),
             # The data directory's lock stays with the workers: while one of them lives, nobody else may open it.
             release_in_child=supervisor_lock.release,
-            storage=StorageSpec(
-                root=data_dir,
-                cap_bytes=lambda: keeper.settings.size_cap_bytes,
-                directories=lambda index: directories_of(data_dir, index, cores),
-            ),
+            storage=storage_spec(keeper, data_dir, cores),
             steward=AdoptionWatch(
                 keeper,
                 lambda: adopted_cores(data_dir, cores),
@@ -193,6 +189,15 @@ def topic_keeper(
         resolve=resolve or (lambda: Resolved.of(settings)),
         applied=lambda: topic_versions(shown[0], settings.cores) if shown else {},
         announce=announce,
+    )
+
+
+def storage_spec(keeper: TopicKeeper, data_dir: str, cores: int) -> StorageSpec:
+    """The disk that the workers share."""
+    return StorageSpec(
+        root=data_dir,
+        cap_bytes=lambda: keeper.settings.size_cap_bytes,
+        directories=lambda index: directories_of(data_dir, index, cores),
     )
 
 

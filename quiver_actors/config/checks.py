@@ -11,34 +11,43 @@ from quiver_actors.config.kinds import size_text
 from quiver_actors.config.tree import NodeSettings, TopicSettings
 
 CAP_SEGMENTS_MIN = 4
-Check = Callable[[NodeSettings], Iterator[str]]
+Conflict = tuple[str, str]
+"""The whole key that is at fault, and what is wrong."""
+Check = Callable[[NodeSettings], Iterator[Conflict]]
 
 
-def contradictions(settings: NodeSettings) -> list[str]:
-    """What cannot work, a line each; empty if all can."""
+def conflicts(settings: NodeSettings) -> list[Conflict]:
+    """What cannot work; empty if all can."""
     return [problem for check in CHECKS for problem in check(settings)]
 
 
-def _logs_hold_a_segment(settings: NodeSettings) -> Iterator[str]:
+def contradictions(settings: NodeSettings) -> list[str]:
+    """The same, a line each."""
+    return [f"key '{key}': {message}" for key, message in conflicts(settings)]
+
+
+def _logs_hold_a_segment(settings: NodeSettings) -> Iterator[Conflict]:
     """An open segment lives in its log: the logs must have room for one that is open and one that is being sealed."""
     for place, topic in _topics(settings):
         needed = 2 * topic.segment.target_size_bytes
         if topic.wal.max_size_bytes < needed:
             yield (
-                f"key '{place}wal.max_size': {size_text(topic.wal.max_size_bytes)} is less than two segments of "
-                f"{size_text(topic.segment.target_size_bytes)} (segment.target_size); expected at least {size_text(needed)}"
+                f"{place}wal.max_size",
+                f"{size_text(topic.wal.max_size_bytes)} is less than two segments of "
+                f"{size_text(topic.segment.target_size_bytes)} (segment.target_size); expected at least {size_text(needed)}",
             )
 
 
-def _cap_holds_the_logs(settings: NodeSettings) -> Iterator[str]:
+def _cap_holds_the_logs(settings: NodeSettings) -> Iterator[Conflict]:
     """Each worker needs room for a log that takes entries and the next one, of its largest topic, or nothing can be taken at all."""
     largest = max(topic.segment.target_size_bytes for _, topic in _topics(settings))
     needed = CAP_SEGMENTS_MIN * largest * max(1, settings.cores)
     if 0 < settings.size_cap_bytes < needed:
         yield (
-            f"key 'retention.size_cap': {size_text(settings.size_cap_bytes)} is less than {CAP_SEGMENTS_MIN} segments of "
+            "retention.size_cap",
+            f"{size_text(settings.size_cap_bytes)} is less than {CAP_SEGMENTS_MIN} segments of "
             f"{size_text(largest)} (segment.target_size) for each of {max(1, settings.cores)} workers; expected 0 (no cap) or at "
-            f"least {size_text(needed)}"
+            f"least {size_text(needed)}",
         )
 
 

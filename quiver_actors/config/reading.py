@@ -1,7 +1,8 @@
 """From a file, the environment and flags to one checked tree of settings, and where each value came from. Pure but for `load`.
 
 Layers, the later one wins: defaults, the TOML file, `QUIVER_SECTION__KEY` in the environment, flags. All problems of all layers are
-found in one pass; each names its place, the key, what was expected and, for an unknown key, the nearest one that exists.
+found in one pass; each names its place (file and line, variable or flag), the key, what was expected and, for an unknown key, the nearest
+one that exists.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from quiver_actors.config.checks import contradictions
+from quiver_actors.config.checks import conflicts, contradictions
+from quiver_actors.config.lines import KeyPath, lines_of
 from quiver_actors.config.table import SETTINGS, Scope, Setting, settings_of, value_at
 from quiver_actors.config.tree import NodeSettings, TopicSettings
 from quiver_actors.errors import ConfigError, QuiverError
@@ -42,6 +45,9 @@ class Entry(msgspec.Struct, frozen=True):
     value: Any
     origin: str
     """`file quiver.toml`, `environment QUIVER_CORES`, `flag --cores`."""
+
+    path: KeyPath = ()
+    """As it is written where it was given; empty: as `place` says."""
 
     @property
     def place(self) -> str:
@@ -114,7 +120,8 @@ def examine(
     """
     reader = _Reader()
     if path is not None:
-        reader.read_document(_read_file(path), f"file {path}")
+        text = _read_file(path)
+        reader.read_document(_parsed(text, path), f"file {path}", text)
     reader.read_environment(os.environ if environment is None else environment)
     for key, value in (overrides or {}).items():
         if value is not None:
@@ -159,7 +166,8 @@ def read_topic_values(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         reader.read_path((_TOPICS, DEFAULT_TOPIC, *key.split(".")), value, "", is_text=isinstance(value, str))
     if reader.problems:
-        raise ConfigError("\n".join(reader.problems).replace(f"{_TOPICS}.{DEFAULT_TOPIC}.", ""))
+        said = "\n".join(map(str, reader.problems))
+        raise ConfigError(said.replace(f"{_TOPICS}.{DEFAULT_TOPIC}.", ""))
     return {entry.setting.key: entry.value for entry in reader.entries.values()}
 
 
@@ -178,17 +186,33 @@ def with_values(base: Any, values: Mapping[str, Any]) -> Any:
     return msgspec.structs.replace(base, **plain)
 
 
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    path: KeyPath
+    message: str
+    origin: str
+    colon: str = ":"
+    written: KeyPath = ()
+    """The key in the file, where it is another one: that of all topics."""
+
+    def __str__(self) -> str:
+        return f"{self.origin}{': ' if self.origin else ''}key '{'.'.join(self.path)}'{self.colon} {self.message}"
+
+
 class _Reader:
     """Gathers entries and problems, layer by layer."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
-        self.problems: list[str] = []
+        self.problems: list[_Problem] = []
         self._topics: list[str] = [DEFAULT_TOPIC]
+        self._file = ("", "")
+        """Origin and text."""
 
     # --- layers ----------------------------------------------------------------------------------------------------------
 
-    def read_document(self, document: Mapping[str, Any], origin: str) -> None:
+    def read_document(self, document: Mapping[str, Any], origin: str, text: str = "") -> None:
+        self._file = (origin, text)
         for key, value in document.items():
             self.read_path((key,), value, origin)
 
@@ -207,7 +231,7 @@ class _Reader:
         known = self._known(topic)
         key = ".".join(inner)
         if key in known:
-            self.read_value(topic, known[key], value, origin, is_text=is_text)
+            self.read_value(topic, known[key], value, origin, is_text=is_text, path=path)
         elif (
             path == (_TOPICS,) or (len(path) == 2 and path[0] == _TOPICS) or any(k.startswith(f"{key}.") for k in known)
         ):
@@ -216,22 +240,30 @@ class _Reader:
             self._refuse_unknown(path, topic, known, origin)
 
     def read_value(
-        self, topic: str | None, setting: Setting, value: Any, origin: str, *, is_text: bool = False
+        self,
+        topic: str | None,
+        setting: Setting,
+        value: Any,
+        origin: str,
+        *,
+        is_text: bool = False,
+        path: KeyPath = (),
     ) -> None:
-        entry = Entry(topic, setting, value, origin)
+        path = path or (setting.key,)
         try:
             raw = setting.kind.from_text(value) if is_text else value
             read = setting.kind.read(raw)
         except (ConfigError, ValueError) as error:
             reason = f": {error}" if isinstance(error, ConfigError) else f"; expected {setting.expected}"
-            self._refuse(entry.place, f"{value!r} is not what was expected ({setting.kind.name}){reason}", origin)
+            self._refuse(path, f"{value!r} is not what was expected ({setting.kind.name}){reason}", origin)
             return
         if setting.choices and read not in setting.choices:
-            self._refuse(entry.place, f"{read!r} is unknown; expected {setting.expected}", origin)
+            self._refuse(path, f"{read!r} is unknown; expected {setting.expected}", origin)
         elif not _is_within(read, setting):
-            self._refuse(entry.place, f"{value!r} is out of range; expected {setting.expected}", origin)
+            self._refuse(path, f"{value!r} is out of range; expected {setting.expected}", origin)
         else:
-            self.entries[entry.place] = Entry(topic, setting, read, origin)
+            entry = Entry(topic, setting, read, origin, path)
+            self.entries[entry.place] = entry
 
     # --- private ---------------------------------------------------------------------------------------------------------
 
@@ -253,13 +285,13 @@ class _Reader:
         place = ".".join(path)
         if not isinstance(value, Mapping):
             example = f"{place}.clicks" if path == (_TOPICS,) else place
-            self._refuse(place, f"expected a table such as [{example}]", origin)
+            self._refuse(path, f"expected a table such as [{example}]", origin)
             return
         if len(path) == 2 and path[0] == _TOPICS:
             try:
                 check_id("topic", path[1])
             except QuiverError as error:
-                self._refuse(place, str(error), origin)
+                self._refuse(path, str(error), origin)
                 return
             if path[1] not in self._topics:
                 self._topics.append(path[1])
@@ -274,10 +306,10 @@ class _Reader:
         sections = {key.partition(".")[0] for key in known if "." in key} | ({_TOPICS} if topic is None else set())
         near = nearest_key(wanted, [*known, *sorted(sections)])
         hint = f"did you mean '{prefix}{near}'?" if near else f"known keys: {', '.join(sorted(known))}"
-        self._refuse(".".join(path), f"is unknown; {hint}", origin, colon="")
+        self._refuse(path, f"is unknown; {hint}", origin, colon="")
 
-    def _refuse(self, place: str, message: str, origin: str, *, colon: str = ":") -> None:
-        self.problems.append(f"{origin}{': ' if origin else ''}key '{place}'{colon} {message}")
+    def _refuse(self, path: KeyPath, message: str, origin: str, *, colon: str = ":") -> None:
+        self.problems.append(_Problem(path, message, origin, colon))
 
     def finish(self) -> tuple[Resolved | None, list[str]]:
         """The tree of all entries, checked against itself."""
@@ -285,11 +317,30 @@ class _Reader:
             if entry.topic is not None and entry.topic not in self._topics:
                 self._topics.append(entry.topic)
         if self.problems:
-            return None, self.problems
+            return None, self._told(self.problems)
         base: TopicSettings = with_values(TopicSettings(), self._fields(None, Scope.TOPIC))
         settings = self._build(base)
-        problems = contradictions(settings)
-        return (None, problems) if problems else (Resolved(settings, self.entries, base), [])
+        if found := conflicts(settings):
+            return None, self._told([self._at_fault(key, message) for key, message in found])
+        return Resolved(settings, self.entries, base), []
+
+    def _at_fault(self, key: str, message: str) -> _Problem:
+        """A contradiction, blamed on who gave the value: for the topic, or for all of them."""
+        path = tuple(key.split("."))
+        for place in (path, path[2:]):
+            if entry := self.entries.get(".".join(place)):
+                return _Problem(path, message, entry.origin, written=entry.path)
+        return _Problem(path, message, "")
+
+    def _told(self, problems: list[_Problem]) -> list[str]:
+        """In words, those of the file with their lines."""
+        origin, text = self._file
+        lines = lines_of(text)
+        told = []
+        for problem in problems:
+            line = lines.get(problem.written or problem.path) if problem.origin == origin else None
+            told.append(str(problem if line is None else replace(problem, origin=f"{origin}, line {line}")))
+        return told
 
     def _build(self, base: TopicSettings) -> NodeSettings:
         node = self._fields(None, Scope.NODE)
@@ -329,14 +380,21 @@ def _setting_of(key: str) -> Setting:
     return next(setting for setting in SETTINGS if setting.key == key)
 
 
-def _read_file(path: str) -> dict[str, Any]:
+def _read_file(path: str) -> str:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"config file {path!r} cannot be read: {error.strerror}; name a readable file with --config"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config file {path!r} is not UTF-8: {error}") from error
+
+
+def _parsed(text: str, path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config file {path!r} is not TOML: {error}") from error
 
 

@@ -119,10 +119,49 @@ def test_all_problems_are_found_at_once(tmp_path: Path) -> None:
     resolved, problems = examine(str(path), environment={"QUIVER_CORES": "none"})
     assert resolved is None
     assert [problem.partition(": ")[0] for problem in problems] == [
-        f"file {path}",
-        f"file {path}",
+        f"file {path}, line 1",
+        f"file {path}, line 2",
         "environment QUIVER_CORES",
     ]
+
+
+def test_problems_of_the_file_name_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "quiver.toml"
+    path.write_text(
+        """# a comment
+cores = "two"
+
+[segment]
+target_size = "32MiB"
+targetsize = "1MiB"   # twice
+[topics.clicks]
+allowed_uids = [
+    1,
+    -2,
+]
+wal.flush_intervall = "25ms"
+slots = {page = 99}
+"""
+    )
+    _, problems = examine(str(path), environment={})
+    assert [problem.split("key '")[1].split("'")[0] for problem in problems] == [
+        "cores",
+        "segment.targetsize",
+        "topics.clicks.allowed_uids",
+        "topics.clicks.wal.flush_intervall",
+        "topics.clicks.slots",
+    ]
+    assert [problem.partition(": ")[0].rpartition(" ")[2] for problem in problems] == ["2", "6", "8", "12", "13"]
+    assert "did you mean 'topics.clicks.wal.flush_interval'?" in problems[3]
+
+
+def test_contradictions_are_blamed_on_the_line_or_variable_that_gave_the_value(tmp_path: Path) -> None:
+    path = tmp_path / "quiver.toml"
+    path.write_text("cores = 2\n\n[wal]\nmax_size = '40MiB'\n[topics.a.segment]\ntarget_size = '8MiB'\n")
+    _, problems = examine(str(path), environment={})
+    assert [problem.partition(": ")[0] for problem in problems] == [f"file {path}, line 4"]
+    _, problems = examine(str(path), environment={"QUIVER_WAL__MAX_SIZE": "4GiB", "QUIVER_RETENTION__SIZE_CAP": "1MiB"})
+    assert [problem.partition(": ")[0] for problem in problems] == ["environment QUIVER_RETENTION__SIZE_CAP"]
 
 
 def test_a_setting_of_a_topic_is_read_from_text() -> None:
