@@ -14,6 +14,8 @@ import time
 from typing import TYPE_CHECKING
 
 from quiver_actors.cli import run_dir
+from quiver_actors.cli.json_document import print_json
+from quiver_actors.cli.progress_bar import StatusLine
 from quiver_actors.errors import NotRunning
 from quiver_actors.supervisor.exitcodes import ChildExit, describe_wait_status
 from quiver_actors.units import SECOND_NS, format_duration, parse_duration_ns
@@ -77,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     timeout_ns = parse_duration_ns(arguments.timeout)
     started_ns = time.monotonic_ns()
     _ask(where, "stop intake")
-    backlog = _wait_resolved(where, started_ns + timeout_ns)
+    with StatusLine() as line:
+        backlog = _wait_resolved(where, started_ns + timeout_ns, line)
     waited_ns = time.monotonic_ns() - started_ns
     _tell_staged(where)
     stays = arguments.keep_behind and not backlog.is_empty
@@ -108,7 +111,7 @@ def _ask(where: str, wish: str) -> None:
         raise ControlError(f"the supervisor of {where} does not {wish}: {reply}; is it of another version?")
 
 
-def _wait_resolved(where: str, deadline_ns: int) -> Backlog:
+def _wait_resolved(where: str, deadline_ns: int, line: StatusLine) -> Backlog:
     """Wait until nothing is left to do; returns what is left when the time is over.
 
     Raises:
@@ -124,6 +127,7 @@ def _wait_resolved(where: str, deadline_ns: int) -> Backlog:
         backlog = backlog_of(status)
         if backlog.is_empty or time.monotonic_ns() >= deadline_ns:
             return backlog
+        line.say(f"waiting for {len(backlog.lines())}: {backlog.lines()[0]}")
         time.sleep(_LOOK_INTERVAL_SECONDS)
 
 
@@ -171,7 +175,7 @@ def _report(backlog: Backlog, waited_ns: int, stays: bool, bad_exits: list[str],
             "problems": bad_exits,
             **msgspec.to_builtins(backlog),
         }
-        print(msgspec.json.encode(document).decode(), flush=True)
+        print_json(document)
         return
     for line in [*backlog.lines(), *bad_exits]:
         print(f"quiver: {line}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A bar on stderr for work that takes long: only on a terminal, gone when the work is done."""
+"""A bar or a line on stderr for what takes long: only on a terminal, gone when it is done."""
 
 from __future__ import annotations
 
@@ -11,6 +11,31 @@ from quiver_actors.units import format_size
 
 _WIDTH = 30
 _REDRAW_SECONDS = 0.1
+
+
+class StatusLine:
+    """What is known meanwhile of work whose length is not. Draws nothing where `stream` is no terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._is_shown = self._stream.isatty()
+        self._drawn_at = 0.0
+
+    def say(self, text: str) -> None:
+        if self._is_shown and time.monotonic() - self._drawn_at >= _REDRAW_SECONDS:
+            self._drawn_at = time.monotonic()
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._drawn_at:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
 
 
 class ProgressBar:

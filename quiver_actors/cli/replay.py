@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quiver_actors.cli import confirm, run_dir
+from quiver_actors.cli.json_document import print_json
+from quiver_actors.cli.progress_bar import StatusLine
 
 if TYPE_CHECKING:
     from quiver_actors.client import Client
@@ -52,25 +54,30 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.dry_run:
             report = count_letters(client, arguments.topic, wants)
         elif arguments.yes or _agrees(arguments, client, wants):
-            report = replay(client, arguments.topic, wants)
+            with StatusLine() as line:
+                report = replay(
+                    client, arguments.topic, wants, lambda now: line.say(f"{_sent(now):,} bundles sent back")
+                )
         else:
             report = ReplayReport()
     _show(report, arguments)
     return 1 if report.failed else 0
 
 
+def _sent(report: ReplayReport) -> int:
+    return sum(report.replayed.values())
+
+
 def _agrees(arguments: argparse.Namespace, client: Client, wants: Callable[[Origin], bool]) -> bool:
     from quiver_actors.client.replay import count_letters
 
     report = count_letters(client, arguments.topic, wants)
-    letters = sum(report.replayed.values())
+    letters = _sent(report)
     return letters == 0 or confirm.is_confirmed(arguments, f"Send {letters:,} bundles back to their topics?")
 
 
 def _show(report: ReplayReport, arguments: argparse.Namespace) -> None:
     if arguments.json:
-        import msgspec
-
         document = {
             "dry_run": arguments.dry_run,
             "replayed": [
@@ -82,7 +89,7 @@ def _show(report: ReplayReport, arguments: argparse.Namespace) -> None:
             "failed": report.failed,
             "error": report.error,
         }
-        print(msgspec.json.encode(document).decode())
+        print_json(document)
         return
     verb = "would send" if arguments.dry_run else "sent"
     for key, count in sorted(report.replayed.items()):

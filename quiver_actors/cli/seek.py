@@ -7,6 +7,7 @@ import datetime
 from typing import TYPE_CHECKING
 
 from quiver_actors.cli import confirm, run_dir
+from quiver_actors.cli.json_document import print_json
 from quiver_actors.errors import UsageError
 from quiver_actors.model import DEFAULT_TOPIC, BundleId
 
@@ -83,9 +84,7 @@ def parse_position(text: str, topic: str) -> Start:
 
 def _show(report: SeekReport, is_done: bool, arguments: argparse.Namespace) -> None:
     if arguments.json:
-        import msgspec
-
-        print(msgspec.json.encode({"done": is_done, "skipped": report.skipped, "again": report.again}).decode())
+        print_json({"done": is_done, "skipped": report.skipped, "again": report.again})
         return
     skips, gets = ("skips", "gets") if is_done else ("would skip", "would get")
     who = f"subscriber {arguments.subscriber} of topic {arguments.topic}"

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quiver_actors.cli import run_dir
+from quiver_actors.cli.watch import add_watch, watching
 from quiver_actors.errors import NotRunning
 from quiver_actors.units import parse_duration_ns
 
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-WATCH_SECONDS = 2.0
 _WAIT_INTERVAL_SECONDS = 0.05
-_CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 _DESCRIPTION = """\
 Show workers, topics, subscribers, shared memory and last errors, the worst first. Reads the counters page alone, so it answers
@@ -59,11 +58,9 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run_dir.add_options(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object; with --watch one a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument(
-        "--watch", metavar="SECONDS", nargs="?", type=_positive, const=WATCH_SECONDS, help="show again and again (2 s)"
-    )
+    add_watch(mode)
     mode.add_argument(
         "--check", choices=("ready", "healthy"), help="print nothing but what is wrong; see the exit codes"
     )
@@ -79,28 +76,14 @@ def run(arguments: argparse.Namespace) -> int:
         return _check(where, arguments.check, arguments.json)
     if arguments.wait:
         return _wait(where, arguments.wait, parse_duration_ns(arguments.timeout), arguments.json)
-    if arguments.watch is not None:
-        return _watch(where, arguments.watch, arguments.json)
-    return _show_once(where, arguments.json)
-
-
-def _positive(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return seconds
+    looker = _Looker(where, arguments.json)
+    return watching(arguments, looker.look)
 
 
 def _take(where: str) -> StatusView:
     from quiver_actors.cli.status_view import take_status
 
     return take_status(where)
-
-
-def _show_once(where: str, as_json: bool) -> int:
-    status = _take(where)
-    _show(status, as_json)
-    return StatusExit.OK if status.node.running else StatusExit.NOT_RUNNING
 
 
 def _check(where: str, wanted: str, as_json: bool) -> int:
@@ -134,31 +117,22 @@ def _wait(where: str, wanted: str, timeout_ns: int, as_json: bool) -> int:
     return StatusExit.OK
 
 
-def _watch(where: str, interval_seconds: float, as_json: bool) -> int:
-    previous: StatusView | None = None
-    try:
-        while True:
-            previous = _watch_once(where, as_json, previous)
-            time.sleep(interval_seconds)
-    except KeyboardInterrupt:
-        return StatusExit.OK
+class _Looker:
+    """Look after look: each after the first says what the workers' processor time was since the one before."""
 
+    def __init__(self, where: str, as_json: bool) -> None:
+        self._where = where
+        self._as_json = as_json
+        self._previous: StatusView | None = None
 
-def _watch_once(where: str, as_json: bool, previous: StatusView | None) -> StatusView | None:
-    try:
-        status = _take(where)
-    except NotRunning as error:
-        # It may be started, or started again, while somebody watches.
-        print(f"quiver: {error}", file=sys.stderr)
-        return None
-    if previous is not None:
-        _use_since(status, previous)
-    if sys.stdout.isatty() and not as_json:
-        print(_CLEAR_SCREEN, end="")
-    _show(status, as_json)
-    if not as_json and not sys.stdout.isatty():
-        print(flush=True)
-    return status
+    def look(self) -> int:
+        """Raises NotRunning where there is nothing to show."""
+        previous, self._previous = self._previous, None
+        status = self._previous = _take(self._where)
+        if previous is not None:
+            _use_since(status, previous)
+        _show(status, self._as_json)
+        return StatusExit.OK if status.node.running else StatusExit.NOT_RUNNING
 
 
 def _use_since(status: StatusView, previous: StatusView) -> None:

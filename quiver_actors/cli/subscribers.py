@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from quiver_actors.cli import replay, run_dir, seek
 from quiver_actors.cli.consent import add_consent
+from quiver_actors.cli.json_document import print_json
+from quiver_actors.cli.watch import add_watch, watching
 from quiver_actors.errors import NotRunning, UnknownSubscriber, UsageError
 
 if TYPE_CHECKING:
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from quiver_actors.cli.status_view import StatusView
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-SCHEMA_VERSION = 1
 
 _EPILOG = """\
 exit codes:
@@ -52,7 +52,11 @@ def add_parser(subparsers: Subparsers) -> None:
     listing.add_argument("--json", action="store_true", help="one JSON object, with one for each subscriber and core")
     lag = _add(commands, "lag", "bundles that each subscriber has not resolved yet, sealed or not", _lag)
     lag.add_argument("subscriber", nargs="?", help="only this one")
-    lag.add_argument("--max", metavar="BUNDLES", type=int, help="exit code 4 if some subscriber is further behind")
+    once_or_again = lag.add_mutually_exclusive_group()
+    once_or_again.add_argument(
+        "--max", metavar="BUNDLES", type=int, help="exit code 4 if some subscriber is further behind"
+    )
+    add_watch(once_or_again)
     lag.add_argument("--json", action="store_true", help="one JSON object, with one for each subscriber")
     orphans = _add(commands, "orphans", "subscribers that no consumer is connected to", _orphans)
     orphans.add_argument("--json", action="store_true", help="one JSON object, with one for each subscriber")
@@ -60,6 +64,9 @@ def add_parser(subparsers: Subparsers) -> None:
     drop.add_argument("subscriber")
     drop.add_argument("--force", action="store_true", help="also when consumers are connected")
     add_consent(drop)
+    drop.add_argument("--json", action="store_true", help="one JSON object that says what was done")
+    for looking in (listing, orphans):
+        add_watch(looking)
     seek.add_parser(commands)
     replay.add_parser(commands)
 
@@ -75,6 +82,10 @@ def _add(
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    return watching(arguments, lambda: _look_at_all(arguments))
+
+
+def _look_at_all(arguments: argparse.Namespace) -> int:
     from quiver_actors.cli.status_table import render_subscribers
 
     status = _look(arguments)
@@ -84,6 +95,10 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _lag(arguments: argparse.Namespace) -> int:
+    return watching(arguments, lambda: _look_at_lag(arguments))
+
+
+def _look_at_lag(arguments: argparse.Namespace) -> int:
     found = [each for each in _summed(arguments) if arguments.subscriber in (None, each.subscriber)]
     if arguments.subscriber is not None and not found:
         raise _unknown(arguments.subscriber, arguments.topic)
@@ -93,6 +108,10 @@ def _lag(arguments: argparse.Namespace) -> int:
 
 
 def _orphans(arguments: argparse.Namespace) -> int:
+    return watching(arguments, lambda: _look_at_orphans(arguments))
+
+
+def _look_at_orphans(arguments: argparse.Namespace) -> int:
     found = [each for each in _summed(arguments) if not each.connections]
     _show(found, _render(found), as_json=arguments.json)
     return SubscribersExit.OK
@@ -112,9 +131,7 @@ def _drop(arguments: argparse.Namespace) -> int:
             "connected; stop them, or drop it all the same with --force"
         )
     if arguments.dry_run:
-        owed = f"{wanted.lag_bundles:,} bundles it is owed"
-        print(f"quiver: would drop subscriber {wanted.subscriber} of topic {wanted.topic} and the {owed}")
-        return SubscribersExit.OK
+        return _say_dropped(arguments, wanted, wanted.lag_bundles)
     # Imported here: the client loads pyarrow, which no other command needs.
     from quiver_actors.client import connect
 
@@ -122,9 +139,18 @@ def _drop(arguments: argparse.Namespace) -> int:
         # Not what the figures said a moment ago decides about consumers: the workers do.
         drop = client.unsubscribe if arguments.force else client.drop_orphan
         bundles = drop(wanted.subscriber, topic=wanted.topic)
-    print(
-        f"quiver: dropped subscriber {wanted.subscriber} of topic {wanted.topic} and the {bundles:,} bundles it was owed"
-    )
+    return _say_dropped(arguments, wanted, bundles)
+
+
+def _say_dropped(arguments: argparse.Namespace, dropped: BehindView, bundles: int) -> int:
+    if arguments.json:
+        found = {"topic": dropped.topic, "subscriber": dropped.subscriber, "bundles": bundles}
+        print_json({"dry_run": arguments.dry_run, **found})
+    else:
+        done = "would drop" if arguments.dry_run else "dropped"
+        print(
+            f"quiver: {done} subscriber {dropped.subscriber} of topic {dropped.topic} and {bundles:,} bundles it is owed"
+        )
     return SubscribersExit.OK
 
 
@@ -157,8 +183,6 @@ def _render(found: Sequence[BehindView]) -> str:
 
 def _show(found: Sequence[object], text: str, *, as_json: bool) -> None:
     if as_json:
-        import msgspec
-
-        print(msgspec.json.encode({"schema_version": SCHEMA_VERSION, "subscribers": found}).decode())
+        print_json({"subscribers": found})
     elif text:
         print(text)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.consent import add_consent
+from quiver_actors.cli.json_document import print_json
+from quiver_actors.cli.watch import add_watch, watching
 from quiver_actors.errors import ConfigError, NotRunning, UnknownTopic
 from quiver_actors.units import SECOND_NS, format_size, parse_duration_ns
 
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from quiver_actors.topics.requests import Request, TopicReply
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-SCHEMA_VERSION = 1
 
 _EXIT_CODES = """
 exit codes:
@@ -82,7 +82,9 @@ def _add(commands: Subparsers, name: str, summary: str, run: Any, example: str) 
     )
     run_dir.add_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    if name not in ("list", "show"):
+    if name in ("list", "show"):
+        add_watch(parser)
+    else:
         parser.add_argument(
             "--timeout", metavar="DURATION", default="30s", help="how long to wait for the workers (30s)"
         )
@@ -91,6 +93,10 @@ def _add(commands: Subparsers, name: str, summary: str, run: Any, example: str) 
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    return watching(arguments, lambda: _look_at_all(arguments))
+
+
+def _look_at_all(arguments: argparse.Namespace) -> int:
     from quiver_actors.topics.requests import list_topics
 
     reply = list_topics(run_dir.find_run_dir(arguments))
@@ -124,6 +130,10 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    return watching(arguments, lambda: _look_at_one(arguments))
+
+
+def _look_at_one(arguments: argparse.Namespace) -> int:
     from quiver_actors.config.table import Scope, settings_of, value_at
     from quiver_actors.topics.requests import list_topics
 
@@ -242,7 +252,4 @@ def _as_json(name: str, topic: Topic, reply: TopicReply) -> dict[str, Any]:
 
 
 def _print_json(reply: TopicReply, document: dict[str, Any]) -> None:
-    import msgspec
-
-    whole = {"schema_version": SCHEMA_VERSION, "version": reply.version, "applied": reply.applied, **document}
-    print(msgspec.json.encode(whole).decode())
+    print_json({"version": reply.version, "applied": reply.applied, **document})

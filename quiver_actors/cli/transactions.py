@@ -6,7 +6,6 @@ Talks to the workers: what they hold is not in the counters page one by one.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.consent import add_consent
+from quiver_actors.cli.json_document import print_json
+from quiver_actors.cli.watch import add_watch, watching
 from quiver_actors.errors import UsageError
 from quiver_actors.supervisor.exitcodes import ExitCode
 from quiver_actors.units import SECOND_NS, format_size
@@ -41,8 +42,6 @@ _HEADINGS = (
 )
 _TEXT_COLUMNS = (0, 2, 6, 12)
 
-SCHEMA_VERSION = 1
-
 
 class _Staged(NamedTuple):
     topic: str
@@ -59,7 +58,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = _add(commands, "list", "what is staged on this node, oldest first", _list)
-    listing.add_argument("--json", action="store_true", help="one JSON object, with one for each stage")
+    add_watch(listing)
     publish = _add(
         commands, "publish", "make the prepared bundles of a transaction visible, as its driver has decided", _publish
     )
@@ -78,17 +77,22 @@ def _add(
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
     run_dir.add_options(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
     return parser
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    return watching(arguments, lambda: _look_at_all(arguments))
+
+
+def _look_at_all(arguments: argparse.Namespace) -> int:
     with _connect(arguments) as client:
         found = sorted(_staged(client), key=lambda each: each.info.begun_unix_ns)
     now_ns = time.time_ns()
     if arguments.json:
         stages = [_as_json(each, now_ns) for each in found]
-        print(json.dumps({"schema_version": SCHEMA_VERSION, "stages": stages}, indent=2))
+        print_json({"stages": stages})
     elif found:
         _print_table([_row(each, now_ns) for each in found])
     else:
@@ -108,7 +112,10 @@ def _publish(arguments: argparse.Namespace) -> int:
         here = {(each.incarnation, each.info.number) for each in found}
         tokens = [token for token in decision.tokens if (token.incarnation, token.number) in here]
         client.publish(tokens)
-    print(f"quiver: published {len(tokens)} of {len(found)} stages of transaction {arguments.transaction}")
+    if arguments.json:
+        print_json({"transaction": arguments.transaction, "published": len(tokens), "stages": len(found)})
+    else:
+        print(f"quiver: published {len(tokens)} of {len(found)} stages of transaction {arguments.transaction}")
     return ExitCode.CLEAN
 
 
@@ -118,8 +125,7 @@ def _drop(arguments: argparse.Namespace) -> int:
     with _connect(arguments) as client:
         found = _of_transaction(client, arguments.transaction)
         if arguments.dry_run:
-            print(f"quiver: would decide against transaction {arguments.transaction} and drop {len(found)} stages")
-            return ExitCode.CLEAN
+            return _say_dropped(arguments, len(found))
         try:
             decision = _abort(client, arguments, found)
         except DecisionUnavailable as error:
@@ -132,7 +138,15 @@ def _drop(arguments: argparse.Namespace) -> int:
             raise UsageError(f"transaction {arguments.transaction!r} was committed: publish it, it cannot be dropped")
         for each in found:
             client.drop_stages(each.topic, each.core, each.incarnation, [each.info.number], "dropped by an operator")
-    print(f"quiver: dropped {len(found)} stages of transaction {arguments.transaction}")
+    return _say_dropped(arguments, len(found))
+
+
+def _say_dropped(arguments: argparse.Namespace, stages: int) -> int:
+    if arguments.json:
+        print_json({"transaction": arguments.transaction, "dry_run": arguments.dry_run, "dropped": stages})
+    else:
+        done = "would decide against it and drop" if arguments.dry_run else "dropped"
+        print(f"quiver: {done} {stages} stages of transaction {arguments.transaction}")
     return ExitCode.CLEAN
 
 

@@ -59,18 +59,29 @@ def run(arguments: argparse.Namespace) -> int:
     from quiver_actors.inspection.verification import Totals, verify
 
     path = arguments.path or arguments.data_dir
-    totals, findings = Totals(), []
+    totals = Totals()
+    findings: list[Finding] = []
     with ProgressBar(bytes_below(path) if arguments.deep else 0) as bar, opened(path, bar.advance) as (tree, place):
-        for finding in verify(tree, place, deep=arguments.deep, totals=totals):
-            findings.append(finding)
-            if not arguments.json:
-                bar.clear()
-                print(finding_text(finding), flush=True)
+        try:
+            findings.extend(verify(tree, place, deep=arguments.deep, totals=totals))
+        except KeyboardInterrupt:
+            # What was found until then is worth having.
+            bar.clear()
+            _print_findings(findings)
+            raise
     if arguments.json:
         _print_json(path, arguments.deep, findings, totals)
     else:
+        _print_findings(findings)
         print(_summary(findings, totals))
     return StorageExit.DAMAGE if has_damage(findings) else StorageExit.OK
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    from quiver_actors.inspection.findings import worst_first
+
+    for finding in worst_first(findings):
+        print(finding_text(finding), flush=True)
 
 
 def _counts(findings: list[Finding]) -> dict[str, int]:

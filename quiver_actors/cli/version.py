@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from quiver_actors import __version__
+from quiver_actors.cli.json_document import print_json
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -13,10 +14,13 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("version", help="print the version", description="Print the version.")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    del arguments
-    print(f"quiver {__version__}")
+    if arguments.json:
+        print_json({"version": __version__})
+    else:
+        print(f"quiver {__version__}")
     return 0

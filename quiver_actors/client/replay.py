@@ -74,8 +74,15 @@ def count_letters(client: Client, topic: str, wants: Callable[[Origin], bool]) -
     return report
 
 
-def replay(client: Client, topic: str, wants: Callable[[Origin], bool]) -> ReplayReport:
+def replay(
+    client: Client,
+    topic: str,
+    wants: Callable[[Origin], bool],
+    tell: Callable[[ReplayReport], None] = lambda _: None,
+) -> ReplayReport:
     """Send the letters back that are in the topic now and that `wants` says yes to.
+
+    `tell` is called as it goes on.
 
     A topic that refuses or a worker that is away ends it: what was sent back until then is counted, and the rest stays.
 
@@ -88,6 +95,7 @@ def replay(client: Client, topic: str, wants: Callable[[Origin], bool]) -> Repla
         for portion in _portions(_deliveries(subscription), wants, report):
             if not _send_back(client, portion, report):
                 break
+            tell(report)
         subscription.flush()
     return report
 

@@ -88,7 +88,8 @@ The later one wins:
 
 Sizes are text with a unit (`"32MiB"`, `"1.5GB"`) or a number of bytes, durations text with a unit (`"25ms"`, `"5s"`, `"3d"`). An
 unknown key, a wrong type, a value out of range and settings that contradict each other are refused when the node starts, each with its
-file and line (or variable, or flag), its key, what was expected, and the key that was probably meant. `quiver config check FILE` does only that.
+file and line (or variable, or flag), its key, what was expected, and the key that was probably meant. `quiver config check FILE` does
+only that.
 
 ## Changing a running node
 

@@ -58,7 +58,7 @@ def test_list_lag_orphans_and_drop(node: ClientNode) -> None:
             refused = run_quiver("subscribers", "drop", "here", "--yes", "--run-dir", str(node.directories.run))
             assert refused.returncode == 2
             assert "is in use" in refused.stderr
-        assert "dropped subscriber left" in subscribers(node, "drop", "left", "--yes", "--yes").stdout
+        assert "dropped subscriber left" in subscribers(node, "drop", "left", "--yes").stdout
         unknown = run_quiver(
             "subscribers", "drop", "left", "--yes", "--run-dir", str(node.directories.run), "--topic", "travel"
         )

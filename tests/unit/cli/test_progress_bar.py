@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from quiver_actors.cli.progress_bar import ProgressBar
+from quiver_actors.cli.progress_bar import ProgressBar, StatusLine
 
 
 class Terminal(io.StringIO):
@@ -34,3 +34,12 @@ def test_nothing_is_drawn_off_a_terminal_or_without_work() -> None:
     with ProgressBar(0, terminal) as bar:
         bar.advance(512)
     assert (plain.getvalue(), terminal.getvalue()) == ("", "")
+
+
+def test_a_line_is_drawn_and_taken_away_on_a_terminal_only() -> None:
+    terminal, plain = Terminal(), io.StringIO()
+    for stream in (terminal, plain):
+        with StatusLine(stream) as line:
+            line.say("7 bundles behind")
+    assert terminal.getvalue() == "\r\x1b[K7 bundles behind\r\x1b[K"
+    assert plain.getvalue() == ""

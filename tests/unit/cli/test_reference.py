@@ -48,5 +48,41 @@ def test_what_destroys_wants_a_word_of_consent(name: str) -> None:
     assert any({"--dry-run", "--yes"} <= _options(group) for group in groups)
 
 
+NO_JSON = {
+    "quiver up": "runs until it is stopped; its log can be JSON lines",
+    "quiver top": "for people; quiver status --json --watch has the figures",
+    "quiver metrics": "runs until it is stopped",
+    "quiver serve": "runs until it is stopped",
+    "quiver config init": "prints a file",
+    "quiver deploy print": "prints a file",
+}
+WATCHED = {
+    "quiver status",
+    "quiver topics list",
+    "quiver topics show",
+    "quiver subscribers list",
+    "quiver subscribers lag",
+    "quiver subscribers orphans",
+    "quiver transactions list",
+}
+
+
+def commands() -> dict[str, set[str]]:
+    """The options of every command that does something."""
+    return {
+        name: {option for action in parser._actions for option in action.option_strings}
+        for name, parser in PARSERS.items()
+        if not any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
+    }
+
+
+def test_every_command_has_json_for_programs_or_a_reason_not_to() -> None:
+    assert {name for name, options in commands().items() if "--json" not in options} == set(NO_JSON)
+
+
+def test_what_looks_at_a_running_node_can_be_watched() -> None:
+    assert {name for name, options in commands().items() if "--watch" in options} == WATCHED
+
+
 def _options(group: argparse._MutuallyExclusiveGroup) -> set[str]:
     return {option for action in group._group_actions for option in action.option_strings}
