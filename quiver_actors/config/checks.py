@@ -51,7 +51,7 @@ def _cap_holds_the_logs(settings: NodeSettings) -> Iterator[Conflict]:
         )
 
 
-def _shares_hold_the_logs(settings: NodeSettings) -> Iterator[str]:
+def _shares_hold_the_logs(settings: NodeSettings) -> Iterator[Conflict]:
     """The same of a topic that may have only a part of the cap."""
     workers = max(1, settings.cores)
     for place, topic in _topics(settings):
@@ -59,9 +59,10 @@ def _shares_hold_the_logs(settings: NodeSettings) -> Iterator[str]:
         share_bytes, needed = int(share * settings.size_cap_bytes), CAP_SEGMENTS_MIN * target * workers
         if share < 1 and 0 < share_bytes < needed:
             yield (
-                f"key '{place}retention.cap_share': {100 * share:g}% of {size_text(settings.size_cap_bytes)} is less than "
+                f"{place}retention.cap_share",
+                f"{100 * share:g}% of {size_text(settings.size_cap_bytes)} is less than "
                 f"{CAP_SEGMENTS_MIN} segments of {size_text(target)} (segment.target_size) for each of {workers} workers; expected "
-                f"at least {100 * needed / settings.size_cap_bytes:.1f}%, a larger size_cap, or smaller segments"
+                f"at least {100 * needed / settings.size_cap_bytes:.1f}%, a larger size_cap, or smaller segments",
             )
 
 

@@ -204,7 +204,7 @@ _TOPIC = (
         about="At the size cap pushes wait (backpressure), are refused at once (reject), or the oldest bundles go (drop_oldest).",
     ),
     Setting(
-        key="retention.cap_share", field="retention.cap_share", kind=PART,
+        key="retention.cap_share", field="retention.cap_share", kind=PART, operators=True,
         about="The topic may have so much of size_cap, on all cores together; at it its own policy applies. Without a cap: no limit.",
     ),
     Setting(
