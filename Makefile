@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-EXTRAS := spark,spark-jre,demo,metrics,top,dev
+EXTRAS := spark,spark-jre,demo,metrics,top,docs,dev
 SOURCES := quiver_actors pyspark_quiver shm supervisor tests benchmarks
 PYTEST := $(BIN)/python -m pytest -q
 TESTS_AT_ONCE ?= 3
@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster test-spark-versions check lint types unit torture mutation bench bench-peers install clean
+.PHONY: help demo docs fresh-user test test-cluster test-spark-versions check lint types unit torture mutation bench bench-peers install clean
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
@@ -26,6 +26,8 @@ help:
 	@echo 'make test-cluster         Spark on a standalone cluster of two hosts, with kills: about 3 GB of memory'
 	@echo 'make test-spark-versions  the Spark tests on Spark 4.1 and 4.2: fetches about 500 MB for each'
 	@echo 'make check   lint, types and the unit tests only'
+	@echo 'make docs    the pages of docs/ as a site, in site/'
+	@echo 'make fresh-user  builds the wheel and follows "Getting started" in an empty environment'
 	@echo 'make torture long crash sweeps, faults, kills and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
 	@echo 'make mutation plants known-bad edits one at a time: the tests must notice (an hour or more)'
 	@echo 'make bench   every benchmark, quick form'
@@ -65,6 +67,13 @@ types: $(STAMP)
 unit: $(STAMP)
 	$(PYTEST) tests/unit
 
+docs: $(STAMP)
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo 'site/index.html'
+
+fresh-user: $(STAMP)
+	@$(BIN)/python -m tests.fresh_user
+
 torture: $(STAMP)
 	@$(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED) --crash-states $(CRASH_STATES)
 
@@ -98,5 +107,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .venv-spark-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo_output spark-warehouse
+	rm -rf $(VENV) .venv-spark-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site demo_output spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

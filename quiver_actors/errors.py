@@ -359,6 +359,7 @@ def error_classes() -> dict[str, type[QuiverError]]:
     pending: list[type[QuiverError]] = [QuiverError]
     while pending:
         cls = pending.pop()
-        found[cls.code] = cls
+        # A class without a code of its own is for one module: on the wire it is what it inherits from.
+        found.setdefault(cls.code, cls)
         pending.extend(cls.__subclasses__())
     return found

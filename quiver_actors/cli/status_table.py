@@ -200,9 +200,12 @@ def _upkeep(engines: Sequence[EngineView]) -> str:
     if not engines:
         return ""
     ages = [engine.last_scrub_age_ns for engine in engines if engine.segments]
-    age = UNKNOWN if None in ages else _duration(_largest(ages))
+    if not ages:
+        scrub = "none stored"
+    else:
+        scrub = "not all scrubbed yet" if None in ages else f"last scrub {_duration(_largest(ages))} ago"
     return (
-        f"sealed segments: last scrub {age} ago, {format_size(sum(engine.scrubbed_bytes for engine in engines))} scrubbed, "
+        f"sealed segments: {scrub}, {format_size(sum(engine.scrubbed_bytes for engine in engines))} scrubbed, "
         f"{format_size(sum(engine.compacted_bytes_saved for engine in engines))} saved by "
         f"{sum(engine.compactions for engine in engines):,} compactions"
     )
