@@ -88,7 +88,8 @@ class Mending:
 
     def finish_verify(self, job: jobs.VerifyJob) -> list[Event]:
         is_suspect = self._suspects.pop(job.segment_seq, None) is not None
-        self._shelf.search_again()
+        if is_suspect:
+            self._shelf.search_again()  # no longer spared
         if job.damage is not None:
             self.damaged[job.segment_seq] = job.damage
             return []

@@ -106,10 +106,12 @@ class Shelf:
 
     def offer(self, info: SegmentInfo, lost: Runs) -> Event:
         """Subscribers can claim it from now on, but for what is lost of it."""
-        self.search_again()
         self._progress.registry.add_segment(info.segment_seq, info.bundle_count, info.size_bytes)
         if lost:
             self.give_up(info.segment_seq, info, "damaged", lost)
+        # A start offers thousands in turn: only for one that may go at once are all looked at again.
+        if self._progress.registry.deletable([info.segment_seq]):
+            self.search_again()
         return Sealed(info.segment_seq, info.bundle_count)
 
     def waiting_counts(self) -> dict[int, int]:
