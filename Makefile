@@ -30,7 +30,7 @@ help:
 	@echo 'make fresh-user  builds the wheel and follows "Getting started" in an empty environment'
 	@echo 'make torture long crash sweeps, faults, kills and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
 	@echo 'make mutation plants known-bad edits one at a time: the tests must notice (an hour or more)'
-	@echo 'make bench   every benchmark, quick form'
+	@echo 'make bench   every benchmark, then docs/benchmarks.md: over an hour; MINUTES=20, ONLY="ingest peers", QUICK=1'
 	@echo 'make bench-peers          installs other stores (LMDB, RocksDB, Redis, NATS ...) and measures against them: about 10 minutes'
 	@echo 'make clean   remove .venv, caches and demo output'
 
@@ -81,8 +81,9 @@ mutation: $(STAMP)
 	@$(BIN)/python -m tests.mutation
 
 bench: $(STAMP)
-	@for file in $$(grep -l '__main__' benchmarks/*.py); do \
-		module=benchmarks.$$(basename $$file .py); echo "== $$module"; $(BIN)/python -m $$module --quick || exit 1; done
+	@[ -x $(BIN)/py-spy ] || $(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt -e '.[$(EXTRAS),bench]'
+	@$(BIN)/python -m benchmarks.suite $(if $(filter command environment,$(firstword $(origin MINUTES))),--minutes $(MINUTES)) \
+		$(if $(QUICK),--quick --page '') $(if $(ONLY),--only $(ONLY))
 
 # Debian's redis-server would start a server of its own when it is installed; RUNLEVEL=1 says not to.
 bench-peers: $(STAMP)
@@ -107,5 +108,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .venv-spark-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site demo_output spark-warehouse
+	rm -rf $(VENV) .venv-spark-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site demo_output bench_results spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -192,7 +192,9 @@ def warm_memory(size_bytes: int = _WARM_BYTES) -> None:
 
 
 def machine(directory: str) -> dict[str, float | str]:
-    """What figures depend on: cores, load, the cost of 200 lone fdatasyncs of 4 KiB, versions, the time (UTC)."""
+    """What figures depend on: cores, what others take of them (percent of all, while this process sleeps), the load, the cost of 200
+    lone fdatasyncs of 4 KiB, versions, the time (UTC)."""
+    busy_percent = psutil.cpu_percent(interval=0.3)
     path = os.path.join(directory, "fdatasync.probe")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     took = []
@@ -208,6 +210,7 @@ def machine(directory: str) -> dict[str, float | str]:
     took.sort()
     return {
         "cores": len(os.sched_getaffinity(0)),
+        "busy_percent": round(busy_percent),
         "load": round(os.getloadavg()[0], 2),
         "fdatasync_p50_us": round(percentile(took, 0.5)),
         "fdatasync_p99_us": round(percentile(took, 0.99)),
@@ -221,7 +224,7 @@ def machine(directory: str) -> dict[str, float | str]:
 def machine_line(found: Mapping[str, float | str]) -> str:
     """For people."""
     return (
-        f"{found['cores']} cores, load {found['load']}, {found['filesystem']}, "
+        f"{found['cores']} cores, {found['busy_percent']} % busy, load {found['load']}, {found['filesystem']}, "
         f"fdatasync p50 {found['fdatasync_p50_us']} us, p99 {found['fdatasync_p99_us']} us"
     )
 

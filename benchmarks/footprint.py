@@ -1,0 +1,238 @@
+"""What does a bundle cost the machine: CPU a gigabyte, system calls, context switches and page faults a bundle, and where does the time go?
+
+Method: a real node with one worker, one producer process that pushes without a pause. Three windows of the same length, one after the
+other, so that no tool disturbs another's figures:
+
+    counters   CPU of worker and producer (the scheduler's account), context switches and minor faults of the worker (/proc), bundles that
+               the worker took in (its counters page)
+    strace     system calls of the worker's threads, counted by `strace -f -c`; the bundles of that window. strace slows the node down, so
+               that more bundles share a turn: a lower bound
+    py-spy     samples of the worker and of the producer, native and system calls counted to the Python line that made them; waiting for
+               work or for an answer is left out
+
+Without strace or py-spy that part is named as skipped. There is no limit to compare with: the profile is what says what is left.
+
+    python -m benchmarks.footprint [--quick] [--json] [--rounds N] [--dir D]
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import psutil
+
+import quiver_actors
+from benchmarks.harness import (
+    Measurements,
+    Report,
+    arguments,
+    begun,
+    cpu_seconds,
+    running_node,
+    worker_of,
+)
+from benchmarks.ingest import make_batches
+from benchmarks.stores import program
+from quiver_actors.cli.status_view import attach_page
+from quiver_actors.metrics.figures import EngineFigure, RowKind
+from quiver_actors.supervisor.figures import region_of
+
+KIB = 1 << 10
+PROFILE_LINES = 12
+WAITING = ("JobThread._next ", "WorkerLoop.step ", "Exchange._poll_for_all ")
+"""Lines of these wait: for work, for the other side's answer."""
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    bundle_bytes: int
+    per_call: int
+
+    @property
+    def name(self) -> str:
+        return f"footprint/{self.bundle_bytes // KIB}KiB/{self.per_call}_a_call"
+
+
+CASES = (Case(KIB, 1), Case(KIB, 64), Case(KIB, 4096), Case(64 * KIB, 256))
+
+
+def push_on(run_dir: str, case: Case, ready: Event, over: Event) -> None:
+    """The producer."""
+    batches = make_batches(case.bundle_bytes)
+    group = [batches[number % len(batches)] for number in range(case.per_call)]
+    with quiver_actors.connect(run_dir) as client:
+        client.push_many(batches)
+        ready.set()
+        while not over.is_set():
+            if case.per_call == 1:
+                client.push(group[0])
+            else:
+                client.push_many(group)
+
+
+class Observed:
+    """A worker and a producer at work."""
+
+    def __init__(self, run_dir: str, producer_pid: int, case: Case) -> None:
+        self.case = case
+        self.worker, self.producer = worker_of(run_dir), psutil.Process(producer_pid)
+        self._page = attach_page(run_dir)
+
+    def bundles(self) -> int:
+        """Taken in so far; published ten times a second."""
+        rows = {row.kind: row.values for row in self._page.read_region(region_of(0)).rows}
+        return int(rows[RowKind.ENGINE][EngineFigure.BUNDLES_IN])
+
+    def during(self, wait: Callable[[], object]) -> int:
+        """Bundles that came while that went on."""
+        before = self.bundles()
+        wait()
+        return max(1, self.bundles() - before)
+
+    def counters(self, seconds: float) -> Measurements:
+        before = self._account()
+        bundles = self.during(lambda: time.sleep(seconds))
+        spent = {key: value - before[key] for key, value in self._account().items()}
+        size_gb = bundles * self.case.bundle_bytes / 1e9
+        return {
+            "worker_cpu_per_GB": spent["worker"] / size_gb,
+            "producer_cpu_per_GB": spent["producer"] / size_gb,
+            "worker_cpu": spent["worker"] / bundles * 1e6,
+            "producer_cpu": spent["producer"] / bundles * 1e6,
+            "switches": spent["switches"] / bundles,
+            "faults": spent["faults"] / bundles,
+        }
+
+    def _account(self) -> dict[str, float]:
+        pid = self.worker.pid
+        told = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status"))
+        switches = sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", told)))
+        faults = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+        return {
+            "worker": cpu_seconds(self.worker),
+            "producer": cpu_seconds(self.producer),
+            "switches": switches,
+            "faults": faults,
+        }
+
+    def syscalls(self, seconds: float, directory: str) -> Measurements:
+        """Calls a bundle: all, and the most frequent."""
+        path = os.path.join(directory, "strace")
+        tracer = subprocess.Popen(
+            ["strace", "-f", "-c", "-o", path, "-p", str(self.worker.pid)], stderr=subprocess.DEVNULL
+        )
+        time.sleep(0.3)
+        bundles = self.during(lambda: time.sleep(seconds))
+        tracer.send_signal(signal.SIGINT)
+        tracer.wait(20)
+        rows = re.findall(
+            r"^\s*[\d.]+\s+[\d.]+\s+\d+\s+(\d+)\s+(?:\d+\s+)?([a-z]\w+)$", Path(path).read_text(), re.MULTILINE
+        )
+        counted = {name: int(calls) / bundles for calls, name in rows if name != "total"}
+        frequent = sorted(counted, key=counted.__getitem__, reverse=True)[:6]
+        return {"all": sum(counted.values()), **{name: counted[name] for name in frequent}}
+
+
+def profile(pid: int, seconds: float, directory: str) -> list[str]:
+    """The lines of Python that most samples were in, `percent  line`."""
+    path = os.path.join(directory, f"profile-{pid}")
+    command = [
+        program("py-spy") or "",
+        "record",
+        "--format",
+        "raw",
+        "--rate",
+        "250",
+        "--duration",
+        f"{max(1, round(seconds))}",
+    ]
+    subprocess.run(
+        [*command, "--output", path, "--pid", str(pid)], check=True, capture_output=True, timeout=seconds + 60
+    )
+    own: collections.Counter[str] = collections.Counter()
+    for line in Path(path).read_text().splitlines():
+        stack, _, count = line.rpartition(" ")
+        place = stack.rpartition(";")[2]
+        if not place.startswith(WAITING):
+            own[place] += int(count)
+    total = max(1, sum(own.values()))
+    return [f"{100 * count / total:5.1f} %  {place}" for place, count in own.most_common(PROFILE_LINES)]
+
+
+@contextmanager
+def at_work(base: str, case: Case) -> Iterator[Observed]:
+    with running_node(base) as run_dir:
+        ready, over = _CONTEXT.Event(), _CONTEXT.Event()
+        process = _CONTEXT.Process(target=push_on, args=(run_dir, case, ready, over))
+        process.start()
+        try:
+            ready.wait()
+            time.sleep(0.3)
+            yield Observed(run_dir, process.pid or 0, case)
+        finally:
+            over.set()
+            process.join()
+
+
+def observe(report: Report, base: str, case: Case, rounds: int, seconds: float, *, is_json: bool) -> None:
+    directory = tempfile.mkdtemp(prefix="observed-", dir=base)
+    with at_work(base, case) as observed:
+        counted = [observed.counters(seconds) for _ in range(rounds)]
+        calls = observed.syscalls(seconds, directory) if shutil.which("strace") else None
+        profiles: dict[str, list[str]] = {}
+        if program("py-spy"):
+            for name, process in (("worker", observed.worker), ("producer", observed.producer)):
+                profiles[name] = profile(process.pid, seconds, directory)
+    for key, unit in (
+        ("worker_cpu_per_GB", "s/GB"),
+        ("producer_cpu_per_GB", "s/GB"),
+        ("worker_cpu", "us/bundle"),
+        ("producer_cpu", "us/bundle"),
+        ("switches", "a bundle"),
+        ("faults", "a bundle"),
+    ):
+        report.show_rounds(f"{case.name}/{key}", counted, key, unit, "synced")
+    for name in calls or {}:
+        report.show_rounds(f"{case.name}/syscalls/{name}", [calls or {}], name, "a bundle", "synced")
+    for name, lines in profiles.items():
+        show_profile(f"{case.name}/{name}", lines, is_json=is_json)
+
+
+def show_profile(name: str, lines: list[str], *, is_json: bool) -> None:
+    if is_json:
+        print(json.dumps({"profile": name, "lines": lines}), flush=True)
+    else:
+        print("\n".join([f"# {name}: own time", *lines]), flush=True)
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    seconds = 0.5 if options.quick else 4.0
+    with begun(options) as (report, base):
+        for name, install in (
+            ("strace", "install it (Debian, Ubuntu: apt install strace)"),
+            ("py-spy", "make bench-peers"),
+        ):
+            if program(name) is None:
+                report.skipped(name, f"no program {name}: {install}")
+        for case in CASES[1:2] if options.quick else CASES:
+            observe(report, base, case, options.rounds, seconds, is_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
