@@ -15,9 +15,8 @@ from quiver_actors.paths import BALLAST_NAME, SEGMENT_SUFFIX, STAGE_SUFFIX, Engi
 from quiver_actors.retention.account import SmallFiles
 from quiver_actors.subscriber.gaps import FILE_PREFIX as GAPS_PREFIX
 from quiver_actors.subscriber.progress import FILE_PREFIX as PROGRESS_PREFIX
+from quiver_actors.supervisor.log import log_event
 from quiver_actors.wal.layout import ACTIVE_NAME, CURSOR_NAME
-
-_log = logging.getLogger(__name__)
 
 
 class MeasureJob(Job):
@@ -42,7 +41,8 @@ class MeasureJob(Job):
         super().run()
         if isinstance(self.error, DiskError):
             # Counted again soon: what cannot be looked at now is no reason to fail an engine.
-            _log.warning("event=quiver.retention.unmeasured path=%s error=%s", self._paths.root, self.error)
+            fields: dict[str, object] = {"path": self._paths.root, "reason": str(self.error)}
+            log_event("retention.unmeasured", fields, logging.WARNING)
             self.error, self.is_failed = None, True
 
 

@@ -29,9 +29,8 @@ from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.quarantine import move_to_quarantine, trim_quarantine
 from quiver_actors.sealing import seal_file, write_cursor
 from quiver_actors.segment.check import empty_bundles, run_to_end, verify_steps
+from quiver_actors.supervisor.log import log_event
 from quiver_actors.wal.log import Log
-
-_log = logging.getLogger(__name__)
 
 _SYNC_OPERATIONS = ("fsync", "fdatasync", "sync_directory")
 
@@ -328,7 +327,7 @@ class VerifyJob(Job):
             if not self._is_suspect:
                 raise
             # Says nothing about what is in it: whoever wants it tries again.
-            _log.warning("event=quiver.segment.unchecked path=%s error=%s", path, error)
+            log_event("segment.unchecked", {"path": path, "reason": str(error)}, logging.WARNING)
             return
         try:
             # Looked at twice: what the disk gives back at the second try is not damaged.

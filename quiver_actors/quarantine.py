@@ -21,8 +21,7 @@ from quiver_actors.checksum import crc32
 from quiver_actors.disk.protocol import Disk, DiskFile, read_whole, write_atomically
 from quiver_actors.errors import DiskError
 from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths
-
-_log = logging.getLogger(__name__)
+from quiver_actors.supervisor.log import log_event
 
 SMALL_FILE_BYTES_MAX = 64 << 20
 _CHUNK_BYTES = 1 << 20
@@ -80,7 +79,7 @@ def trim_quarantine(disk: Disk, paths: EnginePaths, cap_bytes: int) -> int:
         if left <= cap_bytes:
             break
         path = f"{paths.quarantine}/{name}"
-        _log.warning("event=quiver.quarantine.dropped path=%s bytes=%d cap=%d", path, sizes[name], cap_bytes)
+        log_event("quarantine.drop", {"path": path, "bytes": sizes[name], "cap": cap_bytes}, logging.WARNING)
         try:
             disk.unlink(path)
         except DiskError as error:

@@ -31,8 +31,7 @@ from quiver_actors.rebuild import Hints, Rebuilt, count_bundles, rebuild
 from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
 from quiver_actors.segment.codec import FooterExtension
 from quiver_actors.segment.reader import read_footer
-
-_log = logging.getLogger(__name__)
+from quiver_actors.supervisor.log import log_event
 
 _SECTOR_BYTES = 4096
 
@@ -86,14 +85,14 @@ class RescueJob(Job):
         following = self._next_segment()
         hints = Hints(self.segment_seq, self._cfg_hash, self._bundle_count_min, following, self._is_count_known)
         self.rescued = found = _Rescue(self._disk, self._paths, hints).run(self._keeps_unprovable)
-        _log.warning(
-            "event=quiver.segment.damage segment=%d lost=%s of=%d kept=%s reason=%r",
-            self.segment_seq,
-            len(found.lost) if found.info else "all",
-            found.bundle_count,
-            found.kept_as,
-            self.damage,
-        )
+        fields: dict[str, object] = {
+            "path": self._paths.segment(self.segment_seq),
+            "lost": len(found.lost) if found.info else "all",
+            "of": found.bundle_count,
+            "kept": found.kept_as,
+            "reason": self.damage,
+        }
+        log_event("segment.damage", fields, logging.WARNING)
 
     def _next_segment(self) -> FooterExtension | None:
         path = self._paths.segment(self.segment_seq + 1)
@@ -187,7 +186,8 @@ class _Rescue:
             return found
         except FormatError as error:
             # It would not get better by another try, and there must be an end: the damaged file is kept all the same.
-            _log.error("event=quiver.segment.rescue_failed segment=%d reason=%r", self._hints.segment_seq, str(error))
+            fields: dict[str, object] = {"path": self._paths.segment(self._hints.segment_seq), "reason": str(error)}
+            log_event("segment.rescue_failed", fields, logging.ERROR)
             return None
         except DiskError:
             file.close()

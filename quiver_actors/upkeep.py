@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import logging
 import time
 from collections import deque
 from collections.abc import Generator
@@ -31,9 +30,8 @@ from quiver_actors.segment.codec import decode_directory
 from quiver_actors.segment.compaction import Rewriting, Verdict, check_rewriting, judge
 from quiver_actors.segment.outline import read_outline
 from quiver_actors.segment.reader import read_footer
+from quiver_actors.supervisor.log import log_event
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
-
-_log = logging.getLogger(__name__)
 
 SLICE_NS = 5 * MILLISECOND_NS
 COMPACTION_REST = 3
@@ -207,7 +205,7 @@ class CompactJob(SlicedJob):
 
     def _give_up(self, error: Exception) -> None:
         self.has_no_room = isinstance(error, DiskError) and error.errno in NO_SPACE_ERRNOS
-        _log.info("event=quiver.compaction.given_up segment=%d reason=%r", self.segment_seq, str(error))
+        log_event("compaction.given_up", {"segment": self.segment_seq, "reason": str(error)})
 
     def _drop(self, file: DiskFile) -> None:
         file.close()

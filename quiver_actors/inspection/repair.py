@@ -99,7 +99,7 @@ def repair_engine(tree: Tree, directory: str, settings: TopicSettings, *, dry_ru
 @contextmanager
 def _quiet_log() -> Iterator[None]:
     """What recovery and rescue would log is in the steps and notes of the repair."""
-    log, handler = logging.getLogger("quiver_actors"), logging.NullHandler()
+    log, handler = logging.getLogger("quiver"), logging.NullHandler()
     propagated, log.propagate = log.propagate, False
     log.addHandler(handler)
     try:

@@ -11,9 +11,8 @@ from quiver_actors.disk.protocol import Disk
 from quiver_actors.paths import EnginePaths
 from quiver_actors.quarantine import copy_span, move_to_quarantine
 from quiver_actors.segment.outline import Read
+from quiver_actors.supervisor.log import log_event
 from quiver_actors.wal.reader import Span
-
-_log = logging.getLogger(__name__)
 
 
 class Findings:
@@ -37,7 +36,7 @@ class Findings:
     def note_quarantined(self, path: str, target: str, why: str) -> None:
         self.quarantined += 1
         self.notes.append(f"{path} moved to {target}: {why}")
-        _log.warning("event=quiver.quarantine path=%s target=%s reason=%r", path, target, why)
+        log_event("quarantine", {"path": path, "target": target, "reason": why}, logging.WARNING)
 
     def keep_span(self, read: Read, name: str, span: Span) -> None:
         """Copy damaged bytes aside; the file that holds them goes on to become a segment."""
@@ -46,4 +45,10 @@ class Findings:
             return
         self.quarantined += 1
         self.notes.append(f"{name}: bytes {span.start}..{span.end} are damaged, kept as {path}")
-        _log.warning("event=quiver.wal.damage file=%s start=%d end=%d", name, span.start, span.end)
+        fields: dict[str, object] = {
+            "path": f"{self._paths.wal}/{name}",
+            "start": span.start,
+            "end": span.end,
+            "kept": path,
+        }
+        log_event("wal.damage", fields, logging.WARNING)

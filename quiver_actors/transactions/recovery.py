@@ -31,6 +31,7 @@ from quiver_actors.paths import PREPARED_SUFFIX, STAGE_SUFFIX, TEMPORARY_SUFFIX,
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.quarantine import move_to_quarantine
 from quiver_actors.segment.builder import SegmentBuilder
+from quiver_actors.supervisor.log import log_event
 from quiver_actors.transactions.jobs import delete_stage, publish_parts, write_journal
 from quiver_actors.transactions.keys import PRODUCERS_MAGIC
 from quiver_actors.transactions.records import (
@@ -54,7 +55,6 @@ from quiver_actors.wal.log import Log
 from quiver_actors.wal.reader import CHUNK_BYTES, LogReader
 from quiver_actors.wal.recovery import read_entry
 
-_log = logging.getLogger(__name__)
 _RECORD_BYTES_MAX = 64 << 20
 
 
@@ -280,7 +280,7 @@ class _Recovery:
             target = move_to_quarantine(self._disk, self._paths, path)
             self._found.quarantined += 1
             self._found.notes.append(f"{path} moved to {target}: {why}")
-            _log.warning("event=quiver.quarantine path=%s target=%s reason=%r", path, target, why)
+            log_event("quarantine", {"path": path, "target": target, "reason": why}, logging.WARNING)
 
 
 def load_stage(disk: Disk, paths: EnginePaths, record: PreparedRecord) -> tuple[Stage | None, str]:

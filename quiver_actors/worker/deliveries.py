@@ -122,7 +122,10 @@ class Deliveries:
         subscriber, terms = message.subscriber, message.terms
         check_id("subscriber", subscriber)
         _check_terms(terms)
+        is_new = subscriber not in self._engine.subscribers()
         ticket = self._engine.register(subscriber, message.start)
+        level = logging.INFO if is_new else logging.DEBUG
+        self._journal.event("subscriber.register", level=level, topic=self._topic, subscriber=subscriber, new=is_new)
         self.terms[subscriber] = terms
         self._set_terms(subscriber)
         self._detached.pop(subscriber, None)
@@ -155,7 +158,7 @@ class Deliveries:
             self._drop(attachment)
         self._detached.pop(subscriber, None)
         self.terms.pop(subscriber, None)
-        self._journal.event("subscriber.unregistered", topic=self._topic, subscriber=subscriber, dropped=owed)
+        self._journal.event("subscriber.unregister", topic=self._topic, subscriber=subscriber, dropped=owed)
         return ticket, owed
 
     def seek(self, session: Session, message: Seek) -> None:

@@ -20,6 +20,7 @@ from quiver_actors.transactions.asking import AskJob
 from quiver_actors.transactions.stage import Stage
 from quiver_actors.units import MILLISECOND_NS
 from quiver_actors.worker.agenda import Agenda
+from quiver_actors.worker.chronicle import Chronicle
 from quiver_actors.worker.dead_letters import DeadLetters
 from quiver_actors.worker.deliveries import Deliveries
 from quiver_actors.worker.ingest import Ingest
@@ -63,6 +64,7 @@ class EngineHost:
         self.engine = engine
         self.latencies = {latency: Histogram() for latency in Latency}
         self.ingest = Ingest(engine, self._start_jobs, self.latencies[Latency.PUSH])
+        self._chronicle = Chronicle(engine, journal)
         self.deliveries = Deliveries(engine, journal, self.latencies[Latency.DELIVER])
         self.staging = Staging(engine, self.touch, lambda: self.ingest.closed_by)
         self._ask = ask
@@ -92,6 +94,7 @@ class EngineHost:
         """Jobs that the threads have."""
         self._when_gone: Callable[[], None] | None = None
         """Set once the topic is given up."""
+        self._chronicle.opened(engine)
         self.touch()
 
     @property
@@ -251,6 +254,7 @@ class EngineHost:
             return
         if job.error is None:
             self._note_duration(job)
+        self._chronicle.finished(job)
         self._apply(self.engine.finish(job))
         self._start_commit()
         self.ingest.acknowledge()
