@@ -42,7 +42,7 @@ test: lint types
 	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile tests
 
 test-cluster: $(STAMP)
-	$(PYTEST) -m cluster tests/integration/test_spark_cluster.py
+	$(PYTEST) -m cluster tests/cluster
 
 test-spark-versions:
 	@for version in 4.1 4.2; do \

@@ -112,17 +112,19 @@ class Publish(msgspec.Struct, frozen=True, tag=True):
     tokens: list[str]
 
 
-class AbortTokens(msgspec.Struct, frozen=True, tag=True):
-    """Drop prepared bundles of this node; their abort is decided."""
+class DropRun(msgspec.Struct, frozen=True, tag=True):
+    """Drop everything that this node holds of one epoch of a transaction, prepared or not; its abort is decided."""
 
-    tokens: list[str]
+    topic: str
+    txn_id: str
+    epoch: int
 
 
 class Done(msgspec.Struct, frozen=True):
     """Nothing to say."""
 
 
-Request = Look | AskSchemas | AskWeights | Acknowledge | ConfirmGap | Publish | AbortTokens
+Request = Look | AskSchemas | AskWeights | Acknowledge | ConfirmGap | Publish | DropRun
 
 
 class ReadTicket(msgspec.Struct, frozen=True):
@@ -156,7 +158,7 @@ class Node(Protocol):
 
     def publish(self, tokens: Sequence[str]) -> None: ...
 
-    def abort_tokens(self, tokens: Sequence[str]) -> None: ...
+    def drop_run(self, request: DropRun) -> None: ...
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]: ...
 

@@ -21,6 +21,7 @@ from quiver_actors.flight.contract import (
     ConfirmGap,
     Contents,
     CoreContents,
+    DropRun,
     HoldTerms,
     Look,
     ReadTicket,
@@ -33,11 +34,13 @@ from quiver_actors.flight.rows import read_rows
 from quiver_actors.model import BundleId
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.transactions import Token
+from quiver_actors.transactions.states import StageState
 from quiver_actors.units import SECOND_NS
 
 HOLD_IDLE_SECONDS = 60.0
 CHECK_SECONDS = 60.0
 _CHECK_LOOK_SECONDS = 0.02
+_PREPARING_SECONDS = 10.0
 
 
 class LocalNode:
@@ -140,8 +143,13 @@ class LocalNode:
         # The decision's tokens for this node are all in one request: what else it holds of the transaction has lost.
         self._client().publish([Token.decode(token) for token in tokens], drop_others=True)
 
-    def abort_tokens(self, tokens: Sequence[str]) -> None:
-        self._client().abort_tokens([Token.decode(token) for token in tokens])
+    def drop_run(self, request: DropRun) -> None:
+        client = self._client()
+        deadline = time.monotonic() + _PREPARING_SECONDS
+        while is_preparing := _drop_run_once(client, request):
+            if time.monotonic() > deadline:
+                raise WorkerUnavailable(f"node {self.name}: {is_preparing} is still being prepared: try again")
+            time.sleep(_CHECK_LOOK_SECONDS)
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         return read_rows(
@@ -162,6 +170,20 @@ class LocalNode:
             closing = [self._holds.pop(key) for key in idle]
         for kept in closing:
             kept.hold.close()
+
+
+def _drop_run_once(client: Client, request: DropRun) -> str:
+    """Drop what can be dropped; names a stage that is between open and prepared, which takes one fsync."""
+    preparing = ""
+    for core, (incarnation, stages) in client.staged_of(request.topic).items():
+        of_run = [stage for stage in stages if (stage.txn_id, stage.epoch) == (request.txn_id, request.epoch)]
+        if of_run:
+            numbers = [stage.number for stage in of_run]
+            client.drop_stages(request.topic, core, incarnation, numbers, "its run was aborted")
+        for stage in of_run:
+            if stage.state == StageState.PREPARING.value:
+                preparing = f"stage {stage.number} of worker {core}"
+    return preparing
 
 
 class _KeptHold:

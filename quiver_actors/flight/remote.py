@@ -13,13 +13,13 @@ import pyarrow.flight as fl
 
 from quiver_actors.errors import NotAllowed, ProtocolError, QuiverError, WorkerUnavailable, error_classes
 from quiver_actors.flight.contract import (
-    AbortTokens,
     Acknowledge,
     AskSchemas,
     AskWeights,
     ConfirmGap,
     Contents,
     Done,
+    DropRun,
     Look,
     Publish,
     ReadTicket,
@@ -78,8 +78,8 @@ class RemoteNode:
     def publish(self, tokens: Sequence[str]) -> None:
         self._ask(Publish(list(tokens)), Done)
 
-    def abort_tokens(self, tokens: Sequence[str]) -> None:
-        self._ask(AbortTokens(list(tokens)), Done)
+    def drop_run(self, request: DropRun) -> None:
+        self._ask(request, Done)
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         """Batches as they arrive. An answer that does not come for the timeout ends with an error."""

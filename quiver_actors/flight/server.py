@@ -17,12 +17,12 @@ import pyarrow.flight as fl
 
 from quiver_actors.errors import ProtocolError, QuiverError
 from quiver_actors.flight.contract import (
-    AbortTokens,
     Acknowledge,
     AskSchemas,
     AskWeights,
     ConfirmGap,
     Done,
+    DropRun,
     Look,
     Publish,
     ReadTicket,
@@ -33,7 +33,7 @@ from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.remote import ERROR_PREFIX
 
 _REQUESTS: dict[str, type[Request]] = {
-    kind.__name__: kind for kind in (Look, AskSchemas, AskWeights, Acknowledge, ConfirmGap, Publish, AbortTokens)
+    kind.__name__: kind for kind in (Look, AskSchemas, AskWeights, Acknowledge, ConfirmGap, Publish, DropRun)
 }
 _HOLDS_LOOKED_AT_SECONDS = 10.0
 
@@ -103,8 +103,8 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
                 node.confirm_gap(request)
             case Publish():
                 node.publish(request.tokens)
-            case AbortTokens():
-                node.abort_tokens(request.tokens)
+            case DropRun():
+                node.drop_run(request)
         return Done()
 
     def _tend_holds(self) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from quiver_actors.errors import QuiverError, TransactionAborted, TransactionDecided, UsageError
-from quiver_actors.flight.contract import Node
+from quiver_actors.flight.contract import DropRun, Node
 from quiver_actors.flight.members import parse_static
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.options import SourceOptions
@@ -119,16 +119,35 @@ def publish(options: SourceOptions, tokens: Iterable[Token]) -> None:
     node_set(options).ask(by_node, publish_on)
 
 
-def abort(options: SourceOptions, run: Run, tokens: Iterable[Token]) -> None:
-    """Decide that the run comes to nothing, unless it was committed; then let nodes drop what they hold, as far as they can be reached."""
+def abort(options: SourceOptions, run: Run) -> None:
+    """Decide that the run comes to nothing, unless it was committed; then let all nodes drop what they hold of it, whatever task staged it.
+
+    Spark names only the tasks that have finished. One that was cancelled sees the end of its rows, and prepares what it has.
+    """
     if Decisions(run.decisions).abort(run.txn_id, run.epoch).is_commit:
         logger.warning("quiver.spark.abort_ignored txn=%s: it was committed", run.txn_id)
         return
-    by_node = _by_node(tokens)
-    for name, encoded in by_node.items():
-        # What is not reached drops it by itself, after its time to live.
+    request = DropRun(options.topic, run.txn_id, run.epoch)
+    nodes = node_set(options)
+
+    def drop_on(node: Node) -> None:
+        # A node that is not reached drops it by itself, after its time to live.
         with contextlib.suppress(QuiverError):
-            node_set(options).get(name).abort_tokens(encoded)
+            node.drop_run(request)
+
+    with contextlib.suppress(QuiverError):
+        nodes.ask(nodes.all(), drop_on)
+
+
+def check_not_aborted(run: Run) -> None:
+    """For a task, before it prepares: a run that was aborted meanwhile gets nothing that would have to wait for its time.
+
+    Raises:
+        TransactionAborted: the driver has given the run up.
+    """
+    standing = Decisions(run.decisions).decided(run.txn_id, run.epoch)
+    if standing is not None and not standing.is_commit:
+        raise TransactionAborted(f"transaction {run.txn_id!r}, epoch {run.epoch} was aborted by {standing.by}")
 
 
 def open_run(txn_id: str, decisions: str) -> Run | None:

@@ -100,7 +100,7 @@ def _push_run(df: DataFrame, options: SourceOptions, transform: Transform | None
     try:
         rows = df.mapInArrow(_writing(options, run, transform), _WRITTEN).collect()
     except BaseException:
-        commit.abort(options, run, [])
+        commit.abort(options, run)
         raise
     tokens = list(commit.decide(run, [Token.decode(token) for row in rows for token in row.tokens]).tokens)
     commit.publish(options, tokens)

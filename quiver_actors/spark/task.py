@@ -137,6 +137,7 @@ class _Stages:
             self._begun(key).push_many(self._bundles([batch]), timeout=self._timeout)
 
     def prepare(self) -> tuple[str, ...]:
+        commit.check_not_aborted(self._run)
         tokens = [stage.prepare(timeout=self._timeout) for stage in self._stages.values()]
         return tuple(token.encode() for token in tokens if token is not None)
 

@@ -51,11 +51,25 @@ class ClusterNode:
         directory = self.run_dir.parent
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "quiver.toml").write_text(config)
-        environment = {"QUIVER_NODE": self.name}
-        command = ["up", "--config", directory / "quiver.toml", "--data-dir", self.data_dir, "--run-dir", self.run_dir]
-        self.up = self._cluster.spawn(f"{self.name}-up", [*_QUIVER, *command, "--cores", "1"], environment)
-        _wait(self._is_ready, f"{self.name} did not become ready", self.up)
+        self._start_up()
         self.start_serve()
+
+    def restart_node(self) -> None:
+        """SIGKILL to `quiver up`, with which its workers die, then a new one. `quiver serve` goes on, as a service of its own."""
+        workers = self.quiver_worker_pids()
+        assert self.up is not None, "the node was started"
+        self.up.kill()
+        self.up.wait()
+        _wait(lambda: not any(map(_is_alive, workers)), f"workers of {self.name} outlive their supervisor", self.serve)
+        self._start_up()
+
+    def _start_up(self) -> None:
+        directory = self.run_dir.parent
+        command = ["up", "--config", directory / "quiver.toml", "--data-dir", self.data_dir, "--run-dir", self.run_dir]
+        self.up = self._cluster.spawn(
+            f"{self.name}-up", [*_QUIVER, *command, "--cores", "1"], {"QUIVER_NODE": self.name}
+        )
+        _wait(self._is_ready, f"{self.name} did not become ready", self.up)
 
     def start_serve(self) -> None:
         """`quiver serve`, announced in the cluster's directory of nodes."""
@@ -78,11 +92,11 @@ class ClusterNode:
         arguments = ["--host", self.address, "--cores", "1", "--memory", "700m", "--webui-port", "0", master]
         self.worker = self._cluster.spawn_spark(f"{self.name}-worker", "worker.Worker", arguments, environment)
 
-    def quiver_worker_pid(self) -> int:
-        """Of the process that owns core 0."""
+    def quiver_worker_pids(self) -> list[int]:
+        """Of the processes that own cores."""
         status = [*_QUIVER, "status", "--run-dir", str(self.run_dir), "--json"]
         answer = subprocess.run(status, capture_output=True, check=True, timeout=_STOP_SECONDS)
-        return int(json.loads(answer.stdout)["workers"][0]["pid"])
+        return [int(worker["pid"]) for worker in json.loads(answer.stdout)["workers"]]
 
     def executor_pids(self) -> list[int]:
         """The JVMs that run tasks on this host."""
@@ -157,9 +171,19 @@ class StandaloneCluster:
         """The session of a driver in this process, with one executor on each host. One at a time."""
         from pyspark.sql import SparkSession
 
-        os.environ |= {**self._environment, "SPARK_LOCAL_IP": "127.0.0.1"}
+        os.environ |= self.driver_environment()
         os.environ.pop("QUIVER_RUN_DIR", None)
-        settings = {
+        self._session = SparkSession.builder.config(map=self.settings(**conf)).getOrCreate()
+        return self._session
+
+    def driver_environment(self) -> dict[str, str]:
+        """What a driver needs in its environment; it has no node of its own, so no `QUIVER_RUN_DIR`."""
+        return {**self._environment, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+    def settings(self, **conf: str) -> dict[str, str]:
+        """Settings of a session of this cluster, for a driver in another process. In `conf` two underscores stand for a dot."""
+        return {
+            "spark.master": self.master,
             **session_conf(),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -173,8 +197,6 @@ class StandaloneCluster:
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             **{key.replace("__", "."): value for key, value in conf.items()},
         }
-        self._session = SparkSession.builder.master(self.master).config(map=settings).getOrCreate()
-        return self._session
 
     def spawn(self, name: str, command: list[Any], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start a process in a session of its own, its output in `<workspace>/<name>.log`."""
@@ -230,10 +252,10 @@ class StandaloneCluster:
         self.stop()
 
 
-def _wait(condition: Callable[[], Any], otherwise: str, process: subprocess.Popen[bytes]) -> None:
+def _wait(condition: Callable[[], Any], otherwise: str, process: subprocess.Popen[bytes] | None) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while not condition():
-        if process.poll() is not None:
+        if process is not None and process.poll() is not None:
             raise RuntimeError(
                 f"{otherwise}: it ended with exit code {process.returncode}; see its log in the workspace"
             )
@@ -277,6 +299,14 @@ def _processes() -> list[tuple[int, str]]:
             command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             found.append((int(directory.name), command))
     return found
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether it runs: what only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
 
 
 def _parent_of(pid: int) -> int:

@@ -77,7 +77,7 @@ class TopicWriter(DataSourceArrowWriter):
     def abort(self, messages: list[TaskWritten | None]) -> None:
         """Take back what is staged, unless it was committed: Spark calls this also when `commit` has failed."""
         if self._options.commit_protocol == "batch" and self._run is not None:
-            commit.abort(self._options, self._run, tokens_of(messages))
+            commit.abort(self._options, self._run)
         log("aborted", self._options, messages)
 
 
@@ -118,12 +118,12 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         log("committed", self._options, messages, batchId)
 
     def abort(self, messages: list[TaskWritten | None], batchId: int) -> None:  # noqa: N803
-        """As `TopicWriter.abort`. Without a message there is nothing to name: what is staged expires."""
-        runs = set(runs_of(messages))
+        """As `TopicWriter.abort`. Without a message there is nothing to name: what is staged goes when the micro-batch is replayed, or
+        expires.
+        """
         if self._options.commit_protocol == "batch":
-            for run in runs:
-                tokens = [token for token in tokens_of(messages) if token.epoch == run.epoch]
-                commit.abort(self._options, run, tokens)
+            for run in set(runs_of(messages)):
+                commit.abort(self._options, run)
         log("aborted", self._options, messages, batchId)
 
 

@@ -18,6 +18,7 @@ TOPICS = (
     *("limits", "bytes", "replay", "latest", "lost", "expiry"),
     *(
         "aborted",
+        "cancelled",
         "decided",
         "undecided",
         "reused",

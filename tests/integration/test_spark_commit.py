@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +135,32 @@ def test_a_driver_that_dies_before_the_decision(node: Node, writer: Callable[...
     again.commit([again.write(batches(1, 2, 3))])
     assert numbers(node, "undecided") == [1, 2, 3]
     wait_until(lambda: staged(node, "undecided") == 0, "the end of the first run's stage")
+
+
+def test_a_cancelled_job_leaves_nothing(spark: SparkSession, node: Node) -> None:
+    """The sink's task sees a cancelled job as the end of its rows, and prepares them; the driver drops what it has not heard of."""
+
+    def endless(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import threading
+
+        for _ in given:
+            while True:
+                yield pa.record_batch({"id": list(range(1000))})
+                threading.Event().wait(0.05)
+
+    def write() -> None:
+        qs.use(spark)
+        spark.sparkContext.setJobGroup("cancelled", "", True)
+        with pytest.raises(Exception, match="cancel"):
+            save(spark.range(0, 2, 1, 2).mapInArrow(endless, "id long"), "cancelled", bundleBytes="1KiB")
+
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(write)
+        wait_until(lambda: staged(node, "cancelled") > 0 or writing.done(), "a stage")
+        spark.sparkContext.cancelJobGroup("cancelled")
+        writing.result(timeout=120)
+    wait_until(lambda: staged(node, "cancelled") == 0, "the end of the stages")
+    assert numbers(node, "cancelled") == []
 
 
 def test_tasks_reuse_their_process(spark: SparkSession, node: Node) -> None:

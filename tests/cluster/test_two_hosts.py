@@ -6,7 +6,6 @@ Heavy (a master, two workers, two executors): run by `make test-cluster`, not by
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import pytest
 from quiver_actors import spark as qs
 from quiver_actors.client import connect
 from quiver_actors.spark.testing import ClusterNode, StandaloneCluster
+from tests.cluster.looking import everywhere, memory_bytes, numbers, staged
 from tests.integration.spark_node import wait_until
 
 if TYPE_CHECKING:
@@ -31,48 +31,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-TOPICS = ("plain", "remote", "local", "executor", "python", "quiver", "speculation", "rounds", "stream", "copied")
-CONFIG = "[segment]\nmax_open_duration = '200ms'\ntarget_size = '256KiB'\n" + "".join(f"[topics.{t}]\n" for t in TOPICS)
-
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[StandaloneCluster]:
-    with StandaloneCluster(2, config=CONFIG) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def spark(cluster: StandaloneCluster) -> SparkSession:
-    return cluster.session(
-        spark__task__maxFailures="8",
-        spark__excludeOnFailure__enabled="false",
-        spark__executor__maxNumFailures="1000",
-        # However slow the machine is, a preferred host is waited for.
-        spark__locality__wait="60s",
-    )
+def spark(cluster: StandaloneCluster) -> Iterator[SparkSession]:
+    # However slow the machine is, a preferred host is waited for.
+    session = cluster.session(spark__task__maxFailures="8", spark__locality__wait="60s")
+    yield session
+    session.stop()
 
 
 def save(frame: DataFrame, topic: str, **options: str) -> None:
     frame.write.format("quiver").options(topic=topic, **options).mode("append").save()
-
-
-def numbers(host: ClusterNode, topic: str) -> list[int]:
-    """What is visible on one node, read without Spark."""
-    found: list[int] = []
-    with connect(host.run_dir) as client:
-        client.flush(topic)
-        for core in client.segments(topic):
-            found += [n for bundle in client.read(topic, core) for n in bundle.batch.column("id").to_pylist()]
-    return found
-
-
-def everywhere(cluster: StandaloneCluster, topic: str) -> list[int]:
-    return sorted(n for host in cluster.hosts for n in numbers(host, topic))
-
-
-def staged(host: ClusterNode, topic: str) -> int:
-    with connect(host.run_dir) as client:
-        return sum(map(len, client.staged(topic).values()))
 
 
 def slowly(seconds: float = 0.0) -> Any:
@@ -181,76 +150,13 @@ def test_a_python_worker_that_is_killed(spark: SparkSession, cluster: Standalone
 def test_a_quiver_worker_that_is_killed(spark: SparkSession, cluster: StandaloneCluster) -> None:
     frame = spark.range(0, 4000, 1, 4).mapInArrow(slowly(0.1), "id long")
     write = Disturbed(cluster, frame, "quiver")
-    write.when_staged(cluster.hosts[0], lambda: kill([cluster.hosts[0].quiver_worker_pid()]))
+    write.when_staged(cluster.hosts[0], lambda: kill(cluster.hosts[0].quiver_worker_pids()))
     write.finish()
     assert everywhere(cluster, "quiver") == list(range(4000))
 
 
-def test_a_slow_host_is_overtaken(spark: SparkSession, cluster: StandaloneCluster) -> None:
-    slow = str(cluster.hosts[1].run_dir)
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import os
-        import threading
-
-        for batch in batches:
-            for start in range(0, batch.num_rows, 100):
-                threading.Event().wait(2.0 if os.environ["QUIVER_RUN_DIR"] == slow else 0.0)
-                yield batch.slice(start, 100)
-
-    settings = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "100ms",
-        "spark.speculation.multiplier": "1.1",
-        "spark.speculation.quantile": "0.3",
-    }
-    # Read by the scheduler when the context starts: another session of the same cluster.
-    spark.stop()
-    session = cluster.session(**{key.replace(".", "__"): value for key, value in settings.items()})
-    save(session.range(0, 4000, 1, 4).mapInArrow(run, "id long"), "speculation", bundleBytes="1KiB")
-    assert everywhere(cluster, "speculation") == list(range(4000))
-
-
-ROUNDS = int(os.environ.get("QUIVER_TEST_ROUNDS", "6"))
-
-
-@pytest.mark.parametrize("seed", range(ROUNDS))
-def test_rounds_of_kills(cluster: StandaloneCluster, seed: int) -> None:
-    """Executor, Python worker, quiver worker or Flight server, at a moment that the seed chooses."""
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.getActiveSession() or cluster.session()
-    chance = random.Random(seed)
-    host = chance.choice(cluster.hosts)
-    before = everywhere(cluster, "rounds")
-    actions: dict[str, Callable[[], None]] = {
-        "executor": lambda: kill(host.executor_pids()),
-        "python": lambda: kill(host.python_worker_pids()),
-        "quiver": lambda: kill([host.quiver_worker_pid()]),
-        "serve": lambda: restart_serve(host),
-    }
-    action = chance.choice(sorted(actions))
-    frame = spark.range(seed * 10000, seed * 10000 + 3000, 1, 4).mapInArrow(slowly(0.05), "id long")
-    write = Disturbed(cluster, frame, "rounds")
-    threading.Event().wait(chance.random() * 3)
-    actions[action]()
-    write.finish()
-    expected = sorted([*before, *range(seed * 10000, seed * 10000 + 3000)])
-    assert everywhere(cluster, "rounds") == expected, f"{action} on {host.name}"
-
-
-def restart_serve(host: ClusterNode) -> None:
-    assert host.serve is not None
-    host.serve.kill()
-    host.serve.wait()
-    host.start_serve()
-
-
-def test_a_stream_through_both_nodes(cluster: StandaloneCluster, tmp_path: Path) -> None:
+def test_a_stream_through_both_nodes(spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path) -> None:
     """Topic to topic: read from both nodes, stored once on the nodes of the tasks, with a replayed micro-batch."""
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.getActiveSession() or cluster.session()
     save(spark.range(0, 3000, 1, 6), "stream", bundleBytes="1KiB")
 
     def run() -> None:
@@ -268,3 +174,35 @@ def test_a_stream_through_both_nodes(cluster: StandaloneCluster, tmp_path: Path)
     save(spark.range(3000, 4000, 1, 2), "stream", bundleBytes="1KiB")
     run()
     assert everywhere(cluster, "copied") == list(range(4000))
+
+
+MANY = 1000
+MEMORY_GROWTH_MAX = 24 << 20
+
+
+def test_a_thousand_micro_batches_in_flat_memory(
+    spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """Topic to topic, a bundle each. Looked at: workers and Flight servers of both nodes, the tasks' Pythons, and the driver's."""
+    for number, host in enumerate(cluster.hosts):
+        with connect(host.run_dir) as client:
+            client.push_many((pa.record_batch({"id": [n]}) for n in range(number, MANY, 2)), topic="many")
+    source = spark.readStream.format("quiver").options(topic="many", startingOffsets="earliest", maxRowsPerTrigger="1")
+    writer = source.schema("id LONG").load().coalesce(1).writeStream.format("quiver").option("topic", "many_copied")
+    query = writer.option("checkpointLocation", str(tmp_path / "ck")).trigger(availableNow=True).start()
+
+    def batches() -> int:
+        return len(list((tmp_path / "ck" / "commits").glob("[0-9]*")))
+
+    found = []
+    for count in (MANY // 4, MANY - 10):
+        wait_until(lambda count=count: batches() >= count or not query.isActive, f"micro-batch {count}", 1200)
+        found.append(memory_bytes(cluster))
+    assert query.awaitTermination(240)
+    assert batches() >= MANY
+    assert everywhere(cluster, "many_copied") == list(range(MANY))
+    early, late = found
+    growth = {name: (late[name] - early[name]) >> 20 for name in early.keys() & late.keys()}
+    print(f"memory growth in MiB: {growth}")
+    assert all(late[name] - early[name] < MEMORY_GROWTH_MAX for name in growth), growth
+    assert {name.split()[0] for name in growth} >= {"quiver", "serve", "task", "driver"}
