@@ -14,6 +14,7 @@ from typing import Any
 from quiver_actors.errors import ConfigError, UsageError
 from quiver_actors.model import DEFAULT_TOPIC, check_id
 from quiver_actors.spark.offsets import Offsets, parse_offsets
+from quiver_actors.spark.where import EVERYTHING, Where, parse_where
 from quiver_actors.units import MIB, SECOND_NS, parse_duration_ns, parse_size
 
 READ, WRITE, READ_STREAM, WRITE_STREAM = "read", "write", "readStream", "writeStream"
@@ -58,7 +59,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     subscriber: str | None = None
     subscriber_ttl_ns: int = 7 * 86400 * SECOND_NS
-    pushdown: bool = False
+    where: Where = EVERYTHING
     include_metadata: bool = False
 
 
@@ -159,7 +160,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("startingTimestamp", "starting_unix_ns", _timestamp_ns, READS),
     Option("endingOffsets", "ending_offsets", _offsets, (READ,)),
     Option("failOnDataLoss", "fail_on_data_loss", _flag, READS),
-    Option("pushdown", "pushdown", _flag, (READ,)),
+    Option("where", "where", parse_where, READS),
     Option("includeMetadata", "include_metadata", _flag, READS),
     Option("maxRowsPerTrigger", "max_rows_per_trigger", _count, (READ_STREAM,)),
     Option("maxBytesPerTrigger", "max_bytes_per_trigger", _size, (READ_STREAM,)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -31,14 +30,10 @@ from quiver_actors.flight.contract import (
 from quiver_actors.flight.rows import METADATA
 from quiver_actors.model import ENVELOPE_SLOT, SlotTable
 from quiver_actors.spark import offsets
-from quiver_actors.spark.filters import Pushed
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import EARLIEST, SourceOptions
 from quiver_actors.spark.plan import Extent, PlannedPartition, StoredRange, plan_partitions, ranges_between
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
 
 Slots = Mapping[str, int]
 """The slots that a read selects: name as the user gave it, or the slot's own, and id."""
@@ -61,7 +56,6 @@ class TopicReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._pushed = Pushed()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -79,10 +73,10 @@ class TopicReader(DataSourceReader):
         return read_partitions(options, slots, arrow_schema(self._schema), stored)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._pushed.filtered(read_partition(self._options, partition))
+        return read_partition(self._options, partition)
 
     def _wanted(self, node: Node, place: Place, core: CoreContents) -> list[StoredRange]:
-        """What of a core the options and the filters ask for."""
+        """What of a core the options ask for."""
         options = self._options
         start, end = _position(options.starting_offsets, place), _position(options.ending_offsets, place)
         if options.starting_unix_ns is not None:
@@ -90,26 +84,18 @@ class TopicReader(DataSourceReader):
         segments = [
             Extent(info.segment_seq, info.bundle_count, info.size_bytes)
             for info in core.segments
-            if self._pushed.may_hold(
+            if options.where.may_hold(
                 place, info.segment_seq, info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos
             )
         ]
         return ranges_between(place, segments, offsets.bundle_of(start), END if end < 0 else offsets.bundle_of(end))
 
 
-class FilteringReader(TopicReader):
-    """With `pushdown=true` only: a reader that has `pushFilters` fails every read unless Spark's switch for it is on."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark calls it so
-        """Takes what helps to leave out segments and rows. All filters go back: Spark applies them again, so that they mean the same."""
-        self._pushed = Pushed.of(filters)
-        return filters
-
-
 def read_partitions(
     options: SourceOptions, slots: Slots, target: pa.Schema, stored: Iterable[StoredRange]
 ) -> list[InputPartition]:
     """Partitions for these bundles."""
+    options.where.check(target)
     nodes = node_set(options)
     schema = schema_bytes(target)
 
@@ -125,7 +111,7 @@ def read_partition(options: SourceOptions, partition: InputPartition) -> Iterato
     """The rows of one partition. Spark reads an empty plan as one partition without a value: it has no rows."""
     if isinstance(partition, TopicPartition):
         node = node_set(options).get(partition.place.node, partition.location)
-        yield from node.read(partition.ticket)
+        yield from options.where.filtered(node.read(partition.ticket))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -37,10 +37,9 @@ class QuiverSource(DataSource):
 
     def reader(self, schema: StructType) -> TopicReader:
         from quiver_actors.spark.options import READ, parse_options
-        from quiver_actors.spark.reader import FilteringReader, TopicReader
+        from quiver_actors.spark.reader import TopicReader
 
-        options = parse_options(self.options, READ)
-        return FilteringReader(options, schema) if options.pushdown else TopicReader(options, schema)
+        return TopicReader(parse_options(self.options, READ), schema)
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark calls it so
         from quiver_actors.spark.options import READ_STREAM, parse_options

@@ -30,6 +30,7 @@ TOPICS = (
         "keyed",
         "tasks",
         "filters",
+        "switched",
         "pushed",
         "teed",
         "foreach",

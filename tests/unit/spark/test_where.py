@@ -1,0 +1,108 @@
+"""Option `where`: what it means, what it leaves out unread, and what it refuses."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from quiver_actors.errors import ConfigError, UsageError
+from quiver_actors.spark.offsets import Place
+from quiver_actors.spark.where import parse_where
+
+BATCH = pa.record_batch(
+    {
+        "n": pa.array([0, 1, 2, 3]),
+        "id": pa.array([1, 2, 3, None], pa.int64()),
+        "name": pa.array(["a", "it's", None, "c"]),
+        "flag": pa.array([True, False, None, True]),
+        "price": pa.array([1.5, float("nan"), 2.5, None]),
+        "day": pa.array([0, 1, 2, None], pa.date32()),
+        "at": pa.array([0, 1_000_000, 2_000_000, None], pa.timestamp("us", "UTC")),
+        "odd name": pa.array([1, 1, 2, 2], pa.int32()),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("id >= 2", [1, 2]),
+        ("id>=2 and id<3", [1]),
+        ("id != 2", [0, 2]),
+        ("id <> -2", [0, 1, 2]),
+        ("id IN (1, 3)", [0, 2]),
+        ("id IS NULL", [3]),
+        ("id is not null AND name IS NULL", [2]),
+        ("name = 'it''s'", [1]),
+        ("name IN ('a', 'c')", [0, 3]),
+        ("flag = true", [0, 3]),
+        ("price > 1e0", [0, 2]),
+        ("day == '1970-01-02'", [1]),
+        ("at > '1970-01-01T00:00:00Z'", [1, 2]),
+        ("`odd name` = 2 AND id = 3", [2]),
+        ("id = 7", []),
+    ],
+)
+def test_rows_that_are_wanted(text: str, rows: list[int]) -> None:
+    where = parse_where(text)
+    where.check(BATCH.schema)
+    found = where.filtered(iter([BATCH, BATCH.slice(0, 0)]))
+    assert [batch.column("n").to_pylist() for batch in found] == ([rows] if rows else [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "id",
+        "id >",
+        "id > 1 AND",
+        "id > 1 OR id < 0",
+        "id IN 1",
+        "id IN (1",
+        "id > other",
+        "1 < id",
+        "id ~ 1",
+        "id IS 1",
+    ],
+)
+def test_what_is_not_understood_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected comparisons"):
+        parse_where(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("other = 1", "'other' is not read: expected one of n, id, name"),
+        ("_quiver_core = 1", "includeMetadata=true"),
+        ("id = 'x'", "id is int64"),
+        ("at > '1970-01-01'", "at is timestamp"),
+    ],
+)
+def test_what_does_not_fit_the_columns_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_where(text).check(BATCH.schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        ("_quiver_core = 1", True),
+        ("_quiver_core > 1", False),
+        ("_quiver_segment <= 4", False),
+        ("_quiver_segment >= 5 AND _quiver_segment < 6", True),
+        ("_quiver_node = 'a'", True),
+        ("_quiver_node IN ('b', 'c')", False),
+        ("_quiver_ingestion_time >= '1970-01-01T00:00:02Z'", True),
+        ("_quiver_ingestion_time > '1970-01-01T00:00:03Z'", False),
+        ("_quiver_ingestion_time < '1970-01-01T00:00:01Z'", False),
+        ("id = 1", True),
+    ],
+)
+def test_segments_that_cannot_hold_what_is_wanted_are_not_read(text: str, is_read: bool) -> None:
+    assert parse_where(text).may_hold(Place("a", 1), 5, 1_000_000_000, 2_000_000_000) == is_read
+
+
+def test_a_segment_without_times_is_read() -> None:
+    assert parse_where("_quiver_ingestion_time > '2020-01-01T00:00:00Z'").may_hold(Place("a", 1), 5, 0, 0)
