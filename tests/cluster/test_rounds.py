@@ -69,18 +69,18 @@ class Driver:
 
     def kill(self) -> None:
         """The Python program and its JVM at once. What they have forked dies by itself, or finishes what it was at."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     @staticmethod
     def _read(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            answers.put(line.strip())
+        with process.stdout as lines:
+            for line in lines:
+                answers.put(line.strip())
         answers.put("dead")
 
 
@@ -88,7 +88,7 @@ class Driver:
 def driver(cluster: StandaloneCluster) -> Iterator[Driver]:
     driver = Driver(cluster)
     yield driver
-    driver.stop()
+    driver.kill()
 
 
 class Steps:

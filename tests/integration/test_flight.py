@@ -11,12 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from quiver_actors.errors import NotAllowed, NotStored, UnknownTopic, WorkerUnavailable
+from quiver_actors.errors import NotAllowed, NotStored, TransactionAborted, UnknownTopic, WorkerUnavailable
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskWeights,
     BundleRange,
     Contents,
+    DropRun,
     HoldTerms,
     Look,
     ReadTicket,
@@ -25,6 +26,9 @@ from quiver_actors.flight.contract import (
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.members import MemberDirectory, members_of
 from quiver_actors.flight.remote import RemoteNode
+from quiver_actors.spark.nodes import node_set
+from quiver_actors.spark.options import READ, parse_options
+from tests.integration.flight_tls import written_to
 from tests.integration.spark_node import Node, wait_until
 
 CONFIG = "node = 'node-a'\n[segment]\nmax_open_duration = '200ms'\n[topics.held]\n[topics.other]\n"
@@ -120,6 +124,52 @@ def test_only_who_has_the_token_is_answered(node: Node, tmp_path: Path) -> None:
         for wrong in (None, "open", "open sesame "):
             with pytest.raises(NotAllowed, match="token"):
                 RemoteNode("node-a", location, token=wrong).look(Look("default"))
+
+
+def test_only_who_trusts_the_certificate_and_has_the_token_reads(node: Node, tmp_path: Path) -> None:
+    """Through the options of a Spark read, as a host that has no node of its own."""
+    certificate, key = written_to(tmp_path)
+    token = tmp_path / "token"
+    token.write_text("open sesame\n")
+    tls = ("--tls-cert", str(certificate), "--tls-key", str(key), "--token-file", str(token))
+    with serving(node, *tls) as location:
+        assert location.startswith("grpc+tls://127.0.0.1:")
+        given = {"runDir": str(tmp_path), "nodes": f"node-a={location}", "pushTimeout": "5s"}
+        trusting = {**given, "tlsRoots": str(certificate), "token": "open sesame"}
+        remote = node_set(parse_options(trusting, READ)).get("node-a")
+        assert rows_of(remote, remote.look(Look("default", flush=True))) == list(range(40))
+        for wrong in ({"tlsRoots": None}, {"token": "sesame"}):
+            options = {name: value for name, value in {**trusting, **wrong}.items() if value is not None}
+            with pytest.raises((NotAllowed, WorkerUnavailable)):
+                node_set(parse_options(options, READ)).get("node-a").look(Look("default"))
+        with pytest.raises(WorkerUnavailable):
+            RemoteNode("node-a", location.replace("grpc+tls", "grpc"), timeout_seconds=5).look(Look("default"))
+
+
+def test_an_epoch_that_was_aborted_is_dropped_whatever_it_has_staged(node: Node) -> None:
+    with serving(node) as location, node.client() as client:
+        ready = client.stage("job", topic="other", partition=0)
+        ready.push(pa.record_batch({"n": [1]}, schema=SCHEMA))
+        ready.prepare()
+        still_open = client.stage("job", topic="other", partition=1)
+        still_open.push(pa.record_batch({"n": [2]}, schema=SCHEMA))
+        later = client.stage("job", topic="other", partition=0, epoch=1)
+        later.push(pa.record_batch({"n": [3]}, schema=SCHEMA))
+        RemoteNode("node-a", location).drop_run(DropRun("other", "job", 0))
+        wait_until(lambda: [stage.epoch for found in client.staged("other").values() for stage in found] == [1], "it")
+        with pytest.raises(TransactionAborted):
+            still_open.prepare()
+        token = later.prepare()
+        assert token is not None
+        client.publish([token])
+        client.flush("other")
+        found = [
+            n
+            for core in client.segments("other")
+            for bundle in client.read("other", core)
+            for n in bundle.batch.column("n").to_pylist()
+        ]
+        assert found == [3]
 
 
 def test_a_node_that_is_gone_is_named(node: Node) -> None:
