@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,8 @@ ANY = READS + WRITES
 
 EARLIEST, LATEST = "earliest", "latest"
 COMMIT_PROTOCOLS = ("batch", "task", "none")
-SPARK_OWN = ("checkpointlocation", "queryname")
-"""Options that Spark adds by itself."""
+SPARK_OWN = re.compile(r"checkpointlocation|queryname|owner|provider|option\..*")
+"""Options that Spark adds by itself, to streams and to tables of its catalog."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,19 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
+def check_topic_given(given: Mapping[str, str]) -> None:
+    """
+    Raises:
+        ConfigError: none is. It has no default here: Spark takes the options of a table of its catalog away on every INSERT and SELECT, and
+            rows are not to go anywhere by chance.
+    """
+    if not {"topic", "path"} & {key.lower() for key in given}:
+        raise ConfigError(
+            "option 'topic' is missing. In SQL, OPTIONS of a table never reach a Python source: use a view (CREATE TEMPORARY VIEW name "
+            "(columns) USING quiver OPTIONS (topic '...')), or name the topic each time: INSERT INTO name WITH ('topic' = '...') ..."
+        )
+
+
 def parse_options(given: Mapping[str, str], operation: str) -> SourceOptions:
     """Turn the options of an operation (`READ`, `WRITE`, `READ_STREAM`, `WRITE_STREAM`) into values.
 
@@ -186,7 +200,7 @@ def parse_options_of(given: Mapping[str, str], operations: tuple[str, ...]) -> S
     values: dict[str, Any] = {}
     for key, text in given.items():
         option = table.get(key.lower())
-        if option is None and key.lower() in SPARK_OWN:
+        if option is None and SPARK_OWN.fullmatch(key.lower()):
             continue
         if option is None:
             raise ConfigError(_unknown(key, operations[0], [option.name for option in table.values()]))

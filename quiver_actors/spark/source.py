@@ -15,6 +15,7 @@ from quiver_actors.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from quiver_actors.spark.options import SourceOptions
     from quiver_actors.spark.reader import TopicReader
     from quiver_actors.spark.stream import TopicStreamReader
     from quiver_actors.spark.writer import TopicStreamWriter, TopicWriter
@@ -29,36 +30,43 @@ class QuiverSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of everything that is stored in the topic now."""
-        from quiver_actors.spark.options import READS, parse_options_of
+        from quiver_actors.spark.options import READS, check_topic_given, parse_options_of
         from quiver_actors.spark.reader import stored_schema
 
+        check_topic_given(self.options)
         # Spark does not say whether the columns are for a batch or a stream.
         return stored_schema(parse_options_of(self.options, READS))
 
     def reader(self, schema: StructType) -> TopicReader:
-        from quiver_actors.spark.options import READ, parse_options
+        from quiver_actors.spark.options import READ
         from quiver_actors.spark.reader import TopicReader
 
-        return TopicReader(parse_options(self.options, READ), schema)
+        return TopicReader(self._parsed(READ), schema)
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark calls it so
-        from quiver_actors.spark.options import READ_STREAM, parse_options
+        from quiver_actors.spark.options import READ_STREAM
         from quiver_actors.spark.stream import stream_reader
 
-        return stream_reader(parse_options(self.options, READ_STREAM), schema)
+        return stream_reader(self._parsed(READ_STREAM), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
-        from quiver_actors.spark.options import WRITE, parse_options
+        from quiver_actors.spark.options import WRITE
         from quiver_actors.spark.writer import TopicWriter
 
         if overwrite:
             raise UsageError('a topic can only be appended to: write with .mode("append")')
-        return TopicWriter(parse_options(self.options, WRITE), schema)
+        return TopicWriter(self._parsed(WRITE), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802
-        from quiver_actors.spark.options import WRITE_STREAM, parse_options
+        from quiver_actors.spark.options import WRITE_STREAM
         from quiver_actors.spark.writer import TopicStreamWriter
 
         if overwrite:
             raise UsageError('a topic can only be appended to: write with .outputMode("append")')
-        return TopicStreamWriter(parse_options(self.options, WRITE_STREAM), schema)
+        return TopicStreamWriter(self._parsed(WRITE_STREAM), schema)
+
+    def _parsed(self, operation: str) -> SourceOptions:
+        from quiver_actors.spark.options import check_topic_given, parse_options
+
+        check_topic_given(self.options)
+        return parse_options(self.options, operation)

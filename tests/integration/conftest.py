@@ -31,6 +31,7 @@ TOPICS = (
         "tasks",
         "filters",
         "switched",
+        "tables",
         "pushed",
         "teed",
         "foreach",

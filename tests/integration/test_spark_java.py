@@ -22,8 +22,8 @@ from quiver_actors.spark import ensure_java, session_conf
 print(ensure_java())
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config(map=session_conf()).config("spark.ui.enabled", "false").getOrCreate()
-spark.range(1000).write.format("quiver").mode("append").save()
-print(spark.read.format("quiver").load().selectExpr("sum(id)").collect()[0][0])
+spark.range(1000).write.format("quiver").mode("append").save("default")
+print(spark.read.format("quiver").load("default").selectExpr("sum(id)").collect()[0][0])
 print(spark._jvm.System.getProperty("java.home"))
 """
 

@@ -15,6 +15,7 @@ from quiver_actors.spark.options import (
     WRITE,
     WRITE_STREAM,
     SourceOptions,
+    check_topic_given,
     parse_options,
 )
 from quiver_actors.units import MIB, SECOND_NS
@@ -95,6 +96,13 @@ def test_a_time_is_milliseconds_or_has_a_zone(text: str, unix_ns: int) -> None:
     assert parse_options({"startingTimestamp": text}, READ).starting_unix_ns == unix_ns
     with pytest.raises(ConfigError, match="with a zone"):
         parse_options({"startingTimestamp": "2024-05-01T00:00:00"}, READ)
+
+
+def test_the_source_wants_a_topic() -> None:
+    check_topic_given({"Topic": "a"})
+    check_topic_given({"path": "a"})
+    with pytest.raises(ConfigError, match="CREATE TEMPORARY VIEW"):
+        check_topic_given({"runDir": "/run/q"})
 
 
 def test_the_documented_table_is_the_table() -> None:
