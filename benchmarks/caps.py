@@ -6,9 +6,11 @@ resume      a push waits at the cap; a subscriber acknowledges everything: from 
 overload    a producer offers twice what a subscriber drains, under each policy, while the disk is looked at every 20 ms: how far usage
             goes over the cap, refusals, bundles announced as lost, and bundles that were acknowledged and never came.
 
-    python -m benchmarks.caps [--quick] [--json] [--rounds N] [--dir D] [--seconds N] [--cases share resume overload]
+    python -m benchmarks.caps [--quick] [--json] [--rounds N] [--dir D] [--seconds N] [--drain MIB] [--cases share resume overload]
+                              [--policies backpressure reject drop_oldest]
 
-`--seconds` is the length of each overload: 600 for the long form.
+`--seconds` is the length of each overload: 600 for the long form. `--drain` is what the subscriber takes a second: a machine that cannot
+store twice as much lets the producer fall behind (`pushed` says how far it got).
 """
 
 from __future__ import annotations
@@ -43,7 +45,6 @@ MIB = 1 << 20
 CASES = ("share", "resume", "overload")
 POLICIES = ("backpressure", "reject", "drop_oldest")
 BUNDLE_BYTES = 256 << 10
-DRAIN_BYTES_PER_SECOND = 8 * MIB
 SAMPLE_SECONDS = 0.02
 OVERLOAD_CORES = 2
 OVERLOAD_TARGET_BYTES = MIB
@@ -133,8 +134,8 @@ def sampled(data_dir: str, peak: list[int]) -> Iterator[None]:
         thread.join()
 
 
-def overload(directory: str, policy: str, cap_bytes: int, seconds: float) -> Measurements:
-    """Twice the drain rate for so long, then everything is drained."""
+def overload(directory: str, policy: str, cap_bytes: int, seconds: float, drain_rate: float) -> Measurements:
+    """Twice the drain rate (bytes a second) for so long, then everything is drained."""
     acked: set[tuple[int, int, int]] = set()
     refused = [0]
     peak: list[int] = []
@@ -155,14 +156,14 @@ def overload(directory: str, policy: str, cap_bytes: int, seconds: float) -> Mea
                     )
                 except (Throttled, PushTimeout):
                     refused[0] += 1
-                ahead = number * BUNDLE_BYTES / (2 * DRAIN_BYTES_PER_SECOND) - (time.monotonic() - began)
+                ahead = number * BUNDLE_BYTES / (2 * drain_rate) - (time.monotonic() - began)
                 if ahead > 0:
                     time.sleep(ahead)
 
         producer = threading.Thread(target=offer)
         with sampled(data_dir, peak):
             producer.start()
-            delivered, announced = drain(subscription, stop, producer)
+            delivered, announced = drain(subscription, stop, producer, drain_rate)
             producer.join()
         subscription.close()
     return {
@@ -180,7 +181,7 @@ def overload(directory: str, policy: str, cap_bytes: int, seconds: float) -> Mea
 
 
 def drain(
-    subscription: quiver_actors.GapSubscription, stop: float, producer: threading.Thread
+    subscription: quiver_actors.GapSubscription, stop: float, producer: threading.Thread, drain_rate: float
 ) -> tuple[set[tuple[int, int, int]], set[tuple[int, int, int]]]:
     """At the drain rate while the producer offers, then as fast as it goes; what came, and what was announced as lost."""
     delivered: set[tuple[int, int, int]] = set()
@@ -198,7 +199,7 @@ def drain(
             continue
         with event:
             delivered.add((event.bundle_id.core, event.bundle_id.segment_seq, event.bundle_id.bundle_index))
-        ahead = len(delivered) * BUNDLE_BYTES / DRAIN_BYTES_PER_SECOND - (time.monotonic() - began)
+        ahead = len(delivered) * BUNDLE_BYTES / drain_rate - (time.monotonic() - began)
         if time.monotonic() < stop and ahead > 0:
             time.sleep(ahead)
 
@@ -206,6 +207,8 @@ def drain(
 def main() -> None:
     found = parser(__doc__)
     found.add_argument("--seconds", type=float, default=0.0, help="of each overload (default 60, with --quick 8)")
+    found.add_argument("--drain", type=float, default=8.0, help="MiB a second (default 8)")
+    found.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="default: all")
     found.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="default: all")
     options = read_options(found, rounds=3)
     options.seconds = options.seconds or (8.0 if options.quick else 60.0)
@@ -233,8 +236,8 @@ def show_share(report: Report, options: argparse.Namespace, directory: str) -> N
 
 
 def show_overload(report: Report, options: argparse.Namespace, directory: str) -> None:
-    for policy in POLICIES:
-        found = overload(directory, policy, 48 * MIB, options.seconds)
+    for policy in options.policies:
+        found = overload(directory, policy, 48 * MIB, options.seconds, options.drain * MIB)
         for key in found:
             unit = "bytes" if key == "over" else "count"
             report.show_rounds(f"overload {policy} {key}", [found], key, unit, "synced")

@@ -30,6 +30,10 @@ CLAIM_NS = 2 * SECOND_NS
 PASSED_OVER_NS = 1 * SECOND_NS
 RESPONSIVE_NS = 500 * MILLISECOND_NS
 """A child whose heartbeat is older is not asked to delete anything."""
+NEAR = 0.9
+"""From this part of the soft limit on every child says what of its own would go first. Before anybody is asked to delete, all have."""
+SILENT_NS = 5 * SECOND_NS
+"""From then on nobody hopes for what a child's grant leaves it: where a policy lets data go, it goes rather than that pushes wait."""
 _MARGIN_SHARE = 16
 _MARGIN_STEPS = 4
 
@@ -56,6 +60,10 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     waiting_since_ns: int = 0
     step_bytes: int = 0
     is_responsive: bool = True
+    beat_ns: int = NO_LIMIT
+    """Monotonic time of its last look at its words."""
+    is_silent: bool = False
+    """It has not answered for so long that nobody waits for it any more: what it could still take is as good as taken."""
     evictable_class: int = 0
     evictable_oldest_unix_ns: int = 0
     evictable_bytes: int = 0
@@ -110,14 +118,16 @@ def decide(
         return Decision(grants=free, used_bytes=used, is_over=False, shortage_bytes=0)
     doomed = sum(holding.doomed_bytes for holding in holdings)
     waiting = sum(holding.wanted_bytes for holding in holdings if holding.waiting_since_ns)
+    held = sum(max(0, holding.seen_bytes - holding.used_bytes) for holding in holdings if holding.is_silent)
+    needed = used + waiting + (held if waiting else 0)
     over = used > (limits.low_bytes if is_over else limits.soft_bytes)
     budget = max(0, limits.hard_bytes - unowned_bytes)
     shares = share_out(now_ns, budget, holdings, grants)
     return Decision(
         grants=shares,
         used_bytes=used,
-        is_over=over or used + waiting > limits.hard_bytes,
-        shortage_bytes=max(0, used + waiting - limits.hard_bytes - doomed),
+        is_over=over or needed > limits.hard_bytes,
+        shortage_bytes=max(0, needed - limits.hard_bytes - doomed),
     )
 
 
@@ -185,12 +195,15 @@ class Evictions:
         self.expired = 0
         self.claim: Claim | None = None
         self._passed_over: dict[int, int] = {}
+        self._near_since_ns: int | None = None
 
     def decide(
         self, now_ns: int, limits: Limits | None, decision: Decision, holdings: Sequence[Holding]
     ) -> Claim | None:
         """The claim that is to stand now; None = none."""
         self._look_back(now_ns, holdings)
+        is_near = limits is not None and (decision.is_over or decision.used_bytes > NEAR * limits.soft_bytes)
+        self._near_since_ns = (self._near_since_ns or now_ns) if is_near else None
         needed = _needed_bytes(limits, decision, holdings)
         if limits is None or needed <= 0:
             self.claim = None
@@ -210,6 +223,9 @@ class Evictions:
             self._passed_over[claim.index] = now_ns + PASSED_OVER_NS
 
     def _next(self, now_ns: int, needed: int, decision: Decision, holdings: Iterable[Holding]) -> Claim | None:
+        near_since_ns = self._near_since_ns or 0
+        if any(holding.is_responsive and holding.beat_ns < near_since_ns for holding in holdings):
+            return None  # it may have something older, and has not looked since that matters
         last = EvictionClass.CLAIMED if decision.shortage_bytes else EvictionClass.UNPROCESSED
         able = [
             holding

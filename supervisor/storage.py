@@ -16,7 +16,7 @@ import msgspec
 from ..shm.counters import CountersPage, RegionWriter, RowWriter
 from ..shm.live_row import LiveRow
 from ..shm.words import WEAKLY_ORDERED, fence
-from .coordinator import RESPONSIVE_NS, Claim, Decision, Evictions, Holding, Limits, decide, limits_of
+from .coordinator import RESPONSIVE_NS, SILENT_NS, Claim, Decision, Evictions, Holding, Limits, decide, limits_of
 from .decide import Child
 from .figures import (
     GRANT_ROW,
@@ -239,6 +239,8 @@ def _reported(index: int, words: Sequence[int], now_ns: int, *, is_stopped: bool
         waiting_since_ns=words[StorageFigure.WAITING_SINCE_NS],
         step_bytes=words[StorageFigure.STEP_BYTES],
         is_responsive=not is_stopped and now_ns - words[StorageFigure.BEAT_NS] < RESPONSIVE_NS,
+        beat_ns=words[StorageFigure.BEAT_NS],
+        is_silent=now_ns - words[StorageFigure.BEAT_NS] > SILENT_NS,
         evictable_class=words[StorageFigure.EVICTABLE_CLASS],
         evictable_oldest_unix_ns=words[StorageFigure.EVICTABLE_OLDEST_UNIX_NS],
         evictable_bytes=words[StorageFigure.EVICTABLE_BYTES],

@@ -18,6 +18,7 @@ from quiver_actors.retention.pressure import Pressure
 from quiver_actors.shm.counters import CountersPage, RegionWriter
 from quiver_actors.shm.live_row import LiveRow
 from quiver_actors.shm.words import WEAKLY_ORDERED, fence
+from quiver_actors.supervisor.coordinator import NEAR
 from quiver_actors.supervisor.figures import (
     GRANT_ROW,
     NO_LIMIT,
@@ -40,6 +41,8 @@ BUSY_INTERVAL_NS = 5 * MILLISECOND_NS
 """How often the words are looked at while something is wanted or being deleted."""
 AHEAD_STEPS = 4
 """So many logs ahead of need more is asked for: a supervisor that gets no processor for a while stops nobody."""
+OFFER_INTERVAL_NS = 250 * MILLISECOND_NS
+"""How often a worker says what of its own would go first, while the node is near its soft limit and not over it."""
 _SETTLING_READS = 8
 
 
@@ -113,6 +116,8 @@ class StorageShare:
         self._known: dict[EngineHost, _Known] = {}
         self._sums = _Known(0, 0, 0, 0, False, False)
         self._was_over = False
+        self._offered_ns = 0
+        self._was_near = False
         self.topics = TopicShares(page, region, hosts, lambda: self._node_word(NodeStorageFigure.CAP_BYTES))
         """Those of topics that may have only a part of the cap."""
 
@@ -259,12 +264,12 @@ class StorageShare:
     def _take_claim(self, now_ns: int, is_over: bool) -> None:
         row, doomed_bytes = self._row, self._sums.doomed_bytes
         row.set(StorageFigure.DOOMED_BYTES, doomed_bytes)
-        candidates = candidates_of(self._hosts) if is_over else []
-        first = min(candidates, default=None)
-        same = [each for each in candidates if first is not None and each.eviction_class == first.eviction_class]
-        row.set(StorageFigure.EVICTABLE_BYTES, sum(each.size_bytes for each in same))
-        row.set(StorageFigure.EVICTABLE_OLDEST_UNIX_NS, first.unix_ns if first is not None else 0)
-        row.set(StorageFigure.EVICTABLE_CLASS, first.eviction_class if first is not None else 0)
+        candidates: list[Candidate] = []
+        is_near, was_near = self._is_near(), self._was_near
+        self._was_near = is_near
+        if is_over or is_near != was_near or now_ns >= self._offered_ns + OFFER_INTERVAL_NS:
+            candidates = candidates_of(self._hosts) if is_over or is_near else []
+            self._offer(candidates, now_ns)
         if self._claim > row.get(StorageFigure.CLAIM_DONE) and not doomed_bytes:
             row.set(StorageFigure.CLAIM_DONE, self._claim)
             self._wake()
@@ -272,6 +277,19 @@ class StorageShare:
         if claim and claim[GrantFigure.CLAIM] > self._claim and now_ns < claim[GrantFigure.CLAIM_EXPIRES_NS]:
             self._claim = claim[GrantFigure.CLAIM]
             self._carry_out(candidates, claim)
+
+    def _is_near(self) -> bool:
+        soft_bytes = self._node_word(NodeStorageFigure.SOFT_BYTES)
+        return soft_bytes > 0 and self._node_word(NodeStorageFigure.USED_BYTES) > NEAR * soft_bytes
+
+    def _offer(self, candidates: list[Candidate], now_ns: int) -> None:
+        """Say what would go first."""
+        self._offered_ns = now_ns
+        row, first = self._row, min(candidates, default=None)
+        same = [each for each in candidates if first is not None and each.eviction_class == first.eviction_class]
+        row.set(StorageFigure.EVICTABLE_BYTES, sum(each.size_bytes for each in same))
+        row.set(StorageFigure.EVICTABLE_OLDEST_UNIX_NS, first.unix_ns if first is not None else 0)
+        row.set(StorageFigure.EVICTABLE_CLASS, first.eviction_class if first is not None else 0)
 
     def _read_claim(self) -> list[int] | None:
         """The words of the claim that stands, None if there is none or it is just changing."""

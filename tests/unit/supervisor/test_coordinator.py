@@ -188,6 +188,35 @@ def test_busy_and_stopped_children_are_passed_over() -> None:
     assert third.index == 1
 
 
+def test_nobody_is_asked_before_everybody_has_looked_since_it_matters() -> None:
+    limits, decision = over_by(10 * STEP)
+    evictions = Evictions()
+    busy = evictable(0, EvictionClass.UNPROCESSED, 900, beat_ns=NOW + 1)
+    calm = holding(1, STEP, beat_ns=NOW - 50 * MILLISECOND_NS)
+    assert evictions.decide(NOW, limits, decision, [busy, calm]) is None
+    looked = evictable(1, EvictionClass.UNPROCESSED, 5, beat_ns=NOW + 10)
+    claim = evictions.decide(NOW + 20, limits, decision, [busy, looked])
+    assert claim is not None
+    assert claim.index == 1, "the oldest was the calm one's"
+    silent = _with(calm, is_responsive=False)
+    assert Evictions().decide(NOW, limits, decision, [busy, silent]) is not None, (
+        "one that does not answer is not waited for"
+    )
+
+
+def test_what_a_silent_child_could_still_take_counts_as_taken_once_somebody_waits() -> None:
+    limits = limits_of(CAP, STEP)
+    silent = holding(0, 0, seen_bytes=CAP // 2)
+    busy = holding(1, CAP // 2, wanted_bytes=STEP, waiting_since_ns=NOW)
+    grants = {0: CAP // 2, 1: CAP // 2}
+    assert not decide(NOW, limits, 0, [silent, busy], grants, False).is_over, "it may give it back in a moment"
+    silent = _with(silent, is_silent=True, is_responsive=False)
+    decision = decide(NOW, limits, 0, [silent, busy], grants, False)
+    assert decision.is_over
+    assert decision.shortage_bytes == STEP
+    assert not decide(NOW, limits, 0, [silent, _with(busy, wanted_bytes=0, waiting_since_ns=0)], grants, False).is_over
+
+
 def test_what_is_being_deleted_is_not_claimed_again() -> None:
     limits, decision = over_by(2 * STEP)
     going = evictable(0, EvictionClass.PROCESSED, 1, doomed_bytes=2 * STEP)

@@ -133,6 +133,10 @@ def test_a_claim_is_written_for_the_child_with_the_oldest_and_taken_back_when_it
         row.set(StorageFigure.EVICTABLE_OLDEST_UNIX_NS, 200 - 100 * core)
         row.set(StorageFigure.EVICTABLE_BYTES, MIB)
     node.turn()
+    assert LiveRow(node.page, 0, GRANT_ROW, "core_1").load(GrantFigure.CLAIM) == 0, "not before both have looked"
+    for row in rows:
+        row.set(StorageFigure.BEAT_NS, time.monotonic_ns())
+    node.turn()
     claims = [LiveRow(node.page, 0, GRANT_ROW, f"core_{core}").load_all() for core in range(2)]
     assert claims[0][GrantFigure.CLAIM] == 0
     assert claims[1][GrantFigure.CLAIM] == 1
