@@ -61,7 +61,7 @@ class Ballast:
         self.is_held = True
 
     def release(self) -> bool:
-        """Give its room to the job that needs it. Returns whether there was something to give."""
+        """Give its room to who needs it. Returns whether there was something to give."""
         return release(self._disk, self._path) and self._drop()
 
     def _drop(self) -> bool:

@@ -177,14 +177,18 @@ class UnlinkJob(Job):
 
 
 class BallastJob(Job):
-    """Make the ballast file again, if there is room for it."""
+    """Make the ballast file again, if there is room for it; or give its room back."""
 
-    def __init__(self, ballast: Ballast) -> None:
+    def __init__(self, ballast: Ballast, *, is_wanted: bool) -> None:
         super().__init__()
         self._ballast = ballast
+        self._is_wanted = is_wanted
 
     def work(self) -> None:
-        self._ballast.hold()
+        if self._is_wanted:
+            self._ballast.hold()
+        else:
+            self._ballast.release()
 
 
 class SealJob(Job):

@@ -43,7 +43,11 @@ def measuring(directories: Iterable[str], without: Collection[str] = ()) -> Gene
 
 def measure(directories: Iterable[str], without: Collection[str] = ()) -> int:
     """All of `measuring` at once."""
-    steps = measuring(directories, without)
+    return all_of(measuring(directories, without))
+
+
+def all_of(steps: Generator[None, None, int]) -> int:
+    """Walk to the end."""
     while True:
         try:
             next(steps)

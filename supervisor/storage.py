@@ -9,7 +9,7 @@ said anything yet may be using all of its grant.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
 import msgspec
 
@@ -29,7 +29,7 @@ from .figures import (
     StorageFigure,
     region_of,
 )
-from .measure import measure, measuring
+from .measure import all_of, measuring
 from .spec import MILLISECOND_NS, SECOND_NS
 
 BUSY_INTERVAL_NS = 20 * MILLISECOND_NS
@@ -50,6 +50,8 @@ class StorageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What it is now; 0 = no cap."""
     directories: Callable[[int], Sequence[str]]
     """Those below the root that a child (by its index) writes to, as they are now."""
+    measuring: Callable[[Iterable[str], Collection[str]], _Steps] = measuring
+    """How what directories take is counted, see `measure`."""
 
 
 class Coordination:
@@ -77,11 +79,14 @@ class Coordination:
 
     def _begin(self) -> None:
         for index, share in self._shares.items():
-            share.measured_bytes = measure(self._spec.directories(index)) if self._cap_bytes else 0
+            share.measured_bytes = self._measured(self._spec.directories(index)) if self._cap_bytes else 0
         if self._cap_bytes:
-            self._unowned_bytes = measure([self._spec.root], self._owned())
+            self._unowned_bytes = self._measured([self._spec.root], self._owned())
         self._unowned_due_ns = time.monotonic_ns() + UNOWNED_INTERVAL_NS
         self._due_ns = 0
+
+    def _measured(self, directories: Iterable[str], without: Collection[str] = ()) -> int:
+        return all_of(self._spec.measuring(directories, without))
 
     def follow_cap(self) -> None:
         """It may be another one from now on. A store above it works its way down."""
@@ -138,7 +143,7 @@ class Coordination:
                 index=index, used_bytes=share.known_bytes, seen_bytes=share.granted_bytes, is_responsive=False
             )
         if not share.is_measured:
-            share.measure_on(self._spec.directories(index))
+            share.measure_on(lambda: self._spec.measuring(self._spec.directories(index), ()))
         seen_bytes = 0 if share.is_measured else max(share.granted_bytes, words[StorageFigure.GRANT_SEEN_BYTES])
         return Holding(index=index, used_bytes=share.known_bytes, seen_bytes=seen_bytes, is_responsive=False)
 
@@ -147,7 +152,7 @@ class Coordination:
 
     def _measure_unowned(self, now_ns: int) -> None:
         if self._unowned_steps is None and self._cap_bytes and now_ns >= self._unowned_due_ns:
-            self._unowned_steps = measuring([self._spec.root], self._owned())
+            self._unowned_steps = self._spec.measuring([self._spec.root], self._owned())
             self._unowned_due_ns = now_ns + UNOWNED_INTERVAL_NS
         if self._unowned_steps is None:
             return
@@ -214,10 +219,10 @@ class _Share:
             fence()
         self._grant.set(GrantFigure.CLAIM, number)
 
-    def measure_on(self, directories: Sequence[str]) -> None:
+    def measure_on(self, begin: Callable[[], _Steps]) -> None:
         """A few hundred entries more; its result replaces what the child said."""
         if self.steps is None:
-            self.steps = measuring(directories)
+            self.steps = begin()
         try:
             next(self.steps)
         except StopIteration as done:

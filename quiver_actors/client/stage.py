@@ -255,15 +255,21 @@ class Stage:
                 and its worker drops it after the ttl.
             WorkerUnavailable: no answer came in time; the same holds.
         """
+        return self._exchange.run(self.preparing(timeout))
+
+    def preparing(self, timeout_seconds: float) -> Flow[Token | None]:
+        """As `prepare`."""
         self._check_open()
         try:
-            answer = self._exchange.run(self._preparing(timeout))
+            answer = yield from self._preparing(timeout_seconds)
         finally:
             self._number = 0
-        if not answer.bundles:
-            return None
+        self.token = self._token(answer) if answer.bundles else None
+        return self.token
+
+    def _token(self, answer: StageReady) -> Token:
         wanted = self.wanted
-        self.token = Token(
+        return Token(
             wanted.txn_id,
             wanted.epoch,
             wanted.partition,
@@ -278,7 +284,6 @@ class Stage:
             answer.size_bytes,
             answer.expires_unix_ns,
         )
-        return self.token
 
     def _preparing(self, timeout_seconds: float) -> Flow[StageReady]:
         deadline_ns = deadline_after(timeout_seconds)

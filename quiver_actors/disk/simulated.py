@@ -377,12 +377,24 @@ class SimDisk:
             operation, both = "rename", f"{source} to {target}"
             if self._node(source) is None:
                 raise DiskError(operation, both, errno.ENOENT)
-            inode = self._inode(operation, source)
             self._check_parent(operation, target, both)
+            if self._node(source) is _DIRECTORY:
+                self._rename_directory(_normal(source), _normal(target), both)
+                return
+            inode = self._inode(operation, source)
             if self._node(target) is _DIRECTORY:
                 raise DiskError(operation, both, errno.EISDIR)
             if source != target:
                 self._change_names(((source, None), (target, inode)), _parent(target))
+
+    def _rename_directory(self, source: str, target: str, both: str) -> None:
+        """With everything below it, in one step."""
+        if self._node(target) is not None:
+            raise DiskError("rename", both, errno.EEXIST)
+        inside = [(path, node) for path, node in self._names.items() if path == source or path.startswith(source + "/")]
+        gone = [(path, None) for path, _ in inside]
+        come = [(target + path.removeprefix(source), node) for path, node in inside]
+        self._change_names((*gone, *come), _parent(target))
 
     def unlink(self, path: str) -> None:
         with self.mutex:
@@ -416,6 +428,11 @@ class SimDisk:
     def exists(self, path: str) -> bool:
         with self.mutex:
             return self._node(path) is not None
+
+    def is_directory(self, path: str) -> bool:
+        """Beside the seam, for tests that look around."""
+        with self.mutex:
+            return self._node(path) is _DIRECTORY
 
     def allocated_bytes(self, path: str) -> int:
         with self.mutex:

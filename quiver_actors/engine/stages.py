@@ -324,8 +324,10 @@ class Stages:
         if stage is None or not self._condition.takes_bundles:
             self.refused_bytes = 0
             return None
-        capacity_bytes = stage.next_capacity_bytes(self._target_bytes)
-        self.refused_bytes = 0 if self.room(capacity_bytes) else capacity_bytes
+        # Where the usual step does not fit under the cap, what the push needs may.
+        steps = (stage.next_capacity_bytes(self._target_bytes), stage.wanted_bytes)
+        capacity_bytes = next((step for step in steps if self.room(step)), 0)
+        self.refused_bytes = 0 if capacity_bytes else stage.wanted_bytes
         if self.refused_bytes:
             return None
         stage.is_allocating = True

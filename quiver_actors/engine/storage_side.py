@@ -55,6 +55,11 @@ class StorageSide:
         return self._parts.logs.is_throttled
 
     @property
+    def is_short(self) -> bool:
+        """A push waits for that leave, or what is pushed into a transaction."""
+        return self.is_throttled or self.stages.refused_bytes > 0
+
+    @property
     def step_bytes(self) -> int:
         """What it takes at once of the disk."""
         return self._parts.logs.next_capacity_bytes

@@ -149,14 +149,18 @@ class Work:
         return self._parts.shelf.finish_delete(job.segment_seqs)
 
     def _ballast_job(self) -> jobs.BallastJob | None:
-        if self._parts.ballast.is_held or self._parts.is_bare:
+        ballast = self._parts.ballast
+        if self.releases_spare:
+            # Near the cap, where others wait for room: this one is for a full disk.
+            return jobs.BallastJob(ballast, is_wanted=False) if ballast.counted_bytes else None
+        if ballast.is_held or self._parts.is_bare:
             return None
         if not self._parts.logs.room(BALLAST_BYTES):
             # Room under the cap is for bundles first.
             self._schedule.postpone(jobs.BallastJob, _RETRY_BALLAST_NS)
             return None
-        self._parts.ballast.claim()
-        return jobs.BallastJob(self._parts.ballast)
+        ballast.claim()
+        return jobs.BallastJob(ballast, is_wanted=True)
 
     def _finish_ballast(self, _: jobs.BallastJob) -> list[Event]:
         if not self._parts.ballast.is_held:

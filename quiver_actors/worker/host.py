@@ -102,6 +102,11 @@ class EngineHost:
         return self._is_failed
 
     @property
+    def waiting_since_ns(self) -> int:
+        """Since when what waits longest to be taken does, pushes and parts of transactions; 0 if nothing waits."""
+        return min(filter(None, (self.ingest.waiting_since_ns, self.staging.waiting_since_ns)), default=0)
+
+    @property
     def is_settled(self) -> bool:
         """True when every push has been answered."""
         return self._is_failed or self.ingest.is_settled

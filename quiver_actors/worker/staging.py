@@ -51,6 +51,7 @@ class _Waiting:
     session: Session
     push: StagePush
     held: HeldSpan
+    since_ns: int
     until_ns: int
 
 
@@ -116,7 +117,7 @@ class Staging:
             session.refuse(push.tag, error)
             return
         if push.stage in self._waiting or not self._has_room(stage, push.length):
-            waiting = _Waiting(session, push, session.hold(push), now_ns + patience_ns(push))
+            waiting = _Waiting(session, push, session.hold(push), now_ns, now_ns + patience_ns(push))
             self._waiting.setdefault(push.stage, deque()).append(waiting)
         else:
             span = self._buffer.copy(source)
@@ -225,6 +226,11 @@ class Staging:
     def deadline_ns(self) -> int | None:
         """When the push that waits longest has waited too long for a full disk."""
         return min((line[0].until_ns for line in self._waiting.values()), default=None)
+
+    @property
+    def waiting_since_ns(self) -> int:
+        """Since when the push that waits longest does; 0 if none waits."""
+        return min((line[0].since_ns for line in self._waiting.values()), default=0)
 
     # --- ends ----------------------------------------------------------------------------------------------------------
 

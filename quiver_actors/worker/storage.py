@@ -55,7 +55,7 @@ class _Known:
     wanted_bytes: int
     doomed_bytes: int
     is_taking: bool
-    is_throttled: bool
+    is_short: bool
 
 
 def _known_of(host: EngineHost, *, is_limited: bool) -> _Known:
@@ -67,7 +67,7 @@ def _known_of(host: EngineHost, *, is_limited: bool) -> _Known:
         0 if is_limited else engine.wanted_bytes,
         engine.retention.doomed_bytes,
         engine.is_taking and not is_limited,
-        engine.is_throttled and not is_limited,
+        engine.is_short and not is_limited,
     )
 
 
@@ -78,7 +78,7 @@ def _sum_of(known: Collection[_Known]) -> _Known:
         sum(each.wanted_bytes for each in known),
         sum(each.doomed_bytes for each in known),
         any(each.is_taking for each in known),
-        any(each.is_throttled for each in known),
+        any(each.is_short for each in known),
     )
 
 
@@ -246,8 +246,8 @@ class StorageShare:
             # Ahead of need: the next logs are asked for before they are.
             wanted_bytes = AHEAD_STEPS * step_bytes
             is_short = used_bytes + step_bytes > self._limit_bytes
-        throttled = self._known.items() if self._sums.is_throttled else ()
-        waiting = [host.ingest.waiting_since_ns for host, each in throttled if each.is_throttled]
+        short = self._known.items() if self._sums.is_short else ()
+        waiting = [host.waiting_since_ns for host, each in short if each.is_short]
         since_ns = min((at for at in waiting if at), default=0)
         was_wanting, self._is_wanting = self._is_wanting, is_short
         row = self._row

@@ -234,6 +234,17 @@ def test_renaming_goes_across_directories(disk: Disk) -> None:
     assert content(disk, "two/b") == b"abc"
 
 
+def test_a_renamed_directory_takes_along_what_is_in_it(disk: Disk) -> None:
+    disk.make_directory("one/inner")
+    put(disk, "one/inner/a", b"abc")
+    disk.rename("one", "two")
+    assert disk.list_directory(".") == ["two"]
+    assert not disk.exists("one/inner/a")
+    assert content(disk, "two/inner/a") == b"abc"
+    disk.make_directory("one")
+    assert disk.list_directory("one") == []
+
+
 def test_a_name_in_a_missing_directory_is_refused(disk: Disk) -> None:
     put(disk, "a", b"abc")
     failing(disk, lambda: disk.create("missing/b"), errno.ENOENT)

@@ -1,7 +1,8 @@
 """Plants known-bad edits one at a time in a copy of the source and asks the tests: `python -m tests.mutation [--only NAME] [--jobs N]`.
 
-For each edit the tests named beside it run first, then simulated nodes and the engine's sweeps, until something fails: it is caught.
-The table and, last, one JSON line are printed; exit code 0 when at least 95 % were caught.
+For each edit the cheapest questions come first: the tests named beside it, simulated nodes, then ever longer suites, until something
+fails. What fails is asked again without the edit, and counts only if it passes there: then the edit is caught. The table and, last, one
+JSON line are printed; exit code 0 when at least 95 % were caught.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +27,7 @@ from tests.mutation.edits import EDITS, Edit
 
 ROOT = Path(__file__).parents[2]
 CAUGHT_SHARE_MIN = 0.95
-_SECONDS = 600
+_SECONDS = 900
 _COPIED = (
     "quiver_actors",
     "pyspark_quiver",
@@ -34,74 +39,125 @@ _COPIED = (
     "docs",
     "README.md",
 )
+_PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+_UNIT = "tests/unit/engine"
+_SWEEP = ("-m", "tests.sim", "--alone", "--crash-states", "1000", "--processes", "1")
+_NODE = ("-m", "tests.sim.node", "--steps", "1000")
+_FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED_SEED = re.compile(r"^seed (\d+) fails", re.MULTILINE)
 
 
 class Verdict(NamedTuple):
     edit: Edit
+    is_caught: bool
     caught_by: str
-    """Empty: by nothing."""
     seconds: float
+
+
+class Failure(NamedTuple):
+    """What failed with an edit, and the shortest command that asks the same again."""
+
+    name: str
+    command: tuple[str, ...]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
     parser.add_argument("--only", default="", help="edits whose name has this in it")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()
     chosen = [edit for edit in EDITS if arguments.only in edit.name]
-    with ThreadPoolExecutor(arguments.jobs) as pool:
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="qv-mutation-") as made, ThreadPoolExecutor(arguments.jobs) as pool:
+        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for number in range(arguments.jobs):
+            copies.put(_copy_to(Path(made) / str(number)))
         verdicts = []
-        for verdict in pool.map(examine, chosen):
+        for verdict in pool.map(lambda edit: _examine_in_one_of(copies, edit), chosen):
             verdicts.append(verdict)
-            print(f"{verdict.caught_by or 'NOT CAUGHT':<44} {verdict.seconds:6.1f} s  {verdict.edit.name}", flush=True)
-    caught = sum(bool(verdict.caught_by) for verdict in verdicts)
-    missed = [verdict.edit.name for verdict in verdicts if not verdict.caught_by]
-    print(json.dumps({"edits": len(verdicts), "caught": caught, "missed": missed}))
+            print(f"{verdict.seconds:6.1f} s  {verdict.edit.name:<55} {verdict.caught_by}", flush=True)
+    caught = sum(verdict.is_caught for verdict in verdicts)
+    missed = [verdict.edit.name for verdict in verdicts if not verdict.is_caught]
+    seconds = round(time.monotonic() - started)
+    print(json.dumps({"edits": len(verdicts), "caught": caught, "missed": missed, "seconds": seconds}))
     return 0 if caught >= CAUGHT_SHARE_MIN * len(verdicts) else 1
 
 
-def examine(edit: Edit) -> Verdict:
-    """Plant one edit and find out which tests notice."""
+def _copy_to(copy: Path) -> Path:
+    copy.mkdir()
+    for name in _COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, copy / name)
+    return copy
+
+
+def _examine_in_one_of(copies: queue.SimpleQueue[Path], edit: Edit) -> Verdict:
+    copy = copies.get()
+    try:
+        return examine(copy, edit)
+    finally:
+        copies.put(copy)
+
+
+def examine(copy: Path, edit: Edit) -> Verdict:
+    """Plant one edit in a copy of the source and find out what notices."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="qv-mutation-") as made:
-        copy = Path(made)
-        for name in _COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, copy / name)
-        plant(copy, edit)
-        caught_by = next((what for what, command in _questions(edit) if _fails(copy, command)), "")
-    return Verdict(edit, caught_by, time.monotonic() - started)
+    with planted(copy, edit):
+        failures = (failure for question in _questions(edit) if (failure := _failure(copy, question)) is not None)
+        noticed = next(failures, None)
+    seconds = time.monotonic() - started
+    if noticed is None:
+        return Verdict(edit, False, "NOT CAUGHT", seconds)
+    if _failure(copy, noticed.command) is not None:
+        return Verdict(edit, False, f"NOTHING KNOWN: {noticed.name} fails without the edit, too", seconds)
+    return Verdict(edit, True, noticed.name, seconds)
 
 
-def plant(root: Path, edit: Edit) -> None:
-    """Make the edit in the source below `root`."""
+@contextmanager
+def planted(root: Path, edit: Edit) -> Iterator[None]:
+    """The edit stands in the source below `root` for as long as this lasts."""
     path = root / edit.file
     source = path.read_text(encoding="utf-8")
     if source.count(edit.old) != 1:
         raise ValueError(f"{edit.name}: its piece stands {source.count(edit.old)} times in {edit.file}")
     path.write_text(source.replace(edit.old, edit.new), encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(source, encoding="utf-8")
 
 
-def _questions(edit: Edit) -> list[tuple[str, list[str]]]:
-    tests = [*edit.tests, "tests/unit/engine", "tests/sim/test_sweeps.py"]
-    named = [(path, ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", path]) for path in dict.fromkeys(tests)]
-    simulated = ("tests.sim.node, 40 seeds", ["-m", "tests.sim.node", "--seeds", "0:40", "--steps", "1000"])
-    return [named[0], simulated, *named[1:]]
+def _questions(edit: Edit) -> list[tuple[str, ...]]:
+    simulated = (*_NODE, "--seeds", "0:40", "--first-failure")
+    tests = [(*_PYTEST, path) for path in edit.tests]
+    return [*tests, simulated, (*_PYTEST, _UNIT), _SWEEP]
 
 
-def _fails(copy: Path, command: list[str]) -> bool:
+def _failure(copy: Path, command: tuple[str, ...]) -> Failure | None:
     # The copy goes before an installed package; an endless loop is noticed, too.
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONHASHSEED": "0"}
     try:
         done = subprocess.run(
-            [sys.executable, *command], cwd=copy, env=environment, capture_output=True, timeout=_SECONDS, check=False
+            [sys.executable, *command],
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        return True
-    return done.returncode != 0
+        return Failure(f"{command[-1]} does not end", command)
+    if done.returncode == 0:
+        return None
+    if seed := _FAILED_SEED.search(done.stdout):
+        return Failure(f"tests.sim.node, seed {seed[1]}", (*_NODE, "--seed", seed[1]))
+    if test := _FAILED_TEST.search(done.stdout):
+        return Failure(test[1], (*_PYTEST, test[1]))
+    return Failure(" ".join(command), command)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,25 @@ from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.client.exchange import Exchange, Flow, Steps
+from quiver_actors.client.keyed import pushing_keyed
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.stage import Stage, StagePlan, deciding, publishing
 from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import QuiverError
+from quiver_actors.transactions.model import ABORT, COMMIT, Decision, Token
+from tests.sim.node.polls import DelayingPoll, Delays
 
 T = TypeVar("T")
+
+PATIENCE_SECONDS = 3600.0
+
+
+def _exchange(delays: Delays) -> Exchange:
+    made = Exchange()
+    made._epoll = DelayingPoll(made._epoll, delays)  # type: ignore[assignment]
+    return made
 
 
 class Running(Generic[T]):
@@ -60,8 +72,8 @@ def as_steps(flow: Flow[T]) -> Steps[T]:
 class SimProducer:
     """A client that pushes."""
 
-    def __init__(self, run_dir: str, name: str) -> None:
-        self.exchange = Exchange()
+    def __init__(self, run_dir: str, name: str, delays: Delays) -> None:
+        self.exchange = _exchange(delays)
         directory = NodeDirectory(run_dir)
         self.channels: ChannelSet[PushChannel] = ChannelSet(
             self.exchange, directory, lambda core: PushChannel(self.exchange, directory, core, name)
@@ -70,16 +82,51 @@ class SimProducer:
         # Not by the process's number, so that a seed is a seed.
         self.producer._turn = 0
 
-    def push(self, bundles: list[Any], topic: str, key: str | None, timeout_seconds: float) -> Running[Any]:
-        steps = self.producer.pushing(bundles, topic=topic, key=key, item_counts=None, timeout_seconds=timeout_seconds)
+    def push(self, bundles: list[Any], topic: str, key: str | None) -> Running[Any]:
+        steps = self.producer.pushing(bundles, topic=topic, key=key, item_counts=None, timeout_seconds=PATIENCE_SECONDS)
         return Running(self.exchange, steps)
+
+    def push_numbered(self, bundles: list[Any], topic: str, name: str, first: int) -> Running[Any]:
+        """As an idempotent producer."""
+        counted = [(bundle, None) for bundle in bundles]
+        steps = pushing_keyed(self.producer, self.channels, counted, topic, None, name, first, PATIENCE_SECONDS)
+        return Running(self.exchange, steps)
+
+    def prepare(self, plan: StagePlan, bundles: list[Any], key: str) -> Running[Token | None]:
+        """One stage, from its beginning to its token."""
+        return Running(self.exchange, self._preparing(plan, bundles, key))
+
+    def _preparing(self, plan: StagePlan, bundles: list[Any], key: str) -> Steps[Token | None]:
+        stage = Stage(self.producer, self.channels, plan, key)
+        yield stage.beginning(PATIENCE_SECONDS)
+        try:
+            for planned in stage._grouped((bundle, None) for bundle in bundles):
+                yield stage._sending(planned, PATIENCE_SECONDS)
+            yield stage._settling(PATIENCE_SECONDS)
+        except QuiverError:
+            stage.abort()
+            raise
+        token: Token | None = yield stage.preparing(PATIENCE_SECONDS)
+        return token
+
+    def decide(self, txn_id: str, tokens: list[Token] | None) -> Running[Decision | None]:
+        """Commit these, or abort (None)."""
+        outcome = ABORT if tokens is None else COMMIT
+        flow = deciding(self.channels, txn_id, 0, outcome, tokens or (), PATIENCE_SECONDS)
+        return Running(self.exchange, as_steps(flow))
+
+    def publish(self, tokens: list[Token]) -> Running[None]:
+        flow = publishing(self.channels, tokens, drop_others=True, timeout_seconds=PATIENCE_SECONDS)
+        return Running(self.exchange, as_steps(flow))
 
     def cut(self) -> None:
         """The connections break; the client lives on."""
         cut(self.channels)
 
     def die(self) -> None:
-        """As SIGKILL: no word to anybody."""
+        """As SIGKILL: no word to anybody. Idempotent."""
+        if self.exchange.is_closed:
+            return
         with self.exchange:
             self.channels.close()
         self.exchange.close()
@@ -88,9 +135,9 @@ class SimProducer:
 class SimSubscriber:
     """A client that reads, with one consumer."""
 
-    def __init__(self, run_dir: str, name: str, subscriber: str, topic: str, **options: Any) -> None:
-        self.exchange = Exchange()
-        wanted = Wanted.parse(topic, subscriber, "deliver", {"start": "earliest", **options})
+    def __init__(self, run_dir: str, name: str, topic: str, delays: Delays, **options: Any) -> None:
+        self.exchange = _exchange(delays)
+        wanted = Wanted.parse(topic, name, "deliver", {"start": "earliest", **options})
         self.consumer: Consumer[Delivery, Exchange] = Consumer(
             self.exchange, NodeDirectory(run_dir), name, wanted, StartPoints("earliest"), Delivery
         )
@@ -110,6 +157,8 @@ class SimSubscriber:
         cut(self.consumer.channels)
 
     def die(self) -> None:
+        if self.exchange.is_closed:
+            return
         with self.exchange:
             self.consumer.channels.close()
         self.exchange.close()

@@ -1,7 +1,7 @@
 """One simulated machine: disks, processes, and the supervisor's decisions carried out on simulated workers.
 
-The disks of the cores are separate objects, which they are to each other in the product too: no file is shared. What is real: Unix sockets,
-shared memory, and the counters page.
+The disks of the cores are separate objects, which they are to each other in the product too; what is shared is in `shared_disk`. What is
+real: Unix sockets, shared memory, the counters page, and the node's log of decided transactions (every entry synced before it counts).
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import msgspec
+
 from quiver_actors.clock import SystemClock
-from quiver_actors.config import NodeSettings, SegmentSettings, TopicSettings, WalSettings
+from quiver_actors.config import NodeSettings, RetentionSettings, SegmentSettings, TopicSettings, WalSettings
+from quiver_actors.config.reading import Resolved
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import SimulatedCrash
 from quiver_actors.disk.simulated import SimDisk
@@ -34,13 +40,19 @@ from quiver_actors.supervisor.decide import (
     Supervision,
 )
 from quiver_actors.supervisor.exitcodes import ChildExit
-from quiver_actors.supervisor.figures import SUPERVISOR_REGION, region_of
+from quiver_actors.supervisor.figures import CHILD_ROW, SUPERVISOR_REGION, ChildFigure, region_of
 from quiver_actors.supervisor.spec import READY_STATES, ChildSpec, Patience, RestartPolicy
 from quiver_actors.supervisor.storage import Coordination, StorageSpec
+from quiver_actors.topics.catalogue import CATALOGUE_NAME, Catalogue
+from quiver_actors.topics.keeper import TopicKeeper
+from quiver_actors.topics.requests import SUBJECT, TopicReply, TopicRequest
+from quiver_actors.topics.versions import topic_versions
 from quiver_actors.units import KIB, MILLISECOND_NS, SECOND_NS
 from quiver_actors.worker.figures import FigurePublisher
+from tests.sim.node.polls import Delays
+from tests.sim.node.shared_disk import CoreDisk, SupervisorDisk
 from tests.sim.node.simulated_time import SimulatedTime
-from tests.sim.node.workers import SimWorker
+from tests.sim.node.workers import SimThread, SimWorker
 
 TOPIC = "default"
 POWER_LOSSES = tuple(mode for mode in CrashMode if mode is not CrashMode.KEEP)
@@ -52,36 +64,94 @@ _PATIENCE = Patience(
 )
 
 
-def node_settings(run_dir: str, cores: int) -> NodeSettings:
+@dataclass(frozen=True)
+class Room:
+    """How much of the disk the node may have, and what happens at its end."""
+
+    cap_bytes: int = 0
+    """0 = no cap."""
+    policy: str = "backpressure"
+
+    @property
+    def drops(self) -> bool:
+        """Bundles that somebody still needs may go, with notice."""
+        return self.cap_bytes > 0 and self.policy == "drop_oldest"
+
+
+SMALL_SEGMENTS = {"segment.target_size": "64KiB", "segment.max_open_duration": "20ms", "wal.max_rotated_files": 3}
+"""Of a topic that is created at run time: as small as a command may make them."""
+
+
+def node_settings(run_dir: str, cores: int, room: Room) -> NodeSettings:
     """Small segments, so that everything happens often."""
     topic = TopicSettings(
         name=TOPIC,
         segment=SegmentSettings(target_size_bytes=8 * KIB, max_open_duration_ns=20 * MILLISECOND_NS),
         wal=WalSettings(max_rotated_files=3),
+        retention=RetentionSettings(size_cap_policy=room.policy),
     )
-    return NodeSettings(data_dir=run_dir, run_dir=run_dir, cores=cores, arena_bytes=64 * KIB, topics={TOPIC: topic})
+    return NodeSettings(
+        data_dir=run_dir,
+        run_dir=run_dir,
+        cores=cores,
+        arena_bytes=64 * KIB,
+        size_cap_bytes=room.cap_bytes,
+        topics={TOPIC: topic},
+    )
 
 
 class Machine:
     """See the module. `step_*` are what a scheduler may do; `log` is what happened, for a failing seed."""
 
-    def __init__(self, time: SimulatedTime, random: Random, cores: int) -> None:
+    def __init__(self, time: SimulatedTime, random: Random, cores: int, room: Room) -> None:
         self.time = time
+        self.room = room
+        self.delays = Delays(random)
         self.random = random
         self.log: list[str] = []
+        self.counts: Counter[str] = Counter()
         self.failing_cores: set[int] = set()
         """Whose disk has failed a call at some time: their bundles may be lost, and announced."""
         self._base = Path(tempfile.mkdtemp(prefix="qv-sim-"))
         self.run_dir = str(self._base)
-        self.settings = node_settings(self.run_dir, cores)
+        self.settings = node_settings(self.run_dir, cores, room)
+        self.shared = SimDisk()
         self.disks = [SimDisk(shows_descriptors=True) for _ in range(cores)]
         self.workers: list[SimWorker | None] = [None] * cores
         self._pids = itertools.count(1 << 22)
         self._page = CountersPage.create(new_name(), region_of(cores), 64, FIGURES_VERSION)
         self._wakeups = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._own = self._page.writer(SUPERVISOR_REGION)
+        self._stamps = itertools.count(1)
+        self.start_supervisor()
+
+    def start_supervisor(self) -> None:
+        """The first one, or the one after a power loss."""
         self.supervision = self._new_supervision()
-        write_node_record(self.settings, self._page.name, [TOPIC])
+        self._show_children()
+        self.supervisor_disk = SupervisorDisk(self.shared, self.disks)
+        self.keeper = TopicKeeper(
+            self.supervisor_disk,  # type: ignore[arg-type]
+            self.run_dir,
+            Resolved.of(self.settings),
+            resolve=lambda: Resolved.of(self.settings),
+            applied=lambda: topic_versions(self._page, self.settings.cores),
+            announce=self._announce,
+        )
+        self._announce(self.keeper.catalogue)
+
+    def _announce(self, catalogue: Catalogue) -> None:
+        """As `node` does; and what workers look at to see that there is a new list of topics is a real file."""
+        write_node_record(self.settings, self._page.name, catalogue.topics)
+        stamp = Path(self.run_dir, CATALOGUE_NAME)
+        stamp.touch()
+        when_ns = next(self._stamps) * SECOND_NS
+        os.utime(stamp, ns=(when_ns, when_ns))
+
+    def ask_topics(self, request: TopicRequest) -> TopicReply:
+        """What a command asks the supervisor, and its answer."""
+        answer = self.keeper.answer(SUBJECT, msgspec.msgpack.encode(request))
+        return msgspec.msgpack.decode(answer, type=TopicReply)
 
     def _new_supervision(self) -> Supervision:
         specs = [
@@ -89,10 +159,27 @@ class Machine:
         ]
         supervision = Supervision(specs, _PATIENCE, self.time.now_ns)
         self._own.begin(next(self._pids), self.time.unix_ns())
-        # Without a cap: it says so to every worker, and rests.
-        storage = StorageSpec(root=self.run_dir, cap_bytes=lambda: 0, directories=lambda _: ())
+        self._rows = [self._own.row(CHILD_ROW, spec.name) for spec in specs]
+        storage = StorageSpec(
+            root=".",
+            cap_bytes=lambda: self.room.cap_bytes,
+            directories=lambda core: (f"core_{core}",),
+            measuring=self._measuring,
+        )
         self._coordination = Coordination(storage, supervision.children, self._page, self._own)
         return supervision
+
+    def _measuring(self, paths: Iterable[str], without: Collection[str]) -> Generator[None, None, int]:
+        """In two steps, so that workers may be started between them."""
+        yield
+        return sum(
+            self.shared.used_bytes if path == "." else self.disks[int(path.removeprefix("core_"))].used_bytes
+            for path in paths
+        )
+
+    def _show_children(self) -> None:
+        for child, row in zip(self.supervision.children, self._rows, strict=True):
+            row.set(ChildFigure.PID, child.pid)
 
     # --- the supervisor ----------------------------------------------------------------------------------------------------
 
@@ -107,7 +194,15 @@ class Machine:
                     ready = seen.state in READY_STATES
                     self._feed(Observed(child.spec.index, ready, seen.heartbeat_ns, False))
         self._act(self.supervision.tick(now_ns))
+        self._show_children()
         self._coordination.turn(self.supervision.children)
+        self.keeper.step(now_ns)
+        self.supervisor_disk.empty_deleted()
+
+    @property
+    def granted_bytes(self) -> list[int]:
+        """As the words stand now, by core."""
+        return [self._coordination._shares[core].granted_bytes for core in range(self.settings.cores)]
 
     def _feed(self, event: object) -> None:
         self._act(self.supervision.handle(event, self.time.now_ns))  # type: ignore[arg-type]
@@ -136,10 +231,14 @@ class Machine:
         )
         self._feed(Forked(core, pid))
         worker = SimWorker(
-            context, self.disks[core], lambda journal: FigurePublisher(region, core, SystemClock(), journal)
+            context,
+            CoreDisk(self.disks[core], lambda: self.shared),
+            self.delays,
+            lambda journal: FigurePublisher(region, core, SystemClock(), journal),
         )
         self.workers[core] = worker
         self.log.append(f"start core_{core}")
+        self.counts["workers_started"] += 1
         self._guarded(core, lambda: self._open(core, worker))
 
     def _open(self, core: int, worker: SimWorker) -> None:
@@ -193,7 +292,12 @@ class Machine:
         threads = [thread for thread in worker.threads if thread.has_work]
         if threads:
             thread = self.random.choice(threads)
-            self._guarded(core, lambda: self.log.append(f"core_{core} {thread.run_next()}"))
+            self._guarded(core, lambda: self._run_job(core, thread))
+
+    def _run_job(self, core: int, thread: SimThread) -> None:
+        name = thread.run_next()
+        self.log.append(f"core_{core} {name}")
+        self.counts["memory_refused"] += name.endswith("refused memory")
 
     def _guarded(self, core: int, action: object) -> None:
         """Do something as a worker, which may die in the middle of it."""
@@ -232,24 +336,57 @@ class Machine:
         self.log.append(f"core_{core} has {free_bytes} bytes free")
 
     def lose_power(self, mode: CrashMode, seed: int) -> None:
-        """All processes end, and the disks keep what they must."""
+        """All processes end, and the disks keep what they must; KEEP: only the supervisor was killed, which its workers do not survive."""
         self.log.append(f"power loss {mode.name}")
+        self.counts["power_losses"] += mode is not CrashMode.KEEP
         for core, worker in enumerate(self.workers):
             if worker is not None:
                 worker.kill()
                 self.workers[core] = None
             self.disks[core] = self.disks[core].crash(mode, seed + core)
-        self.supervision = self._new_supervision()
+        self.shared = self.shared.crash(mode, seed + len(self.disks))
+        self.start_supervisor()
+
+    def refuse_memory(self, core: int, arenas: int) -> None:
+        worker = self.workers[core]
+        if worker is not None:
+            self.log.append(f"core_{core} gets no memory for {arenas} arenas")
+            worker.refuse_memory(arenas)
+
+    def delay_messages(self, share: float) -> None:
+        """From now on so many of the messages that a process could read wait for a later turn."""
+        self.log.append(f"{share:.0%} of all messages are late")
+        self.delays.share = share
+
+    # --- looking -----------------------------------------------------------------------------------------------------------
+
+    def may_lose(self, core: int) -> bool:
+        """Whether bundles of that core that were acknowledged may be lost, with notice."""
+        return core in self.failing_cores or self.room.drops
+
+    def staged(self) -> list[int]:
+        """How many stages nothing has become of yet, by core."""
+        return [
+            sum(len(list(host.engine.stages)) for host in worker.loop._hosts.values())
+            for worker in self.workers
+            if worker is not None and hasattr(worker, "loop")
+        ]
+
+    def held(self) -> list[str]:
+        """What workers keep for connections."""
+        return [what for worker in self.workers if worker is not None for what in worker.held()]
 
     # --- the end -----------------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
+        self.delays.share = 0.0
         for core, disk in enumerate(self.disks):
             disk.capacity_bytes = None
             worker = self.workers[core]
             if worker is not None:
                 worker.faulty.heal()
                 worker.faulty.crash_at(0)
+                worker.refuse_memory(0)
 
     def close(self) -> None:
         for worker in self.workers:

@@ -4,20 +4,29 @@ Checked after every step in which something was learnt:
 - a receipt's id belongs to one bundle for ever, and the bundle under an id never changes: no number is used twice;
 - receipts of one producer rise on each core;
 - what a subscriber is given is byte for byte what was pushed, and belongs to its id;
-- what a subscriber has acknowledged durably never comes again to it;
+- what a subscriber has acknowledged durably never comes again to it, and no gap notice tells of it;
+- no two different gap notices tell a subscriber of the same acknowledged bundle;
+- of a numbered push, and of a transaction, each bundle is stored once;
+- nothing of a transaction is seen before its commit was asked for, or after its abort was told.
 At the end, when everything is at rest:
-- every acknowledged bundle reached every subscriber that was durable before its push began, or a gap notice told of it, never both;
+- every acknowledged or committed bundle reached every subscriber that was durable before its push began, or a gap notice told of it;
+- of a transaction whose outcome its client never learnt, each subscriber has all or nothing;
 - nothing reached a subscriber that was never pushed.
+
+A model is of one life of one topic: what a deleted topic held must not be seen in the next one of its name.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from random import Random
 
 import pyarrow as pa
 
+from quiver_actors.client.gaps import GapNotice
 from quiver_actors.model import BundleId, Receipt
 
 PushKey = tuple[str, int]
@@ -37,6 +46,15 @@ class Violation(AssertionError):
     """A promise was broken."""
 
 
+class Outcome(Enum):
+    """What the client of a transaction knows of it."""
+
+    OPEN = "open"
+    ASKED = "asked"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
 @dataclass
 class SubscriberRecord:
     """What one durable subscriber has been told and has said."""
@@ -44,8 +62,10 @@ class SubscriberRecord:
     owed_from: int | None = None
     """Every push that began after this tick of the model is owed to it; None: it is not registered for certain yet."""
     delivered: set[BundleId] = field(default_factory=set)
+    delivered_keys: set[PushKey] = field(default_factory=set)
     resolved_durably: set[BundleId] = field(default_factory=set)
-    gaps: set[BundleId] = field(default_factory=set)
+    gaps: dict[BundleId, tuple[int, int | None]] = field(default_factory=dict)
+    """With the place of the notice that told of it: first bundle and count."""
     lost_segments: set[tuple[int, int]] = field(default_factory=set)
     """Core and number of those of which nobody knows what was in them."""
 
@@ -59,6 +79,11 @@ class Model:
         self.receipts: dict[PushKey, BundleId] = {}
         self.contents: dict[BundleId, PushKey] = {}
         self.subscribers: dict[str, SubscriberRecord] = defaultdict(SubscriberRecord)
+        self.single: dict[PushKey, BundleId | None] = {}
+        """Those that must be stored once at most, with the place where they were seen."""
+        self.transactions: dict[str, Outcome] = {}
+        self._parts: dict[str, list[PushKey]] = defaultdict(list)
+        self._transaction_of: dict[PushKey, str] = {}
         self._newest: dict[tuple[str, int], tuple[int, int]] = {}
         """By producer and core."""
         self._batches: dict[PushKey, pa.RecordBatch] = {}
@@ -67,8 +92,24 @@ class Model:
         """Bundles that are about to be pushed."""
         self.tick += 1
         for key in keys:
-            self.begun[key] = self.tick
+            self.begun.setdefault(key, self.tick)
         return [self._batch(key) for key in keys]
+
+    def begin_single(self, keys: list[PushKey]) -> list[pa.RecordBatch]:
+        """The same, of a numbered push; may be repeated."""
+        self.single.update((key, None) for key in keys if key not in self.single)
+        return self.begin(keys)
+
+    def begin_part(self, txn_id: str, keys: list[PushKey]) -> list[pa.RecordBatch]:
+        """The same, into a transaction."""
+        self.transactions.setdefault(txn_id, Outcome.OPEN)
+        self._parts[txn_id] += keys
+        self._transaction_of.update((key, txn_id) for key in keys)
+        return self.begin_single(keys)
+
+    def strayed(self, keys: Iterable[PushKey]) -> None:
+        """Begun when there was another topic of this name: may come here, or not."""
+        self.begun.update((key, 0) for key in keys)
 
     def acknowledged(self, keys: list[PushKey], receipts: list[Receipt]) -> None:
         if len(keys) != len(receipts):
@@ -99,42 +140,94 @@ class Model:
             raise Violation(f"{subscriber} gets {id_}, which nobody pushed: {key}")
         if not batch.equals(self._batch(key)):
             raise Violation(f"{subscriber} gets {id_} with other contents than {key} had")
+        self._check_transaction(subscriber, id_, key)
         self._bind(id_, key)
         record.delivered.add(id_)
+        record.delivered_keys.add(key)
 
-    def told(
-        self, subscriber: str, ids: list[BundleId], whole_segment: tuple[int, int] | None, *, may_be_promised: bool
-    ) -> None:
-        """A gap notice has come; after a lost connection it may come again.
+    def _check_transaction(self, subscriber: str, id_: BundleId, key: PushKey) -> None:
+        outcome = self.transactions.get(self._transaction_of.get(key, ""))
+        if outcome in (Outcome.OPEN, Outcome.ABORTED):
+            raise Violation(f"{subscriber} gets {id_}, {key} of a transaction that is {outcome.value}")
+
+    def told(self, subscriber: str, notice: GapNotice, *, may_be_promised: bool) -> None:
+        """A gap notice has come; after a lost connection the same may come again.
 
         Args:
-            may_be_promised: a disk has failed, so that even bundles that were acknowledged can be lost.
+            may_be_promised: a disk has failed, or room was made: even bundles that were acknowledged can be lost.
         """
         record = self.subscribers[subscriber]
-        promised = [id_ for id_ in self.receipts.values() if id_ in ids or (id_.core, id_.segment_seq) == whole_segment]
+        first, count = notice.bundle_index_first, notice.bundle_count
+        ids = [BundleId(notice.topic, notice.core, notice.segment_seq, first + index) for index in range(count or 0)]
+        segment = (notice.core, notice.segment_seq)
+        told = set(ids)
+        promised = [
+            id_
+            for id_ in self.receipts.values()
+            if id_ in told or (count is None and (id_.core, id_.segment_seq) == segment and id_.bundle_index >= first)
+        ]
         if promised and not may_be_promised:
-            raise Violation(
-                f"{subscriber} is told that {promised[:5]} are lost, which were acknowledged, and no disk failed"
-            )
-        record.gaps.update(ids)
-        if whole_segment is not None:
-            record.lost_segments.add(whole_segment)
+            raise Violation(f"{subscriber} is told that {promised[:5]} are lost ({notice.reason}), for no reason")
+        for id_ in promised:
+            if record.gaps.get(id_, (first, count)) != (first, count):
+                raise Violation(f"{subscriber} is told of {id_} by two notices: {record.gaps[id_]}, {(first, count)}")
+        if resolved := record.resolved_durably & told:
+            raise Violation(f"{subscriber} is told that {min(resolved)} is lost, which it has resolved durably")
+        record.gaps.update((id_, (first, count)) for id_ in (*ids, *promised))
+        if count is None:
+            record.lost_segments.add(segment)
 
     def resolved(self, subscriber: str, id_: BundleId) -> None:
         self.subscribers[subscriber].resolved_durably.add(id_)
 
     def missing(self, subscriber: str) -> list[PushKey]:
-        """Acknowledged bundles that are owed to a subscriber and that it has neither got nor been told of."""
+        """What was acknowledged or committed, is owed to a subscriber, and it has neither got nor been told of."""
         record = self.subscribers[subscriber]
         if record.owed_from is None:
             return []
-        had = record.delivered | record.gaps
-        return [key for key, id_ in self.receipts.items() if self.begun[key] > record.owed_from and id_ not in had]
+        owed = [key for key, tick in self.begun.items() if tick > record.owed_from and key not in record.delivered_keys]
+        missing = [key for key in owed if key in self.receipts and self.receipts[key] not in record.gaps]
+        if not self._knows_of_less(record):
+            missing += [
+                key for key in owed if self.transactions.get(self._transaction_of.get(key, "")) is Outcome.COMMITTED
+            ]
+        return missing
+
+    def torn(self, subscriber: str) -> list[str]:
+        """Transactions of which a subscriber has a part only, and no notice of the rest."""
+        record = self.subscribers[subscriber]
+        if record.owed_from is None or self._knows_of_less(record):
+            return []
+        return [
+            txn_id
+            for txn_id, keys in self._parts.items()
+            if all(self.begun[key] > record.owed_from for key in keys)
+            and len({key in record.delivered_keys for key in keys}) > 1
+        ]
+
+    def _knows_of_less(self, record: SubscriberRecord) -> bool:
+        """Whether it was told of bundles that nobody can name: parts of transactions may be among them."""
+        return bool(record.lost_segments or any(id_ not in self.contents for id_ in record.gaps))
+
+    def counted(self) -> Counter[str]:
+        """What was seen."""
+        outcomes = Counter(f"transactions_{outcome.value}" for outcome in self.transactions.values())
+        subscribers = self.subscribers.values()
+        return outcomes + Counter(
+            acknowledged=len(self.receipts),
+            delivered=sum(len(record.delivered) for record in subscribers),
+            resolved=sum(len(record.resolved_durably) for record in subscribers),
+            told_lost=sum(len(record.gaps) for record in subscribers),
+        )
 
     def _bind(self, id_: BundleId, key: PushKey) -> None:
         other = self.contents.setdefault(id_, key)
         if other != key:
             raise Violation(f"{id_} is {key} and {other}")
+        if key in self.single and self.single[key] not in (None, id_):
+            raise Violation(f"{key} is stored twice: as {self.single[key]} and {id_}")
+        if key in self.single:
+            self.single[key] = id_
 
     def _batch(self, key: PushKey) -> pa.RecordBatch:
         found = self._batches.get(key)

@@ -1,4 +1,17 @@
-"""One run: a seeded scheduler that lets one actor after the other do one thing, and breaks things."""
+"""One run: a seeded scheduler that lets one actor after the other do one thing, and breaks things.
+
+Who acts: the supervisor (decisions, coordinator of the size cap, owner of the topics), two workers and their threads, producers, an
+idempotent producer, one with transactions, subscribers of two topics, an operator who creates and deletes one of these topics.
+
+What breaks (`Run._faults`): a worker is killed at once or at one of its next calls on the disk; power is lost in every mode of
+`disk.crashes`, or the supervisor is killed with its workers; calls on the disk fail; the disk is full; connections break; clients die;
+messages are late and overtake those of other connections; somebody is slow; memory for arenas is refused; the wall clock jumps; time
+passes. Half of all seeds have a size cap, with one of the three policies.
+
+What must hold: `model` after every step that learns something; after every step grants within the cap and disks within it but for one
+log a core (`Run._check_cap`); at the end `Run._rest`: everything comes to rest within `REST_ROUNDS_MAX` rounds, transactions and topics
+included; `Run._check_nothing_is_held`: no session, arena or claim is left when the clients are gone; `run_seed`: no descriptor is.
+"""
 
 from __future__ import annotations
 
@@ -7,195 +20,97 @@ import errno
 import gc
 import os
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection
 from random import Random
 from typing import Any
 
-from quiver_actors.client.delivery import Delivery
-from quiver_actors.client.gaps import WaitingGap
-from quiver_actors.errors import QuiverError
-from quiver_actors.model import BundleId
-from quiver_actors.units import MILLISECOND_NS, SECOND_NS
-from tests.sim.node.clients import Running, SimProducer, SimSubscriber
-from tests.sim.node.machine import POWER_LOSSES, TOPIC, Machine
-from tests.sim.node.model import Model, PushKey, Violation
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.model import DEFAULT_TOPIC
+from quiver_actors.supervisor.figures import NO_LIMIT
+from quiver_actors.units import KIB, MILLISECOND_NS, SECOND_NS
+from tests.sim.node.actors import (
+    Actor,
+    NumberedActor,
+    Place,
+    ProducerActor,
+    SubscriberActor,
+    TopicActor,
+    TransactionActor,
+    World,
+)
+from tests.sim.node.machine import POWER_LOSSES, Machine, Room
+from tests.sim.node.model import Violation
 from tests.sim.node.simulated_time import SimulatedTime
 
-REST_STEPS_MAX = 20_000
-"""Steps in which everything must have come to rest once nothing breaks any more."""
+REST_ROUNDS_MAX = 5_000
+"""Rounds, in each of which everybody does something, in which everything must have come to rest once nothing breaks any more."""
 _CORES = 2
-_PRODUCERS = ("p", "q", "r")
-_SUBSCRIBERS = ("ann", "ben")
-
-
-@dataclass(slots=True)
-class _Push:
-    keys: list[PushKey]
-    running: Running[Any]
-
-
-class _ProducerActor:
-    def __init__(self, name: str, run: Run) -> None:
-        self.name = name
-        self.run = run
-        self.number = 0
-        self.lives = 0
-        self.push: _Push | None = None
-        self.client = self._connect()
-
-    def _connect(self) -> SimProducer:
-        self.lives += 1
-        return SimProducer(self.run.machine.run_dir, self.name)
-
-    @property
-    def is_idle(self) -> bool:
-        return self.push is None
-
-    def step(self, *, begins: bool) -> None:
-        if self.push is None:
-            if begins:
-                self._begin()
-            return
-        push = self.push
-        push.running.step()
-        if push.running.is_done:
-            self.push = None
-            if push.running.error is None:
-                self.run.model.acknowledged(push.keys, push.running.result)
-
-    def _begin(self) -> None:
-        random = self.run.random
-        # A later life is another producer to the model: what an earlier one left unanswered may be stored or not.
-        keys = [(f"{self.name}{self.lives}", self.number + index) for index in range(random.randint(1, 5))]
-        self.number += len(keys)
-        batches = self.run.model.begin(keys)
-        key = random.choice((None, "a", "b", "c"))
-        self.push = _Push(keys, self.client.push(batches, TOPIC, key, 3600.0))
-
-    def die(self) -> None:
-        self.client.die()
-        self.push = None
-        self.client = self._connect()
-
-
-class _SubscriberActor:
-    def __init__(self, name: str, run: Run) -> None:
-        self.name = name
-        self.run = run
-        self.lives = 0
-        self._acked: list[Delivery] = []
-        self._held: list[Delivery] = []
-        self._confirming: tuple[Running[None], Delivery] | None = None
-        self._is_flushing = False
-        self._connect()
-
-    def _connect(self) -> None:
-        self.lives += 1
-        self.client = SimSubscriber(self.run.machine.run_dir, self.name, self.name, TOPIC, prefetch=8)
-        self._registering: Running[None] | None = self.client.register()
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._held and self._registering is None and not self._is_flushing
-
-    def step(self) -> None:
-        if self._registering is not None:
-            self._registering.step()
-            if self._registering.is_done:
-                if self._registering.error is None:
-                    self.run.model.registered(self.name)
-                    self._registering = None
-                else:
-                    self._registering = self.client.register()
-        elif self._is_flushing:
-            self._step_flush()
-        else:
-            self._work()
-
-    def _work(self) -> None:
-        random = self.run.random
-        if self._held and random.random() < 0.6:
-            self._resolve(self._held.pop(random.randrange(len(self._held))))
-        elif self._acked and random.random() < 0.15:
-            self._is_flushing = True
-        else:
-            self._take()
-
-    def _take(self) -> None:
-        try:
-            item = self.client.take(self.run.time.now_ns)
-        except QuiverError:
-            return
-        if isinstance(item, WaitingGap):
-            notice = item.notice
-            places = range(notice.bundle_index_first, notice.bundle_index_first + (notice.bundle_count or 0))
-            ids = [BundleId(TOPIC, notice.core, notice.segment_seq, index) for index in places]
-            self.client.consumer.confirm_gap(item)
-            segment = (notice.core, notice.segment_seq)
-            is_allowed = notice.core in self.run.machine.failing_cores
-            self.run.model.told(self.name, ids, segment if not ids else None, may_be_promised=is_allowed)
-        elif item is not None:
-            try:
-                batch = item.batch
-            except QuiverError:
-                return
-            self.run.model.delivered(self.name, item.bundle_id, batch)
-            self._held.append(item)
-
-    def _resolve(self, delivery: Delivery) -> None:
-        if self.run.is_resting or self.run.random.random() < 0.85:
-            delivery.ack()
-            self._acked.append(delivery)
-        else:
-            delivery.defer(0.001)
-
-    def _step_flush(self) -> None:
-        """Ask for each acknowledgement whether it is durable, one after the other."""
-        if self._confirming is None:
-            if not self._acked:
-                self._is_flushing = False
-                return
-            delivery = self._acked.pop(0)
-            self._confirming = (self.client.confirm(delivery), delivery)
-        running, delivery = self._confirming
-        running.step()
-        if running.is_done:
-            self._confirming = None
-            if running.error is None:
-                self.run.model.resolved(self.name, delivery.bundle_id)
-
-    def die(self) -> None:
-        self.client.die()
-        self._held.clear()
-        self._acked.clear()
-        self._confirming = None
-        self._is_flushing = False
-        self._connect()
+_SIDE = "side"
+_OVERSHOOT_BYTES = 64 * KIB
+"""Of each core: the tail of a seal, and small files between two of their measurements."""
+_FAULT_SHARE = 0.01
+_GONE_ROUNDS_MAX = 200
+"""Rounds in which workers must have noticed that all clients are gone."""
 
 
 class Run:
-    """See the module. `without`: numbers of faults that are left out, to find those that matter."""
+    """See the module. `without`: numbers of faults and names of actors that are left out, to find those that matter."""
 
-    def __init__(self, time: SimulatedTime, seed: int, steps: int, without: frozenset[int] = frozenset()) -> None:
+    def __init__(self, time: SimulatedTime, seed: int, steps: int, without: Collection[int | str] = ()) -> None:
         self.time = time
         self.random = Random(seed)
         self.steps = steps
         self.without = without
         self.faults = 0
-        self.is_resting = False
-        self.machine = Machine(time, Random(seed + 1), _CORES)
-        self.model = Model()
-        self.producers = [_ProducerActor(name, self) for name in _PRODUCERS]
-        self.subscribers = [_SubscriberActor(name, self) for name in _SUBSCRIBERS]
+        self.step_number = 0
+        self.machine = Machine(time, Random(seed + 1), _CORES, _room(Random(seed + 2)))
+        self.world = World(self.machine, self.random)
+        self.place, self.side = Place(DEFAULT_TOPIC, is_there=True), Place(_SIDE, is_there=False)
+        side_producer = ProducerActor("s", self.world, self.side)
+        pushers: list[Actor] = [
+            *(ProducerActor(name, self.world, self.place) for name in ("p", "q")),
+            NumberedActor("n", self.world, self.place),
+            TransactionActor("t", self.world, self.place),
+            side_producer,
+        ]
+        self.subscribers = [SubscriberActor(name, self.world, self.place) for name in ("ann", "ben")]
+        self.subscribers.append(SubscriberActor("sid", self.world, self.side))
+        self.operator = TopicActor("operator", self.world, self.side, [side_producer])
+        self.pushers = [actor for actor in pushers if actor.name not in without]
+        self.subscribers = [actor for actor in self.subscribers if actor.name not in without]
+        self._slow: dict[str, int] = {}
+        """Until which step."""
+        for left_out in {*pushers} - {*self.pushers}:
+            left_out.close()
+
+    @property
+    def clients(self) -> list[Actor]:
+        return [*self.pushers, *self.subscribers]
+
+    @property
+    def actors(self) -> list[str]:
+        """Names of those that can be left out."""
+        return [*(actor.name for actor in self.clients), self.operator.name]
+
+    def counted(self) -> Counter[str]:
+        """What has happened, to be added up: so that it can be seen that there was something to be found."""
+        found = Counter(self.machine.counts)
+        for model in (*self.place.models, *self.side.models):
+            found.update(model.counted())
+        found["topics"] += len(self.side.models) - 1
+        return found
 
     def go(self) -> None:
         """Everything: the storm, the calm, the last look."""
         try:
             ordinary, faults = self._ordinary(), self._faults()
-            for _ in range(self.steps):
-                self._do(ordinary if self.random.random() < 0.985 else faults)
+            for number in range(self.steps):
+                self.step_number = number
+                self._do(ordinary if self.random.random() >= _FAULT_SHARE else faults)
+                self._check_cap()
             self._rest()
+            self._check_nothing_is_held()
         finally:
             self._close()
 
@@ -207,13 +122,42 @@ class Run:
 
     def _ordinary(self) -> list[tuple[Callable[[], None], int]]:
         return [
-            (lambda: self.machine.step_worker(self.random.randrange(_CORES)), 30),
-            (lambda: self.machine.step_job(self.random.randrange(_CORES)), 22),
-            (lambda: self.random.choice(self.producers).step(begins=True), 22),
-            (lambda: self.random.choice(self.subscribers).step(), 20),
-            (self.machine.step_supervisor, 4),
+            (lambda: self._worker_step(self.random.randrange(_CORES)), 30),
+            (lambda: self._job_step(self.random.randrange(_CORES)), 22),
+            (lambda: self._client_step(self.pushers), 24),
+            (lambda: self._client_step(self.subscribers), 22),
+            (self._operator_step, 1),
+            (self._supervisor_step, 4),
             (lambda: self.time.advance(self.random.choice((10_000, 200_000, MILLISECOND_NS, 5 * MILLISECOND_NS))), 10),
         ]
+
+    def _worker_step(self, core: int) -> None:
+        if not self._is_slow(f"core_{core}"):
+            self.machine.step_worker(core)
+
+    def _job_step(self, core: int) -> None:
+        if not self._is_slow(f"threads of core_{core}"):
+            for _ in range(self.random.randint(1, 3)):
+                self.machine.step_job(core)
+
+    def _client_step(self, actors: list[Any]) -> None:
+        actor = self.random.choice(actors) if actors else None
+        if actor is not None and not self._is_slow(actor.name):
+            for _ in range(self.random.randint(1, 4)):
+                actor.step()
+
+    def _operator_step(self) -> None:
+        if self.operator.name not in self.without:
+            self.operator.step()
+
+    def _supervisor_step(self) -> None:
+        if not self._is_slow("supervisor"):
+            self.machine.step_supervisor()
+
+    def _is_slow(self, name: str) -> bool:
+        return self.step_number < self._slow.get(name, 0)
+
+    # --- what breaks -------------------------------------------------------------------------------------------------------
 
     def _faults(self) -> list[tuple[Callable[[], None], int]]:
         random, machine = self.random, self.machine
@@ -221,17 +165,22 @@ class Run:
         def core() -> int:
             return random.randrange(_CORES)
 
+        def client() -> Actor:
+            return random.choice(self.clients)
+
+        losses = (*POWER_LOSSES, CrashMode.KEEP)
         found: list[tuple[Callable[[], Callable[[], None]], int]] = [
             (lambda: _bind(machine.kill, core()), 6),
             (lambda: _bind(machine.arm_kill, core(), random.randint(1, 12)), 10),
-            (lambda: _bind(machine.lose_power, random.choice(POWER_LOSSES), random.randrange(1 << 30)), 4),
+            (lambda: _bind(machine.lose_power, random.choice(losses), random.randrange(1 << 30)), 4),
             (lambda: _bind(machine.arm_error, core(), *self._disk_error()), 4),
             (lambda: _bind(machine.limit_disk, core(), random.choice((None, None, 0, 20_000, 200_000))), 4),
-            (lambda: _bind(random.choice(self.producers).client.cut), 5),
-            (lambda: _bind(random.choice(self.subscribers).client.cut), 5),
-            (lambda: _bind(random.choice(self.producers).die), 3),
-            (lambda: _bind(random.choice(self.subscribers).die), 3),
-            (lambda: _bind(self._jump), 2),
+            (lambda: _bind(machine.refuse_memory, core(), random.randint(1, 3)), 2),
+            (lambda: _bind(machine.delay_messages, random.choice((0.0, 0.0, 0.3, 0.7))), 3),
+            (lambda: _bind(self._be_slow, self._somebody(), random.choice((20, 100, 300))), 3),
+            (lambda: _bind(self._cut, client()), 9),
+            (lambda: _bind(self._end_life, client()), 6),
+            (lambda: _bind(self._jump, random.choice((-1, 1)) * random.choice((SECOND_NS, 3600 * SECOND_NS))), 2),
             (lambda: _bind(self.time.advance, random.choice((SECOND_NS, 40 * SECOND_NS))), 2),
         ]
         return [(lambda make=make: self._strike(make()), weight) for make, weight in found]  # type: ignore[misc]
@@ -239,7 +188,8 @@ class Run:
     def _strike(self, fault: Callable[[], None]) -> None:
         self.faults += 1
         if self.faults not in self.without:
-            self.machine.log.append(f"fault {self.faults}")
+            self.machine.log.append(f"fault {self.faults}, step {self.step_number}:")
+            self.machine.counts["faults"] += 1
             fault()
 
     def _disk_error(self) -> tuple[str, int, int]:
@@ -248,54 +198,123 @@ class Run:
         )
         return kind, self.random.randint(1, 4), self.random.choice((errno.EIO, errno.ENOSPC))
 
-    def _jump(self) -> None:
-        self.time.unix_offset_ns += self.random.choice((-1, 1)) * self.random.choice((SECOND_NS, 3600 * SECOND_NS))
+    def _somebody(self) -> str:
+        processes = [f"core_{core}" for core in range(_CORES)]
+        threads = [f"threads of {name}" for name in processes]
+        names = [*processes, *threads, "supervisor", *(actor.name for actor in self.clients)]
+        return self.random.choice(names)
+
+    def _be_slow(self, name: str, steps: int) -> None:
+        self.machine.log.append(f"{name} does nothing for {steps} steps")
+        self._slow[name] = self.step_number + steps
+
+    def _cut(self, actor: Actor) -> None:
+        self.machine.log.append(f"connections of {actor.name} break")
+        actor.cut()
+
+    def _end_life(self, actor: Actor) -> None:
+        self.machine.log.append(f"{actor.name} dies")
+        actor.die()
+
+    def _jump(self, duration_ns: int) -> None:
+        self.machine.log.append(f"the wall clock jumps by {duration_ns // SECOND_NS} s")
+        self.time.unix_offset_ns += duration_ns
+
+    # --- what must hold after every step -----------------------------------------------------------------------------------
+
+    def _check_cap(self) -> None:
+        cap_bytes = self.machine.room.cap_bytes
+        if not cap_bytes:
+            return
+        granted = self.machine.granted_bytes
+        if sum(granted) > cap_bytes and NO_LIMIT not in granted:
+            raise Violation(f"grants of {granted} bytes are more than the cap of {cap_bytes}")
+        used = [disk.used_bytes for disk in self.machine.disks]
+        if sum(used) > cap_bytes + _CORES * _OVERSHOOT_BYTES:
+            raise Violation(f"{used} bytes are on the disks, the cap is {cap_bytes}")
 
     # --- the calm ----------------------------------------------------------------------------------------------------------
 
     def _rest(self) -> None:
         """Nothing breaks any more: everything must come to its end."""
         self.machine.heal()
-        self.is_resting = True
-        for number in range(REST_STEPS_MAX):
+        self._slow.clear()
+        self.world.is_resting = True
+        # Prepared stages wait for their time on the wall clock, which may have jumped back.
+        self.time.advance(10 * 3600 * SECOND_NS)
+        for number in range(REST_ROUNDS_MAX):
             self._round()
+            self._check_cap()
             if number % 20 == 19 and self._is_at_rest():
                 return
-        raise Violation(f"not at rest after {REST_STEPS_MAX} rounds: {self._unrest()}")
+        raise Violation(f"not at rest after {REST_ROUNDS_MAX} rounds: {self._unrest()}")
 
     def _round(self) -> None:
+        self._processes_round()
+        for actor in self.clients:
+            for _ in range(3 if isinstance(actor, SubscriberActor) else 1):
+                actor.step()
+        self._operator_step()
+
+    def _processes_round(self) -> None:
         self.machine.step_supervisor()
         for core in range(_CORES):
             self.machine.step_worker(core)
             for _ in range(3):
                 self.machine.step_job(core)
-        for producer in self.producers:
-            producer.step(begins=False)
-        for subscriber in self.subscribers:
-            for _ in range(3):
-                subscriber.step()
         self.time.advance(2 * MILLISECOND_NS)
 
     def _is_at_rest(self) -> bool:
         return (
-            all(producer.is_idle for producer in self.producers)
-            and all(subscriber.is_idle for subscriber in self.subscribers)
-            and not any(self.model.missing(name) for name in _SUBSCRIBERS)
+            all(actor.is_idle for actor in self.clients)
+            and self.operator.is_idle
+            and not any(self._missing().values())
+            and not any(self._torn().values())
+            and not any(self.machine.staged())
         )
 
+    def _missing(self) -> dict[str, list[Any]]:
+        return {each.name: each.model.missing(each.name)[:5] for each in self.subscribers if each.place.is_there}
+
+    def _torn(self) -> dict[str, list[str]]:
+        return {each.name: each.model.torn(each.name)[:5] for each in self.subscribers if each.place.is_there}
+
     def _unrest(self) -> str:
-        busy = [actor.name for actor in (*self.producers, *self.subscribers) if not actor.is_idle]
-        missing = {name: self.model.missing(name)[:5] for name in _SUBSCRIBERS}
-        return f"busy {busy}, missing {missing}"
+        busy = [actor.name for actor in (*self.clients, self.operator) if not actor.is_idle]
+        return f"busy {busy}, missing {self._missing()}, torn {self._torn()}, staged {self.machine.staged()}"
+
+    def _check_nothing_is_held(self) -> None:
+        """All clients die: within a few rounds no worker has a session, an arena or a claim of theirs."""
+        for actor in self.clients:
+            actor.die()
+            actor.close()
+        for _ in range(_GONE_ROUNDS_MAX):
+            self._processes_round()
+            if not any(self.machine.held()):
+                return
+        raise Violation(f"held for clients that are gone: {self.machine.held()}")
 
     def _close(self) -> None:
-        for actor in (*self.producers, *self.subscribers):
-            actor.client.die()
+        for actor in self.clients:
+            actor.close()
         self.machine.close()
 
 
-def run_seed(time: SimulatedTime, seed: int, steps: int, without: frozenset[int] = frozenset()) -> list[str]:
-    """One run; nothing of it may be left when it is over.
+def _room(random: Random) -> Room:
+    if random.random() < 0.5:
+        return Room()
+    cap_bytes = random.choice((520, 1500, 6000)) * KIB
+    return Room(cap_bytes, random.choices(("backpressure", "drop_oldest", "reject"), (4, 4, 2))[0])
+
+
+def run_seed(
+    time: SimulatedTime,
+    seed: int,
+    steps: int,
+    without: Collection[int | str] = (),
+    counts: Counter[str] | None = None,
+) -> list[str]:
+    """One run; nothing of it may be left when it is over. What happened in it is added to `counts`.
 
     Returns:
         What happened.
@@ -305,28 +324,33 @@ def run_seed(time: SimulatedTime, seed: int, steps: int, without: frozenset[int]
     """
     gc.collect()
     before = open_descriptors()
-    log, faults = _go(Run(time, seed, steps, without))
+    run = Run(time, seed, steps, without)
+    _go(run)
+    log, faults, actors = run.machine.log, run.faults, run.actors
+    if counts is not None:
+        counts.update(run.counted())
+    del run
     gc.collect()
     if left := open_descriptors() - before:
-        raise RunFailed(log, faults, f"descriptors are left open: {sorted(left)}")
+        raise RunFailed(log, faults, actors, f"descriptors are left open: {sorted(left)}")
     return log
 
 
-def _go(run: Run) -> tuple[list[str], int]:
+def _go(run: Run) -> None:
     try:
         run.go()
     except Exception as error:
-        raise RunFailed(run.machine.log, run.faults, traceback.format_exc()) from error
-    return run.machine.log, run.faults
+        raise RunFailed(run.machine.log, run.faults, run.actors, traceback.format_exc()) from error
 
 
 class RunFailed(Exception):
-    """A run that broke a promise: its log, how many faults it met, and what was found."""
+    """A run that broke a promise: its log, how many faults and which actors it had, and what was found."""
 
-    def __init__(self, log: list[str], faults: int, reason: str) -> None:
+    def __init__(self, log: list[str], faults: int, actors: list[str], reason: str) -> None:
         super().__init__(reason)
         self.log = log
         self.faults = faults
+        self.actors = actors
         self.reason = reason
 
 

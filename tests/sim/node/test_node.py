@@ -16,6 +16,20 @@ SEEDS = int(os.environ.get("NODE_SEEDS", "300"))
 STEPS = 2000
 FIRST_SEED = int(os.environ.get("NODE_SEED_FIRST", "0"))
 _PROCESSES = 2
+HAPPENS = (
+    "acknowledged",
+    "delivered",
+    "faults",
+    "memory_refused",
+    "power_losses",
+    "resolved",
+    "told_lost",
+    "topics",
+    "transactions_aborted",
+    "transactions_committed",
+    "workers_started",
+)
+"""Else nothing would have been looked at."""
 
 
 def run_seeds(first: int, end: int) -> subprocess.CompletedProcess[str]:
@@ -35,6 +49,8 @@ def test_no_order_of_events_breaks_a_promise() -> None:
     counted = [json.loads(process.stdout.splitlines()[-1]) for process in done]
     assert sum(each["seeds"] for each in counted) == SEEDS
     assert sum(each["steps"] for each in counted) == SEEDS * STEPS
+    for what in HAPPENS:
+        assert sum(each.get(what, 0) for each in counted) > 0, f"{what}: never"
 
 
 def test_a_seed_is_a_seed() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from quiver_actors.clock import SystemClock
-from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.monitor import OrderMonitor
-from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.metrics.figures import WorkerState
 from quiver_actors.node import WorkerContext
 from quiver_actors.worker.entry import Worker
@@ -17,6 +17,8 @@ from quiver_actors.worker.figures import FigurePublisher
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.requests import ArenaJob
 from quiver_actors.worker.threads import Finished, Job, JobThread
+from tests.sim.node.polls import DelayingPoll, Delays
+from tests.sim.node.shared_disk import CoreDisk
 
 
 class SimThread(JobThread):
@@ -27,6 +29,8 @@ class SimThread(JobThread):
         self.name = name
         self._waiting: deque[tuple[Job, Finished]] = deque()
         self._finished: deque[tuple[Job, Finished]] = deque()
+        self.refusals = 0
+        """So many of the next arenas get no memory."""
 
     @property
     def has_work(self) -> bool:
@@ -38,9 +42,15 @@ class SimThread(JobThread):
     def run_next(self) -> str:
         """Run one job to its end; what it lets escape comes out here. Its name is returned."""
         job, finished = self._waiting.popleft()
-        job.run()
+        is_refused = self.refusals > 0 and isinstance(job, ArenaJob)
+        if is_refused:
+            self.refusals -= 1
+            with _no_memory():
+                job.run()
+        else:
+            job.run()
         self._finished.append((job, finished))
-        return type(job).__name__
+        return f"{type(job).__name__}{', refused memory' if is_refused else ''}"
 
     def finish_jobs(self) -> bool:
         found = bool(self._finished)
@@ -58,11 +68,25 @@ class SimThread(JobThread):
         return True
 
 
+@contextmanager
+def _no_memory() -> Iterator[None]:
+    """The kernel refuses to allocate a file in memory, as a full memory group would."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 class SimWorker(Worker):
     """One life of one worker. `kill` ends it as SIGKILL would."""
 
-    def __init__(self, context: WorkerContext, disk: SimDisk, figures_of: Callable[[Journal], FigurePublisher]) -> None:
-        self.faulty = FaultyDisk(disk)
+    def __init__(
+        self, context: WorkerContext, disk: CoreDisk, delays: Delays, figures_of: Callable[[Journal], FigurePublisher]
+    ) -> None:
+        self.faulty = disk
+        self._delays = delays
         self.threads: list[SimThread] = []
         self._is_gone = False
         journal = Journal(context.core)
@@ -75,8 +99,24 @@ class SimWorker(Worker):
         self._wake_fd = wake_fd
         return sync, seal, ask
 
+    def refuse_memory(self, arenas: int) -> None:
+        """So many of the next arenas are refused."""
+        for thread in self.threads:
+            thread.refusals = arenas
+
     def become_ready(self) -> None:
+        """It listens; from now on messages may be late."""
+        # The threads' wake-up is edge-triggered: what is kept back would never come again.
+        self.loop._epoll = DelayingPoll(self.loop._epoll, self._delays, (self._wake_fd,))  # type: ignore[assignment]
         self._set_state(WorkerState.READY)
+
+    def held(self) -> list[str]:
+        """What is kept for connections: these themselves, with their arenas, and claims."""
+        found = [f"session of {session.peer}" for session in self.loop._sessions.values()]
+        for topic, host in self.loop._hosts.items():
+            held = host.engine._parts.progress.registry.held_segments()
+            found += [f"claims of {topic}, segment {segment_seq}" for segment_seq in held]
+        return found
 
     def kill(self) -> None:
         """Everything that the kernel closes for a dead process is closed, nothing else is done. Idempotent."""

@@ -1,0 +1,364 @@
+"""The clients of a simulated node: each does one small thing when the scheduler lets it, and tells the model what it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from quiver_actors.client.delivery import Delivery
+from quiver_actors.client.gaps import WaitingGap
+from quiver_actors.client.stage import StagePlan
+from quiver_actors.errors import QuiverError, TopicDeleted, TopicRecreated, TransactionAborted
+from quiver_actors.topics.requests import Create, Delete, List
+from quiver_actors.transactions.model import Token
+from tests.sim.node.clients import Running, SimProducer, SimSubscriber
+from tests.sim.node.machine import SMALL_SEGMENTS, Machine
+from tests.sim.node.model import Model, Outcome, PushKey
+
+_TTL_SECONDS = 0.2
+
+
+class Place:
+    """One topic: the model of its present life, and whether clients may count on it."""
+
+    def __init__(self, topic: str, *, is_there: bool) -> None:
+        self.topic = topic
+        self.is_there = is_there
+        self.models = [Model()]
+        """Of all its lives."""
+
+    @property
+    def model(self) -> Model:
+        return self.models[-1]
+
+
+@dataclass
+class World:
+    """What every actor shares. Owner: the run."""
+
+    machine: Machine
+    random: Random
+    is_resting: bool = False
+
+
+class Actor(Protocol):
+    name: str
+
+    def step(self) -> None:
+        """Do one small thing."""
+
+    def die(self) -> None:
+        """As SIGKILL; the next life begins at once."""
+
+    def cut(self) -> None:
+        """Its connections break."""
+
+    def close(self) -> None:
+        """For ever."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way."""
+
+
+class _Pushing:
+    """What all actors that push have in common."""
+
+    def __init__(self, name: str, world: World, place: Place) -> None:
+        self.name = name
+        self.world = world
+        self.place = place
+        self.number = 0
+        self.lives = 0
+        self.running: Running[Any] | None = None
+        self.client = self._connect()
+
+    def _connect(self) -> SimProducer:
+        self.lives += 1
+        return SimProducer(self.world.machine.run_dir, self.name, self.world.machine.delays)
+
+    def _new_keys(self, name: str) -> list[PushKey]:
+        first, self.number = self.number, self.number + self.world.random.randint(1, 5)
+        return [(name, number) for number in range(first, self.number)]
+
+    @property
+    def is_idle(self) -> bool:
+        return self.running is None
+
+    def cut(self) -> None:
+        self.client.cut()
+
+    def close(self) -> None:
+        self.client.die()
+
+    def die(self) -> None:
+        self.client.die()
+        self.running = None
+        self.client = self._connect()
+
+    def step(self) -> None:
+        if self.running is None:
+            if not self.world.is_resting and self.place.is_there:
+                self._begin()
+            return
+        self.running.step()
+        if self.running.is_done:
+            running, self.running = self.running, None
+            self._finish(running)
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def _finish(self, running: Running[Any]) -> None:
+        raise NotImplementedError
+
+
+class ProducerActor(_Pushing):
+    """Pushes, and takes the receipts. What was not answered may be stored or not."""
+
+    def _begin(self) -> None:
+        # A later life is another producer to the model: what an earlier one left unanswered may be stored or not.
+        self._keys = self._new_keys(f"{self.name}{self.lives}")
+        self._model = self.place.model
+        batches = self._model.begin(self._keys)
+        key = self.world.random.choice((None, "a", "b", "c"))
+        self.running = self.client.push(batches, self.place.topic, key)
+
+    def _finish(self, running: Running[Any]) -> None:
+        if isinstance(running.error, TopicDeleted | TopicRecreated):
+            self.die()
+        elif running.error is None and self._model is self.place.model:
+            self._model.acknowledged(self._keys, running.result)
+
+    def stray(self, model: Model) -> None:
+        """There is another topic of that name: what is under way may end in it."""
+        if self.running is not None:
+            model.strayed(self._keys)
+
+
+class NumberedActor(_Pushing):
+    """Pushes as an idempotent producer: the same again under the same numbers, until it has the receipts."""
+
+    _keys: Sequence[PushKey] = ()
+
+    def _begin(self) -> None:
+        self._keys = self._keys or self._new_keys(self.name)
+        batches = self.place.model.begin_single(list(self._keys))
+        self.running = self.client.push_numbered(batches, self.place.topic, self.name, self._keys[0][1])
+
+    def _finish(self, running: Running[Any]) -> None:
+        if running.error is None:
+            self.place.model.acknowledged(list(self._keys), running.result)
+            self._keys = ()
+
+
+class TransactionActor(_Pushing):
+    """Stages bundles on one or two workers, decides, publishes; now and then it gives up or walks away in the middle."""
+
+    def _begin(self) -> None:
+        self._txn_id = f"{self.name}-{self.lives}-{self.number}"
+        self._tokens: list[Token] = []
+        self._next: Callable[[Any], None] = self._prepared
+        self._parts_left = self.world.random.randint(1, 2)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._parts_left -= 1
+        keys = self._new_keys(self.name)
+        batches = self.place.model.begin_part(self._txn_id, keys)
+        plan = StagePlan(self._txn_id, self.place.topic, self._parts_left, 0, 0, "", _TTL_SECONDS, "sim")
+        self._next = self._prepared
+        self.running = self.client.prepare(plan, batches, self.world.random.choice("abcd"))
+
+    def _finish(self, running: Running[Any]) -> None:
+        if isinstance(running.error, TransactionAborted) and self._next is self._decided:
+            self.place.model.transactions[self._txn_id] = Outcome.ABORTED
+        elif running.error is None:
+            self._next(running.result)
+        # After any other error it walks away: what happens to the stages is their workers' business.
+
+    def _prepared(self, token: Token | None) -> None:
+        self._tokens += [token] if token is not None else []
+        if self._parts_left:
+            self._prepare()
+        else:
+            self._decide()
+
+    def _decide(self) -> None:
+        chance = self.world.random.random()
+        if chance < 0.1:
+            return
+        self._next = self._decided
+        commits = chance < 0.8
+        if commits:
+            self.place.model.transactions[self._txn_id] = Outcome.ASKED
+        self.running = self.client.decide(self._txn_id, self._tokens if commits else None)
+
+    def _decided(self, decision: Any) -> None:
+        is_commit = decision.is_commit
+        self.place.model.transactions[self._txn_id] = Outcome.COMMITTED if is_commit else Outcome.ABORTED
+        if is_commit and self.world.random.random() < 0.8:
+            self._next = self._published
+            self.running = self.client.publish(self._tokens)
+
+    def _published(self, _: object) -> None:
+        """Nothing is left to do."""
+
+
+class SubscriberActor:
+    """Registers, takes, acknowledges or defers, and asks whether its acknowledgements are durable."""
+
+    def __init__(self, name: str, world: World, place: Place) -> None:
+        self.name = name
+        self.world = world
+        self.place = place
+        self._acked: list[Delivery] = []
+        self._held: list[Delivery] = []
+        self._confirming: tuple[Running[None], Delivery] | None = None
+        self._is_flushing = False
+        self._connect()
+
+    def _connect(self) -> None:
+        machine = self.world.machine
+        self.model = self.place.model
+        self.client = SimSubscriber(machine.run_dir, self.name, self.place.topic, machine.delays, prefetch=8)
+        self._registering: Running[None] | None = self.client.register()
+
+    @property
+    def is_idle(self) -> bool:
+        if not self.place.is_there:
+            return True
+        return not self._held and self._registering is None and not self._is_flushing
+
+    def cut(self) -> None:
+        self.client.cut()
+
+    def close(self) -> None:
+        self._forget()
+        self.client.die()
+
+    def die(self) -> None:
+        self.close()
+        self._connect()
+
+    def _forget(self) -> None:
+        self._held.clear()
+        self._acked.clear()
+        self._confirming = None
+        self._is_flushing = False
+
+    def step(self) -> None:
+        if self.model is not self.place.model:
+            self.die()
+        if self._registering is not None:
+            self._step_registering(self._registering)
+        elif self._is_flushing:
+            self._step_flush()
+        else:
+            self._work()
+
+    def _step_registering(self, registering: Running[None]) -> None:
+        registering.step()
+        if not registering.is_done:
+            return
+        if registering.error is None:
+            self.model.registered(self.name)
+            self._registering = None
+        else:
+            self._registering = self.client.register()
+
+    def _work(self) -> None:
+        random = self.world.random
+        if self._held and random.random() < 0.6:
+            self._resolve(self._held.pop(random.randrange(len(self._held))))
+        elif self._acked and random.random() < 0.15:
+            self._is_flushing = True
+        else:
+            self._take()
+
+    def _take(self) -> None:
+        try:
+            item = self.client.take(self.world.machine.time.now_ns)
+        except QuiverError:
+            return
+        if isinstance(item, WaitingGap):
+            self.client.consumer.confirm_gap(item)
+            is_allowed = self.world.machine.may_lose(item.notice.core)
+            self.model.told(self.name, item.notice, may_be_promised=is_allowed)
+        elif item is not None:
+            try:
+                batch = item[0]  # beside it may be the slot of the producer's name and number
+            except QuiverError as error:
+                self.world.machine.log.append(f"{self.name} cannot read {item.bundle_id}: {error}")
+                item.defer(0.001)
+                return
+            self.model.delivered(self.name, item.bundle_id, batch)
+            self._held.append(item)
+
+    def _resolve(self, delivery: Delivery) -> None:
+        if self.world.is_resting or self.world.random.random() < 0.85:
+            delivery.ack()
+            self._acked.append(delivery)
+        else:
+            delivery.defer(0.001)
+
+    def _step_flush(self) -> None:
+        """Ask for each acknowledgement whether it is durable, one after the other."""
+        if self._confirming is None:
+            if not self._acked:
+                self._is_flushing = False
+                return
+            delivery = self._acked.pop(0)
+            self._confirming = (self.client.confirm(delivery), delivery)
+        running, delivery = self._confirming
+        running.step()
+        if running.is_done:
+            self._confirming = None
+            if running.error is None:
+                self.model.resolved(self.name, delivery.bundle_id)
+
+
+class TopicActor:
+    """An operator who creates a topic, deletes it, and creates it again."""
+
+    def __init__(self, name: str, world: World, place: Place, pushers: Sequence[ProducerActor]) -> None:
+        self.name = name
+        self._world = world
+        self._place = place
+        self._pushers = pushers
+        self._is_going = False
+
+    @property
+    def is_idle(self) -> bool:
+        reply = self._world.machine.ask_topics(List(limit=0))
+        return not reply.deletions and all(version == reply.version for version in reply.applied.values())
+
+    def step(self) -> None:
+        if self._is_going:
+            self._is_going = not self.is_idle
+        elif self._world.is_resting:
+            return
+        elif not self._place.is_there:
+            self._create()
+        elif self._world.random.random() < 0.1:
+            self._delete()
+
+    def _create(self) -> None:
+        reply = self._world.machine.ask_topics(Create(topic=self._place.topic, values=dict(SMALL_SEGMENTS)))
+        if reply.code:
+            raise AssertionError(f"topic {self._place.topic} cannot be created: {reply.error}")
+        self._world.machine.log.append(f"topic {self._place.topic} is created")
+        self._place.models.append(Model())
+        self._place.is_there = True
+        for pusher in self._pushers:
+            pusher.stray(self._place.model)
+
+    def _delete(self) -> None:
+        reply = self._world.machine.ask_topics(Delete(topic=self._place.topic))
+        if reply.code:
+            raise AssertionError(f"topic {self._place.topic} cannot be deleted: {reply.error}")
+        self._world.machine.log.append(f"topic {self._place.topic} is deleted")
+        self._place.is_there = False
+        self._is_going = True
