@@ -11,6 +11,7 @@ PYTEST := $(BIN)/python -m pytest -q
 TESTS_AT_ONCE ?= 3
 MINUTES ?= 30
 SEED ?= 0
+HOURS ?= 1
 CRASH_STATES ?= 0
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -18,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs fresh-user test test-cluster test-spark-versions check lint types unit torture mutation bench bench-peers install clean
+.PHONY: help demo docs fresh-user test test-cluster test-spark-versions check lint types unit torture soak mutation coverage bench bench-peers install clean
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
@@ -29,7 +30,9 @@ help:
 	@echo 'make docs    the pages of docs/ as a site, in site/'
 	@echo 'make fresh-user  builds the wheel and follows "Getting started" in an empty environment'
 	@echo 'make torture long crash sweeps, faults, kills and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
-	@echo 'make mutation plants known-bad edits one at a time: the tests must notice (an hour or more)'
+	@echo 'make soak    a node under load with a kill every 30 s: HOURS=1 SEED=0'
+	@echo 'make coverage branches of the log, segment, subscriber, retention and recovery code that no quick suite takes'
+	@echo 'make mutation plants known-bad edits one at a time: the tests must notice (about an hour)'
 	@echo 'make bench   every benchmark, then docs/benchmarks.md: over an hour; MINUTES=20, ONLY="ingest peers", QUICK=1'
 	@echo 'make bench-peers          installs other stores (LMDB, RocksDB, Redis, NATS ...) and measures against them: about 10 minutes'
 	@echo 'make clean   remove .venv, caches and demo output'
@@ -76,6 +79,12 @@ fresh-user: $(STAMP)
 
 torture: $(STAMP)
 	@$(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED) --crash-states $(CRASH_STATES)
+
+soak: $(STAMP)
+	@$(BIN)/python -m tests.soak --hours $(HOURS) --seed $(SEED)
+
+coverage: $(STAMP)
+	@$(BIN)/python -m tests.coverage_check
 
 mutation: $(STAMP)
 	@$(BIN)/python -m tests.mutation

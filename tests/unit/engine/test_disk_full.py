@@ -298,3 +298,16 @@ def test_room_that_is_never_found_delays_progress_and_nothing_fails(tmp_path: Pa
     driver.run_for(SECOND_NS)
     assert driver.engine.progress_durable >= ticket
     assert disk.exists(PROGRESS)
+
+
+def test_near_the_cap_it_gives_way_to_who_waits_for_room() -> None:
+    disk = SimDisk()
+    driver = store(disk)
+    before = driver.engine.disk_bytes
+    driver.engine.releases_spare = True
+    driver.settle()
+    assert not disk.exists(BALLAST)
+    assert driver.engine.disk_bytes <= before - BALLAST_BYTES
+    driver.engine.releases_spare = False
+    driver.run_for(2 * SECOND_NS)
+    assert disk.allocated_bytes(BALLAST) == BALLAST_BYTES

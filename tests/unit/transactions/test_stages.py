@@ -330,6 +330,41 @@ def test_a_full_disk_makes_a_stage_wait() -> None:
     assert driver.stored() == [7]
 
 
+def test_a_stage_takes_what_its_push_needs_where_the_usual_step_is_over_the_cap(driver: StageDriver) -> None:
+    asked: list[int] = []
+
+    def room(more_bytes: int) -> bool:
+        asked.append(more_bytes)
+        return more_bytes < 64 * KIB
+
+    driver.settle()
+    driver.engine.share_room(room)
+    number = driver.begin()
+    driver.push_staged(number, 1)
+    assert max(asked) >= 64 * KIB, "the usual step was asked for first"
+    assert driver.engine.stages.get(number, OWNER).disk_bytes < 64 * KIB
+    assert not driver.engine.is_short
+    driver.prepare(number)
+    driver.publish(number)
+    assert driver.stored() == [1]
+
+
+def test_a_stage_that_waits_for_the_cap_says_how_little_it_needs(driver: StageDriver) -> None:
+    driver.settle()
+    allowed: list[bool] = []
+    driver.engine.share_room(lambda _: bool(allowed))
+    number = driver.begin()
+    stage = driver.engine.stages.get(number, OWNER)
+    assert not driver.engine.stages.can_stage(stage, 1000)
+    driver.settle()
+    assert driver.engine.is_short
+    assert 1000 < driver.engine.wanted_bytes < 64 * KIB
+    allowed.append(True)
+    driver.settle()
+    assert not driver.engine.is_short
+    assert driver.engine.stages.can_stage(stage, 1000)
+
+
 def test_a_failed_publish_is_finished_by_recovery() -> None:
     disk = FaultyDisk(SimDisk())
     driver = StageDriver(disk, SMALL)
