@@ -317,9 +317,7 @@ class Soak:
                 supervisor_descriptors=_descriptors(self._node.pid),
                 client_descriptors=_descriptors(own),
                 shared_kib=sum(_status_kib(pid, "RssShmem") for pid in (*node, own)),
-                shared_names=len(
-                    [name for name in os.listdir("/dev/shm") if "quiver" in name or name.startswith("qv")]
-                ),
+                shared_names=len({name for pid in node for name in _shared_names(pid)}),
             )
         )
 
@@ -347,6 +345,13 @@ def _status_kib(pid: int, key: str) -> int:
             if line.startswith(key + ":"):
                 return int(line.split()[1])
     return 0
+
+
+def _shared_names(pid: int) -> list[str]:
+    """Named shared memory that the process has mapped."""
+    with contextlib.suppress(OSError):
+        return [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm/" in line]
+    return []
 
 
 def _descriptors(pid: int) -> int:

@@ -41,7 +41,6 @@ _COPIED = (
 )
 _PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 _UNIT = "tests/unit/engine"
-_SWEEP = ("-m", "tests.sim", "--alone", "--crash-states", "1000", "--processes", "1")
 _NODE = ("-m", "tests.sim.node", "--steps", "1000")
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 _FAILED_SEED = re.compile(r"^seed (\d+) fails", re.MULTILINE)
@@ -133,7 +132,7 @@ def planted(root: Path, edit: Edit) -> Iterator[None]:
 def _questions(edit: Edit) -> list[tuple[str, ...]]:
     simulated = (*_NODE, "--seeds", "0:40", "--first-failure")
     tests = [(*_PYTEST, path) for path in edit.tests]
-    return [*tests, simulated, (*_PYTEST, _UNIT), _SWEEP]
+    return [*tests, simulated, (*_PYTEST, _UNIT)]
 
 
 def _failure(copy: Path, command: tuple[str, ...]) -> Failure | None:

@@ -22,6 +22,7 @@ _JOBS = "quiver_actors/jobs.py"
 _SEALING = "quiver_actors/sealing.py"
 _COMMIT = "quiver_actors/engine/group_commit.py"
 _SUBSCRIBER = ("tests/unit/subscriber", "tests/property/test_subscriber_claims.py")
+_POWER = ("tests/unit/engine/test_power_loss.py",)
 _WAL = ("tests/unit/wal", "tests/property/test_uniform_pushes.py")
 _CLIENT = ("tests/unit/client",)
 _TRANSACTIONS = ("tests/unit/transactions",)
@@ -43,13 +44,13 @@ EDITS: tuple[Edit, ...] = (
         "    log.file.fsync()\n    disk.rename(log.path, paths.segment(log.segment_seq))\n",
         "    disk.rename(log.path, paths.segment(log.segment_seq))\n    log.file.fsync()\n",
     ),
-    Edit("forget the segments' directory", _SEALING, "    disk.sync_directory(paths.segments)\n", ""),
+    Edit("forget the segments' directory", _SEALING, "    disk.sync_directory(paths.segments)\n", "", _POWER),
     Edit(
         "keep the preallocated rest of a segment",
         _SEALING,
         "    log.file.truncate(size_bytes)\n",
         "",
-        ("tests/unit/segment/test_sealed_in_place.py",),
+        _POWER,
     ),
     Edit(
         "skip the sync of small files",
@@ -68,6 +69,7 @@ EDITS: tuple[Edit, ...] = (
         _JOBS,
         "            if write.is_gaps:\n                self._disk.sync_directory(self._paths.root)\n",
         "",
+        ("tests/unit/engine/test_deletion.py",),
     ),
     Edit(
         "delete the newest segment before the cursor",
@@ -76,12 +78,14 @@ EDITS: tuple[Edit, ...] = (
         "        self._disk.unlink(self._paths.segment(newest))\n",
         "        self._disk.unlink(self._paths.segment(newest))\n"
         "        if self._cursor_owed is not None:\n            write_cursor(self._disk, self._paths, self._cursor_owed)\n",
+        _POWER,
     ),
     Edit(
         "forget the directory after a delete",
         _JOBS,
         "        self._disk.unlink(self._paths.segment(newest))\n        self._disk.sync_directory(self._paths.segments)\n",
         "        self._disk.unlink(self._paths.segment(newest))\n",
+        _POWER,
     ),
     # --- what is promised, and when
     Edit(

@@ -64,6 +64,9 @@ _PATIENCE = Patience(
 )
 
 
+TIGHT_BYTES = 520 * KIB
+
+
 @dataclass(frozen=True)
 class Room:
     """How much of the disk the node may have, and what happens at its end."""
@@ -71,6 +74,11 @@ class Room:
     cap_bytes: int = 0
     """0 = no cap."""
     policy: str = "backpressure"
+
+    @property
+    def is_tight(self) -> bool:
+        """Only for topics with very small segments."""
+        return 0 < self.cap_bytes < TIGHT_BYTES
 
     @property
     def drops(self) -> bool:

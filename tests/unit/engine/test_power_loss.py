@@ -1,0 +1,64 @@
+"""What seals and deletes have made durable when they are done, and at every call before: the disk after a power loss is looked at."""
+
+from __future__ import annotations
+
+import contextlib
+
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import FaultyDisk, SimulatedCrash
+from quiver_actors.disk.protocol import read_whole
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.jobs import DeleteJob
+from quiver_actors.paths import EnginePaths
+from quiver_actors.wal.codec import decode_cursor
+from tests.support.engine_driver import EngineDriver
+
+DIRECTORY = "default/core_0"
+PATHS = EnginePaths(DIRECTORY)
+
+
+def sealed(disk: SimDisk) -> tuple[EngineDriver, str]:
+    """A store with one segment that a subscriber is owed, and its path."""
+    driver = EngineDriver(disk)
+    driver.engine.register("s", "earliest")
+    driver.push_numbered(0, 3)
+    driver.seal()
+    (info,) = driver.engine.segments()
+    return driver, PATHS.segment(info.segment_seq)
+
+
+def test_a_segment_has_its_name_for_good_when_its_seal_is_done() -> None:
+    disk = SimDisk()
+    driver, segment = sealed(disk)
+    left = disk.crash(CrashMode.DROP)
+    (info,) = driver.engine.segments()
+    assert len(read_whole(left, segment, 1 << 30)) == info.size_bytes, "nothing of what was allocated ahead is left"
+    assert [name for name in left.list_directory(PATHS.wal) if "spare" not in name] == ["quiver.wal.cursor"]
+
+
+def test_a_deleted_segment_does_not_come_back() -> None:
+    disk = SimDisk()
+    driver, segment = sealed(disk)
+    (grant,) = driver.claim("s", "owner", 10)
+    driver.resolve("s", "owner", grant.segment_seq, "ack", grant.indexes)
+    driver.flush_progress()
+    assert not disk.exists(segment)
+    assert not disk.crash(CrashMode.DROP).exists(segment)
+
+
+def test_the_newest_segment_goes_only_when_the_cursor_that_is_owed_is_durable() -> None:
+    for calls in range(1, 20):
+        inner = SimDisk()
+        driver, segment = sealed(inner)
+        disk = FaultyDisk(inner)
+        newest = driver.engine.segments()[-1].segment_seq
+        disk.crash_at(calls)
+        job = DeleteJob(disk, PATHS, [newest], cursor_owed=12_345)
+        with contextlib.suppress(SimulatedCrash):
+            job.run()
+        for mode in (CrashMode.KEEP, CrashMode.DROP):
+            left = inner.crash(mode)
+            assert left.exists(segment) or decode_cursor(read_whole(left, PATHS.cursor, 1000)) == 12_345
+        if disk.mutating_count < calls:
+            return
+    raise AssertionError("the job does not end")
