@@ -100,7 +100,7 @@ class SimProducer:
         stage = Stage(self.producer, self.channels, plan, key)
         yield stage.beginning(PATIENCE_SECONDS)
         try:
-            for planned in stage._grouped((bundle, None) for bundle in bundles):
+            for planned in stage._grouped(((bundle, None) for bundle in bundles), {}):
                 yield stage._sending(planned, PATIENCE_SECONDS)
             yield stage._settling(PATIENCE_SECONDS)
         except QuiverError:

@@ -158,7 +158,7 @@ class Machine:
 
     def ask_topics(self, request: TopicRequest) -> TopicReply:
         """What a command asks the supervisor, and its answer."""
-        answer = self.keeper.answer(SUBJECT, msgspec.msgpack.encode(request))
+        answer = self.keeper.answer(SUBJECT, msgspec.msgpack.encode(request), os.getuid())
         return msgspec.msgpack.decode(answer, type=TopicReply)
 
     def _new_supervision(self) -> Supervision:
