@@ -161,7 +161,7 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         "believe the CRCs of a uniform push",
         "quiver_actors/wal/uniform.py",
-        "    if crcs != (entry_rows[:, 0] >> 32 & _U32).tolist():\n        return None\n",
+        '    if crcs != columns[0].view("<u4")[1::2].tolist():\n        return None\n',
         "",
         _WAL,
     ),
