@@ -37,7 +37,7 @@ from benchmarks.harness import (
 )
 from quiver_actors.cli.status_view import attach_page
 from quiver_actors.client import Client, GapNotice
-from quiver_actors.errors import PushTimeout, Throttled
+from quiver_actors.errors import PushTimeout, Throttled, WorkerUnavailable
 from quiver_actors.supervisor.figures import STORAGE_ROW, StorageFigure, region_of
 from quiver_actors.supervisor.measure import measure
 
@@ -154,7 +154,7 @@ def overload(directory: str, policy: str, cap_bytes: int, seconds: float, drain_
                     acked.update(
                         (r.bundle_id.core, r.bundle_id.segment_seq, r.bundle_id.bundle_index) for r in receipts
                     )
-                except (Throttled, PushTimeout):
+                except (Throttled, PushTimeout, WorkerUnavailable):
                     refused[0] += 1
                 ahead = number * BUNDLE_BYTES / (2 * drain_rate) - (time.monotonic() - began)
                 if ahead > 0:

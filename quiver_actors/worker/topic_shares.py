@@ -12,16 +12,19 @@ Guarantees
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from quiver_actors.engine import Engine
 from quiver_actors.metrics.figures import RowKind, ShareFigure
 from quiver_actors.retention.choice import Candidate, choose
 from quiver_actors.shm.counters import CountersPage, RegionWriter
+from quiver_actors.shm.errors import ShmError
 from quiver_actors.shm.live_row import LiveRow
 from quiver_actors.shm.words import fence
 from quiver_actors.supervisor.coordinator import RESPONSIVE_NS
 from quiver_actors.supervisor.figures import NO_LIMIT, SUPERVISOR_REGION, EvictionClass
+from quiver_actors.supervisor.log import log_event
 from quiver_actors.units import MILLISECOND_NS
 from quiver_actors.worker.evictions import candidates_of, carry_out
 from quiver_actors.worker.host import EngineHost
@@ -189,6 +192,7 @@ class TopicShares:
         self._hosts = hosts
         self._cap_bytes = cap_bytes
         self._shares: dict[str, TopicShare] = {}
+        self._unlimited: set[str] = set()
 
     def admits(self, engine: Engine, more_bytes: int, now_ns: int, worker_admits: Callable[[int], bool]) -> bool:
         """Whether an engine may take so many bytes more of the disk, as far as its topic and its worker go."""
@@ -233,9 +237,19 @@ class TopicShares:
             return None
         share = self._shares.get(engine.topic)
         if share is None:
-            share = self._shares[engine.topic] = TopicShare(self._page, self._region, engine.topic)
+            try:
+                share = self._shares[engine.topic] = TopicShare(self._page, self._region, engine.topic)
+            except ShmError as error:
+                self._tell_unlimited(engine.topic, error)
+                return None
         share.limit_bytes = limit_of(engine, cap_bytes)
         return share
+
+    def _tell_unlimited(self, topic: str, error: ShmError) -> None:
+        """The counters page has no row left to keep to it with: the node's cap holds all the same. Said once."""
+        if topic not in self._unlimited:
+            self._unlimited.add(topic)
+            log_event("topic.share_not_kept", {"topic": topic, "reason": str(error)}, logging.WARNING)
 
     def _engines(self, topic: str) -> list[Engine]:
         return [host.engine for host in self._hosts.values() if host.engine.topic == topic]

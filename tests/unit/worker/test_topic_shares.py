@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quiver_actors.config import RetentionSettings
+from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.metrics.figures import RowKind, ShareFigure
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.shm.names import new_name
 from quiver_actors.supervisor.figures import region_of
-from quiver_actors.worker.topic_shares import TopicShare
+from quiver_actors.worker.topic_shares import TopicShare, TopicShares
+from tests.support.engine_driver import EngineDriver, topic_settings
 
 WORKERS = 3
 LIMIT = 100
@@ -91,3 +94,18 @@ def test_a_worker_that_begins_anew_counts_with_what_it_said_before(page: Counter
     back = share_on(page, 0)
     assert back.take(20, 10, 10**9, lambda _: True)
     assert other.take(0, 30, 2 * 10**9, lambda _: True)
+
+
+def test_without_a_row_to_keep_to_it_with_a_topic_has_what_the_node_has() -> None:
+    retention = RetentionSettings(cap_share=0.5)
+    engine = EngineDriver(SimDisk(), topic_settings(retention=retention)).engine
+    page = CountersPage.create(new_name(), region_of(1), 1)
+    try:
+        region = page.writer(region_of(0))
+        region.row(RowKind.WORKER, "core_0")
+        shares = TopicShares(page, region, {}, lambda: LIMIT)
+        assert shares.admits(engine, 10 * LIMIT, 1, lambda _: True)
+        assert not shares.admits(engine, 1, 1, lambda _: False)
+    finally:
+        page.unlink()
+        page.close()
