@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 
 import posix_ipc
 
@@ -26,7 +25,7 @@ _DIRECTORY = "/dev/shm"
 
 def new_name() -> str:
     """A fresh name `/quiver-<12 hex digits>`."""
-    return f"/quiver-{secrets.token_hex(6)}"
+    return f"/quiver-{os.urandom(6).hex()}"
 
 
 def check_name(name: str) -> str:
