@@ -138,6 +138,11 @@ class Stages:
         return [stage for stage in self if stage.state is StageState.PREPARED]
 
     @property
+    def dropped(self) -> Sequence[DroppedRecord]:
+        """What is remembered of those that were prepared and will never be visible."""
+        return self._journal.dropped
+
+    @property
     def disk_bytes(self) -> int:
         """What staged bundles take of the disk, with what is being allocated."""
         return sum(stage.disk_bytes for stage in self) + self._allocating_bytes

@@ -4,14 +4,17 @@
 |----------------|----------------|--------------------------------|--------------------------------------------------------------|
 | none           | any            | any                            | DELETE: never prepared, dropped, or published to its end     |
 | whole          | dropped        | any                            | DELETE: the drop was cut off                                 |
+| any            | found damaged  | any                            | DAMAGED: moving it to quarantine was cut off                 |
 | whole          | publishing     | all, as staged or as segments  | PUBLISH: finish it                                           |
 | whole          | publishing     | one is missing or damaged      | PUBLISH the others; the damaged goes to quarantine, its      |
-|                |                |                                | segment number is never used                                 |
+|                |                |                                | segment number is never used, and it is recorded as dropped  |
 | whole          | neither        | all whole                      | KEEP: prepared                                               |
 | whole          | neither        | one is missing or damaged      | DAMAGED: moved to quarantine, recorded as dropped            |
 | damaged        | any            | any                            | DAMAGED: moved to quarantine, recorded as dropped            |
 
-Every step can be cut off and done again. The names in `staged/` and of the journal are made durable before anything is decided by them.
+What is found damaged is recorded before it is moved: without its files it would look like one that was published. A part that
+is published here is written anew first, as logs are. Every step can be cut off and done again. The names in `staged/` and of the
+journal are made durable before anything is decided by them.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from quiver_actors.checksum import crc32, crc32_combine
-from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile, read_whole
+from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, UNREADABLE_ERRNOS, Disk, DiskFile, read_whole
 from quiver_actors.errors import DiskError, FormatError, UnsupportedVersion
 from quiver_actors.paths import PREPARED_SUFFIX, STAGE_SUFFIX, TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
@@ -55,6 +59,8 @@ from quiver_actors.wal.log import Log
 from quiver_actors.wal.reader import CHUNK_BYTES, LogReader
 from quiver_actors.wal.recovery import read_entry
 
+_DAMAGED = "damaged: "
+"""How the reason of a drop begins that recovery has decided."""
 _RECORD_BYTES_MAX = 64 << 20
 
 
@@ -144,16 +150,21 @@ class _Recovery:
         self._has_segment = has_segment
         self._found = RecoveredStages()
         self._journal = JournalRecord()
-        self._dropped: list[DroppedRecord] = []
+        self._damaged: set[int] = set()
+        """Stages that an earlier start has found damaged."""
+        self._left_over: list[str] = []
+        """Parts that are published as copies, now or by a start that was cut off."""
         self._parts: dict[int, list[str]] = {}
         """Files by stage number."""
         self._has_deleted = False
+        self._highest_number = 0
 
     def run(self) -> RecoveredStages:
         names = self._disk.list_directory(self._paths.staged)
         if not names and not self._disk.exists(self._paths.transactions):
             return self._found
         self._journal = self._read_journal()
+        self._damaged = {record.number for record in self._journal.dropped if record.reason.startswith(_DAMAGED)}
         records = {_number_of(name): self._read_record(name) for name in names if name.endswith(PREPARED_SUFFIX)}
         self._disk.sync_directory(self._paths.staged)
         for name in names:
@@ -163,12 +174,13 @@ class _Recovery:
                 self._disk.unlink(f"{self._paths.staged}/{name}")
                 self._has_deleted = True
         numbers = sorted({*records, *self._parts})
+        self._highest_number = max(numbers, default=0)
         for number in numbers:
             self._settle(number, number in records, records.get(number))
         if self._has_deleted:
             self._disk.sync_directory(self._paths.staged)
         self._finish_publishing()
-        self._write_journal(max(numbers, default=0))
+        self._write_journal()
         return self._found
 
     # --- reading -------------------------------------------------------------------------------------------------------------
@@ -200,10 +212,11 @@ class _Recovery:
         stage, damage = None, "its record is damaged"
         if record is not None and not is_publishing:
             stage, damage = load_stage(self._disk, self._paths, record)
+        was_damaged = number in self._damaged and not is_publishing
         decision = decide(
-            has_record=has_record,
-            record_is_whole=record is not None,
-            is_dropped=any(dropped.number == number for dropped in self._journal.dropped),
+            has_record=has_record or was_damaged,
+            record_is_whole=record is not None and not was_damaged,
+            is_dropped=not was_damaged and any(dropped.number == number for dropped in self._journal.dropped),
             is_publishing=is_publishing,
             parts_are_whole=stage is not None,
         )
@@ -221,28 +234,69 @@ class _Recovery:
             self._give_up(number, record, damage)
 
     def _give_up(self, number: int, record: PreparedRecord | None, damage: str) -> None:
+        self._record_damage(number, record, damage)
+        self._quarantine([*self._existing_record(number), *self._parts.get(number, [])], damage)
+
+    def _record_damage(self, number: int, record: PreparedRecord | None, damage: str) -> None:
+        """From then on whoever publishes the stage is told."""
+        if number in self._damaged:
+            return
+        self._damaged.add(number)
         txn_id, epoch = (record.order.txn_id, record.order.epoch) if record else ("", 0)
-        self._dropped.append(DroppedRecord(number, txn_id, epoch, f"damaged: {damage}", time.time_ns()))
-        self._quarantine([self._paths.prepared(number), *self._parts.get(number, [])], damage)
+        new = DroppedRecord(number, txn_id, epoch, f"{_DAMAGED}{damage}", time.time_ns())
+        self._journal = self._journal_with(new)
+        write_journal(self._disk, self._paths, self._journal)
+
+    def _existing_record(self, number: int) -> list[str]:
+        path = self._paths.prepared(number)
+        return [path] if self._disk.exists(path) else []
 
     # --- publishing ----------------------------------------------------------------------------------------------------------
 
     def _publish(self, record: PreparedRecord) -> None:
         """Load what is not a segment yet; it is sealed together with the rest of its publish."""
         stage = _stage_of(record)
+        self._left_over += self._parts.get(record.number, [])
         for place in sorted(self._places_of(record.number), key=lambda place: place.part):
             if self._has_segment(place.segment_seq):
                 continue
             try:
                 part = load_part(self._disk, self._paths, record, place.part)
             except DamagedPart as error:
+                self._record_damage(record.number, record, str(error))
                 self._quarantine(self._existing(record.number, place.part), str(error))
                 continue
             identity = Identity(place.segment_seq, place.first_sequence, self._incarnation)
             number_part(part, record.cfg_hash, place.position_start, identity)
+            self._renew(part)
             stage.parts.append(part)
         stage.state = StageState.PUBLISHING
         self._found.stages.append(stage)
+
+    def _renew(self, part: Log) -> None:
+        """Write the part anew, so that the next sync brings all of it to the disk: `recovery.logs` says why. Without room for that it
+        stays the file that it is: its entries were synced when it was prepared, and all else is written once more."""
+        source = self._disk.open_read(part.path)
+        try:
+            copy = self._disk.create(part.path + TEMPORARY_SUFFIX)
+            try:
+                copy.allocate(part.capacity_bytes)
+                for offset in range(0, part.end, CHUNK_BYTES):
+                    copy.write([source.read(min(CHUNK_BYTES, part.end - offset), offset)], offset)
+            except DiskError as error:
+                self._disk.unlink(copy.path)
+                if error.errno not in NO_SPACE_ERRNOS:
+                    raise
+                return
+            finally:
+                copy.close()
+        except DiskError as error:
+            if error.errno not in NO_SPACE_ERRNOS:
+                raise
+            return
+        finally:
+            source.close()
+        part.path = copy.path
 
     def _places_of(self, number: int) -> list[PublishingRecord]:
         return [place for place in self._journal.publishing if place.number == number]
@@ -257,20 +311,23 @@ class _Recovery:
             return
         self._found.stages = [stage for stage in self._found.stages if stage not in stages]
         publish_parts(self._disk, self._paths, stages, self._incarnation, self._found.infos)
+        for path in self._left_over:
+            self._disk.unlink(path)
+        self._disk.sync_directory(self._paths.staged)
         self._found.published = [part for stage in stages for part in stage.parts]
         self._found.notes.append(f"finished the publish of stages {', '.join(str(stage.number) for stage in stages)}")
 
     # --- the journal ---------------------------------------------------------------------------------------------------------
 
-    def _write_journal(self, highest_number: int) -> None:
-        """Without what is finished, and with what was found damaged; written where that is new."""
-        dropped, floor = trim_dropped([*self._journal.dropped, *self._dropped], self._journal.dropped_floor)
-        journal = JournalRecord(
-            max(self._journal.next_number, highest_number + 1, *(record.number + 1 for record in dropped), 1),
-            [],
-            dropped,
-            floor,
-        )
+    def _journal_with(self, *dropped: DroppedRecord) -> JournalRecord:
+        """The journal with these stages found damaged. What it publishes stays in it until that is done."""
+        kept, floor = trim_dropped([*self._journal.dropped, *dropped], self._journal.dropped_floor)
+        next_number = max(self._journal.next_number, self._highest_number + 1, *(r.number + 1 for r in kept), 1)
+        return JournalRecord(next_number, self._journal.publishing, kept, floor)
+
+    def _write_journal(self) -> None:
+        """Without what is finished; written where that is new."""
+        journal = msgspec.structs.replace(self._journal_with(), publishing=[])
         self._found.journal = journal
         if journal != self._journal:
             write_journal(self._disk, self._paths, journal)

@@ -199,3 +199,22 @@ def test_opening_again_changes_nothing(world: World) -> None:
         before = (driver.stored(), [(stage.number, stage.size_bytes) for stage in driver.engine.stages])
         driver.restart()
         assert (driver.stored(), [(stage.number, stage.size_bytes) for stage in driver.engine.stages]) == before
+
+
+@pytest.mark.parametrize("damaged", [".stage", ".prepared"])
+def test_the_publisher_of_a_damaged_stage_is_told_also_where_its_recovery_was_cut_off(damaged: str) -> None:
+    disk = SimDisk()
+    driver = StageDriver(OrderMonitor(disk), SETTINGS)
+    number = driver.prepared(10, 11)
+    (path,) = [path for path in disk.contents() if path.endswith(damaged)]
+    file = disk.open_write(path)
+    file.write([b"\xff"], len(disk.contents()[path]) // 2)
+    file.fsync()
+    recorder = Recorder(disk.crash(CrashMode.DROP))
+    StageDriver(OrderMonitor(recorder), SETTINGS)
+    for left, _ in recorder.moments:
+        for mode in (CrashMode.KEEP, CrashMode.DROP):
+            again = reopen(left.crash(mode))
+            with pytest.raises(TransactionLost, match="damaged"):
+                again.publish(number)
+            assert again.stored() == []
