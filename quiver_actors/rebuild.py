@@ -80,8 +80,7 @@ def _scan_entries(read: Read, size_bytes: int, footer: SegmentFooter | None) -> 
     for entry in LogReader(read, size_bytes).scan(scan.end, stride=layout.ALIGNMENT).entries:
         if entry.start != scan.end:
             break
-        scan.entries.append(entry)
-        scan.end = entry.end
+        scan.add(entry.start, [entry.end])
     return scan
 
 
@@ -153,7 +152,7 @@ def _entries_end(extension: FooterExtension) -> int:
 
 def _gather(read: Read, scan: LogScan, footer: SegmentFooter | None, hints: Hints) -> _Facts | None:
     """None if there are no entries, or nothing tells their place in the segment."""
-    if not scan.entries:
+    if not scan.entry_count:
         return None
     header = _own_header(read, hints.segment_seq)
     extension = footer.extension if footer else None

@@ -50,12 +50,15 @@ class Rescued:
     """It had no more than that."""
     kept_as: str
     """Where the damaged file is now."""
+    is_in_place: bool = True
+    """The new file has the segment's name."""
 
 
 class RescueJob(Job):
     """See the module. `damage` is why; `bundle_count_min` how many bundles it is known to have had, exactly or at least.
 
-    `keeps_unprovable`: a file of which nothing can be proven stays where it is, for a caller that must first make durable who loses what.
+    `keeps_unprovable`: a file of which nothing can be proven stays where it is, for a caller that must first make durable who loses what;
+    so does one of which nobody knows how many bundles it had, because the rebuilt file cannot say so: `SwapJob` puts that in its place.
     """
 
     def __init__(
@@ -106,6 +109,21 @@ class RescueJob(Job):
             return None
         finally:
             file.close()
+
+
+class SwapJob(Job):
+    """The second half of a rescue whose first half kept the damaged file where it was."""
+
+    def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int, rescued: Rescued) -> None:
+        super().__init__()
+        self._disk = disk
+        self._paths = paths
+        self.segment_seq = segment_seq
+        self.rescued = rescued
+
+    def work(self) -> None:
+        rescue = _Rescue(self._disk, self._paths, Hints(self.segment_seq, b""))
+        rescue.swap(self._paths.segment(self.segment_seq))
 
 
 def finish_rescues(disk: Disk, paths: EnginePaths) -> None:
@@ -173,7 +191,9 @@ class _Rescue:
             self._disk.unlink(self._temporary)
             kept_as = path if keeps_unprovable else move_to_quarantine(self._disk, self._paths, path)
             return Rescued(None, (), bundle_count, bundle_count > 0, kept_as)
-        return Rescued(found.info, found.lost, found.info.bundle_count, found.is_end_known, self._swap(path))
+        is_in_place = found.is_end_known or not keeps_unprovable
+        kept_as = self.swap(path) if is_in_place else path
+        return Rescued(found.info, found.lost, found.info.bundle_count, found.is_end_known, kept_as, is_in_place)
 
     def _write_rebuilt(self, source: SalvageReader) -> Rebuilt | None:
         """The new file under its temporary name, synced and read back; None if nothing can be proven."""
@@ -196,8 +216,8 @@ class _Rescue:
         finally:
             file.close()
 
-    def _swap(self, path: str) -> str:
-        """Returns where the damaged file is now."""
+    def swap(self, path: str) -> str:
+        """Put the new file in the damaged one's place. Returns where that is now."""
         self._disk.rename(self._temporary, self._rescued)
         self._disk.sync_directory(self._paths.segments)
         kept_as = move_to_quarantine(self._disk, self._paths, path)

@@ -31,7 +31,18 @@ MUTATING_KINDS = frozenset(
 """Calls that change what is on the disk, or what of it is durable."""
 SYNC_KINDS = frozenset(["fdatasync", "fsync", "sync_directory"])
 READING_KINDS = frozenset(
-    ["open_write", "open_read", "read", "size", "list_directory", "exists", "allocated_bytes", "free_bytes"]
+    [
+        "open_write",
+        "open_read",
+        "read",
+        "reread",
+        "is_cached",
+        "size",
+        "list_directory",
+        "exists",
+        "allocated_bytes",
+        "free_bytes",
+    ]
 )
 KINDS = MUTATING_KINDS | READING_KINDS
 
@@ -70,6 +81,12 @@ class InterposedFile:
 
     def read(self, length: int, offset: int) -> bytes:
         return self._disk.around(Call("read", self.path, file=self), lambda: self.inner.read(length, offset))
+
+    def is_cached(self) -> bool:
+        return self._disk.around(Call("is_cached", self.path, file=self), self.inner.is_cached)
+
+    def reread(self, length: int, offset: int) -> bytes | None:
+        return self._disk.around(Call("reread", self.path, file=self), lambda: self.inner.reread(length, offset))
 
     def allocate(self, size_bytes: int) -> None:
         self._disk.around(Call("allocate", self.path, file=self), lambda: self.inner.allocate(size_bytes))

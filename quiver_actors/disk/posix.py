@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Sequence
 
+from quiver_actors.disk.memory import is_in_memory
 from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Buffer
 from quiver_actors.errors import DiskError
 
@@ -60,6 +61,18 @@ class PosixFile:
             return data
         except OSError as error:
             raise _disk_error("read", self.path, error) from error
+
+    def is_cached(self) -> bool:
+        return is_in_memory(self._descriptor, self.size(), 0)
+
+    def reread(self, length: int, offset: int) -> bytes | None:
+        length = min(length, max(0, self.size() - offset))
+        try:
+            # What is taken for clean is let go of, also where a sync has failed before.
+            os.posix_fadvise(self._open_descriptor(), offset, length, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise _disk_error("read", self.path, error) from error
+        return None if is_in_memory(self._descriptor, length, offset) else self.read(length, offset)
 
     def allocate(self, size_bytes: int) -> None:
         try:

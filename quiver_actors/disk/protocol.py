@@ -38,6 +38,13 @@ class DiskFile(Protocol):
     def read(self, length: int, offset: int) -> bytes:
         """Read up to `length` bytes; fewer only at the end of the file."""
 
+    def is_cached(self) -> bool:
+        """Whether memory holds anything of the file, so that a read may show what the disk never got."""
+
+    def reread(self, length: int, offset: int) -> bytes | None:
+        """As `read`, but from the disk itself, and so for all reads that follow. None where that is impossible: bytes of it wait to be
+        written, somebody else uses them, or the file system is one that keeps files in memory."""
+
     def allocate(self, size_bytes: int) -> None:
         """Reserve blocks for `[0, size_bytes)`, zero-filled where unwritten, growing the file to it; ENOSPC comes here."""
 

@@ -95,6 +95,15 @@ class _Inode:
         self._misled = self._misled or bool(self.pending)
         self.pending.clear()
 
+    def drop_cache(self, length: int, offset: int) -> bool:
+        """Let readers of that range see what is durable; the size stays. False where changes wait for a sync."""
+        if self.pending:
+            return False
+        if self._live is not None:
+            end = min(offset + length, len(self._live))
+            self._live[offset:end] = self.durable.data[offset:end].ljust(max(0, end - offset), b"\0")
+        return True
+
     @property
     def data(self) -> bytes | bytearray:
         return self.durable.data if self._live is None else self._live
@@ -146,6 +155,14 @@ class SimFile:
         with self._disk.mutex:
             self._check("read")
             return self._inode.read(length, offset)
+
+    def is_cached(self) -> bool:
+        return True
+
+    def reread(self, length: int, offset: int) -> bytes | None:
+        with self._disk.mutex:
+            self._check("read")
+            return self._inode.read(length, offset) if self._inode.drop_cache(length, offset) else None
 
     def allocate(self, size_bytes: int) -> None:
         with self._disk.mutex:

@@ -20,7 +20,7 @@ from quiver_actors.events import Event, Replaced
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery import Recovered
-from quiver_actors.rescue import RescueJob
+from quiver_actors.rescue import Rescued, RescueJob, SwapJob
 from quiver_actors.upkeep import CompactJob, SlicedJob, Upkeep
 from quiver_actors.wal.contract import segment_cfg_hash
 
@@ -58,6 +58,9 @@ class Mending:
         """Segments that somebody could not read, to be checked."""
         self._condemned: dict[int, int] = {}
         """Damaged segments and the ticket of the progress that must be durable before they are moved aside."""
+        self._open_ended: dict[int, tuple[int, Rescued]] = {}
+        """Rebuilt segments of which nobody knows how many bundles they had, and the ticket of the progress that says so to everybody:
+        it must be durable before they take the places of the damaged files."""
 
     def give_up_missing(self, segment_seqs: Sequence[int]) -> None:
         """Segments that progress waits for and whose files are gone."""
@@ -80,7 +83,7 @@ class Mending:
         """Segments found at open are checked oldest first; those sealed since wait in line behind them."""
         waiting = self._shelf.waiting
         if waiting:
-            if waiting[0] in self.damaged:
+            if waiting[0] in self.damaged or waiting[0] in self._open_ended:
                 return None
             return jobs.VerifyJob(self._disk, self._paths, waiting[0])
         suspect = next(iter(self._suspects), None)
@@ -139,15 +142,32 @@ class Mending:
         self._upkeep.forget(segment_seq)
         if rescued.info is None:
             return self._condemn(segment_seq, rescued.bundle_count)
+        if rescued.is_in_place:
+            return self._put_back(segment_seq, rescued.info, rescued.lost)
+        self._shelf.give_up(segment_seq, rescued.info, "damaged", [(rescued.bundle_count, 0)])
+        self._open_ended[segment_seq] = (self._progress.ticket, rescued)
+        return self._progress.take_events()
+
+    def swap_job(self) -> SwapJob | None:
+        for segment_seq, (ticket, rescued) in self._open_ended.items():
+            if ticket <= self._progress.durable:
+                return SwapJob(self._disk, self._paths, segment_seq, rescued)
+        return None
+
+    def finish_swap(self, job: SwapJob) -> list[Event]:
+        del self._open_ended[job.segment_seq]
+        assert job.rescued.info is not None
+        return self._put_back(job.segment_seq, job.rescued.info, job.rescued.lost)
+
+    def _put_back(self, segment_seq: int, info: SegmentInfo, indexes: Sequence[int]) -> list[Event]:
+        """The rebuilt file is in its place."""
         self._count_quarantined()
-        self._shelf.segments[segment_seq] = rescued.info
-        lost = _runs(rescued.lost)
-        if not rescued.is_end_known:
-            lost.append((rescued.bundle_count, 0))
+        self._shelf.segments[segment_seq] = info
+        lost = _runs(indexes)
         if segment_seq in self._shelf.waiting:
             return [Replaced(segment_seq), *self._shelf.approve(segment_seq, lost)]
         self._upkeep.checked(segment_seq)
-        return [self._shelf.offer(rescued.info, lost), Replaced(segment_seq), *self._progress.take_events()]
+        return [self._shelf.offer(info, lost), Replaced(segment_seq), *self._progress.take_events()]
 
     def _condemn(self, segment_seq: int, bundle_count: int) -> list[Event]:
         """Nobody can read that segment: note what everybody loses; once that is durable the file is moved aside."""
@@ -194,6 +214,7 @@ class Mending:
         """Their files are deleted."""
         for segment_seq in segment_seqs:
             self.damaged.pop(segment_seq, None)
+            self._open_ended.pop(segment_seq, None)
             self._suspects.pop(segment_seq, None)
 
 

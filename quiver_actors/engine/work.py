@@ -16,7 +16,7 @@ from quiver_actors.engine.schedule import Line, Schedule
 from quiver_actors.events import Event, Resumed
 from quiver_actors.footprint import MeasureJob
 from quiver_actors.jobs import Job
-from quiver_actors.rescue import RescueJob
+from quiver_actors.rescue import RescueJob, SwapJob
 from quiver_actors.transactions.jobs import JournalJob, PrepareJob, PublishJob, StageAllocateJob, StageDropJob
 from quiver_actors.units import SECOND_NS
 from quiver_actors.upkeep import ScrubJob, SlicedJob
@@ -124,6 +124,7 @@ class Work:
                 no_room=mending.no_room_to_rescue,
                 retry_ns=_RETRY_RESCUE_NS,
             ),
+            Line(SwapJob, mending.swap_job, mending.finish_swap, in_drain=True, retry_ns=_RETRY_RESCUE_NS),
             Line(jobs.TrimJob, mending.trim_job, mending.finish_trim),
             Line(jobs.VerifyJob, mending.verify_job, mending.finish_verify),
             Line(jobs.BallastJob, self._ballast_job, self._finish_ballast),

@@ -122,7 +122,7 @@ def _parts_of_log(source: Source, export: Export) -> Iterator[_Part]:
     scan = _scan(source, reader)
     for span in scan.damaged:
         _lose(export, source, span.start, f"bytes {span.start} to {span.end} are damaged: what they held is missing")
-    if not scan.entries:
+    if not scan.entry_count:
         raise UsageError(f"{source.path} holds no valid entry: there is nothing to export")
     streams = 0
     part = _VirtualSegment()
@@ -145,9 +145,9 @@ def _scan(source: Source, reader: LogReader) -> LogScan:
     scans = (reader.scan(start, stride=stride) for start, stride in starts if start <= source.size_bytes)
     best = LogScan()
     for scan in scans:
-        if scan.entries and not scan.damaged:
+        if scan.entry_count and not scan.damaged:
             return scan
-        if len(scan.entries) > len(best.entries):
+        if scan.entry_count > best.entry_count:
             best = scan
     return best
 

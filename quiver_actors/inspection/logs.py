@@ -126,7 +126,9 @@ class _LogExaminer:
             start = layout.HEADER_BYTES if is_own else int(header["header_size"])
             self._describe_header(header, data, is_own)
             return start, layout.ALIGNMENT if is_own else 1
-        return next((place for place in SEARCHES if self._reader.scan(place[0], stride=place[1]).entries), SEARCHES[0])
+        return next(
+            (place for place in SEARCHES if self._reader.scan(place[0], stride=place[1]).entry_count), SEARCHES[0]
+        )
 
     def _report_header(self, data: bytes, header: Structure) -> None:
         if self._is_newer(header):
@@ -242,7 +244,7 @@ class _LogExaminer:
 
     def _number_entries(self, scan: LogScan) -> None:
         view, sequences = self._view, self._look.sequences
-        view.entry_count = len(scan.entries)
+        view.entry_count = scan.entry_count
         view.written_end = scan.end
         view.damaged = [SpanView(start=span.start, end=span.end) for span in scan.damaged]
         if sequences:

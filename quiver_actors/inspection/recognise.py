@@ -89,7 +89,7 @@ def _by_search(source: Source) -> tuple[FileKind, str]:
 def has_entries(source: Source) -> bool:
     """Whether any valid log entry stands in the file, wherever."""
     reader = LogReader(source.read, source.size_bytes)
-    return any(reader.scan(start, stride=stride).entries for start, stride in SEARCHES)
+    return any(reader.scan(start, stride=stride).entry_count for start, stride in SEARCHES)
 
 
 SEARCHES = ((layout.HEADER_BYTES, layout.ALIGNMENT), (layout.HEADER_BYTES_V1, 1))

@@ -1,52 +1,72 @@
 """Log files of ours at open: each becomes the segment that its bundles were given, whatever a crash has left of it.
 
 Owner: one `Recovery`. `wal.recovery` decides about each file, this module seals, finishes seals and removes what is left over. A log of a
-former process is written anew before it is sealed.
+former process is sealed where it is if the disk has all that was read of it; if not, or if it is damaged, it is written anew first.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 from quiver_actors.checksum import crc32
 from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError, FormatError
-from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import EnginePaths
 from quiver_actors.recovery.findings import Findings
 from quiver_actors.recovery.numbers import NumbersUsed
 from quiver_actors.recovery.producers import FoundProducers
+from quiver_actors.recovery.replay import Replay
 from quiver_actors.recovery.shelf import FoundSegments
+from quiver_actors.recovery.source import LogSource, Trust
 from quiver_actors.sealing import seal_file
-from quiver_actors.segment.builder import SegmentBuilder
 from quiver_actors.segment.outline import Read
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.wal import layout
+from quiver_actors.wal.codec import Identity
 from quiver_actors.wal.decisions import Decision, Header, Held, decide
 from quiver_actors.wal.log import Log
-from quiver_actors.wal.reader import CHUNK_BYTES, LogReader
-from quiver_actors.wal.recovery import FoundLog, examine_log, read_entry
+from quiver_actors.wal.reader import CHUNK_BYTES, LogReader, Take
+from quiver_actors.wal.recovery import FoundLog, examine_log
 
 
-def examine_logs(disk: Disk, paths: EnginePaths) -> list[FoundLog]:
+class Readings(NamedTuple):
+    """What was read of the log files, by name."""
+
+    trust: dict[str, Trust]
+    replays: dict[str, Replay]
+    """Of logs of ours that are not sealed yet."""
+
+
+def examine_logs(disk: Disk, paths: EnginePaths) -> tuple[list[FoundLog], Readings]:
     """All log files, by position; our own of equal position by number. Changes nothing."""
     names = [name for name in disk.list_directory(paths.wal) if _is_log(name)]
-    found = [_examine(disk, paths, name) for name in names]
+    readings = Readings({}, {})
+    found = [_examine(disk, paths, name, readings) for name in names]
     found.sort(key=lambda log: (log.position_start, layout.rotation_number(log.name) or 1 << 62))
     for log, following in pairwise(log for log in found if log.header_state is Header.OURS):
         log.learn_from(following)
-    return found
+    return found, readings
 
 
 def _is_log(name: str) -> bool:
     return name == layout.ACTIVE_NAME or layout.rotation_number(name) is not None
 
 
-def _examine(disk: Disk, paths: EnginePaths, name: str) -> FoundLog:
+def _examine(disk: Disk, paths: EnginePaths, name: str, readings: Readings) -> FoundLog:
     file = disk.open_read(f"{paths.wal}/{name}")
     try:
-        size = file.size()
-        return examine_log(name, LogReader(file.read, size), size, has_valid_trailer(file.read, size))
+        source = LogSource(file)
+
+        def begin(header: bytes, identity: Identity) -> Take:
+            readings.replays[name] = Replay(header, identity, source.read)
+            return readings.replays[name].take
+
+        reader = LogReader(source.read, source.size_bytes)
+        is_sealed = has_valid_trailer(source.read, source.size_bytes)
+        found = examine_log(name, reader, source.size_bytes, is_sealed, begin)
+        readings.trust[name] = source.trust
+        return found
     finally:
         file.close()
 
@@ -62,6 +82,7 @@ class Settlement:
         shelf: FoundSegments,
         findings: Findings,
         producers: FoundProducers,
+        readings: Readings,
     ) -> None:
         self._disk = disk
         self._paths = paths
@@ -69,6 +90,7 @@ class Settlement:
         self._shelf = shelf
         self._findings = findings
         self._producers = producers
+        self._readings = readings
 
     def settle(
         self, found: list[FoundLog], cursor_position: int | None, *, is_clean: bool
@@ -108,7 +130,7 @@ class Settlement:
         assert log.header is not None
         assert log.header.identity is not None
         segment_seq = log.header.identity.segment_seq
-        file = self._renewed(path, log.size_bytes, log.size_bytes)
+        file = self._settled(log, path, log.size_bytes)
         try:
             footer = read_footer(file.read, log.size_bytes)
             file.fsync()
@@ -128,11 +150,11 @@ class Settlement:
         assert found.header is not None
         assert found.header.identity is not None
         identity = found.header.identity
-        file = self._renewed(path, found.end, found.size_bytes)
+        file = self._settled(found, path, found.end)
         log = Log(file, file.path, found.size_bytes)
         log.position_start, log.identity = found.position_start, identity
         try:
-            self._rebuild(log, found)
+            self._fill(log, found)
             self._producers.save()
             if file.path == path:
                 file.fsync()
@@ -143,29 +165,31 @@ class Settlement:
         if file.path != path:
             self._disk.unlink(path)
 
-    def _renewed(self, path: str, end: int, capacity_bytes: int) -> DiskFile:
-        """The first `end` bytes of a log, written anew, so that the next sync brings all of them to the disk.
+    def _settled(self, log: FoundLog, path: str, end: int) -> DiskFile:
+        """A file with the first `end` bytes of a log, of which the next sync brings everything to the disk that is not there yet.
 
-        Where a sync has failed before, the cache may show bytes that the disk never got and that no later sync of that file
-        would write. So a log of a former process is copied, and only where there is no room for that written over itself.
+        That is the log itself if the disk has what was read of it. Where there is no room for a copy, it is written over itself.
         """
+        trust = self._readings.trust[log.name]
+        if trust.is_proven and not log.damaged:
+            return self._disk.open_write(path)
         source = self._disk.open_read(path)
         try:
-            return self._copied(source, end, capacity_bytes)
+            return self._copied(source, trust, end, log.size_bytes)
         except DiskError as error:
-            if error.errno not in NO_SPACE_ERRNOS:
+            if error.errno not in NO_SPACE_ERRNOS or trust.sync_failed:
                 raise
         finally:
             source.close()
         file = self._disk.open_write(path)
-        _copy_bytes(file, file, end)
+        _copy_bytes(file, trust, file, end)
         return file
 
-    def _copied(self, source: DiskFile, end: int, capacity_bytes: int) -> DiskFile:
+    def _copied(self, source: DiskFile, trust: Trust, end: int, capacity_bytes: int) -> DiskFile:
         copy = self._disk.create(self._paths.spare(self._numbers.take_rotation()))
         try:
             copy.allocate(capacity_bytes)
-            _copy_bytes(source, copy, end)
+            _copy_bytes(source, trust, copy, end)
         except DiskError:
             copy.close()
             self._disk.unlink(copy.path)
@@ -179,39 +203,25 @@ class Settlement:
         self._disk.sync_directory(self._paths.wal)
         return target
 
-    def _rebuild(self, log: Log, found: FoundLog) -> None:
-        """Fill the log's builder from the file: bundle i of the segment has sequence first_sequence + i."""
-        reader = LogReader(log.file.read, found.scan.end)
-        log.builder = SegmentBuilder(log.identity.segment_seq, log.read)
-        for span in found.damaged:
+    def _fill(self, log: Log, found: FoundLog) -> None:
+        """Give the log its books: bundle i of the segment has sequence first_sequence + i."""
+        replay = self._readings.replays[found.name]
+        for span in (*found.damaged, *replay.unusable):
             self._findings.keep_span(log.file.read, found.name, span)
-        for span in found.scan.entries:
-            entry = read_entry(reader, span)
-            if entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
-                continue
-            expected = log.identity.first_sequence + log.builder.bundle_count
-            if entry.error or not expected <= entry.sequence < expected + SEGMENT_BUNDLES_MAX:
-                self._findings.keep_span(log.file.read, found.name, span)
-                continue
-            self._append_lost(log, expected, entry.sequence)
-            index = log.builder.append(
-                entry.sequence, entry.ingestion_ts_nanos, -1, span.end - span.start, entry.placements
-            )
-            self._producers.note(log, index, entry.sequence, entry.placements)
-        self._append_lost(log, log.identity.first_sequence + log.builder.bundle_count, found.sequence_end)
+        # Bundles that cannot be read any more are numbered, so that those behind keep their ids; they have no slots.
+        replay.skip_to(found.sequence_end)
+        self._findings.notes += [f"bundle {log.segment_seq}/{index} is damaged" for index in replay.lost]
+        self._producers.add(replay.keys)
+        log.builder = replay.builder
         log.written_end = log.end = found.end
-        log.crc = _crc_of(log.file.read, log.end)
-
-    def _append_lost(self, log: Log, first_sequence: int, end_sequence: int) -> None:
-        """Number the bundles that cannot be read any more, so that those behind keep their ids; they have no slots."""
-        for sequence in range(first_sequence, end_sequence):
-            index = log.builder.append(sequence, 0, 0, 0, ())
-            self._findings.notes.append(f"bundle {log.segment_seq}/{index} is damaged")
+        is_known = replay.crc is not None and replay.end == found.end
+        log.crc = replay.crc if is_known and replay.crc is not None else _crc_of(log.file.read, log.end)
 
 
-def _copy_bytes(source: DiskFile, target: DiskFile, end: int) -> None:
+def _copy_bytes(source: DiskFile, trust: Trust, target: DiskFile, end: int) -> None:
     for offset in range(0, end, CHUNK_BYTES):
-        target.write([source.read(min(CHUNK_BYTES, end - offset), offset)], offset)
+        piece = source.read(min(CHUNK_BYTES, end - offset), offset)
+        target.write([trust.restore(piece, offset)], offset)
 
 
 def has_valid_trailer(read: Read, size_bytes: int) -> bool:

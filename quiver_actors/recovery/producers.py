@@ -5,16 +5,14 @@ Owner: one `Recovery`. The keys of a log are in the file before the log becomes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from quiver_actors.disk.protocol import Disk, write_atomically
 from quiver_actors.errors import FormatError, UnsupportedVersion
 from quiver_actors.paths import EnginePaths
 from quiver_actors.recovery.findings import Findings
 from quiver_actors.recovery.subscribers import read_small
-from quiver_actors.segment.builder import SlotPlacement
-from quiver_actors.transactions.keys import KeyRun, Windows, decode_windows, key_of
-from quiver_actors.wal.log import Log
+from quiver_actors.transactions.keys import KeyRun, Windows, decode_windows
 
 
 class FoundProducers:
@@ -42,10 +40,9 @@ class FoundProducers:
         except FormatError as error:
             self._findings.quarantine(self._paths.producers, str(error))
 
-    def note(self, log: Log, bundle_index: int, sequence: int, placements: Sequence[SlotPlacement]) -> None:
-        """A bundle of a log that is being sealed."""
-        if key := key_of(placements, log.file.read):
-            self._keys.append((key[0], KeyRun(key[1], 1, log.segment_seq, bundle_index, sequence)))
+    def add(self, keys: Iterable[tuple[str, KeyRun]]) -> None:
+        """Of a log that is being sealed."""
+        self._keys += keys
 
     def save(self) -> None:
         """Before that log is sealed."""

@@ -21,7 +21,7 @@ from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery.adoption import Adoption
 from quiver_actors.recovery.findings import Findings
-from quiver_actors.recovery.logs import Settlement, examine_logs
+from quiver_actors.recovery.logs import Readings, Settlement, examine_logs
 from quiver_actors.recovery.numbers import NumbersUsed
 from quiver_actors.recovery.producers import FoundProducers
 from quiver_actors.recovery.shelf import FoundSegments
@@ -106,7 +106,7 @@ class Recovery:
             self._disk.make_directory(directory)
         former = self._read_core()
         was_clean = former is not None and former.clean_shutdown
-        logs = examine_logs(self._disk, self._paths)
+        logs, readings = examine_logs(self._disk, self._paths)
         self._check_config(logs)
         check_versions(self._disk, self._paths)
         self._reap_temporaries()
@@ -120,7 +120,7 @@ class Recovery:
         cursor = self._read_cursor()
         core = self._reserve(former)
         stages = self._recover_stages()
-        self._settle(logs, cursor, was_clean)
+        self._settle(logs, readings, cursor, was_clean)
         return self._recovered(core, stages)
 
     def _recovered(self, core: CoreFile, stages: RecoveredStages) -> Recovered:
@@ -156,7 +156,7 @@ class Recovery:
 
     def _check_config(self, found: list[FoundLog]) -> None:
         for log in found:
-            if log.header and log.scan.entries and log.header.cfg_hash != self._cfg_hash:
+            if log.header and log.scan.entry_count and log.header.cfg_hash != self._cfg_hash:
                 raise ConfigMismatch(
                     f"{self._paths.wal}/{log.name} was written under another slot table: its segment_cfg_hash is "
                     f"{log.header.cfg_hash.hex()}, the settings give {self._cfg_hash.hex()}. Start once with the former "
@@ -202,10 +202,10 @@ class Recovery:
         self._findings.quarantined += found.quarantined
         return found
 
-    def _settle(self, logs: list[FoundLog], cursor: int | None, was_clean: bool) -> None:
+    def _settle(self, logs: list[FoundLog], readings: Readings, cursor: int | None, was_clean: bool) -> None:
         """Every log becomes segments. What other writers left behind the cursor is adopted."""
         parts = (self._disk, self._paths, self._numbers, self._shelf, self._findings)
-        to_adopt = Settlement(*parts, self._producers).settle(logs, cursor, is_clean=was_clean)
+        to_adopt = Settlement(*parts, self._producers, readings).settle(logs, cursor, is_clean=was_clean)
         covered = cursor or 0
         adoption = Adoption(*parts, cfg_hash=self._cfg_hash, target_bytes=self._target_bytes, covered_position=covered)
         if not adoption.adopt(to_adopt) and self._numbers.position > covered:

@@ -239,6 +239,40 @@ def _read_message(stream: memoryview, at: int, *, body_room: int | None = None) 
     return _Message(kind, 8 + length, body_bytes, flatbuffer, version, header)
 
 
+def batch_layout(message: Buffer) -> tuple[list[int], int, int] | None:
+    """Which bytes of a record-batch message say where its row count and body length stand, and what kind of message it is.
+
+    Another message of the same length that has the same bytes in those places has its row count and body length in the same places too.
+
+    Args:
+        message: its metadata is enough.
+
+    Returns:
+        Those places, rising, then that of the row count and that of the body length, both i64; None where either is left out (0).
+
+    Raises:
+        Truncated, ArrowError: it is no record-batch message.
+    """
+    view = memoryview(message)
+    try:
+        found = _read_message(view, 0, body_room=1 << 62)
+        if found is None or found.kind != _RECORD_BATCH:
+            raise ArrowError("expected a record-batch message")
+        flatbuffer, header = found.flatbuffer, found.header
+        table = _U32(flatbuffer, 0)[0]
+        body_at, kind_at = _field(flatbuffer, table, 3), _field(flatbuffer, table, 1)
+        header_at, version_at = _field(flatbuffer, table, 2), _field(flatbuffer, table, 0)
+        rows_at = _field(flatbuffer, header, 0)
+        vtables = [(at, _U16(flatbuffer, at)[0]) for at in (_vtable(flatbuffer, table), _vtable(flatbuffer, header))]
+    except struct.error as error:
+        raise ArrowError(f"Arrow record batch has a broken flatbuffer: {error}") from error
+    if not (body_at and rows_at):
+        return None
+    read = [(0, 4), (table, 4), (header, 4), (version_at, 2), (kind_at, 1), (header_at, 4), *vtables]
+    places = {8 + at for start, size in read for at in range(start, start + size)}
+    return sorted(places | set(range(8))), 8 + rows_at, 8 + body_at
+
+
 def _message_fields(flatbuffer: memoryview) -> tuple[int, int, int, int]:
     """version, header type, header position and body length of a flatbuffer `Message`."""
     table = _U32(flatbuffer, 0)[0]

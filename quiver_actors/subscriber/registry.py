@@ -189,7 +189,7 @@ class SubscriberRegistry:
             self._forget(segment_seq)
         else:
             lost = list(lost)
-            self._lost[segment_seq] = lost
+            self._lost[segment_seq] = list(dict.fromkeys([*self._lost.get(segment_seq, ()), *lost]))
         for state in self:
             if state.is_complete(segment_seq):
                 continue
@@ -303,7 +303,17 @@ def _drop(state: SubscriberState, segment_seq: int, lost: Iterable[tuple[int, in
     """Drop what is lost of a segment that was added; the runs that were unresolved, and those of nobody knows how many."""
     if state.is_complete(segment_seq):
         return []
-    return [run for first, count in lost for run in (state.drop(segment_seq, first, count) if count else [(first, 0)])]
+    return [
+        run
+        for first, count in lost
+        for run in (state.drop(segment_seq, first, count) if count else _open_end(state, segment_seq, first))
+    ]
+
+
+def _open_end(state: SubscriberState, segment_seq: int, first: int) -> list[tuple[int, int]]:
+    """Told once: a crash may have come between the notice and what it is about."""
+    is_noted = any(notice.segment_seq == segment_seq and not notice.bundle_count for notice in state.gaps)
+    return [] if is_noted else [(first, 0)]
 
 
 def _all_unresolved(state: SubscriberState, segment_seq: int, bundle_count: int) -> list[tuple[int, int]]:

@@ -63,7 +63,9 @@ class Standing:
 
     def load_lost(self, segment_seq: int, first: int, count: int) -> None:
         """A notice is durable before the progress that goes with it: nobody may be given those bundles in between. Count 0: all
-        of the segment."""
+        of the segment from that bundle on, nobody knows how many; those before it are owed as ever."""
+        if not count and first:
+            return
         if not count:
             self._complete[segment_seq] = 0
             self._awaited.pop(segment_seq, None)

@@ -395,9 +395,9 @@ def _number_of(name: str) -> int:
 def _read_part(file: DiskFile, path: str, record: PreparedRecord, expected: PartRecord) -> Log:
     reader = LogReader(file.read, expected.size_bytes)
     found = reader.scan(layout.HEADER_BYTES, stride=layout.ALIGNMENT, last_sequence=-1)
-    if found.end != expected.size_bytes or found.damaged or len(found.entries) != expected.bundles:
+    if found.end != expected.size_bytes or found.damaged or found.entry_count != expected.bundles:
         raise DamagedPart(
-            f"{path}: {len(found.entries)} bundles up to byte {found.end}, expected {expected.bundles} up to {expected.size_bytes}"
+            f"{path}: {found.entry_count} bundles up to byte {found.end}, expected {expected.bundles} up to {expected.size_bytes}"
         )
     log = Log(file, path, expected.size_bytes)
     log.entry_type = layout.ENTRY_TYPE_STAGED

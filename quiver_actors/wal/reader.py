@@ -1,7 +1,8 @@
 """Reading a log file back: every entry whose CRC holds, and every span that is damaged. Read only, no decisions.
 
 Memory: one chunk, plus one entry while its body is handed out. Works over any `read(length, offset)`, so a simulated disk,
-a real file and a byte string are read by the same code.
+a real file and a byte string are read by the same code. Entries that lie whole in a chunk are checked where they stand; only one that
+straddles two is read again, with the second.
 
 An entry is valid when its length is plausible and its CRC matches. Behind an invalid entry the scanner looks for the next
 valid one: where the length field points, if just one sequence is missing then; otherwise on every offset where an entry could
@@ -11,6 +12,7 @@ with just one sequence missing before it is preferred also there, so that logs w
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +23,10 @@ from quiver_actors.wal import layout
 from quiver_actors.wal.codec import plausible_entry_length
 
 CHUNK_BYTES = 1 << 20
+WINDOW_BYTES_MAX = 16 << 20
+"""Entries up to this size are read whole, if chunks are not much smaller; larger ones in pieces."""
+_CHUNKS_PER_WINDOW = 16
+_BODY_BYTES_MAX = layout.ENTRY_BYTES_MAX - layout.ENTRY_OVERHEAD_BYTES
 _SEQUENCE_MAX = 1 << 64
 _SEQUENCES_LOST_MAX = 1 << 20
 """More than fit into a log file of ours: a greater jump is no gap but something that only looks like an entry."""
@@ -39,14 +45,41 @@ class Span:
 
 @dataclass(slots=True)
 class LogScan:
-    """What a log file holds. `entries` are spans of whole entries (length field to CRC), ascending."""
+    """What a log file holds."""
 
-    entries: list[Span] = field(default_factory=list)
     damaged: list[Span] = field(default_factory=list)
     end: int = 0
     """Where the written part ends: behind the last valid entry."""
     end_marked: bool = False
     """A zero length field (or the end of the file) stands at `end`; otherwise bytes of a torn entry do."""
+    _starts: array[int] = field(default_factory=lambda: array("q"))
+    _ends: array[int] = field(default_factory=lambda: array("q"))
+
+    @property
+    def entries(self) -> list[Span]:
+        """Whole entries (length field to CRC), ascending. Made anew at each call."""
+        return list(map(Span, self._starts, self._ends))
+
+    @property
+    def entry_count(self) -> int:
+        return len(self._ends)
+
+    @property
+    def last(self) -> Span:
+        """The last entry; there must be one."""
+        return Span(self._starts[-1], self._ends[-1])
+
+    def add(self, start: int, ends: list[int]) -> None:
+        """Entries that stand one behind the other from `start` on."""
+        self._starts.append(start)
+        self._starts.extend(ends[:-1])
+        self._ends.extend(ends)
+        self.end = ends[-1]
+
+
+Take = Callable[[memoryview, int, list[int]], None]
+"""`take(memory, offset, ends)`: valid entries one behind the other, as they stand at `offset` of the file. The first starts at the
+memory's start, each ends at one of the `ends`, also counted from there. The memory is borrowed for the call."""
 
 
 class LogReader:
@@ -83,27 +116,61 @@ class LogReader:
         start = entry.start + layout.ENTRY_LENGTH_BYTES
         return bytes(self.bytes_at(start, entry.end - layout.ENTRY_CRC.size - start))
 
-    def scan(self, start: int, *, stride: int, last_sequence: int | None = None) -> LogScan:
+    def scan(self, start: int, *, stride: int, last_sequence: int | None = None, take: Take | None = None) -> LogScan:
         """Find all entries from `start` on.
 
         Args:
             stride: distance of possible entry starts (64 in our files, else 1).
             last_sequence: of the entry before the first one, where that is known.
+            take: gets every entry, so that nobody has to read them again.
         """
         found = LogScan(end=start)
         offset = start
         while True:
-            entry = self._valid_entry_at(offset)
-            if entry is None:
-                entry = self._next_valid_entry(offset, stride, last_sequence)
+            memory, ends = self._valid_entries_at(offset)
+            if not ends:
+                entry = self._valid_entry_at(offset) or self._next_valid_entry(offset, stride, last_sequence)
                 if entry is None:
                     break
-                found.damaged.append(Span(offset, entry.start))
-            found.entries.append(entry)
-            offset, last_sequence = entry.end, self._sequence_at(entry.start)
-        found.end = offset
+                if entry.start > offset:
+                    found.damaged.append(Span(offset, entry.start))
+                offset, ends = entry.start, [entry.end - entry.start]
+                memory = self.bytes_at(offset, ends[0]) if take is not None else memory
+            if take is not None:
+                take(memory, offset, ends)
+            last_sequence = self.sequence_at(offset + (ends[-2] if len(ends) > 1 else 0))
+            found.add(offset, [offset + end for end in ends])
+            offset = found.end
         found.end_marked = not any(self.bytes_at(offset, min(layout.END_MARK_BYTES, self._size - offset)))
         return found
+
+    def _valid_entries_at(self, offset: int) -> tuple[memoryview, list[int]]:
+        """What is at hand from `offset` on, and where the valid entries end that stand there whole, one behind the other; none if
+        the first is not valid, or too large to be held."""
+        memory = self._window_at(offset)
+        ends: list[int] = []
+        at, last = 0, len(memory) - layout.ENTRY_CRC.size
+        number_at, checksum = layout.ENTRY_CRC.unpack_from, crc32
+        # What `_valid_entry_at` does, for a million entries a second.
+        while at <= last:
+            body = at + layout.ENTRY_LENGTH_BYTES
+            end = body + number_at(memory, at)[0]
+            if not body + layout.ENTRY_HEADER.size <= end <= last or end - body > _BODY_BYTES_MAX:
+                break
+            if checksum(memory[body:end]) != number_at(memory, end)[0]:
+                break
+            at = end + layout.ENTRY_CRC.size
+            ends.append(at)
+        return memory, ends
+
+    def _window_at(self, offset: int) -> memoryview:
+        """The bytes at hand from `offset` on, with a whole entry in them if one of a size that may be held stands there."""
+        length = self._length_at(offset)
+        wanted = layout.ENTRY_OVERHEAD_BYTES + (length or 0)
+        if wanted > max(self._chunk_bytes, min(self._chunk_bytes * _CHUNKS_PER_WINDOW, WINDOW_BYTES_MAX)):
+            return memoryview(b"")
+        self.bytes_at(offset, min(wanted, max(0, self._size - offset)))
+        return memoryview(self._chunk)[offset - self._base :]
 
     def _length_at(self, offset: int) -> int | None:
         """The length field at `offset` if an entry of that length could stand there."""
@@ -128,7 +195,8 @@ class LogReader:
         stored = int.from_bytes(self.bytes_at(at, layout.ENTRY_CRC.size), "little")
         return Span(offset, at + layout.ENTRY_CRC.size) if stored == value else None
 
-    def _sequence_at(self, offset: int) -> int:
+    def sequence_at(self, offset: int) -> int:
+        """Of the valid entry that starts there."""
         return int(layout.ENTRY_HEAD.unpack(self.bytes_at(offset, layout.ENTRY_HEAD.size))[3])
 
     def _next_valid_entry(self, offset: int, stride: int, last_sequence: int | None) -> Span | None:
@@ -136,7 +204,7 @@ class LogReader:
         pointed = self._valid_entry_at(offset + length + layout.ENTRY_OVERHEAD_BYTES) if length is not None else None
         if pointed is None:
             return self._search(offset + stride, self._size, stride, last_sequence, _SEQUENCE_MAX)
-        next_sequence = self._sequence_at(pointed.start)
+        next_sequence = self.sequence_at(pointed.start)
         if last_sequence is None or next_sequence == last_sequence + 2:
             return pointed
         return self._search(offset + stride, pointed.start, stride, last_sequence, next_sequence) or pointed
@@ -172,6 +240,8 @@ def _is_between(last_sequence: int | None, sequence: int, next_sequence: int) ->
 def _candidates(window: bytes, stride: int) -> list[int]:
     """Offsets in `window`, multiples of `stride`, where the fixed bytes of an entry head look right."""
     data = np.frombuffer(window, np.uint8)
+    if not data.any():
+        return []  # what was preallocated and never written
     count = len(data) - layout.ENTRY_HEAD.size + 1
     if count <= 0:
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quiver_actors.errors import FormatError, UnsupportedVersion
@@ -10,7 +11,7 @@ from quiver_actors.segment.builder import SlotPlacement, check_dictionaries, pla
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import Identity, LogHeader, decode_entry_header, decode_header, decode_slots
 from quiver_actors.wal.decisions import Behind, Cursor, Entries, Header, Held, LogCase
-from quiver_actors.wal.reader import LogReader, LogScan, Span
+from quiver_actors.wal.reader import LogReader, LogScan, Span, Take
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class FoundLog:
     @property
     def has_entries(self) -> bool:
         """Also where none is left of those that it is known to have had."""
-        return bool(self.scan.entries) or self.proven_end > 0
+        return self.scan.entry_count > 0 or self.proven_end > 0
 
     @property
     def end(self) -> int:
@@ -97,8 +98,17 @@ class FoundLog:
         return Cursor.BEHIND if position >= self.position_end else Cursor.INSIDE
 
 
-def examine_log(name: str, reader: LogReader, size_bytes: int, has_valid_trailer: bool) -> FoundLog:
+def examine_log(
+    name: str,
+    reader: LogReader,
+    size_bytes: int,
+    has_valid_trailer: bool,
+    begin: Callable[[bytes, Identity], Take] | None = None,
+) -> FoundLog:
     """Read one log file.
+
+    Args:
+        begin: called with the header of a log of ours that is not sealed yet; what it returns gets the entries.
 
     Raises:
         UnsupportedVersion: written by a newer version; nothing may be touched.
@@ -113,12 +123,14 @@ def examine_log(name: str, reader: LogReader, size_bytes: int, has_valid_trailer
     start = header.header_bytes if header else layout.HEADER_BYTES
     identity = header.identity if header else None
     last_sequence = identity.first_sequence - 1 if identity else None
-    found.scan = reader.scan(start, stride=layout.ALIGNMENT if aligned else 1, last_sequence=last_sequence)
-    if found.scan.entries:
-        found.last_sequence = decode_entry_header(reader.body(found.scan.entries[-1])).sequence
+    take = begin(head, identity) if begin and identity else None
+    stride = layout.ALIGNMENT if aligned else 1
+    found.scan = reader.scan(start, stride=stride, last_sequence=last_sequence, take=take)
+    if found.scan.entry_count:
+        found.last_sequence = reader.sequence_at(found.scan.last.start)
     if has_valid_trailer:
         found.behind = Behind.TAIL
-    elif not found.scan.end_marked or not (found.scan.entries or reader.is_zero(start)):
+    elif not found.scan.end_marked or not (found.scan.entry_count or reader.is_zero(start)):
         found.behind = Behind.OTHER
     return found
 
@@ -150,7 +162,11 @@ class RecoveredEntry:
 
 def read_entry(reader: LogReader, span: Span) -> RecoveredEntry:
     """Take one valid entry apart. The sequence of a staged bundle is its index in the file."""
-    body = reader.body(span)
+    return parse_entry(reader.body(span), span)
+
+
+def parse_entry(body: bytes | memoryview, span: Span) -> RecoveredEntry:
+    """The same of one whose body is in memory; dictionary messages are borrowed from there."""
     header = decode_entry_header(body)
     if header.entry_type not in (layout.ENTRY_TYPE_BUNDLE, layout.ENTRY_TYPE_STAGED):
         return RecoveredEntry(span, header.entry_type, header.sequence, header.ingestion_ts_nanos, ())

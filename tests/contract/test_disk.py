@@ -335,3 +335,15 @@ def test_what_was_synced_survives_and_only_a_real_disk_can_show_its_descriptor(d
             file.fileno()
         assert not disk.crash(CrashMode.DROP).exists("a")
     file.close()
+
+
+def test_bytes_on_the_disk_can_be_read_from_there(disk: Disk) -> None:
+    file = disk.create("a")
+    file.write([b"x" * 5_000], 0)
+    assert file.is_cached()
+    assert file.reread(5_000, 0) is None, "they wait to be written"
+    file.fdatasync()
+    # None: a file system that keeps files in memory.
+    assert file.reread(5_000, 0) in (b"x" * 5_000, None)
+    assert file.read(10_000, 1_000) == b"x" * 4_000
+    file.close()

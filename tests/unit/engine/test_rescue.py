@@ -21,6 +21,8 @@ from quiver_actors.events import Failed, GapFound, Sealed
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.units import SECOND_NS
 from quiver_actors.upkeep import COMPACTION_AGE_NS
+from quiver_actors.wal.layout import HEADER_BYTES
+from quiver_actors.wal.reader import LogReader
 from tests.golden.parser import parse_segment
 from tests.golden.test_segments import DATA
 from tests.support.engine_driver import EngineDriver, numbered_batch
@@ -447,3 +449,50 @@ def test_a_crash_at_any_call_of_a_rescue_loses_nothing_more(mode: CrashMode) -> 
         assert [name for name in left.list_directory(f"{ENGINE}/quarantine") if name.endswith(".0")]
         names = left.list_directory(f"{ENGINE}/segments")
         assert names == [segment(0).rpartition("/")[2], segment(1).rpartition("/")[2]]
+
+
+def cut_simulated_store(disk: Disk) -> None:
+    """The last segment ends inside its second bundle: nobody knows how many there were."""
+    closed_store(disk)
+    file = disk.open_read(segment(1))
+    data = file.read(file.size(), 0)
+    file.close()
+    scan = LogReader(lambda length, at: data[at : at + length], len(data)).scan(HEADER_BYTES, stride=64)
+    second = scan.entries[1]
+    cut = (second.start + second.end) // 2
+    disk.unlink(segment(1))
+    damaged = disk.create(segment(1))
+    damaged.write([data[:cut]], 0)
+    damaged.fsync()
+    damaged.close()
+    disk.sync_directory(f"{ENGINE}/segments")
+
+
+@pytest.mark.parametrize("mode", list(CrashMode), ids=lambda mode: mode.name.lower())
+def test_a_crash_at_any_call_of_a_rescue_does_not_lose_the_notice_of_an_open_end(mode: CrashMode) -> None:
+    counted = FaultyDisk(SimDisk())
+    cut_simulated_store(counted)
+    before = counted.mutating_count
+    whole = reopened(counted)
+    points = counted.mutating_count - before
+    whole.claim_numbers("s")
+    assert gaps(whole) == [(1, 1, 0, "damaged")]
+    for point in range(1, points + 1):
+        inner = SimDisk()
+        disk = FaultyDisk(inner)
+        cut_simulated_store(disk)
+        disk.crash_at(disk.mutating_count + point)
+        with pytest.raises(SimulatedCrash):
+            reopened(OrderMonitor(disk))
+        driver = reopened(inner.crash(mode, point))
+        assert driver.claim_numbers("s") == list(range(COUNT + 1))
+        assert gaps(driver) == [(1, 1, 0, "damaged")], f"a crash at call {point} of {points}"
+
+
+def test_bundles_before_an_open_end_are_still_owed_after_a_restart() -> None:
+    disk = SimDisk()
+    cut_simulated_store(disk)
+    reopened(disk).engine.close()
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == list(range(COUNT + 1))
+    assert gaps(driver) == [(1, 1, 0, "damaged")]

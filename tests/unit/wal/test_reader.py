@@ -89,8 +89,25 @@ def test_reads_stay_within_a_chunk_or_an_entry() -> None:
         return laid.data[offset : offset + length]
 
     LogReader(read, len(laid.data), 512).scan(HEADER_BYTES, stride=64)
-    assert max(lengths) <= 512
+    assert max(lengths) <= max(end - start for start, end in laid.spans)
     assert sum(lengths) < 2 * len(laid.data)
+    lengths.clear()
+    LogReader(read, len(laid.data), 64).scan(HEADER_BYTES, stride=64)
+    assert max(lengths) <= 16 * 64, "an entry much larger than a chunk is read in pieces"
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_each_entry_is_handed_out_once_and_whole(number: int) -> None:
+    data = damaged_logs()[number]
+    for size in CHUNKS:
+        taken: list[tuple[int, bytes]] = []
+
+        def take(memory: memoryview, offset: int, ends: list[int], taken: list[tuple[int, bytes]] = taken) -> None:
+            for start, end in zip([0, *ends], ends, strict=False):
+                taken.append((offset + start, bytes(memory[start:end])))
+
+        result = LogReader(reader_of(data), len(data), size).scan(HEADER_BYTES, stride=64, take=take)
+        assert taken == [(span.start, data[span.start : span.end]) for span in result.entries]
 
 
 # --- damage in the middle --------------------------------------------------------------------------------------------------------

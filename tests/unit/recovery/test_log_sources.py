@@ -1,0 +1,97 @@
+"""Which logs of a former process are sealed where they are, and which are written anew."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import FaultyDisk
+from quiver_actors.disk.interposed import Call, Result
+from quiver_actors.disk.posix import PosixDisk
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.segment.reader import SegmentReader
+from tests.support.engine_driver import EngineDriver
+
+SEGMENT = "default/core_0/segments/0000000000000000.qseg"
+LOG = "default/core_0/wal/quiver.wal"
+
+
+class WriteCounter(FaultyDisk):
+    """Counts bytes written into logs."""
+
+    log_bytes = 0
+
+    def around(self, call: Call, proceed: object) -> Result:
+        if call.kind == "write" and "/wal/" in call.path:
+            self.log_bytes += sum(map(len, call.buffers))
+        assert callable(proceed)
+        return super().around(call, proceed)  # type: ignore[no-any-return]
+
+
+def numbers_in(disk: SimDisk) -> list[int]:
+    reader = SegmentReader(disk.contents()[SEGMENT])
+    reader.verify_checksum()
+    return [reader.bundle(index)[0].column("number")[0].as_py() for index in range(reader.bundle_count)]
+
+
+def with_log(disk: Disk, count: int = 40) -> None:
+    """A synced log of a process that was killed."""
+    driver = EngineDriver(disk)
+    driver.push_numbered(0, count)
+    driver.commit()
+    driver.engine.close()
+
+
+def test_a_log_that_the_disk_has_is_sealed_without_being_written_again() -> None:
+    disk = SimDisk()
+    with_log(disk)
+    entry_bytes = len(disk.contents()[LOG].rstrip(b"\0"))
+    counter = WriteCounter(disk)
+    EngineDriver(counter)
+    assert 0 < counter.log_bytes < entry_bytes / 2, "the tail and nothing else"
+    assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(40))
+
+
+def test_a_log_that_only_memory_has_is_written_anew() -> None:
+    """A sync has failed: readers see the bytes, and no later sync of that file would bring them to the disk."""
+    disk = SimDisk()
+    faulty = FaultyDisk(disk)
+    driver = EngineDriver(faulty)
+    driver.push_numbered(0, 3)
+    driver.commit()
+    driver.push_numbered(3, 4)
+    faulty.fail("fdatasync", 1, errno.EIO, path_part="/wal/")
+    driver.commit()
+    assert faulty.failed_sites, "the engine has failed"
+    driver.engine.close()
+    counter = WriteCounter(disk)
+    EngineDriver(counter)
+    assert numbers_in(disk) == list(range(7))
+    assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(7)), "all of it is on the disk now"
+
+
+@pytest.mark.parametrize("kind", ["fdatasync", "reread"])
+def test_a_log_of_which_the_disk_tells_nothing_is_written_anew(kind: str) -> None:
+    disk = SimDisk()
+    with_log(disk)
+    counter = WriteCounter(disk)
+    counter.fail(kind, 1, errno.EIO, path_part=LOG)
+    EngineDriver(counter)
+    assert counter.log_bytes > len(disk.contents()[SEGMENT]) / 2
+    assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(40))
+
+
+def test_on_a_file_system_too(tmp_path: object) -> None:
+    disk = PosixDisk(str(tmp_path))
+    with_log(disk)
+    counter = WriteCounter(disk)
+    driver = EngineDriver(counter)
+    (info,) = driver.engine.segments()
+    assert info.bundle_count == 40
+    file = disk.open_read(SEGMENT)
+    SegmentReader(file.read(file.size(), 0)).verify_checksum()
+    file.close()
+    driver.engine.close()
