@@ -25,8 +25,9 @@ from quiver_actors.segment.builder import SegmentBuilder
 from quiver_actors.segment.check import is_plausible
 from quiver_actors.segment.codec import FooterExtension, ManifestColumns, SegmentFooter, decode_manifest
 from quiver_actors.segment.compaction import Rewriting
+from quiver_actors.segment.flips import flipped_bit
 from quiver_actors.segment.layout import CRC, EXTENSION, FOOTER, STREAM_ALIGNMENT, TRAILER
-from quiver_actors.segment.outline import Read, manifest_columns
+from quiver_actors.segment.outline import Outline, Read, manifest_columns
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.segment.salvage import salvage
 from quiver_actors.segment.tail import encode_tail
@@ -98,7 +99,7 @@ def count_bundles(read: Read, size_bytes: int, hints: Hints) -> int:
 
 def _rebuild_contiguous(read: Read, size_bytes: int, file: DiskFile, segment_seq: int) -> Rebuilt | None:
     try:
-        outline = salvage(read, size_bytes)
+        outline, read = _salvage(read, size_bytes)
         offset = 0
         for part in Rewriting(outline, read).parts():
             file.write([part], offset)
@@ -109,6 +110,39 @@ def _rebuild_contiguous(read: Read, size_bytes: int, file: DiskFile, segment_seq
     times = (extension.first_ingestion_ts_nanos, extension.last_ingestion_ts_nanos)
     info = SegmentInfo(segment_seq, len(slot_counts), extension.row_count, offset, *times)
     return Rebuilt(info, _lost_bundles(outline.columns)) if outline.streams else None
+
+
+def _salvage(read: Read, size_bytes: int) -> tuple[Outline, Read]:
+    """What is left of a compacted segment, and how to read it: with one bit turned back where that leaves more that is proven.
+
+    Raises:
+        FormatError: nothing can be proven.
+    """
+    ways = [read]
+    flip = flipped_bit(read, size_bytes)
+    if flip is not None:
+        ways.insert(0, _with_flip(read, *flip))
+    found = [(outline, way) for way in ways if (outline := _try_salvage(way, size_bytes)) is not None]
+    if not found:
+        return salvage(read, size_bytes), read  # for its error
+    return min(found, key=lambda each: len(_lost_bundles(each[0].columns)))
+
+
+def _try_salvage(read: Read, size_bytes: int) -> Outline | None:
+    try:
+        return salvage(read, size_bytes)
+    except FormatError:
+        return None
+
+
+def _with_flip(read: Read, at: int, mask: int) -> Read:
+    def corrected(length: int, offset: int) -> bytes:
+        data = read(length, offset)
+        if not offset <= at < offset + len(data):
+            return data
+        return data[: at - offset] + bytes([data[at - offset] ^ mask]) + data[at - offset + 1 :]
+
+    return corrected
 
 
 def _lost_bundles(columns: ManifestColumns) -> tuple[int, ...]:

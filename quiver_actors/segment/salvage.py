@@ -5,7 +5,8 @@ In-place segments do not need this: their entries are still there, each with its
 
 Where a batch stands is looked up twice, in the Arrow footer's blocks and by walking from message to message: damage to one of them is
 made up for by the other, and the checksum says which is right. What has no second copy is the directory, and the numbering, offsets and
-metadata of the manifest (about 8 bytes a bundle): damage there costs the segment.
+metadata of the manifest (about 8 bytes a bundle): damage there costs the segment, unless it is one flipped bit, which the CRC of the whole
+file finds (`flips`).
 """
 
 from __future__ import annotations

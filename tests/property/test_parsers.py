@@ -36,6 +36,7 @@ def test_a_flipped_bit_is_never_believed_and_costs_only_its_bundle() -> None:
         assert tally.detected + tally.harmless == tally.flips, name
     assert tallies["log"].flips_that_cost_more == 0
     assert tallies["segment_in_place"].flips_that_cost_more == 0
+    assert tallies["segment_compacted"].flips_that_cost_more == 0
 
 
 @pytest.mark.parametrize("target", TARGETS)
