@@ -16,6 +16,9 @@ from quiver_actors.wal.decisions import Behind
 from quiver_actors.wal.log import Log
 from quiver_actors.wal.recovery import FoundLog
 
+_SEQUENCES_PER_SEGMENT_MAX = SEQUENCE_BLOCK + SEGMENT_BUNDLES_MAX
+"""A start that was no clean one skips at most a block of sequences, and at least one segment number."""
+
 
 class NumbersUsed:
     """See the module.
@@ -81,6 +84,9 @@ class NumbersUsed:
         if former is not None:
             self.next_segment_seq = max(self.next_segment_seq, former.next_segment_seq_reserved)
             self.next_sequence = max(self.next_sequence, former.next_sequence_reserved)
+        else:
+            # Lost, and with it what is known of bundles that were deleted: but for their segments' numbers, which progress bears.
+            self.next_sequence = max(self.next_sequence, self.next_segment_seq * _SEQUENCES_PER_SEGMENT_MAX)
         self.incarnation = former.incarnation if former else new_incarnation
         return CoreFile(
             self.incarnation,
