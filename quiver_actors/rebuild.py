@@ -108,7 +108,15 @@ def _rebuild_contiguous(read: Read, size_bytes: int, file: DiskFile, segment_seq
         return None
     slot_counts, extension = outline.columns.slot_counts, outline.extension
     times = (extension.first_ingestion_ts_nanos, extension.last_ingestion_ts_nanos)
-    info = SegmentInfo(segment_seq, len(slot_counts), extension.row_count, offset, *times)
+    info = SegmentInfo(
+        segment_seq,
+        len(slot_counts),
+        extension.row_count,
+        offset,
+        *times,
+        position_start=extension.wal_position_start,
+        position_end=extension.wal_position_end,
+    )
     return Rebuilt(info, _lost_bundles(outline.columns)) if outline.streams else None
 
 
@@ -277,6 +285,8 @@ class _InPlace:
             self._facts.entries_end + sum(map(len, tail)),
             builder.first_ingestion_ts_nanos,
             builder.last_ingestion_ts_nanos,
+            position_start=self._facts.position_start,
+            position_end=self._facts.position_start + self._facts.entries_end - layout.HEADER_BYTES,
         )
         return Rebuilt(info, lost, self._facts.is_end_known or self._ends_like(tail))
 

@@ -53,6 +53,8 @@ def seal_file(disk: Disk, paths: EnginePaths, log: Log, incarnation: bytes) -> S
         size_bytes,
         builder.first_ingestion_ts_nanos,
         builder.last_ingestion_ts_nanos,
+        position_start=log.position_start,
+        position_end=log.position_end,
     )
 
 

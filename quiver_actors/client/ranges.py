@@ -6,6 +6,7 @@ a range is never needed again.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -48,17 +49,42 @@ def parts_of(
 def _parts(
     stored: dict[int, SegmentInfo], first: tuple[int, int], last: tuple[int, int | None]
 ) -> Iterator[SegmentPart]:
-    for segment_seq in range(first[0], last[0] + 1):
+    numbers = list(stored)
+    segment_seq = first[0]
+    if segment_seq <= last[0] and last[1] is not None and last[0] not in stored:
+        raise _not_stored(stored, last[0])
+    while segment_seq <= last[0]:
         info = stored.get(segment_seq)
         if info is None:
-            state = "sealed yet: flush the topic" if not stored or segment_seq > max(stored) else "stored any more"
-            raise NotStored(f"segment {segment_seq} of the range is not {state}")
+            segment_seq = _behind_unused(stored, numbers, segment_seq)
+            continue
         start = first[1] if segment_seq == first[0] else 0
         end = last[1] if segment_seq == last[0] and last[1] is not None else info.bundle_count
         if end > info.bundle_count:
             raise NotStored(f"segment {segment_seq} ends at bundle {info.bundle_count}: the range goes to {end}")
         if start < end:
             yield SegmentPart(segment_seq, start, end)
+        segment_seq += 1
+
+
+def _behind_unused(stored: dict[int, SegmentInfo], numbers: Sequence[int], segment_seq: int) -> int:
+    """The next stored segment, if nothing ever had the numbers from `segment_seq` up to it: a crash makes numbers jump.
+
+    Raises:
+        NotStored: something may have had them.
+    """
+    place = bisect.bisect_left(numbers, segment_seq)
+    if not 0 < place < len(numbers):
+        raise _not_stored(stored, segment_seq)
+    before, behind = stored[numbers[place - 1]], stored[numbers[place]]
+    if not before.position_end or before.position_end != behind.position_start:
+        raise _not_stored(stored, segment_seq)
+    return behind.segment_seq
+
+
+def _not_stored(stored: dict[int, SegmentInfo], segment_seq: int) -> NotStored:
+    state = "sealed yet: flush the topic" if not stored or segment_seq > max(stored) else "stored any more"
+    return NotStored(f"segment {segment_seq} of the range is not {state}")
 
 
 def _segment_seq_of(info: SegmentInfo) -> int:

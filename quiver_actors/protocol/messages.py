@@ -432,6 +432,10 @@ class SegmentInfo(msgspec.Struct, array_like=True, frozen=True):
     last_ingestion_ts_nanos: int
     is_checked: bool = True
     """False: it was found at the worker's start and not been read through yet, or one before it was not: subscribers do not get it yet."""
+    position_start: int = 0
+    position_end: int = 0
+    """Log positions: where one segment ends and the next begins at the same, nothing was stored in between, whatever their numbers are.
+    Both 0: unknown."""
 
 
 class SegmentList(Message, tag=69, frozen=True):

@@ -88,6 +88,8 @@ class FoundSegments:
             size_bytes,
             extension.first_ingestion_ts_nanos,
             extension.last_ingestion_ts_nanos,
+            position_start=extension.wal_position_start,
+            position_end=extension.wal_position_end,
         )
         self._held.append((extension.first_sequence, extension.last_sequence, extension.wal_position_start))
         self._numbers.note_footer(extension)

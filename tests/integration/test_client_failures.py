@@ -77,6 +77,24 @@ def test_killed_worker_loses_nothing_that_was_acknowledged(bundles_at_once: int)
         assert len(set(places)) == len(places)
 
 
+def test_a_range_goes_over_killed_workers() -> None:
+    """A crash makes segment numbers jump, and nothing is missing where they do."""
+    with client_node() as node, node.connect() as client:
+        client.subscribe("keeper").close()
+        receipts = []
+        for round_number in range(3):
+            receipts += client.push_many(numbers(n) for n in range(round_number * 10, round_number * 10 + 10))
+            node.kill_worker(0)
+        (receipt,) = client.push_many([numbers(30)])
+        client.flush()
+        core = receipt.bundle_id.core
+        ids = [r.bundle_id for r in (*receipts, receipt) if r.bundle_id.core == core]
+        assert len({bundle_id.segment_seq for bundle_id in ids}) > 1
+        assert max(ids).segment_seq - min(ids).segment_seq >= len({bundle_id.segment_seq for bundle_id in ids})
+        assert [bundle.bundle_id for bundle in client.read("default", core)] == ids
+        assert [bundle.bundle_id for bundle in client.read("default", core, ids[3], ids[-1])] == ids[3:-1]
+
+
 def test_consumer_goes_on_over_killed_workers() -> None:
     with (
         client_node(cores=2) as node,

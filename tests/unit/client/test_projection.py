@@ -143,6 +143,37 @@ def test_range_that_is_not_stored_is_an_error(start: BundleId, end: BundleId | N
         parts_of(STORED, at(4, 0), None, "travel", 1)
 
 
+JUMP = [
+    SegmentInfo(4, 5, 0, 0, 0, 0, position_start=100, position_end=200),
+    SegmentInfo(1029, 7, 0, 0, 0, 0, position_start=200, position_end=300),
+    SegmentInfo(1031, 2, 0, 0, 0, 0, position_start=364, position_end=400),
+]
+"""A crash between 4 and 1029; 1030 was deleted."""
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "parts"),
+    [
+        (None, at(1030, 0), [(4, 0, 5), (1029, 0, 7)]),
+        (at(4, 3), at(1029, 2), [(4, 3, 5), (1029, 0, 2)]),
+        (at(5, 0), at(1029, 2), [(1029, 0, 2)]),
+        (at(4, 5), at(800, 0), []),
+    ],
+)
+def test_numbers_that_a_crash_has_skipped_are_passed_over(
+    start: BundleId | None, end: BundleId, parts: list[tuple[int, int, int]]
+) -> None:
+    assert parts_of(JUMP, start, end, "travel", 0) == [SegmentPart(*part) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(None, None), (at(4, 0), at(800, 1)), (at(1030, 0), None), (at(3, 0), at(5, 0))]
+)
+def test_segments_that_are_gone_are_not_passed_over(start: BundleId | None, end: BundleId | None) -> None:
+    with pytest.raises(NotStored, match="stored any more"):
+        parts_of(JUMP, start, end, "travel", 0)
+
+
 def test_read_gives_the_same_bundles_again_without_a_claim(peer: Peer, client: Client, segment: Path) -> None:
     def give(session: PeerSession, message: ClientMessage) -> bool:
         if isinstance(message, ListSegments):
