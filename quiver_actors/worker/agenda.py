@@ -42,6 +42,10 @@ class Agenda:
         """A turn is to follow at once."""
         return bool(self._touched)
 
+    def touched(self) -> list[EngineHost]:
+        """The hosts that will have a turn because something was asked of them."""
+        return list(self._touched)
+
     def touch(self, host: EngineHost) -> None:
         self._touched[host] = None
 

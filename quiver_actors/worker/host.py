@@ -146,7 +146,7 @@ class EngineHost:
     def _light_turn(self) -> None:
         self.is_touched = False
         self.ingest.write()
-        self._start_commit()
+        self.start_commit()
         self.ingest.acknowledge()
         self._notice_failure()
         if self.deadline_ns is None or self.deadline_ns > self._care_at_ns:
@@ -159,7 +159,7 @@ class EngineHost:
         while self.ingest.retry(now_ns):
             self.ingest.write()
         # Before everything else that this turn looks at: what was written waits for the disk, and nothing that follows for it.
-        self._start_commit()
+        self.start_commit()
         self.staging.turn(now_ns)
         if self._intake_is_stopped and not self._is_failed:
             self.engine.seal_now()
@@ -220,8 +220,9 @@ class EngineHost:
                 self._journal.error("engine.close_failed", str(error), topic=self.engine.topic)
             self._when_gone()
 
-    def _start_commit(self) -> None:
-        if self._pressure.steps and self._waits_for_company():
+    def start_commit(self) -> None:
+        """Hand what was written since the last commit to the disk, unless one is out."""
+        if self.is_given_up or (self._pressure.steps and self._waits_for_company()):
             return
         if (commit := self.engine.next_commit()) is not None:
             self._submit(self._commit, commit)
@@ -241,7 +242,7 @@ class EngineHost:
             self.deadline_ns = due_ns
 
     def _start_jobs(self) -> None:
-        self._start_commit()
+        self.start_commit()
         while (background := self.engine.next_background()) is not None:
             self._submit(self._background, background)
 
@@ -251,7 +252,7 @@ class EngineHost:
         submit(job, lambda: self._finish(job))
 
     def _finish(self, job: Job) -> None:
-        """The turn that follows at once does the rest; what the disk has to do next starts here."""
+        """The turn that follows at once does the rest; the loop starts what the disk has to do next (`start_commit`)."""
         self._in_flight -= 1
         self._agenda.note_activity(self)
         if self.is_given_up:
@@ -261,7 +262,6 @@ class EngineHost:
             self._note_duration(job)
         self._chronicle.finished(job)
         self._apply(self.engine.finish(job))
-        self._start_commit()
         self.ingest.acknowledge()
         if isinstance(job, CommitJob) and not job.rotates:
             self.touch_push()

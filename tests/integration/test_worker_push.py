@@ -569,6 +569,30 @@ def test_acknowledgement_waits_for_the_sync(tmp_path: Path) -> None:
     disk.close()
 
 
+@pytest.mark.parametrize("count", [2, loop._SENT_BEFORE_COMMIT_MAX + 3], ids=["few", "many"])
+def test_what_was_written_during_a_sync_is_covered_by_the_next(tmp_path: Path, count: int) -> None:
+    """Whether acknowledgements or the next commit leave first: nothing more has to happen for either."""
+    disk = faulty_disk(tmp_path)
+    with running(tmp_path, disk=disk) as worker:
+        clients = [worker.producer() for _ in range(count)]
+        for client in clients:
+            client.push_and_wait(table(0))
+        for number in range(1, 4):
+            # All of one sync are acknowledged together; during it everybody pushes again.
+            disk.faults.gate.clear()
+            pushes = [(client, client.push(table(number))) for client in clients]
+            until(lambda: engine_figure(worker, EngineFigure.SEQUENCE_WRITTEN) == (2 * number) * count, "the writes")  # noqa: B023
+            pushes += [(client, client.push(table(number))) for client in clients]
+            until(
+                lambda: engine_figure(worker, EngineFigure.SEQUENCE_WRITTEN) == (2 * number + 1) * count, "the writes"
+            )  # noqa: B023
+            disk.faults.gate.set()
+            answers = [client.acked(push) for client, push in pushes]
+            assert {durability for _, durability in answers} == {Durability.SYNCED}
+            assert engine_figure(worker, EngineFigure.SEQUENCE_WRITTEN) == (2 * number + 1) * count
+    disk.close()
+
+
 def send_until_blocked(client: WireClient, request: m.Message, limit: int) -> int:
     """How many requests the worker takes from a client that reads no answers."""
     client.socket.setblocking(False)
