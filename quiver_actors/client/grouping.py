@@ -26,6 +26,8 @@ GROUP_BYTES_MAX = RUN_BYTES_MAX
 _FRAME_BYTES = 512
 """Assumed for an entry beside its buffers and its schema: a guess decides when a group is full, not what fits."""
 
+_NONE = range(0)
+
 Planned = PlannedBundles | PlannedRun
 Batches = list[tuple[int, pa.RecordBatch]]
 
@@ -45,7 +47,7 @@ class Grouping:
         self._run_bundles_max = GROUP_BUNDLES_MAX
         self._lone_schema: pa.Schema | None = None
         """Of the run, if its last batch was pushed without a slot; None: nothing is known of the next bundle."""
-        self._measured_rows = range(0)
+        self._measured_rows = _NONE
         """Batches of the stream with that many rows are taken for as large as the one that was measured."""
         self._measured_bytes = 0
         self._plans: list[BundlePlan] = []
@@ -116,7 +118,7 @@ class Grouping:
         if stream is not self._stream:
             if self._run or not fits_run(stream):
                 return 0
-            self._stream, self._measured_rows = stream, range(0)
+            self._stream, self._measured_rows = stream, _NONE
         rows: int = batch.num_rows
         if rows not in self._measured_rows:
             # Of a slice it counts whole buffers: then it is planned, which measures exactly.
