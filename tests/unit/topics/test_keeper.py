@@ -1,0 +1,98 @@
+"""The owner of the list of topics across crashes: a topic's life, with a power loss around every change of the disk, in every mode.
+
+Whatever was answered holds after the crash; what was under way has happened or not; and no topic ever stands on the directory of an earlier
+one of its name.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quiver_actors.config.reading import resolve
+from quiver_actors.disk.protocol import write_atomically
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.supervisor import spec
+from quiver_actors.topics import requests
+from quiver_actors.topics.keeper import ASIDE_PREFIX, TopicKeeper
+from quiver_actors.units import SECOND_NS
+from tests.unit.topics.test_catalogue import Crashing
+
+NODE_UID = 0
+
+
+def keeper_on(disk: SimDisk | Crashing) -> TopicKeeper:
+    resolved = resolve(None, environment={})
+    return TopicKeeper(disk, "no such directory", resolved, resolve=lambda: resolved, applied=dict)
+
+
+def ask(keeper: TopicKeeper, request: requests.Request) -> requests.TopicReply:
+    steward: spec.Steward = keeper
+    answered = steward.answer(requests.SUBJECT, msgspec.msgpack.encode(request), NODE_UID)
+    reply = msgspec.msgpack.decode(answered, type=requests.TopicReply)
+    assert not reply.code, reply.error
+    return reply
+
+
+class Life:
+    """What happens to topic `clicks`, and what must be true of every crash from then on."""
+
+    def __init__(self) -> None:
+        self.sim = SimDisk()
+        self.disk = Crashing(self.sim, self.look)
+        self.priorities: set[int | None] = {None}
+        """What a crash now may find; None: no such topic."""
+        self.looks = 0
+        self.keeper = keeper_on(self.disk)
+
+    def look(self, crashed: SimDisk) -> None:
+        self.looks += 1
+        keeper = keeper_on(crashed)
+        topic = keeper.catalogue.topics.get("clicks")
+        found = None if topic is None else topic.settings.priority
+        assert found in self.priorities
+        if topic is not None and crashed.exists("clicks"):
+            assert crashed.list_directory("clicks/core_0") == [topic.incarnation]
+        if topic is None and not keeper.catalogue.deletions:
+            # A directory that nobody knows would be taken for a topic, with the bundles of one that was deleted.
+            assert not crashed.exists("clicks")
+
+    def ask(self, request: requests.Request, before: int | None, after: int | None) -> None:
+        self.priorities = {before, after}
+        ask(self.keeper, request)
+        self.priorities = {after}
+
+    def make_directory(self) -> None:
+        """As a worker does once it follows."""
+        incarnation = self.keeper.catalogue.topics["clicks"].incarnation
+        self.sim.make_directory("clicks/core_0")
+        write_atomically(self.sim, f"clicks/core_0/{incarnation}", b"bundles")
+        for directory in ("clicks/core_0", "clicks", "."):
+            self.sim.sync_directory(directory)
+
+
+def test_a_topics_life_survives_a_crash_around_every_change() -> None:
+    life = Life()
+    create = requests.Create(topic="clicks", values={"priority": 1})
+    for _ in range(2):
+        life.ask(create, None, 1)
+        life.make_directory()
+        life.ask(requests.Change(topic="clicks", values={"priority": 2}), 1, 2)
+        life.ask(requests.Delete(topic="clicks"), 2, None)
+        life.keeper.step(SECOND_NS)
+        assert not life.keeper.catalogue.deletions
+    assert sum(name.startswith(ASIDE_PREFIX) for name in life.sim.list_directory(".")) == 2
+    assert life.looks > 1000
+
+
+def test_a_directory_stays_until_every_worker_has_let_go_of_it() -> None:
+    sim, applied = SimDisk(), {"core_0": 0}
+    resolved = resolve(None, environment={})
+    keeper = TopicKeeper(sim, "no such directory", resolved, resolve=lambda: resolved, applied=lambda: dict(applied))
+    ask(keeper, requests.Create(topic="clicks"))
+    sim.make_directory("clicks/core_0")
+    ask(keeper, requests.Delete(topic="clicks"))
+    keeper.step(SECOND_NS)
+    assert sim.exists("clicks"), "a worker may have it open still"
+    applied["core_0"] = keeper.catalogue.version
+    keeper.step(2 * SECOND_NS)
+    assert not sim.exists("clicks")
