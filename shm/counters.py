@@ -47,7 +47,7 @@ from typing import TypeVar
 
 import posix_ipc
 
-from .errors import NoRoom, ShmError, WriterStuck
+from .errors import NoRoom, NotPermitted, ShmError, WriterStuck
 from .names import check_name, hold_name, unlink_name
 from .words import WORD_BYTES, SequenceLock, Words, read_stable
 
@@ -422,6 +422,8 @@ def _open_existing(name: str) -> int:
         fd: int = posix_ipc.SharedMemory(check_name(name), read_only=True).fd
     except posix_ipc.ExistentialError as error:
         raise ShmError(f"counters page {name} does not exist: its supervisor is gone") from error
+    except posix_ipc.PermissionsError as error:
+        raise NotPermitted(f"counters page {name} belongs to another user") from error
     except (posix_ipc.Error, OSError) as error:
         raise ShmError(f"counters page {name} cannot be opened: {error}") from error
     return fd

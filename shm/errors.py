@@ -11,6 +11,10 @@ class NoRoom(ShmError):
     """The machine or its memory group cannot hold that much more: ask for less, or free memory."""
 
 
+class NotPermitted(ShmError):
+    """It belongs to another user."""
+
+
 class WriterStuck(ShmError):
     """The writer of a multi-word record died or was stopped in the middle of a change."""
 

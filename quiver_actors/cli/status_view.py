@@ -28,7 +28,7 @@ from quiver_actors.cli.status_storage import (
     shares_of,
     storage_of,
 )
-from quiver_actors.errors import NotRunning
+from quiver_actors.errors import NotAllowed, NotRunning
 from quiver_actors.metrics.figures import (
     EngineFigure,
     ErrorFigure,
@@ -39,7 +39,7 @@ from quiver_actors.metrics.figures import (
 )
 from quiver_actors.metrics.latency import BUCKETS, SUM_WORD
 from quiver_actors.shm.counters import CountersPage, RegionSnapshot, RowSnapshot
-from quiver_actors.shm.errors import ShmError
+from quiver_actors.shm.errors import NotPermitted, ShmError
 from quiver_actors.shm.liveness import holder_alive
 from quiver_actors.supervisor.exitcodes import describe_wait_status
 from quiver_actors.supervisor.figures import CHILD_ROW, SUPERVISOR_REGION, ChildFigure, NodeState, region_of
@@ -320,6 +320,11 @@ def _supervisor_lives(run_dir: str) -> bool:
 def _attach(run_dir: str, record: dict[str, Any], running: bool) -> CountersPage:
     try:
         return CountersPage.attach(record["counters"])
+    except NotPermitted as error:
+        raise NotAllowed(
+            f"the figures of the node in {run_dir} are for its own user and root: ask its operator, or look at the topics that you may use "
+            "with `quiver topics list`"
+        ) from error
     except (ShmError, KeyError) as error:
         what = "is starting or stopping" if running else "is dead and left no figures"
         raise NotRunning(f"the supervisor of {run_dir} (pid {record.get('pid')}) {what}: {error}") from error

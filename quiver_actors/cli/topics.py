@@ -11,7 +11,7 @@ from quiver_actors.cli import run_dir
 from quiver_actors.cli.consent import add_consent
 from quiver_actors.cli.json_document import print_json
 from quiver_actors.cli.watch import add_watch, watching
-from quiver_actors.errors import ConfigError, NotRunning, UnknownTopic
+from quiver_actors.errors import ConfigError, NotAllowed, UnknownTopic
 from quiver_actors.units import SECOND_NS, format_size, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -196,8 +196,8 @@ def _delete(arguments: argparse.Namespace) -> int:
     _topic_in(reply, arguments.topic)
     try:
         status = take_status(where)
-    except NotRunning:
-        # It answered a moment ago: its figures are for its own user, and this is another one, who owns the topic.
+    except NotAllowed:
+        # The figures are for the node's own user; this is another one, who owns the topic.
         engines, subscribers = [], set()
     else:
         engines = [engine for engine in status.engines if engine.topic == arguments.topic]

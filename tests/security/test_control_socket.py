@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from quiver_actors.cli.status_view import take_status
 from quiver_actors.errors import NotAllowed, NotRunning, QuotaExceeded, UsageError
 from quiver_actors.protocol import messages as m
 from quiver_actors.supervisor import control
@@ -231,6 +232,11 @@ def test_odd_and_mutated_requests_end_in_a_refusal_and_the_node_goes_on(node: Cl
     assert list(requests.list_topics(str(node.directories.run)).topics)[:1] == ["closed"]
     with node.connect() as client:
         client.push(numbers(1))
+
+
+def test_the_figures_of_the_node_are_not_for_others_who_are_told_so(node: ClientNode) -> None:
+    with as_user(GUEST_UID, 65534), pytest.raises(NotAllowed, match="for its own user"):
+        take_status(str(node.directories.run))
 
 
 def test_without_a_group_nobody_else_reaches_the_socket() -> None:
