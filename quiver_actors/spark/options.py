@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quiver_actors.envelope import parse_trace
 from quiver_actors.errors import ConfigError, UsageError
 from quiver_actors.model import DEFAULT_TOPIC, check_id
 from quiver_actors.spark.offsets import Offsets, parse_offsets
@@ -44,6 +45,8 @@ class SourceOptions:
     key: str | None = None
     push_timeout_ns: int = 60 * SECOND_NS
     bundle_bytes: int = 4 * MIB
+    traceparent: str | None = None
+    """The W3C trace that all bundles of a write belong to."""
     commit_protocol: str = "batch"
     stage_ttl_ns: int = 3600 * SECOND_NS
     txn_app_id: str | None = None
@@ -98,6 +101,10 @@ def _version(text: str) -> int:
     return int(text)
 
 
+def _traceparent(text: str) -> str:
+    return parse_trace(text)["traceparent"]
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ConfigError(f"{text!r} is neither 'true' nor 'false'")
@@ -150,6 +157,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("slots", "slots", _slots, ANY),
     Option("key", "key", str, WRITES),
     Option("bundleBytes", "bundle_bytes", _size, WRITES),
+    Option("traceparent", "traceparent", _traceparent, WRITES),
     Option("commitProtocol", "commit_protocol", _protocol, WRITES),
     Option("stageTtl", "stage_ttl_ns", parse_duration_ns, WRITES),
     Option("txnAppId", "txn_app_id", str, (WRITE,)),

@@ -102,7 +102,8 @@ def _push(options: SourceOptions, batches: Iterator[Keyed]) -> TaskWritten:
 
 
 def _push_many(options: SourceOptions, key: str | None, pushes: list[Bundle], client: Client) -> None:
-    client.push_many(pushes, topic=options.topic, key=key, timeout=options.push_timeout_ns / SECOND_NS)
+    timeout = options.push_timeout_ns / SECOND_NS
+    client.push_many(pushes, topic=options.topic, key=key, trace_context=options.traceparent, timeout=timeout)
 
 
 def _stage(options: SourceOptions, run: commit.Run, batches: Iterator[Keyed]) -> TaskWritten:
@@ -131,10 +132,14 @@ class _Stages:
     def push(self, batches: Iterator[Keyed]) -> None:
         if self._options.key is None:
             # One call for all, so that Spark computes the next batch while the worker takes this one.
-            self._begun(None).push_many(self._bundles(batch for _, batch in batches), timeout=self._timeout)
+            self._push(None, (batch for _, batch in batches))
             return
         for key, batch in batches:
-            self._begun(key).push_many(self._bundles([batch]), timeout=self._timeout)
+            self._push(key, [batch])
+
+    def _push(self, key: str | None, batches: Iterable[pa.RecordBatch]) -> None:
+        trace = self._options.traceparent
+        self._begun(key).push_many(self._bundles(batches), trace_context=trace, timeout=self._timeout)
 
     def prepare(self) -> tuple[str, ...]:
         commit.check_not_aborted(self._run)

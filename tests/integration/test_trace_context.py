@@ -11,6 +11,8 @@ import pytest
 from quiver_actors import aio
 from quiver_actors.client import Client
 from quiver_actors.errors import UsageError
+from quiver_actors.spark.options import WRITE, parse_options
+from quiver_actors.spark.task import write_task
 from tests.integration.client_node import ClientNode, client_node, numbers, take
 from tests.integration.node_process import run_quiver
 
@@ -81,3 +83,12 @@ def test_tail_shows_it(node: ClientNode, client: Client) -> None:
 def test_what_is_no_trace_context_is_refused_before_anything_is_pushed(client: Client) -> None:
     with pytest.raises(UsageError, match="00-<32>-<16>-<2>"):
         client.push(numbers(0), trace_context="not a trace")
+
+
+def test_a_spark_write_may_belong_to_a_trace(node: ClientNode, client: Client) -> None:
+    given = {"topic": "other", "runDir": str(node.directories.run), "traceparent": PARENTS[7]}
+    with client.subscribe("spark", topic="other") as subscription:
+        write_task(parse_options(given, WRITE), None, iter([numbers(1)]))
+        (delivery,) = take(subscription, 1)
+        assert delivery.trace_context == {"traceparent": PARENTS[7]}
+        assert delivery.batch.num_rows == 3

@@ -66,6 +66,13 @@ def test_a_value_that_is_not_understood_names_its_option(name: str, text: str) -
         parse_options({name: text}, READ)
 
 
+def test_a_traceparent_is_one() -> None:
+    parent = f"00-{'1' * 32}-{'2' * 16}-01"
+    assert parse_options({"traceparent": parent}, WRITE).traceparent == parent
+    with pytest.raises(ConfigError, match="option 'traceparent'"):
+        parse_options({"traceparent": "00-1"}, WRITE)
+
+
 @pytest.mark.parametrize(
     ("options", "operation", "message"),
     [
