@@ -15,6 +15,7 @@ import pytest
 
 import tests.golden
 from quiver_actors.core_file import CoreFile, encode_core
+from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.paths import EnginePaths
@@ -27,6 +28,7 @@ from quiver_actors.wal.decisions import Behind, Cursor, Decision, Entries, Heade
 from quiver_actors.wal.reader import LogReader
 from quiver_actors.wal.recovery import FoundLog, examine_log
 from tests.support.engine_driver import EngineDriver, numbered_batch
+from tests.unit.wal.logs import reader_of
 
 DIRECTORY = "default/core_0"
 PATHS = EnginePaths(DIRECTORY)
@@ -289,3 +291,30 @@ def told(driver: EngineDriver) -> list[GapNotice]:
             notices.append(notice)
         elif not claimed:
             return notices
+
+
+def test_what_a_power_loss_leaves_out_before_a_bundle_that_it_kept_is_announced() -> None:
+    """Neither was acknowledged, but nothing on the disk says so (docs/delivery.md)."""
+    disk = SimDisk()
+    driver = EngineDriver(disk)
+    driver.engine.register("s", "earliest")
+    driver.push_numbered(0)
+    driver.settle()
+    path = PATHS.active
+    synced_end = driver.engine.figures().wal_bytes
+    driver.push_numbered(1)
+    driver.push_numbered(2)
+    assert driver.engine.sequence_durable == 1
+    left = disk.crash(CrashMode.KEEP)
+    content = left.contents()[path]
+    scan = LogReader(reader_of(content), len(content)).scan(121, stride=64)
+    lost = scan.entries[1]
+    assert synced_end <= lost.end
+    file = left.open_write(path)
+    file.write([bytes(lost.end - lost.start)], lost.start)
+    file.fsync()
+    file.close()
+    driver = EngineDriver(left)
+    driver.settle()
+    assert driver.claim_numbers("s") == [0, 2]
+    assert [(gap.bundle_index_first, gap.bundle_count, gap.reason) for gap in driver.told] == [(1, 1, "damaged")]

@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors import jobs
+from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.protocol import Disk
+from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import BundleTooLarge
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.units import SECOND_NS
@@ -239,3 +241,105 @@ def test_an_entry_over_the_limit_is_refused_before_it_is_written(disk: Disk) -> 
     zeros = pa.array([bytes(1 << 20)] * 257, pa.binary())
     with pytest.raises(BundleTooLarge, match="256"):
         driver.layout([{0: pa.record_batch({"x": zeros})}])
+
+
+def test_a_reader_that_fails_does_not_keep_its_claims_from_others(disk: Disk) -> None:
+    """After a read error the bundle stayed claimed until the next restart."""
+    driver = EngineDriver(disk)
+    driver.engine.register("s", "latest")
+    driver.push_numbered(0, 3)
+    driver.settle()
+    driver.seal()
+    ((segment_seq, indexes, *_),) = driver.claim("s", "unlucky", 3)
+    assert driver.claim("s", "other", 3) == []
+    driver.engine.check_segment(segment_seq, "could not be read")
+    driver.engine.release("unlucky")
+    driver.settle()
+    assert driver.claim_numbers("s", owner="other") == [0, 1, 2]
+    assert list(indexes) == [0, 1, 2]
+
+
+def test_a_log_that_became_a_segment_is_not_replayed_again(disk: Disk, tmp_path: Path) -> None:
+    """A crash between the segment and the cursor stored everything twice: nothing said what the segment covers."""
+    driver = EngineDriver(disk)
+    driver.engine.register("s", "latest")
+    driver.push_numbered(0, 4)
+    driver.settle()
+    wal = tmp_path / "default/core_0/wal"
+    log, cursor = (wal / "quiver.wal").read_bytes(), wal / "quiver.wal.cursor"
+    before = cursor.read_bytes() if cursor.exists() else None
+    driver.seal()
+    driver.engine._lock.release()
+    (wal / "quiver.wal.99").write_bytes(log)
+    if before is None:
+        cursor.unlink()
+    else:
+        cursor.write_bytes(before)
+    driver.reopen()
+    driver.settle()
+    assert driver.claim_numbers("s") == [0, 1, 2, 3]
+    assert len(driver.engine.segments()) == 1
+    assert not (wal / "quiver.wal.99").exists()
+
+
+def test_bundles_that_come_during_a_seal_are_not_covered_by_its_cursor(disk: Disk) -> None:
+    """The cursor moved behind bundles that were pushed while the segment was written."""
+    driver = EngineDriver(disk)
+    driver.engine.register("s", "latest")
+    driver.push_numbered(0, 3)
+    driver.settle()
+    driver.engine.seal_now()
+    driver.commit()
+    seal = next(job for job in iter(driver.engine.next_background, None) if _is_seal(driver, job))
+    driver.push_numbered(3, 2)
+    driver.commit()
+    seal.run()
+    driver.push_numbered(5)
+    driver.commit()
+    driver.engine.finish(seal)
+    kill_and_reopen(driver)
+    assert driver.claim_numbers("s") == [0, 1, 2, 3, 4, 5]
+
+
+def _is_seal(driver: EngineDriver, job: jobs.Job) -> bool:
+    """Any other job is done at once."""
+    if isinstance(job, jobs.SealJob):
+        return True
+    job.run()
+    driver.events += driver.engine.finish(job)
+    return False
+
+
+# --- what the bugs of other stores have taught -------------------------------------------------------------------------------
+
+
+def test_an_entry_in_the_place_of_another_is_not_delivered_as_that_one(disk: Disk, tmp_path: Path) -> None:
+    """commonware 4260: a wrong record was returned because its own checksum was right."""
+    driver = EngineDriver(disk)
+    driver.engine.register("s", "latest")
+    driver.push_numbered(0, 4)
+    driver.commit()
+    driver.engine._lock.release()
+    path = tmp_path / "default/core_0/wal/quiver.wal"
+    data = path.read_bytes()
+    size = int.from_bytes(data[121:125], "little") + 8
+    entries = [data[121 + n * size : 121 + (n + 1) * size] for n in range(4)]
+    swapped = b"".join((entries[0], entries[2], entries[1], entries[3]))
+    path.write_bytes(data[:121] + swapped + data[121 + 4 * size :])
+    driver.reopen()
+    driver.settle()
+    assert driver.claim_numbers("s") == [0, 2, 3]
+    assert [(gap.bundle_index_first, gap.bundle_count) for gap in driver.told] == [(1, 1)]
+
+
+def test_a_power_loss_between_syncs_uses_no_number_again() -> None:
+    """A sequence that was acknowledged before its sync may be with a consumer: the ceiling of the numbers is durable ahead of use."""
+    disk = SimDisk()
+    driver = EngineDriver(disk, topic_settings(wal_flush_interval_ns=25_000_000))
+    driver.push_numbered(0)
+    driver.settle()
+    (lost,) = driver.push_numbered(1)
+    left = EngineDriver(disk.crash(CrashMode.DROP), driver.settings)
+    (new,) = left.push_numbered(2)
+    assert new.sequence > lost.sequence
+    assert new.segment_seq > lost.segment_seq
