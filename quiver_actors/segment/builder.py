@@ -214,7 +214,8 @@ class SegmentBuilder:
         blocks = np.zeros(count, _BLOCK_FIELDS)
         blocks["offset"] = run.batch_offsets - IN_PLACE_STREAM_OFFSET
         blocks["metadata_bytes"], blocks["body_bytes"] = run.metadata_bytes, run.body_bytes
-        bundles = np.ones(count, _BUNDLE_FIELDS)
+        bundles = np.empty(count, _BUNDLE_FIELDS)
+        bundles["slot_count"] = 1
         bundles["sequence"] = np.arange(run.first_sequence, run.first_sequence + count, dtype=np.uint64)
         bundles["ingestion_ts_nanos"], bundles["item_count"] = run.ingestion_ts_nanos, run.item_counts
         bundles["byte_count"] = run.byte_counts

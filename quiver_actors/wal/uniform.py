@@ -49,6 +49,8 @@ _HEAD = np.dtype(
     [("length", "<u4"), ("type", "u1"), ("time", "<i8"), ("sequence", "<u8"), ("bitmap", "<u8"), ("slot", "V3")]
 )
 """`layout.ENTRY_HEAD` and the three bytes behind it that fill the last word."""
+_HEAD_ITEM = np.dtype(f"V{_HEAD.itemsize}")
+assert layout.ALIGNMENT % _HEAD_ITEM.itemsize == 0
 
 
 @dataclass(slots=True)
@@ -105,7 +107,8 @@ def check_uniform(
 def complete(span: memoryview, entries: UniformEntries, entry_type: int, sequence: int, now_unix_ns: int) -> Integers:
     """Fill headers and CRCs; the first entry gets `sequence`. Returns the ingestion times."""
     count = len(entries)
-    times = np.where(entries.ingestion_ts_nanos == 0, now_unix_ns, entries.ingestion_ts_nanos)
+    times = entries.ingestion_ts_nanos
+    times = np.where(times == 0, now_unix_ns, times) if times.any() else np.full(count, now_unix_ns)
     heads = np.zeros(count, _HEAD)
     heads["length"] = entries.sizes - layout.ENTRY_OVERHEAD_BYTES
     heads["type"] = entry_type
@@ -113,8 +116,8 @@ def complete(span: memoryview, entries: UniformEntries, entry_type: int, sequenc
     heads["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint64)
     heads["bitmap"] = entries.bitmap
     heads["slot"] = bytes(span[_SLOTS_OFFSET : _HEAD_WORDS * 8])
-    words = np.frombuffer(span, "<u8")
-    words[(entries.starts >> 3)[:, None] + np.arange(_HEAD_WORDS)] = heads.view("<u8").reshape(count, _HEAD_WORDS)
+    # As items without fields, which are copied whole; entries start on multiples of two of them.
+    np.frombuffer(span, _HEAD_ITEM)[entries.starts // _HEAD_ITEM.itemsize] = heads.view(_HEAD_ITEM)
     crcs = _crcs(span, entries.starts + layout.ENTRY_LENGTH_BYTES, entries.ends - layout.ENTRY_CRC.size)
     np.frombuffer(span, "<u4")[(entries.ends >> 2) - 1] = crcs
     return times
