@@ -201,7 +201,9 @@ def _rows(
     entries[:, 0] <<= 32
     entries[:, 0] |= ends - starts
     entries[:, 1] = _signed(1 << stream.slot_id)
-    entries[:, 2] = [-1 if item_count is None else item_count for item_count in item_counts]
+    entries[:, 2] = -1
+    if item_counts.count(None) < len(item_counts):
+        entries[:, 2] = [-1 if item_count is None else item_count for item_count in item_counts]
     entries[:, 4] = row_counts << 32 | 1
     slots = np.zeros((len(starts), _ROW_WORDS), np.int64)
     slots[:, 0] = stream.handle | _PAYLOAD_OFFSET << 32
