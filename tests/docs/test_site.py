@@ -43,9 +43,3 @@ def test_a_page_of_the_site_has_all_that_its_source_has(site: Path, page: Path) 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     fetched = re.compile(r'(?:<script[^>]*src|<link[^>]*href|<img[^>]*src)="(?:https?:)?//')
     assert [page.name for page in site.glob("*.html") if fetched.search(page.read_text(encoding="utf-8"))] == []
-
-
-def test_the_site_begins_with_the_way_to_every_page(site: Path) -> None:
-    index = content(site / "index.html")
-    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
-    assert {name for name in pages if f'href="{name}.html"' not in index} == set()
