@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyspark
 from pyspark.sql.datasource import DataSource
 
 from quiver_actors.errors import UsageError
+from quiver_actors.spark.session import check_spark_version
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
 
 class QuiverSource(DataSource):
     """Batch and streaming, read and write, of one topic. Append only."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """
+        Raises:
+            UsageError: this Spark is too old.
+        """
+        check_spark_version(pyspark.__version__)
+        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import psutil
 
@@ -10,9 +11,9 @@ from quiver_actors.client import connect
 from quiver_actors.spark.testing import ClusterNode, StandaloneCluster
 
 
-def rows(host: ClusterNode, topic: str) -> list[tuple[object, ...]]:
+def rows(host: ClusterNode, topic: str) -> list[tuple[Any, ...]]:
     """The visible rows of one node."""
-    found: list[tuple[object, ...]] = []
+    found: list[tuple[Any, ...]] = []
     with connect(host.run_dir) as client:
         client.flush(topic)
         for core in client.segments(topic):
@@ -21,13 +22,13 @@ def rows(host: ClusterNode, topic: str) -> list[tuple[object, ...]]:
     return found
 
 
-def numbers(host: ClusterNode, topic: str) -> list[object]:
+def numbers(host: ClusterNode, topic: str) -> list[Any]:
     """The first column of the visible rows of one node."""
     return [row[0] for row in rows(host, topic)]
 
 
 def everywhere(cluster: StandaloneCluster, topic: str) -> list[int]:
-    return sorted(int(str(n)) for host in cluster.hosts for n in numbers(host, topic))
+    return sorted(n for host in cluster.hosts for n in numbers(host, topic))
 
 
 def staged(host: ClusterNode, topic: str) -> int:

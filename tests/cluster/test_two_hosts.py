@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.cluster,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -176,7 +176,7 @@ def test_a_stream_through_both_nodes(spark: SparkSession, cluster: StandaloneClu
     assert everywhere(cluster, "copied") == list(range(4000))
 
 
-MANY = 1000
+MANY = int(os.environ.get("QUIVER_TEST_MICRO_BATCHES", "1000"))
 MEMORY_GROWTH_MAX = 24 << 20
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TOPICS = (
     *("types", "arrow", "drift", "projection", "threads", "zones", "restart", "partitions", "sql", "empty"),
-    *("limits", "bytes", "replay", "latest", "lost", "expiry"),
+    *("limits", "coming", "bytes", "replay", "latest", "lost", "expiry"),
     *(
         "aborted",
         "cancelled",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +90,32 @@ def test_limits_cut_micro_batches_and_available_now_ends(spark: SparkSession, no
         assert list(offset) == sorted(offset)
         assert list(offset["cores"]) == sorted(offset["cores"])
         assert all(isinstance(position, int) for position in offset["cores"].values())
+
+
+def test_available_now_ends_while_rows_keep_coming(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    push(node, "coming", 0, 200)
+    stream = Stream(spark, tmp_path, "coming", maxRowsPerTrigger="50")
+    is_over = threading.Event()
+
+    def go_on() -> int:
+        count = 200
+        while not is_over.wait(0.05):
+            push(node, "coming", count, 10)
+            count += 10
+        return count
+
+    with ThreadPoolExecutor(1) as threads:
+        going = threads.submit(go_on)
+        try:
+            stream.run_available()
+        finally:
+            is_over.set()
+        count = going.result()
+    found = stream.rows()
+    assert len(found) == len(set(found))
+    assert set(range(200)) <= set(found) < set(range(count))
+    stream.run_available()
+    assert stream.rows() == list(range(count))
 
 
 def test_a_limit_in_bytes(spark: SparkSession, node: Node, tmp_path: Path) -> None:

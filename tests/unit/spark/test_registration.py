@@ -9,6 +9,7 @@ import pytest
 
 from quiver_actors.errors import UsageError
 from quiver_actors.spark.session import check_spark_version, session_conf
+from quiver_actors.spark.source import QuiverSource
 
 
 def run_python(code: str) -> str:
@@ -44,6 +45,13 @@ def test_an_old_spark_is_named() -> None:
     check_spark_version("10.0.1-SNAPSHOT")
     with pytest.raises(UsageError, match=r"4\.0\.5.*4\.1"):
         check_spark_version("4.0.5")
+
+
+def test_a_source_in_an_old_spark_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    QuiverSource({"topic": "a"})
+    monkeypatch.setattr("pyspark.__version__", "4.0.5")
+    with pytest.raises(UsageError, match=r"4\.0\.5.*4\.1"):
+        QuiverSource({"topic": "a"})
 
 
 def test_the_configuration_is_text() -> None:
