@@ -7,6 +7,7 @@ durable for every subscriber.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from quiver_actors import jobs
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.engine.progress import Progress
-from quiver_actors.errors import QuiverError
+from quiver_actors.errors import DiskError, NotStored, QuiverError
 from quiver_actors.events import Event, GapFound, Resumed, Sealed
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
@@ -221,7 +222,12 @@ class Shelf:
 
     def open(self, segment_seq: int) -> tuple[int, int]:
         """See `Engine.open_segment`; the segment is here."""
-        file = self._disk.open_read(self._paths.segment(segment_seq))
+        try:
+            file = self._disk.open_read(self._paths.segment(segment_seq))
+        except DiskError as error:
+            if error.errno == errno.ENOENT and segment_seq in self.going:
+                raise NotStored(f"segment {segment_seq} is being deleted: everybody is done with it") from error
+            raise
         try:
             # Its own size: a compaction may have put another file there, and not be finished here yet.
             return os.dup(file.fileno()), file.size()

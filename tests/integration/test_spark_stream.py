@@ -63,7 +63,7 @@ class Stream:
     def run_available(self) -> list[dict[str, Any]]:
         """Read what is there, and return the progress of each micro-batch that had rows."""
         query = self.start(availableNow=True)
-        assert query.awaitTermination(180)
+        assert query.awaitTermination(360)
         return [json.loads(p.json) for p in query.recentProgress if p.numInputRows]
 
     def rows(self) -> list[int]:

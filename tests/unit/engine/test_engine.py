@@ -7,9 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from quiver_actors import jobs
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.engine import Engine, EngineState
-from quiver_actors.errors import AlreadyRunning, ConfigMismatch, Draining, ProtocolError, UnknownSubscriber
+from quiver_actors.errors import AlreadyRunning, ConfigMismatch, Draining, NotStored, ProtocolError, UnknownSubscriber
 from quiver_actors.events import Sealed
 from quiver_actors.model import Durability
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
@@ -235,6 +236,27 @@ def test_a_segment_is_deleted_only_when_every_subscriber_has_durably_resolved_it
         assert segment.exists(), "not before the progress is durable"
         driver.flush_progress()
     assert not segment.exists()
+
+
+def test_a_segment_whose_file_is_gone_before_its_delete_is_finished_is_not_stored(disk: Disk) -> None:
+    driver = EngineDriver(disk)
+    driver.engine.register("s", "latest")
+    driver.push_numbered(0)
+    driver.settle()
+    driver.seal()
+    ((segment_seq, indexes, *_),) = driver.claim("s", "x", 10)
+    driver.resolve("s", "x", segment_seq, "ack", indexes, 0)
+    driver.engine.flush_progress()
+    while not isinstance(job := driver.engine.next_background(), jobs.DeleteJob):
+        assert job is not None
+        job.run()
+        driver.engine.finish(job)
+    job.run()
+    with pytest.raises(NotStored, match="is being deleted"):
+        driver.engine.open_segment(segment_seq)
+    driver.engine.finish(job)
+    with pytest.raises(NotStored):
+        driver.engine.open_segment(segment_seq)
 
 
 def test_resolved_bundles_do_not_come_back_after_a_kill_once_progress_is_durable(disk: Disk) -> None:
