@@ -1,4 +1,4 @@
-"""Plants known-bad edits one at a time in a copy of the source and asks the tests: `python -m tests.mutation [--only NAME] [--jobs N]`.
+"""Plants known-bad edits one at a time in a copy of the source and asks the tests: `python -m tests.mutation [--part FIRST:END]`.
 
 For each edit the cheapest questions come first: the tests named beside it, simulated nodes, then ever longer suites, until something
 fails. What fails is asked again without the edit, and counts only if it passes there: then the edit is caught. The table and, last, one
@@ -63,9 +63,11 @@ class Failure(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
     parser.add_argument("--only", default="", help="edits whose name has this in it")
+    parser.add_argument("--part", default="0:", help="FIRST:END of the table")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()
-    chosen = [edit for edit in EDITS if arguments.only in edit.name]
+    first, _, end = arguments.part.partition(":")
+    chosen = [edit for edit in EDITS[int(first) : int(end or len(EDITS))] if arguments.only in edit.name]
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="qv-mutation-") as made, ThreadPoolExecutor(arguments.jobs) as pool:
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()

@@ -37,6 +37,7 @@ from quiver_actors.supervisor.decide import (
     Forked,
     Observed,
     Signal,
+    StopRequested,
     Supervision,
 )
 from quiver_actors.supervisor.exitcodes import ChildExit
@@ -261,7 +262,7 @@ class Machine:
 
     def _signal(self, core: int, number: int) -> None:
         worker = self.workers[core]
-        if worker is None:
+        if worker is None or number == signal.SIGCONT:
             return
         if number == signal.SIGTERM and hasattr(worker, "loop"):
             worker.loop.request_drain()
@@ -275,6 +276,19 @@ class Machine:
             # Locks and open files of a process end with it; what it wrote stays in the cache.
             self.disks[core] = self.disks[core].copy()
             self._feed(Exited(core, wait_status))
+
+    def request_stop(self) -> None:
+        """As `quiver drain` or SIGTERM: everything is sealed, then all processes end."""
+        self.log.append("stop")
+        self._feed(StopRequested("the run is over"))
+
+    @property
+    def has_stopped(self) -> bool:
+        return not any(self.workers)
+
+    def exits(self) -> list[int | None]:
+        """How the last process of each worker has ended."""
+        return [child.last_wait_status for child in self.supervision.children]
 
     # --- what workers do ---------------------------------------------------------------------------------------------------
 
@@ -373,9 +387,9 @@ class Machine:
         return core in self.failing_cores or self.room.drops
 
     def staged(self) -> list[int]:
-        """How many stages nothing has become of yet, by core."""
+        """How many stages that outlive their connections nothing has become of yet, by core. Open ones end with theirs."""
         return [
-            sum(len(list(host.engine.stages)) for host in worker.loop._hosts.values())
+            sum(stage.owner is None for host in worker.loop._hosts.values() for stage in host.engine.stages)
             for worker in self.workers
             if worker is not None and hasattr(worker, "loop")
         ]

@@ -10,7 +10,8 @@ passes. Half of all seeds have a size cap, with one of the three policies.
 
 What must hold: `model` after every step that learns something; after every step grants within the cap and disks within it but for one
 log a core (`Run._check_cap`); at the end `Run._rest`: everything comes to rest within `REST_ROUNDS_MAX` rounds, transactions and topics
-included; `Run._check_nothing_is_held`: no session, arena or claim is left when the clients are gone; `run_seed`: no descriptor is.
+included; `Run._check_nothing_is_held`: no session, arena or claim is left when the clients are gone; `Run._stop`: a node that is told to
+stop seals what it has and ends well; `run_seed`: no descriptor is left.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.model import DEFAULT_TOPIC
+from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.supervisor.figures import NO_LIMIT
 from quiver_actors.units import KIB, MILLISECOND_NS, SECOND_NS
 from tests.sim.node.actors import (
@@ -50,6 +52,7 @@ _SIDE = "side"
 _OVERSHOOT_BYTES = 64 * KIB
 """Of each core: the tail of a seal, and small files between two of their measurements."""
 _FAULT_SHARE = 0.01
+_STOP_ROUNDS_MAX = 500
 _GONE_ROUNDS_MAX = 200
 """Rounds in which workers must have noticed that all clients are gone."""
 
@@ -114,6 +117,7 @@ class Run:
                 self._check_cap()
             self._rest()
             self._check_nothing_is_held()
+            self._stop()
         finally:
             self._close()
 
@@ -298,6 +302,18 @@ class Run:
             if not any(self.machine.held()):
                 return
         raise Violation(f"held for clients that are gone: {self.machine.held()}")
+
+    def _stop(self) -> None:
+        """The node is told to stop: within a few rounds every worker has sealed what it has and ended well."""
+        self.machine.request_stop()
+        for _ in range(_STOP_ROUNDS_MAX):
+            self._processes_round()
+            if self.machine.has_stopped:
+                break
+        else:
+            raise Violation(f"the node has not stopped after {_STOP_ROUNDS_MAX} rounds")
+        if set(exits := self.machine.exits()) != {int(ChildExit.DRAINED) << 8}:
+            raise Violation(f"workers that were told to stop have ended with {exits}")
 
     def _close(self) -> None:
         for actor in self.clients:

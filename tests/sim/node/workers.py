@@ -115,6 +115,9 @@ class SimWorker(Worker):
         found = [f"session of {session.peer}" for session in self.loop._sessions.values()]
         for topic, host in self.loop._hosts.items():
             held = host.engine._parts.progress.registry.held_segments()
+            found += [
+                f"open stage {stage.number} of {topic}" for stage in host.engine.stages if stage.owner is not None
+            ]
             found += [f"claims of {topic}, segment {segment_seq}" for segment_seq in held]
         return found
 
