@@ -6,6 +6,10 @@ page cache too.
 
 Open: a clean directory of 10, 1,000 and 10,000 sealed segments. Seconds, and bytes read of each segment, counted at the disk seam.
 
+Restart: a real node with one worker on 100 GiB of sealed segments that its subscriber has not read; seconds from starting the process to
+`ready`, and to the oldest bundle in the subscriber's hands; against the same with one segment. The segments are sparse copies of a real
+one (benchmarks/scale.py): nothing of the bundles themselves is read at a start.
+
     python -m benchmarks.recovery [--quick] [--json] [--rounds N] [--dir D]
 """
 
@@ -21,6 +25,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+import quiver_actors
 from benchmarks.harness import (
     Candidate,
     Measurements,
@@ -28,7 +33,9 @@ from benchmarks.harness import (
     arguments,
     begun,
     run_interleaved,
+    running_node,
 )
+from benchmarks.scale import BEHIND, CONFIG, READY_SECONDS, SPARSE_SEGMENT_BYTES, Size, make_store
 from quiver_actors.clock import SystemClock
 from quiver_actors.config import SegmentSettings, TopicSettings, WalSettings
 from quiver_actors.disk.interposed import Call, InterposedDisk, Result
@@ -188,6 +195,35 @@ def measure_open(base: str, count: int, rounds: int, report: Report) -> None:
     report.show_rounds(f"open/{count}segments/read", results, "B/segment", "B/segment")
 
 
+# --- restart -------------------------------------------------------------------------------------------------------------
+
+
+def restart(base: str, data_dir: str) -> Measurements:
+    """A node on that directory: seconds until it is ready, and until its subscriber has the oldest bundle."""
+    started = time.perf_counter()
+    with running_node(base, CONFIG, data_dir=data_dir, ready_seconds=READY_SECONDS) as run_dir:
+        ready = time.perf_counter() - started
+        with quiver_actors.connect(run_dir) as client, client.subscribe(BEHIND, prefetch=1) as subscription:
+            delivery = subscription.get(READY_SECONDS)
+            assert delivery is not None
+            assert delivery.row_count
+            return {"ready": ready, "first": time.perf_counter() - started}
+
+
+def measure_restart(base: str, backlog_bytes: int, rounds: int, report: Report) -> None:
+    stores = {"one segment": 1, "backlog": backlog_bytes // SPARSE_SEGMENT_BYTES}
+    found = {name: make_store(base, Size(segments=count, is_sparse=True)) for name, count in stores.items()}
+    candidates = {name: partial(restart, base, data_dir) for name, data_dir in found.items()}
+    results = run_interleaved(candidates, rounds, warm_bytes=MIB)
+    for data_dir in found.values():
+        shutil.rmtree(os.path.dirname(data_dir))
+    small, large = results["one segment"], results["backlog"]
+    for key in ("ready", "first"):
+        report.show_rounds(f"restart/1segment/{key}", small, key, "s", "synced")
+        name = f"restart/{backlog_bytes >> 30}GiB/{key}"
+        report.show_rounds(name, large, key, "s", "synced", ("1segment", small))
+
+
 def main() -> None:
     options = arguments(__doc__)
     total_bytes = (32 if options.quick else 1024) * MIB
@@ -196,6 +232,7 @@ def main() -> None:
             measure_replay(base, bundle_bytes, total_bytes, options.rounds, report)
         for count in SEGMENT_COUNTS[: 2 if options.quick else 3]:
             measure_open(base, count, options.rounds, report)
+        measure_restart(base, (1 if options.quick else 100) << 30, options.rounds, report)
 
 
 if __name__ == "__main__":

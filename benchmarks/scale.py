@@ -7,7 +7,7 @@ while one thing is small or large:
     subscribers    1 or 64 subscribers beside, which are owed everything and read nothing
     topics         1 or 500 topics
     claims         0 or 100,000 bundles that another consumer holds, under a lease
-    backlog        0 or 20 GB of sealed segments of 32 MiB that a subscriber has not read
+    backlog        one sealed segment of 30 MiB that a subscriber has not read, or 635 of them (20 GB)
 
 `push` and `deliver` are the worker's CPU a bundle (user + system of its threads, from the scheduler's own account), with everything
 that it does meanwhile: rotation, seals, progress, figures, upkeep. Not time: the machine may be shared. Each pair is interleaved; the
@@ -15,7 +15,7 @@ ratio is large against small, and flat means at most 1.2.
 
 Segments and backlog are copies: one segment is made by a node, then copied under the next numbers while the node is stopped. Those of
 the backlog are sparse: what an open and a worker read of a segment is there (its tail, the directory of bundles), the bundles' bytes are a
-hole, and nobody reads them; so 20 GB take a few hundred MiB of disk. `small` holds one such copy.
+hole, and nobody reads them; so 20 GB take a few hundred MiB of disk.
 
     python -m benchmarks.scale [--quick] [--json] [--rounds N] [--dir D] [--only WHAT ...]
 """
@@ -55,6 +55,7 @@ CONFIG = '[retention]\nsize_cap = "0B"\n[segment]\ncompaction = "off"\n'
 BEHIND = "behind"
 READY_SECONDS = 300.0
 TAIL_BYTES = 256 * KIB
+SPARSE_SEGMENT_BYTES = 30 * MIB
 _PER_CALL = 64
 _HELD_AT_ONCE = 50_000
 
@@ -79,7 +80,7 @@ class Pair:
 
 def pairs(quick: bool) -> dict[str, Pair]:
     part = 100 if quick else 1
-    backlog = 20_000 // 33 // part
+    backlog = 20 * 10**9 // SPARSE_SEGMENT_BYTES // part
     return {
         "segments": Pair(Size(segments=10), Size(segments=10_000 // part), ("10", f"{10_000 // part}")),
         "subscribers": Pair(Size(subscribers=1), Size(subscribers=64 // min(part, 8)), ("1", f"{64 // min(part, 8)}")),
@@ -88,7 +89,7 @@ def pairs(quick: bool) -> dict[str, Pair]:
         "backlog": Pair(
             Size(segments=1, is_sparse=True),
             Size(segments=backlog, is_sparse=True),
-            ("33MB", f"{backlog * 33}MB"),
+            ("1segment", f"{backlog}segments"),
         ),
     }
 
@@ -106,7 +107,7 @@ def make_store(base: str, size: Size) -> str:
     with running_node(base, CONFIG, data_dir=data_dir) as run_dir, quiver_actors.connect(run_dir) as client:
         client.subscribe(BEHIND, start="earliest").close()
         bundle_bytes = 64 * KIB if size.is_sparse else 4 * KIB
-        bundles = (30 * MIB if size.is_sparse else 64 * KIB) // bundle_bytes
+        bundles = (SPARSE_SEGMENT_BYTES if size.is_sparse else 64 * KIB) // bundle_bytes
         client.push_many([batch_of(bundle_bytes, number) for number in range(bundles)])
         client.flush()
     copy_segments(os.path.join(data_dir, "default", "core_0", "segments"), size)
@@ -159,7 +160,7 @@ def cost(base: str, size: Size, data_dir: str, bundles: int) -> Measurements:
     topics = "".join(f"[topics.idle_{number:03}]\n" for number in range(size.topics))
     with (
         running_node(base, CONFIG + topics, data_dir=data_dir, ready_seconds=READY_SECONDS) as run_dir,
-        quiver_actors.connect(run_dir) as client,
+        quiver_actors.connect(run_dir, timeout=READY_SECONDS) as client,
     ):
         for number in range(size.subscribers):
             client.subscribe(f"beside-{number}", start="earliest").close()

@@ -200,7 +200,7 @@ class Retention:
         return DiskUse(
             log_bytes=self._logs.open_bytes,
             sealing_bytes=self._logs.sealing_bytes,
-            segment_bytes=self._shelf.block_bytes,
+            segment_bytes=self._shelf.segments.block_bytes,
             small=replace(self._small, ballast_bytes=self._ballast.counted_bytes),
         )
 

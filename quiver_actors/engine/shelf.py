@@ -18,12 +18,12 @@ import numpy.typing as npt
 from quiver_actors import jobs
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.engine.progress import Progress
+from quiver_actors.engine.segment_table import SegmentTable
 from quiver_actors.errors import DiskError, NotStored, QuiverError
 from quiver_actors.events import Event, GapFound, Resumed, Sealed
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery import Recovered
-from quiver_actors.retention.account import block_bytes
 from quiver_actors.retention.losses import Losses
 from quiver_actors.segment.codec import Manifest, decode_manifest
 from quiver_actors.segment.reader import read_footer
@@ -38,7 +38,7 @@ class Shelf:
     """See the module.
 
     Attributes:
-        segments: by number.
+        segments: by number, with what they amount to.
         waiting: segments that subscribers have not been told of yet, in the order in which they will be; also damaged ones.
         deleted: how many segments were deleted since the engine was opened; `losses` says why, and what was lost.
         spool: says which of the processed segments are kept all the same.
@@ -47,7 +47,7 @@ class Shelf:
     def __init__(
         self, disk: Disk, paths: EnginePaths, recovered: Recovered, progress: Progress, upkeep: Upkeep
     ) -> None:
-        self.segments: dict[int, SegmentInfo] = recovered.segments
+        self.segments = SegmentTable(recovered.segments)
         self.waiting: deque[int] = deque(sorted([*recovered.segments, *recovered.damaged]))
         self.new: list[int] = list(recovered.segments)
         self.gone: list[int] = []
@@ -255,16 +255,3 @@ class Shelf:
             return decode_manifest(file.read(footer.manifest_length, footer.manifest_offset))
         finally:
             file.close()
-
-    @property
-    def block_bytes(self) -> int:
-        """What the files take of the disk."""
-        return sum(block_bytes(info.size_bytes) for info in self.segments.values())
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(info.size_bytes for info in self.segments.values())
-
-    @property
-    def bundle_count(self) -> int:
-        return sum(info.bundle_count for info in self.segments.values())

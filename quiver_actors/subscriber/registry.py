@@ -229,11 +229,14 @@ class SubscriberRegistry:
         "Durably" so that no crash can bring back a progress that misses a file which we deleted ourselves; the start of a new
         subscriber counts too. Without a segment that comes the answer grows only with `mark_flushed` and `unregister`.
 
-        Cost: segments x subscribers, about 0.1 us each.
+        Whoever is furthest behind is asked first and leaves the fewest to ask the others about: beside one that has read nothing, it is
+        one look for the oldest. Else segments x subscribers, about 0.05 us each.
         """
         left = list(segment_seqs) if self._states else []
-        for state in self:
-            left = [seq for seq in left if state.is_durably_complete(seq)]
+        for state in sorted(self, key=lambda state: state.floor):
+            left = state.durably_complete(left)
+            if not left:
+                break
         return left
 
     def held_segments(self) -> set[int]:

@@ -9,7 +9,7 @@ was loaded (or set by `start_at`, `pass_unsealed`) for segments that have not be
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quiver_actors.errors import UsageError
 from quiver_actors.subscriber import bitmap as bitmaps
@@ -165,11 +165,24 @@ class Standing:
         """Whether the subscriber will never need that segment again."""
         return segment_seq < self._floor or segment_seq in self._complete
 
-    def is_durably_complete(self, segment_seq: int) -> bool:
-        """Whether it is complete and a flush has said so: only then may the file go."""
-        if self.flushed_version < self._begun_version:
-            return False
-        return self.is_complete(segment_seq) and segment_seq not in self._unflushed
+    def durably_complete(self, segment_seqs: Sequence[int]) -> list[int]:
+        """Those of the segments that are complete and of which a flush has said so: only their files may go.
+
+        For a subscriber that is behind all of them that costs what it has completed, not what there is.
+        """
+        if not segment_seqs or self.flushed_version < self._begun_version:
+            return []
+        complete, unflushed = self._complete, self._unflushed
+        if self._floor <= min(segment_seqs):
+            asked = set(segment_seqs) if complete else set()
+            return [seq for seq in sorted(complete) if seq in asked and seq not in unflushed]
+        floor = self._floor
+        return [seq for seq in segment_seqs if (seq < floor or seq in complete) and seq not in unflushed]
+
+    @property
+    def floor(self) -> int:
+        """Everything below is complete."""
+        return self._floor
 
     def completed_since(self) -> list[int]:
         """Segments that became complete since the last call, in that order."""

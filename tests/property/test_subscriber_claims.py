@@ -157,12 +157,16 @@ class SubscriberMachine(RuleBasedStateMachine):
 
     @rule()
     def delete_what_may_go(self) -> None:
-        for segment_seq in sorted(self.files):
-            if self.state.is_durably_complete(segment_seq):
-                durable = self.flushed_model.bundles.get(segment_seq)
-                assert durable is None or set(durable) == {RESOLVED}, "a crash now would miss the file"
-                assert self.state.forget_segment(segment_seq, file_is_gone=True) == []
-                self.files.discard(segment_seq)
+        asked = sorted(self.files)
+        complete = self.state.durably_complete(asked)
+        assert complete == [seq for seq in asked if self.state.durably_complete([seq])], (
+            "asked for together as one by one"
+        )
+        for segment_seq in complete:
+            durable = self.flushed_model.bundles.get(segment_seq)
+            assert durable is None or set(durable) == {RESOLVED}, "a crash now would miss the file"
+            assert self.state.forget_segment(segment_seq, file_is_gone=True) == []
+            self.files.discard(segment_seq)
 
     @rule()
     def flush(self) -> None:

@@ -502,12 +502,12 @@ def test_segment_is_durably_complete_only_after_the_flush() -> None:
     resolve(state, ALICE, 0, "ack", 0)
     version = state.version
     resolve(state, ALICE, 1, "ack", 0)
-    assert not state.is_durably_complete(0)
+    assert state.durably_complete([0]) == []
     state.snapshot(2)
     state.mark_flushed(version)
-    assert state.is_durably_complete(0)
+    assert state.durably_complete([0]) == [0]
     assert state.is_complete(1)
-    assert not state.is_durably_complete(1)
+    assert state.durably_complete([1]) == []
 
 
 def test_highest_segment_is_known_from_progress_and_files() -> None:

@@ -298,9 +298,9 @@ def test_ack_through_reaches_into_segments_that_are_not_sealed_yet() -> None:
     assert state.unresolved_in_unsealed(2, 5) == 4
     state.add_segment(1, 3)
     assert state.is_complete(1)
-    assert not state.is_durably_complete(1)
+    assert state.durably_complete([1]) == []
     state.mark_flushed(state.version)
-    assert state.is_durably_complete(1)
+    assert state.durably_complete([1]) == [1]
     state.add_segment(2, 5)
     assert indexes(state.claim(ALICE, 9)) == [(2, index) for index in range(1, 5)]
 
