@@ -30,6 +30,7 @@ MODULES = (
     "scale",
     "recovery",
     "topics",
+    "status",
     "subscribers",
     "spark",
     "caps",
