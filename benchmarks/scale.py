@@ -11,7 +11,8 @@ while one thing is small or large:
 
 `push` and `deliver` are the worker's CPU a bundle (user + system of its threads, from the scheduler's own account), with everything
 that it does meanwhile: rotation, seals, progress, figures, upkeep. Not time: the machine may be shared. Each pair is interleaved; the
-ratio is large against small, and flat means at most 1.2.
+ratio is large against small, and flat means at most 1.2. `idle` is its CPU a second while nothing happens: the part that goes by time, a
+few publications of figures and a look at the directory, and that a slow machine's bundles bear more of.
 
 Segments and backlog are copies: one segment is made by a node, then copied under the next numbers while the node is stopped. Those of
 the backlog are sparse: what an open and a worker read of a segment is there (its tail, the directory of bundles), the bundles' bytes are a
@@ -177,7 +178,8 @@ def spent(run_dir: str, client: Client, bundles: int) -> Measurements:
     time.sleep(1.0)  # what a start leaves to be done, such as looking at every directory once
     push = _cpu_us(worker, lambda: _push(client, group, bundles))
     deliver = _cpu_us(worker, lambda: _deliver(client, bundles))
-    return {"push": push / bundles, "deliver": deliver / bundles}
+    idle = _cpu_us(worker, lambda: time.sleep(2.0)) / 2.0
+    return {"push": push / bundles, "deliver": deliver / bundles, "idle": idle}
 
 
 def _push(client: Client, group: list[pa.RecordBatch], bundles: int) -> None:
@@ -216,10 +218,10 @@ def compare(report: Report, base: str, what: str, pair: Pair, rounds: int, bundl
     )
     for store in filter(None, stores.values()):
         shutil.rmtree(os.path.dirname(store))
-    for key in ("push", "deliver"):
+    for key, unit in (("push", "us CPU/bundle"), ("deliver", "us CPU/bundle"), ("idle", "us CPU/s")):
         small, large = (f"scale/{what}/{told}/{key}" for told in pair.told)
-        report.show_rounds(small, results["small"], key, "us CPU/bundle", "synced")
-        report.show_rounds(large, results["large"], key, "us CPU/bundle", "synced", (pair.told[0], results["small"]))
+        report.show_rounds(small, results["small"], key, unit, "synced")
+        report.show_rounds(large, results["large"], key, unit, "synced", (pair.told[0], results["small"]))
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -38,6 +39,18 @@ MODULES = (
 """In the order of the page."""
 IN_TIME_BOX = {"caps": ["--seconds", "10"], "subscribers": ["--gigabytes", "1"], "footprint": ["--rounds", "3"]}
 """Shorter where rounds alone do not make it so."""
+WEIGHTS = {
+    "ingest": 5,
+    "peers": 3,
+    "spark": 3,
+    "scale": 3,
+    "latency": 2,
+    "deliver": 2,
+    "recovery": 2,
+    "subscribers": 2,
+    "caps": 2,
+}
+"""Of a module's share of the time: how much longer than others one round of it takes, about."""
 ROUNDS_MAX = 5
 
 
@@ -83,6 +96,22 @@ def run_in_share(module: str, options: list[str], share_seconds: float) -> bool:
     return ended
 
 
+def run_all(modules: list[str], options: list[str], minutes: float) -> list[str]:
+    """Those that did not come to their end."""
+    until = time.monotonic() + minutes * 60
+    failed = []
+    for number, module in enumerate(modules):
+        started = time.monotonic()
+        if minutes:
+            part = WEIGHTS.get(module, 1) / sum(WEIGHTS.get(name, 1) for name in modules[number:])
+            ended = run_in_share(module, options, max(5.0, (until - started) * part))
+        else:
+            ended, _ = run(module, options, None)
+        failed += [] if ended else [module]
+        print(f"== {module}: {time.monotonic() - started:.0f} s{'' if ended else ', not to its end'}", flush=True)
+    return failed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=0, help="for all together (default: as long as 5 rounds take)")
@@ -92,18 +121,11 @@ def main() -> None:
     parser.add_argument("--page", default="docs/benchmarks.md", help="the page to write; empty: none")
     arguments = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
-    options = [*(["--quick"] if arguments.quick else []), *(["--dir", arguments.dir] if arguments.dir else [])]
-    until = time.monotonic() + arguments.minutes * 60
-    failed = []
-    wanted = [module for module in MODULES if module in arguments.only]
-    for number, module in enumerate(wanted):
-        started = time.monotonic()
-        if arguments.minutes:
-            ended = run_in_share(module, options, max(5.0, (until - started) / (len(wanted) - number)))
-        else:
-            ended, _ = run(module, options, None)
-        failed += [] if ended else [module]
-        print(f"== {module}: {time.monotonic() - started:.0f} s{'' if ended else ', not to its end'}", flush=True)
+    with tempfile.TemporaryDirectory(
+        prefix="quiver-suite-", dir=arguments.dir, ignore_cleanup_errors=True
+    ) as directory:
+        options = [*(["--quick"] if arguments.quick else []), "--dir", directory]
+        failed = run_all([module for module in MODULES if module in arguments.only], options, arguments.minutes)
     if arguments.page:
         subprocess.run([sys.executable, "-m", "benchmarks.report", "--page", arguments.page], check=True)
     sys.exit(f"not to their end: {', '.join(failed)}" if failed else 0)
