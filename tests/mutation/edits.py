@@ -22,6 +22,7 @@ _JOBS = "quiver_actors/jobs.py"
 _SEALING = "quiver_actors/sealing.py"
 _COMMIT = "quiver_actors/engine/group_commit.py"
 _SUBSCRIBER = ("tests/unit/subscriber", "tests/property/test_subscriber_claims.py")
+_ENGINE = ("tests/unit/engine/test_engine.py",)
 _POWER = ("tests/unit/engine/test_power_loss.py",)
 _WAL = ("tests/unit/wal", "tests/property/test_uniform_pushes.py")
 _CLIENT = ("tests/unit/client",)
@@ -99,30 +100,35 @@ EDITS: tuple[Edit, ...] = (
         _COMMIT,
         "        reached = min([self._logs.sequence_written, *unpublished])\n",
         "        reached = self._logs.sequence_written\n",
+        _ENGINE,
     ),
     Edit(
         "durable is the newest log's end",
         _COMMIT,
         "        durable = min(behind, default=self._numbers.next_sequence)\n",
         "        durable = max(behind, default=self._numbers.next_sequence)\n",
+        _ENGINE,
     ),
     Edit(
         "go on after a failed sync",
         _COMMIT,
         "        if job.error is not None:\n            return self._condition.fail(job.error)\n        self.syncs += 1\n",
         "        self.syncs += 1\n",
+        _ENGINE,
     ),
     Edit(
         "a sync that covers more than was written when it began",
         _COMMIT,
         "                log.synced_end, log.synced_sequence = step.sync_end, step.sequence_end\n",
         "                log.synced_end, log.synced_sequence = log.written_end, log.sequence_end\n",
+        _ENGINE,
     ),
     Edit(
         "the timer never fires",
         _COMMIT,
         "        return self._clock.monotonic_ns() - log.dirty_since_ns >= self._settings.wal.flush_interval_ns\n",
         "        return False\n",
+        _ENGINE,
     ),
     # --- numbers
     Edit(
@@ -130,18 +136,21 @@ EDITS: tuple[Edit, ...] = (
         "quiver_actors/engine/numbers.py",
         "        return self.next_sequence + count <= self._reserved.next_sequence_reserved\n",
         "        return True\n",
+        _ENGINE,
     ),
     Edit(
         "use segment numbers twice",
         "quiver_actors/engine/numbers.py",
         "        self.next_segment_seq += 1\n",
         "        self.next_segment_seq += self.next_segment_seq % 2\n",
+        _ENGINE,
     ),
     Edit(
         "rotation numbers that fall",
         "quiver_actors/engine/numbers.py",
         "        self._next_rotation = number + 1\n",
         "        self._next_rotation = number\n",
+        _ENGINE,
     ),
     # --- the log
     Edit(
@@ -156,7 +165,7 @@ EDITS: tuple[Edit, ...] = (
         "quiver_actors/wal/admission.py",
         "        if crc32(self._span[start + _HEAD_BYTES : end - _CRC_BYTES]) != crc_of_slots:\n",
         "        if False:\n",
-        _WAL,
+        _ENGINE,
     ),
     Edit(
         "believe the CRCs of a uniform push",
