@@ -7,7 +7,7 @@ overload    a producer offers twice what a subscriber drains, under each policy,
             goes over the cap, refusals, bundles announced as lost, and bundles that were acknowledged and never came.
 
     python -m benchmarks.caps [--quick] [--json] [--rounds N] [--dir D] [--seconds N] [--drain MIB] [--cases share resume overload]
-                              [--policies backpressure reject drop_oldest]
+                              [--batch N] [--policies backpressure reject drop_oldest]
 
 `--seconds` is the length of each overload: 600 for the long form. `--drain` is what the subscriber takes a second: a machine that cannot
 store twice as much lets the producer fall behind (`pushed` says how far it got).
@@ -134,7 +134,9 @@ def sampled(data_dir: str, peak: list[int]) -> Iterator[None]:
         thread.join()
 
 
-def overload(directory: str, policy: str, cap_bytes: int, seconds: float, drain_rate: float) -> Measurements:
+def overload(
+    directory: str, policy: str, cap_bytes: int, seconds: float, drain_rate: float, batch: int = 1
+) -> Measurements:
     """Twice the drain rate (bytes a second) for so long, then everything is drained."""
     acked: set[tuple[int, int, int]] = set()
     refused = [0]
@@ -148,11 +150,12 @@ def overload(directory: str, policy: str, cap_bytes: int, seconds: float, drain_
         def offer() -> None:
             began, number = time.monotonic(), 0
             while time.monotonic() < stop:
-                number += 1
+                number += batch
                 try:
-                    # One by one: of a batch that is refused nobody learns which of its bundles were stored before.
-                    stored = client.push(bundle(number), key=str(number), timeout=1.0).bundle_id
-                    acked.add((stored.core, stored.segment_seq, stored.bundle_index))
+                    # Of a batch that is refused nobody learns which of its bundles were stored before: they do not count.
+                    receipts = client.push_many([bundle(number)] * batch, key=str(number), timeout=1.0)
+                    ids = [receipt.bundle_id for receipt in receipts]
+                    acked.update((each.core, each.segment_seq, each.bundle_index) for each in ids)
                 except (Throttled, PushTimeout, WorkerUnavailable):
                     refused[0] += 1
                 ahead = number * BUNDLE_BYTES / (2 * drain_rate) - (time.monotonic() - began)
@@ -207,6 +210,7 @@ def main() -> None:
     found = parser(__doc__)
     found.add_argument("--seconds", type=float, default=0.0, help="of each overload (default 60, with --quick 8)")
     found.add_argument("--drain", type=float, default=8.0, help="MiB a second (default 8)")
+    found.add_argument("--batch", type=int, default=1, help="bundles that the producer pushes at once (default 1)")
     found.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="default: all")
     found.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="default: all")
     options = read_options(found, rounds=3)
@@ -236,7 +240,7 @@ def show_share(report: Report, options: argparse.Namespace, directory: str) -> N
 
 def show_overload(report: Report, options: argparse.Namespace, directory: str) -> None:
     for policy in options.policies:
-        found = overload(directory, policy, 48 * MIB, options.seconds, options.drain * MIB)
+        found = overload(directory, policy, 48 * MIB, options.seconds, options.drain * MIB, options.batch)
         for key in found:
             unit = "bytes" if key == "over" else "count"
             report.show_rounds(f"overload {policy} {key}", [found], key, unit, "synced")
