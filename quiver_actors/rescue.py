@@ -123,7 +123,7 @@ class SwapJob(Job):
 
     def work(self) -> None:
         rescue = _Rescue(self._disk, self._paths, Hints(self.segment_seq, b""))
-        rescue.swap(self._paths.segment(self.segment_seq))
+        rescue._swap(self._paths.segment(self.segment_seq))
 
 
 def finish_rescues(disk: Disk, paths: EnginePaths) -> None:
@@ -192,7 +192,7 @@ class _Rescue:
             kept_as = path if keeps_unprovable else move_to_quarantine(self._disk, self._paths, path)
             return Rescued(None, (), bundle_count, bundle_count > 0, kept_as)
         is_in_place = found.is_end_known or not keeps_unprovable
-        kept_as = self.swap(path) if is_in_place else path
+        kept_as = self._swap(path) if is_in_place else path
         return Rescued(found.info, found.lost, found.info.bundle_count, found.is_end_known, kept_as, is_in_place)
 
     def _write_rebuilt(self, source: SalvageReader) -> Rebuilt | None:
@@ -216,7 +216,7 @@ class _Rescue:
         finally:
             file.close()
 
-    def swap(self, path: str) -> str:
+    def _swap(self, path: str) -> str:
         """Put the new file in the damaged one's place. Returns where that is now."""
         self._disk.rename(self._temporary, self._rescued)
         self._disk.sync_directory(self._paths.segments)

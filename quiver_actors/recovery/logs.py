@@ -38,12 +38,18 @@ class Readings(NamedTuple):
     """Of logs of ours that are not sealed yet."""
 
 
-def examine_logs(disk: Disk, paths: EnginePaths) -> tuple[list[FoundLog], Readings]:
-    """All log files, by position; our own of equal position by number. Changes nothing."""
+def examine_logs(disk: Disk, paths: EnginePaths, *, trusts: bool = True) -> tuple[list[FoundLog], Readings]:
+    """All log files, by position; our own of equal position by number. Changes nothing.
+
+    Args:
+        trusts: what the disk gives back may be taken for what it has.
+    """
     names = [name for name in disk.list_directory(paths.wal) if _is_log(name)]
     readings = Readings({}, {})
     found = [_examine(disk, paths, name, readings) for name in names]
     found.sort(key=lambda log: (log.position_start, layout.rotation_number(log.name) or 1 << 62))
+    for trust in readings.trust.values():
+        trust.is_proven &= trusts
     for log, following in pairwise(log for log in found if log.header_state is Header.OURS):
         log.learn_from(following)
     return found, readings
@@ -177,7 +183,7 @@ class Settlement:
         try:
             return self._copied(source, trust, end, log.size_bytes)
         except DiskError as error:
-            if error.errno not in NO_SPACE_ERRNOS or trust.sync_failed:
+            if error.errno not in NO_SPACE_ERRNOS:
                 raise
         finally:
             source.close()

@@ -68,7 +68,9 @@ def recover(disk: Disk, paths: EnginePaths, settings: TopicSettings, core_id: in
     except DiskError as error:
         if error.errno not in NO_SPACE_ERRNOS or not release_ballast(disk, paths.ballast):
             raise
-    return Recovery(disk, paths, settings, core_id).run()
+        # A log whose sync has failed is not touched again.
+        trusts_logs = error.operation not in ("fsync", "fdatasync")
+    return Recovery(disk, paths, settings, core_id, trusts_logs=trusts_logs).run()
 
 
 class Recovery:
@@ -81,7 +83,14 @@ class Recovery:
         settings: TopicSettings,
         core_id: int,
         random_bytes: Callable[[int], bytes] = os.urandom,
+        *,
+        trusts_logs: bool = True,
     ) -> None:
+        """
+        Args:
+            trusts_logs: logs may become segments as they are; else all of them are written anew.
+        """
+        self._trusts_logs = trusts_logs
         self._disk = disk
         self._paths = paths
         self._core_id = core_id
@@ -106,7 +115,7 @@ class Recovery:
             self._disk.make_directory(directory)
         former = self._read_core()
         was_clean = former is not None and former.clean_shutdown
-        logs, readings = examine_logs(self._disk, self._paths)
+        logs, readings = examine_logs(self._disk, self._paths, trusts=self._trusts_logs)
         self._check_config(logs)
         check_versions(self._disk, self._paths)
         self._reap_temporaries()

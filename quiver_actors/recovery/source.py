@@ -2,7 +2,7 @@
 
 Where a sync has failed before, memory may show bytes that the disk never got and that no later sync of that file would write. So what comes
 out of memory is read again from the disk itself and compared. A file of which all of that holds can become a segment as it is; any
-other one is written anew.
+other one is written anew: also one with bytes that a killed process had not synced yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ class Trust:
     """How far what was read of a file is what the disk has."""
 
     is_proven: bool = True
-    sync_failed: bool = False
     kept_offset: int = 0
     kept: bytes = b""
     """Bytes at that offset that only memory had."""
@@ -43,12 +42,8 @@ class LogSource:
         self.size_bytes = file.size()
         self._file = file
         self._checked: set[int] = set()
-        try:
-            # What a killed process has written and not synced: the disk is to have it before anybody compares.
-            file.fdatasync()
-        except DiskError:
-            self.trust.is_proven, self.trust.sync_failed = False, True
-        self._is_cached = self.trust.is_proven and file.is_cached()
+        # Not synced first: a file whose sync has failed is never synced again, and only its former owner knew.
+        self._is_cached = file.is_cached()
 
     def read(self, length: int, offset: int) -> bytes:
         """As `DiskFile.read`."""

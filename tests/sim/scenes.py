@@ -183,8 +183,22 @@ def _interrupted_scene(name: str, seed: int) -> Scene:
     what, _, crowd = name.partition(", ")
     world, left, at = _stopped_at(_INTERRUPTIONS[what], seed + list(_INTERRUPTIONS).index(what))
     if crowd:
+        _doubt(left)
+    if crowd and f", {crowd}" != _DOUBTED:
         _crowd(left, 0 if f", {crowd}" == _FULL else FEW_BLOCKS, keeps_ballast=f", {crowd}" == _FULL)
     return Scene(name, left, _promised_judge(world, at), opening(world.oracle))
+
+
+def _doubt(disk: SimDisk) -> None:
+    """Memory has a byte of each log, one that means nothing, of which the disk has never got the last value: it is written anew."""
+    for path in _paths(disk, "/quiver.wal"):
+        file = disk.open_write(path)
+        if file.size() > _PADDING_AT:
+            file.write([b"\1"], _PADDING_AT)
+            file.fdatasync()
+            file.write([b"\0"], _PADDING_AT)
+            file.fail_sync()
+        file.close()
 
 
 def _crowd(disk: SimDisk, blocks: int, *, keeps_ballast: bool) -> None:
@@ -383,7 +397,13 @@ _INTERRUPTIONS = {
     "seal that lacks its sync": CallSite("fsync", "quiver_actors.sealing", "seal_file"),
 }
 """What is left, and the call that was next when it was left."""
-_NO_ROOM, _FULL = ", without room for a copy", ", with no room but its ballast's"
+_DOUBTED, _NO_ROOM, _FULL = (
+    ", that only memory has",
+    ", without room for a copy",
+    ", with no room but its ballast's",
+)
+_PADDING_AT = 110
+"""In the header of a log, behind its CRC."""
 _RESCUES = {
     "rescue that lacks its move": CallSite("rename", "quiver_actors.quarantine", "move_to_quarantine"),
     "rescue that lacks its name": CallSite("rename", "quiver_actors.rescue", "_Rescue._swap"),
@@ -442,7 +462,7 @@ _WITHOUT_A_TRACE = frozenset(["segment empty", "segment zero", "segment missing"
 SCENES: dict[str, Callable[[str, int], Scene]] = {
     **dict.fromkeys(("quiver-v1", "quiver-v1-rotated", "gaps"), _rust_scene),
     **dict.fromkeys(_DAMAGES, _damage_scene),
-    **dict.fromkeys([name + room for name in _INTERRUPTIONS for room in ("", _NO_ROOM)], _interrupted_scene),
+    **dict.fromkeys([name + room for name in _INTERRUPTIONS for room in ("", _DOUBTED, _NO_ROOM)], _interrupted_scene),
     "log with entries" + _FULL: _interrupted_scene,
     **dict.fromkeys([*_RESCUES, "rescue without room"], _rescue_scene),
     "compaction": _compaction_scene,

@@ -36,10 +36,12 @@ _UNREACHED = {
     ("FoundProducers.save", "sync_directory"),
 }
 _READS_OF_OTHERS = {
-    # Through `SalvageReader`, whose own calls count; or of bytes in memory: a mapped segment, the tail that was just built.
+    # Through `SalvageReader` or `LogSource`, whose own calls count; or of bytes in memory: a mapped segment, the tail that was just built.
     "quiver_actors.rebuild",
     "quiver_actors.segment.salvage",
+    "quiver_actors.segment.flips",
     "quiver_actors.segment.arrow_ipc:walk_messages",
+    "quiver_actors.recovery.replay",
     "quiver_actors.segment.reader:SegmentReader.__init__",
     "quiver_actors.segment.dictionaries",
     "quiver_actors.segment.tail",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 
-import pytest
-
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.interposed import Call, Result
@@ -73,12 +71,24 @@ def test_a_log_that_only_memory_has_is_written_anew() -> None:
     assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(7)), "all of it is on the disk now"
 
 
-@pytest.mark.parametrize("kind", ["fdatasync", "reread"])
-def test_a_log_of_which_the_disk_tells_nothing_is_written_anew(kind: str) -> None:
+def test_a_log_that_the_disk_does_not_give_back_is_written_anew() -> None:
     disk = SimDisk()
     with_log(disk)
     counter = WriteCounter(disk)
-    counter.fail(kind, 1, errno.EIO, path_part=LOG)
+    counter.fail("reread", 1, errno.EIO, path_part=LOG)
+    EngineDriver(counter)
+    assert counter.log_bytes > len(disk.contents()[SEGMENT]) / 2
+    assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(40))
+
+
+def test_a_log_with_bytes_that_wait_for_a_sync_is_written_anew() -> None:
+    disk = SimDisk()
+    driver = EngineDriver(disk)
+    driver.push_numbered(0, 3)
+    driver.commit()
+    driver.push_numbered(3, 37)
+    driver.engine.close()
+    counter = WriteCounter(disk)
     EngineDriver(counter)
     assert counter.log_bytes > len(disk.contents()[SEGMENT]) / 2
     assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(40))
