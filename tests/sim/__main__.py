@@ -2,6 +2,7 @@
 
     python -m tests.sim --report                          as `make test` does; the last line is JSON
     python -m tests.sim --report --crash-states 1000000   for a night
+    python -m tests.sim --report --quick                  for a look
 
 The first broken rule ends it, with what is needed to see it again.
 """
@@ -20,6 +21,8 @@ import numpy as np
 from tests import evidence
 from tests.sim.report import STATES_DEFAULT, Effort, run_all
 
+QUICK_STATES = 1_500
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Crash and error sweeps of the engine.")
@@ -28,14 +31,21 @@ def main() -> int:
     parser.add_argument(
         "--report", action="store_true", help="the other suites too (tests.evidence), and one line of JSON"
     )
+    parser.add_argument("--quick", action="store_true", help=f"for a look: {QUICK_STATES} states, nothing else")
     parser.add_argument("--processes", type=int, default=0, help="how many, 0 for one for each CPU")
     parser.add_argument("--images", type=Path, help="file for the 64-bit hashes of the distinct states")
+    parser.add_argument("--crashes-only", action="store_true", help="no errors, no damaged directories")
     parser.add_argument("--alone", action="store_true", help="only what needs nothing but the simulated disk")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.crash_states, arguments.alone = QUICK_STATES, True
     logging.disable(logging.CRITICAL)
     started = time.monotonic()
     try:
-        report = run_all(Effort(arguments.crash_states, arguments.seed), arguments.processes)
+        report = run_all(
+            Effort(arguments.crash_states, arguments.seed), arguments.processes, crashes_only=arguments.crashes_only
+        )
+        print(f"# crash and error sweeps: {time.monotonic() - started:.0f} s", flush=True)
         others = evidence.quick() if arguments.report and not arguments.alone else evidence.Evidence()
     except AssertionError as error:
         print(f"broken: {error}", file=sys.stderr)
@@ -49,6 +59,8 @@ def main() -> int:
     for kind, sites in (("crash", report.sites_without_crash()), ("error", report.sites_without_error())):
         for site in sorted(map(str, sites)):
             print(f"no {kind} at {site}")
+    for kind in sorted(report.file_kinds_without_crash()):
+        print(f"no crash of a change of: {kind}")
     for failure in others.failures():
         print(f"broken: {failure}", file=sys.stderr)
     if arguments.report:

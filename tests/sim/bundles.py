@@ -23,6 +23,11 @@ def plain(number: int, random: Random) -> Slots:
     return {0: pa.record_batch({"number": pa.array([number] * rows), "text": pa.array([f"{number}"] * rows)})}
 
 
+def tiny(number: int) -> Slots:
+    """Always the same layout."""
+    return {0: pa.record_batch({"number": pa.array([number])})}
+
+
 def several_slots(number: int, random: Random) -> Slots:
     extra = pa.record_batch({"weight": pa.array([number / 7, None])})
     return plain(number, random) | {5: extra, 62: extra.slice(1)}

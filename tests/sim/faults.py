@@ -31,7 +31,7 @@ from tests.sim.oracle import ManualClock
 from tests.sim.scenes import Scene
 from tests.sim.world import Profile, World
 
-OPERATIONS = 40
+OPERATIONS, OPERATIONS_OF_TRANSACTIONS = 40, 110
 WAITING_SITES = frozenset(
     [
         CallSite("create", "quiver_actors.jobs", "AllocateJob.work"),
@@ -54,6 +54,7 @@ FATAL_SITES = frozenset(
     ]
 )
 """Where any failure must fail the engine, that of space included."""
+_STAGE_JOBS = "quiver_actors.transactions.jobs"
 TOLERATED_SITES = frozenset(
     [
         CallSite("unlink", "quiver_actors.disk.protocol", "write_atomically"),
@@ -62,9 +63,13 @@ TOLERATED_SITES = frozenset(
         CallSite("fsync", "quiver_actors.upkeep", "CompactJob._write"),
         CallSite("rename", "quiver_actors.upkeep", "CompactJob._rewrite"),
         CallSite("unlink", "quiver_actors.upkeep", "CompactJob._drop"),
+        *(CallSite(kind, _STAGE_JOBS, "PrepareJob.work") for kind in ("unlink", "truncate", "fsync", "sync_directory")),
+        *(CallSite(kind, _STAGE_JOBS, "StageAllocateJob._create") for kind in ("make_directory", "create", "allocate")),
+        CallSite("unlink", _STAGE_JOBS, "StageAllocateJob._create"),
+        CallSite("allocate", _STAGE_JOBS, "StageAllocateJob.work"),
     ]
 )
-"""Where a failure follows another one, which is the one that is reported, or costs a compaction and nothing else."""
+"""Where a failure follows another one, which is the one that is reported, or costs a compaction or a stage and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +127,15 @@ class FaultTally:
         self.sites += other.sites
 
 
+def operations_of(profile: Profile) -> int:
+    """How long runs of that kind are."""
+    return OPERATIONS_OF_TRANSACTIONS if profile.transacts else OPERATIONS
+
+
 def history(profile: Profile, seed: int) -> list[CallSite]:
     """The calls of one run without a fault."""
     faulty = FaultyDisk(SimDisk())
-    World(seed, profile, keeps_moments=False, faulty=faulty).start().run(OPERATIONS)
+    World(seed, profile, keeps_moments=False, faulty=faulty).start().run(operations_of(profile))
     return faulty.history
 
 
@@ -160,7 +170,7 @@ class FaultRun:
     def run(self) -> None:
         self._tally.cases += 1
         try:
-            self._world.start().run(OPERATIONS)
+            self._world.start().run(operations_of(self._world.profile))
         except DiskError:
             self._tally.stopped += 1
             self._faulty.heal()
@@ -185,6 +195,8 @@ class FaultRun:
     @property
     def _must_fail(self) -> bool:
         is_change = self._site.kind in MUTATING_KINDS and self._case.errno not in NO_SPACE_ERRNOS
+        if self._world.staging.has_spoiled and self._site.function in ("write_atomically", "Log.write"):
+            return False  # of a file of a stage
         return (is_change and self._site not in TOLERATED_SITES) or self._site in FATAL_SITES
 
     @property

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.sim.bundles import Slots
+from tests.sim.stage_ledger import NEVER, BundleId, StageLedger
 
-NEVER = 1 << 62
-BundleId = tuple[int, int]
-"""(segment_seq, bundle index)."""
+Key = tuple[str, int]
+"""An idempotent producer, and the number that it has given to one of its bundles."""
 
 
 @dataclass(slots=True)
@@ -38,6 +38,8 @@ class PushedBundle:
     """Acknowledged as synced, or said to be durable: survives everything."""
     lost_at: int = NEVER
     """A crash took it, and it had not been promised."""
+    is_staged: bool = False
+    """Part of a transaction: it is promised once its publish is said to be done, and not by a position in a log."""
 
 
 @dataclass(slots=True)
@@ -66,11 +68,17 @@ class Deletion:
     done_at: int = NEVER
 
 
+__all__ = ["NEVER", "BundleId", "Deletion", "Fact", "Ledger", "PushedBundle", "Subscription"]
+
+
 class Ledger:
     def __init__(self) -> None:
         self.bundles: dict[BundleId, PushedBundle] = {}
         self.subscriptions: list[Subscription] = []
         self.deletions: dict[int, Deletion] = {}
+        self.stages = StageLedger()
+        self.keys: dict[Key, list[BundleId]] = {}
+        """Where bundles with a key were stored: again only where a crash has taken the one before."""
         self.drops: dict[int, Fact] = {}
         """Segments that were given up for want of space."""
         self.positions: dict[int, tuple[int, int, int]] = {}

@@ -7,6 +7,7 @@ What is demanded of every state
 - A subscriber whose registration is durable is known and is owed every promised bundle that it has not resolved; what it has
   resolved durably is never delivered again. One whose end is durable is unknown.
 - A deleted segment does not come back.
+- Of transactions: see `stage_ledger`. No bundle with the key of an idempotent producer is there twice.
 - New bundles get numbers and positions that were never used.
 """
 
@@ -25,8 +26,11 @@ from quiver_actors.errors import DiskError
 from quiver_actors.events import Event, Failed, GapFound
 from quiver_actors.jobs import DeleteJob
 from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.transactions.states import StageState
 from tests.sim.bundles import Slots, plain, same_slots
+from tests.sim.keyed import check_once, check_producers_go_on
 from tests.sim.ledger import BundleId, Ledger, PushedBundle, Subscription
+from tests.sim.stage_ledger import Seen
 
 DIRECTORY = "data/topic/core_0"
 _EVERYTHING = 1 << 30
@@ -66,6 +70,10 @@ class Survey:
     """What the engine told meanwhile."""
     doomed: set[int]
     """Segments that are to be deleted."""
+    staged: set[int]
+    """Numbers of the stages that wait for their decision."""
+    unreadable: set[int]
+    """Numbers of those that were given up because a test made their files unreadable."""
 
     def sequence_of(self, id_: BundleId) -> int:
         return self.segments[id_[0]].bundles[id_[1]][0]
@@ -131,7 +139,9 @@ class Oracle:
         events += settle(engine, doomed)
         failures = [event for event in events if isinstance(event, Failed)]
         assert not failures, failures
-        return Survey(segments, deliverable, events, doomed)
+        staged = {stage.number for stage in engine.stages if stage.state is not StageState.OPEN}
+        unreadable = {record.number for record in engine.stages.dropped if "simulated" in record.reason}
+        return Survey(segments, deliverable, events, doomed, staged, unreadable)
 
     def content(self, disk: Disk, segment_seq: int) -> SegmentContent:
         """A segment's bundles, each compared with what was pushed under its id."""
@@ -168,9 +178,15 @@ class Oracle:
             assert not self.ledger.is_deleted(segment_seq, at), f"segment {segment_seq} was deleted and is back"
         self.check_order(survey)
         self._check_positions(survey, at)
+        self.ledger.stages.check(self.seen(survey, at), at)
+        check_once(self.ledger, survey)
         for subscriber in self.ledger.subscribers():
             self._check_subscriber(survey, subscriber, promised, at)
         assert survey.deliverable.keys() <= self.ledger.subscribers()
+
+    def seen(self, survey: Survey, at: int) -> Seen:
+        """What the ledger of stages has to know."""
+        return Seen(survey.staged, survey.unreadable, survey.holds, lambda id_: self.ledger.may_be_deleted(id_[0], at))
 
     def check_order(self, survey: Survey) -> None:
         """Sequences rise through all segments."""
@@ -242,6 +258,22 @@ class Oracle:
         for subscriber in survey.deliverable:
             delivered = _claimable(engine, subscriber, [])
             assert delivered == [*survey.deliverable[subscriber], *(id_ for id_, _, _ in pushed)]
+        self._check_producers(disk, engine, survey, at)
+
+    def _check_producers(self, disk: Disk, engine: Engine, survey: Survey, at: int) -> None:
+        stored = check_producers_go_on(self, engine, survey, at)
+        engine.seal_now()
+        settle(engine)
+        for bundle in stored:
+            sequence, slots = self._new_content(disk, bundle.id[0]).bundles[bundle.id[1]]
+            assert sequence == bundle.sequence
+            assert same_slots(slots, bundle.slots), f"{bundle.id} is not what its producer pushed"
+
+    def make_room(self, engine: Engine, span_bytes: int) -> None:
+        """Do what is due until a push of that size can be taken."""
+        if not engine.can_stage(span_bytes):
+            settle(engine)
+        assert engine.can_stage(span_bytes)
 
     def _new_content(self, disk: Disk, segment_seq: int) -> SegmentContent:
         data = read_whole(disk, f"{DIRECTORY}/segments/{segment_seq:016}.qseg", _FILE_BYTES_MAX)

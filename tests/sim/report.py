@@ -19,8 +19,9 @@ from itertools import count
 from quiver_actors.disk.faulty import CallSite
 from tests.sim import faults
 from tests.sim.faults import FaultTally
-from tests.sim.scenes import SCENES, make_scene
+from tests.sim.file_kinds import KINDS
 from tests.sim.sites import call_sites, mutating_sites
+from tests.sim.staged_scenes import SCENES, make_scene
 from tests.sim.sweep import MODES, CrashSweep, Tally, sweep_after_error, sweep_scene
 from tests.sim.world import PROFILES, Profile, World
 
@@ -86,6 +87,8 @@ class Report:
             "runs": self.crashes.runs,
             "call_sites": len(known),
             "call_sites_hit": len(hit),
+            "file_kinds": len(KINDS),
+            "file_kinds_hit": len(KINDS) - len(self.file_kinds_without_crash()),
             "error_cases": self.faults.cases,
             "error_cases_failed_engine": self.faults.failed,
             "error_cases_went_on": self.faults.waited,
@@ -95,6 +98,9 @@ class Report:
 
     def sites_without_crash(self) -> set[CallSite]:
         return mutating_sites() - set(self.crashes.sites)
+
+    def file_kinds_without_crash(self) -> set[str]:
+        return KINDS.keys() - self.crashes.file_kinds.keys()
 
     def sites_without_error(self) -> set[CallSite]:
         return set(call_sites()) - set(self.faults.sites)
@@ -206,18 +212,18 @@ def processes(count: int = 0) -> Executor:
     return ProcessPoolExecutor(count or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"))
 
 
-def run_all(effort: Effort, process_count: int = 0) -> Report:
+def run_all(effort: Effort, process_count: int = 0, *, crashes_only: bool = False) -> Report:
     """Everything, in the order in which the tests do it."""
     report = Report()
+    others: list[Task] = [] if crashes_only else [*scene_tasks(effort), *fault_tasks(effort)]
     with processes(process_count) as pool:
-        futures = [
-            pool.submit(run_task, task) for task in (*crash_tasks(effort), *scene_tasks(effort), *fault_tasks(effort))
-        ]
+        futures = [pool.submit(run_task, task) for task in (*crash_tasks(effort), *others)]
         try:
             for future in futures:
                 report.add(future.result())
         except AssertionError:
             pool.shutdown(cancel_futures=True)
             raise
-    close_gaps(report, effort)
+    if not crashes_only:
+        close_gaps(report, effort)
     return report

@@ -21,6 +21,7 @@ from quiver_actors.disk.interposed import Call
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import DiskError
+from tests.sim.file_kinds import kind_of
 from tests.sim.ledger import NEVER, Ledger
 from tests.sim.oracle import DIRECTORY, ManualClock, Oracle, Survey
 from tests.sim.scenes import Scene
@@ -45,12 +46,16 @@ class Tally:
     continued: int = 0
     sites: Counter[CallSite] = field(default_factory=Counter)
     """Calls before which a crash was simulated."""
+    file_kinds: Counter[str] = field(default_factory=Counter)
+    """What those calls were to change."""
 
-    def count(self, image: int, site: CallSite) -> None:
+    def count(self, image: int, moment: Moment) -> None:
         """One more crash state."""
         self.crashes += 1
         self.images.add(image)
-        self.sites[site] += 1
+        self.sites[moment.site] += 1
+        if kind := kind_of(moment.path, DIRECTORY):
+            self.file_kinds[kind] += 1
 
     def add(self, other: Tally) -> None:
         """What was counted elsewhere."""
@@ -58,6 +63,7 @@ class Tally:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.images |= other.images
         self.sites += other.sites
+        self.file_kinds += other.file_kinds
 
 
 class StateFailed(AssertionError):
@@ -111,7 +117,7 @@ class CrashSweep:
         if key in self._seen:
             return
         self._seen.add(key)
-        self.tally.count(key[0], moment.site)
+        self.tally.count(key[0], moment)
         nested: list[Moment] | None = [] if self._one_in(self._share.nested) else None
         self._judge(world.oracle, left, moment.at, mode is CrashMode.KEEP, nested)
         for inner in nested or ():
@@ -122,7 +128,7 @@ class CrashSweep:
         mode, seed = self._random.choice(MODES), self._random.randrange(1 << 30)
         left = inner.disk.crash(mode, seed)
         self.tally.recoveries_crashed += 1
-        self.tally.count(left.fingerprint(), inner.site)
+        self.tally.count(left.fingerprint(), inner)
         is_kill = outer is CrashMode.KEEP and mode is CrashMode.KEEP
         try:
             self._judge(world.oracle, left, moment.at, is_kill, None)
@@ -157,7 +163,7 @@ def recording(disk: SimDisk, moments: list[Moment]) -> Recorder:
     """Keeps a moment before each call that changes the disk."""
 
     def before(call: Call) -> None:
-        moments.append(Moment(disk.copy(), len(moments), call_site(call.kind)))
+        moments.append(Moment(disk.copy(), len(moments), call_site(call.kind), call.target or call.path))
 
     return Recorder(disk, before)
 
@@ -191,6 +197,7 @@ def _versions(ledger: Ledger) -> list[int]:
         times += [time for fact in facts for time in (fact.done_at, fact.durable_at)]
     for deletion in ledger.deletions.values():
         times += [deletion.started_at, deletion.done_at]
+    times += ledger.stages.times()
     return sorted(time for time in times if time != NEVER)
 
 
@@ -230,7 +237,7 @@ def _moments_after(scene: Scene, nth: int, code: int) -> list[Moment]:
 
 def _crash_scene(scene: Scene, moment: Moment, mode: CrashMode, seed: int, tally: Tally) -> None:
     crashed = moment.disk.crash(mode, seed)
-    tally.count(crashed.fingerprint(), moment.site)
+    tally.count(crashed.fingerprint(), moment)
     tally.recoveries_crashed += 1
     try:
         scene.judge(crashed)

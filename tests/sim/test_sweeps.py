@@ -5,11 +5,14 @@ All tasks run in processes of their own, one for each CPU; a test waits for its 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
+from tests.sim.file_kinds import ELSEWHERE, kind_of
 from tests.sim.report import (
     Report,
     Task,
@@ -23,6 +26,10 @@ from tests.sim.report import (
 )
 
 EFFORT = effort_from_environment()
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = {"<16 digits>": "0" * 16, "<4 digits>": "0" * 4, "<number>": "0" * 16, "<N>": "1", "<id>": "ann"}
+COLUMNS = {f"quiver.{name}" for name in ("producer", "producer_sequence", "traceparent", "tracestate", "baggage")}
+"""Words of the format page that look like names of files."""
 CRASHES, FAULTS, SCENES = (list(tasks(EFFORT)) for tasks in (crash_tasks, fault_tasks, scene_tasks))
 
 
@@ -71,6 +78,19 @@ def test_the_recovery_of_a_damaged_or_foreign_directory_survives_crashes_and_err
     assert report.faults.cases
 
 
+def test_every_file_of_the_format_page_is_a_kind_that_is_swept() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:wal|segments|staged)/[^`]+|quiver\.[^` ]+)`", page))
+    files = {name for name in named if not name.endswith(".py")} - COLUMNS
+    assert len(files) > 15
+    for name in files:
+        example = name
+        for placeholder, value in EXAMPLES.items():
+            example = example.replace(placeholder, value)
+        is_swept = kind_of(example, "") or kind_of(f"wal/{example}", "")
+        assert is_swept or any(name.startswith(other) for other in ELSEWHERE), f"{name} is no kind of file_kinds.KINDS"
+
+
 def test_every_call_on_the_disk_was_crashed_before_and_made_to_fail(sweeps: Sweeps) -> None:
     report = Report()
     for task in (*CRASHES, *FAULTS, *SCENES):
@@ -78,6 +98,7 @@ def test_every_call_on_the_disk_was_crashed_before_and_made_to_fail(sweeps: Swee
     close_gaps(report, EFFORT)
     assert report.sites_without_crash() == set()
     assert report.sites_without_error() == set()
+    assert report.file_kinds_without_crash() == set()
     figures = report.figures()
     assert figures["call_sites_hit"] == figures["call_sites"]
     assert figures["crash_states"] >= EFFORT.crash_states

@@ -30,12 +30,16 @@ from quiver_actors.supervisor.figures import NO_LIMIT, EvictionClass
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.upkeep import COMPACTION_AGE_NS, SCRUB_AGE_NS, SlicedJob
 from quiver_actors.wal import layout
-from tests.sim.bundles import Producer, Slots, any_bundle
+from quiver_actors.wal.uniform import UNIFORM_ENTRIES_MIN
+from tests.sim.bundles import Producer, Slots, any_bundle, tiny
+from tests.sim.keyed import KeyedProducers
 from tests.sim.ledger import NEVER, BundleId, Deletion, Fact, Ledger, PushedBundle, Subscription
 from tests.sim.oracle import ManualClock, Oracle, Survey
+from tests.sim.staging import Staging
 from tests.sim.turns import Turn
 
 SUBSCRIBERS = ("ann", "ben", "cat")
+_UNIFORM_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,9 @@ class Profile:
     """Minutes and days go by, so that segments are compacted and scrubbed; many dictionaries make that pay."""
     operations: int = 60
     evicts: bool = False
+    transacts: bool = False
+    keyed_share: float = 0.15
+    """Of the pushes: those of idempotent producers. With none, no push holds many bundles of one schema either."""
 
 
 def _profile(
@@ -58,17 +65,20 @@ def _profile(
     fills_disk: bool = False,
     ages: bool = False,
     evicts: bool = False,
+    transacts: bool = False,
+    keyed_share: float = 0.15,
     **changes: Any,
 ) -> Profile:
     segment = {"target_size_bytes": 6_000} | {k[8:]: v for k, v in changes.items() if k.startswith("segment_")}
     wal = {k[4:]: v for k, v in changes.items() if k.startswith("wal_")}
     rest = {k: v for k, v in changes.items() if not k.startswith(("segment_", "wal_"))}
     settings = TopicSettings(name="topic", segment=SegmentSettings(**segment), wal=WalSettings(**wal), **rest)
-    return Profile(name, settings, big_share, fills_disk, ages, evicts=evicts)
+    operations = 140 if transacts else 60
+    return Profile(name, settings, big_share, fills_disk, ages, operations, evicts, transacts, keyed_share)
 
 
 PROFILES = (
-    _profile("size", retention=RetentionSettings(quarantine_cap_bytes=0)),
+    _profile("size", keyed_share=0.0, retention=RetentionSettings(quarantine_cap_bytes=0)),
     _profile("timer", wal_flush_interval_ns=25 * MILLISECOND_NS),
     _profile("streams", segment_max_stream_count=2, segment_target_size_bytes=40_000),
     _profile("segment_only", durability="segment_only"),
@@ -76,15 +86,27 @@ PROFILES = (
     _profile("big", big_share=0.4),
     _profile("age", segment_max_open_duration_ns=30 * MILLISECOND_NS, segment_target_size_bytes=60_000),
     _profile("lag", wal_max_rotated_files=1, segment_target_size_bytes=2_000),
-    _profile("full", fills_disk=True, segment_target_size_bytes=3_000),
+    _profile("full", keyed_share=0.0, fills_disk=True, segment_target_size_bytes=3_000),
     _profile(
         "evict",
+        keyed_share=0.0,
         evicts=True,
         fills_disk=True,
         segment_target_size_bytes=2_000,
         retention=RetentionSettings(size_cap_policy="drop_oldest", steady_state_headroom_bytes=12_000),
     ),
-    _profile("upkeep", ages=True, big_share=0.0, segment_target_size_bytes=20_000),
+    _profile("upkeep", keyed_share=0.0, ages=True, big_share=0.0, segment_target_size_bytes=20_000),
+    _profile("transactions", transacts=True),
+    _profile("segment_only transactions", transacts=True, durability="segment_only"),
+    _profile(
+        "full transactions",
+        transacts=True,
+        evicts=True,
+        fills_disk=True,
+        segment_target_size_bytes=3_000,
+        retention=RetentionSettings(size_cap_policy="drop_oldest", steady_state_headroom_bytes=12_000),
+    ),
+    _profile("producers", keyed_share=0.8, segment_target_size_bytes=4_000),
 )
 
 
@@ -97,6 +119,8 @@ class Moment:
     """How many calls were done."""
     site: CallSite
     """Of the call that is next."""
+    path: str = ""
+    """What it changes."""
 
 
 class Recorder(InterposedDisk):
@@ -165,7 +189,7 @@ class World:
         self.monitor: OrderMonitor
         self.engine: Engine
         self._keeps_moments = keeps_moments
-        self._producer = Producer(self.settings.name)
+        self.producer = Producer(self.settings.name)
         self._number = 0
         self._commit: _Work | None = None
         self._background: _Work | None = None
@@ -174,6 +198,8 @@ class World:
         self._tokens: dict[tuple[str, BundleId], int] = {}
         self._owners: list[object] = []
         self._doomed: set[int] = set()
+        self.staging = Staging(self)
+        self._keyed = KeyedProducers(self)
         self.disk = SimDisk()
         self._attach(self.disk)
 
@@ -188,7 +214,8 @@ class World:
     def _before(self, call: Call) -> None:
         self._pause()
         if self._keeps_moments:
-            self.moments.append(Moment(self.disk.copy(), self.calls, call_site(call.kind)))
+            path = call.target or call.path
+            self.moments.append(Moment(self.disk.copy(), self.calls, call_site(call.kind), path))
         self.calls += 1
 
     def _pause(self) -> None:
@@ -205,7 +232,7 @@ class World:
         """Do that many operations, then bring everything to rest and compare it with the ledger."""
         steps = (
             (self._push, 30),
-            (self._let_jobs_run, 25),
+            (self.let_jobs_run, 25),
             (self._claim, 10),
             (self._resolve, 14),
             (self._advance, 8),
@@ -214,12 +241,13 @@ class World:
             (self._release, 2),
             (self._unregister, 1),
             (self._flush, 3),
-            (self._restart, 1),
+            (self._restart, 5 if self.profile.transacts else 1),
             (self._crash, 1),
             (self._change_space, 8 if self.profile.fills_disk else 0),
             (self._evict, 8 if self.profile.evicts else 0),
             (self._age, 12 if self.profile.ages else 0),
             (self._press, 2),
+            *(self.staging.operations if self.profile.transacts else ()),
         )
         functions, weights = zip(*steps, strict=True)
         for _ in range(operations or self.profile.operations):
@@ -248,33 +276,50 @@ class World:
     def _push(self) -> None:
         """One turn of a worker: some pushes, then one write."""
         for _ in range(self.random.randint(1, 3)):
-            count = self.random.choice((1, 1, 2, 5))
-            first = self._number
-            bundles = [self._any_bundle(first + i) for i in range(count)]
-            memory, push, schemas = self._producer.lay_out(bundles)
-            if not self.engine.can_stage(len(memory)):
-                self._observe(self.engine.write())
-                self._let_jobs_run()
-                return
-            self._number += count
             try:
-                (run,) = self.engine.stage(memory, push, schemas)
+                if not self._push_once():
+                    return
             except EngineFailed:  # a dictionary of a bundle before could not be read back
                 assert self.has_faults
                 break
-            for i, slots in enumerate(bundles):
-                id_ = (run.segment_seq, run.bundle_index + i)
-                assert id_ not in self.ledger.bundles, f"{id_} is used twice"
-                self.ledger.bundles[id_] = PushedBundle(id_, run.sequence + i, slots, self.clock.now_ns, self.calls)
             if self.random.random() < 0.2:
                 self._start_jobs()  # a finished job may come between two pushes of a turn
         self._observe(self.engine.write())
 
-    def _any_bundle(self, number: int) -> Slots:
+    def _push_once(self) -> bool:
+        """Stage one push; False if it has to wait for room."""
+        if self.profile.keyed_share and self.random.random() < self.profile.keyed_share:
+            self._keyed.push()
+            return True
+        memory, push, schemas = self.producer.lay_out(bundles := self.next_bundles())
+        if not self.engine.can_stage(len(memory)):
+            self._observe(self.engine.write())
+            self.let_jobs_run()
+            return False
+        (run,) = self.engine.stage(memory, push, schemas)
+        for i, slots in enumerate(bundles):
+            self.note_pushed((run.segment_seq, run.bundle_index + i), run.sequence + i, slots)
+        return True
+
+    def note_pushed(self, id_: BundleId, sequence: int, slots: Slots) -> None:
+        """A bundle was taken under that id."""
+        assert id_ not in self.ledger.bundles, f"{id_} is used twice"
+        self.ledger.bundles[id_] = PushedBundle(id_, sequence, slots, self.clock.now_ns, self.calls)
+
+    def next_bundles(self) -> list[Slots]:
+        """What one push holds: now and then so many of one schema that they are checked and completed at once."""
+        if self.profile.keyed_share and self.random.random() < _UNIFORM_SHARE:
+            self._number += UNIFORM_ENTRIES_MIN
+            return [tiny(self._number - i) for i in range(UNIFORM_ENTRIES_MIN)]
+        return [self.next_bundle() for _ in range(self.random.choice((1, 1, 2, 5)))]
+
+    def next_bundle(self) -> Slots:
+        """A bundle that differs from all before it."""
+        number, self._number = self._number, self._number + 1
         share = 0.8 if self.profile.ages else 0.0
         return any_bundle(number, self.random, big_share=self.profile.big_share, dictionary_share=share)
 
-    def _let_jobs_run(self) -> None:
+    def let_jobs_run(self) -> None:
         for _ in range(self.random.choice((1, 3, 10, 40))):
             self._start_jobs()
             running = [work for work in (self._commit, self._background) if work is not None]
@@ -298,6 +343,7 @@ class World:
         if self._commit is None and (job := self.engine.next_commit()) is not None:
             self._commit = _Work(job, Turn(job.run))
         if self._background is None and (job := self.engine.next_background()) is not None:
+            self.staging.note_places()
             if isinstance(job, jobs.DeleteJob):
                 for segment_seq in job.segment_seqs:
                     self.ledger.deletions.setdefault(segment_seq, Deletion(self.calls))
@@ -356,6 +402,8 @@ class World:
             self._claimed = {key: holder for key, holder in self._claimed.items() if holder is not owner}
 
     def _register(self) -> None:
+        if self.staging.is_publishing:
+            return
         subscriber = self.random.choice(SUBSCRIBERS)
         start, wants = self._any_start()
         is_known = self.ledger.live(subscriber) is not None
@@ -447,9 +495,10 @@ class World:
             if isinstance(event, Sealed):
                 content = self.oracle.content(self.disk, event.segment_seq)
                 self.ledger.positions.setdefault(event.segment_seq, (*content.positions, self.calls))
+            self.staging.observe(event)
         reached, durability = self.engine.acknowledges
         for bundle in self.ledger.bundles.values():
-            if bundle.lost_at != NEVER:
+            if bundle.lost_at != NEVER or bundle.is_staged:
                 continue
             if bundle.sequence < reached and durability is Durability.WRITTEN and bundle.written_at == NEVER:
                 bundle.written_at = self.calls
@@ -521,6 +570,10 @@ class World:
         return self
 
     @property
+    def takes_bundles(self) -> bool:
+        return self.engine.state in (EngineState.READY, EngineState.FULL)
+
+    @property
     def has_ended(self) -> bool:
         return self.engine.state in (EngineState.FAILED, EngineState.CLOSED)
 
@@ -559,6 +612,8 @@ class World:
 
     def abandon_jobs(self) -> None:
         """The threads end where they are."""
+        if hasattr(self, "engine"):
+            self.staging.sync()
         for work in (self._commit, self._background):
             if work is not None:
                 work.turn.abandon()
@@ -585,3 +640,5 @@ class World:
                 subscription.ended = Fact(min(subscription.ended.done_at, now), now)
         for subscriber, owed in survey.deliverable.items():
             self.ledger.subscriptions.append(Subscription(subscriber, Fact(now, now), next_sequence, frozenset(owed)))
+        self.staging.accept(survey)
+        self._keyed.accept(survey)

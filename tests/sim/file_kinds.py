@@ -1,0 +1,37 @@
+"""The kinds of durable files (docs/formats.md), and which of them a path is: the sweeps must cut off a change of every one of them."""
+
+from __future__ import annotations
+
+import re
+
+KINDS = {
+    "log": r"wal/quiver\.wal",
+    "retired log": r"wal/quiver\.wal\.\d+",
+    "spare log": r"wal/quiver\.wal\.spare-\d+\.tmp",
+    "cursor": r"wal/quiver\.wal\.cursor(\.tmp)?",
+    "segment": r"segments/\d{16}\.qseg(\.tmp)?",
+    "rescued segment": r"segments/\d{16}\.qseg\.rescued",
+    "progress": r"quiver\.sub\.[a-z]+(\.tmp)?",
+    "gap notices": r"quiver\.gaps\.[a-z]+(\.tmp)?",
+    "numbers": r"quiver\.core(\.tmp)?",
+    "ballast": r"quiver\.ballast",
+    "part of a stage": r"staged/\d{16}\.\d{4}\.stage(\.tmp)?",
+    "prepared stage": r"staged/\d{16}\.prepared(\.tmp)?",
+    "transactions": r"quiver\.transactions(\.tmp)?",
+    "producers": r"quiver\.producers(\.tmp)?",
+    "quarantined file": r"quarantine/.*",
+    "list of topics": r"quiver\.topics(\.tmp)?",
+    "list of topics before": r"quiver\.topics\.previous(\.tmp)?",
+}
+"""What to tell them by: the path in the directory of an engine, or in the data directory."""
+ELSEWHERE = {
+    "quiver.decisions": "on any file system, by link(2): tests/unit/transactions/test_decisions.py",
+    "quiver.version": "one line, written before there is any data: tests/unit/test_packaging.py",
+}
+"""Names of files that no simulated disk holds, and why."""
+
+
+def kind_of(path: str, directory: str) -> str:
+    """Which kind a path is of, empty for anything else: directories, locks, what a test has put there."""
+    name = path.removeprefix(f"{directory}/")
+    return next((kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, name)), "")

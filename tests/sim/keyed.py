@@ -1,0 +1,156 @@
+"""Idempotent producers of a simulated run: they number their bundles, and push again what they are not sure of.
+
+One thing they cannot do. Where a power loss has taken an unacknowledged bundle out of the middle of a log and left one behind it, the
+missing one is refused as SequenceTooOld: nobody can tell it from one that is forgotten. They go on behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quiver_actors.engine import Engine
+from quiver_actors.model import ENVELOPE_SLOT
+from quiver_actors.protocol.messages import AckRun, KeyedPush
+from quiver_actors.transactions.keys import with_key
+from tests.sim.bundles import Producer, Slots
+from tests.sim.ledger import NEVER, Key, Ledger, PushedBundle
+
+if TYPE_CHECKING:
+    from quiver_actors.segment.builder import StreamSchema
+    from tests.sim.oracle import Oracle, Survey
+    from tests.sim.world import World
+
+PRODUCERS = ("paula", "quentin")
+_AGAIN_MAX = 5
+
+
+def lay_out_keyed(
+    producer: Producer, name: str, first: int, bundles: list[Slots]
+) -> tuple[memoryview, KeyedPush, dict[int, StreamSchema]]:
+    """Bundles under the numbers from `first` on."""
+    memory, push, schemas = producer.lay_out(bundles)
+    return memory, KeyedPush(**msgspec.structs.asdict(push), producer=name, first_number=first), schemas
+
+
+class KeyedProducers:
+    """Owner: one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._pushed: dict[str, list[Slots]] = {name: [] for name in PRODUCERS}
+        """By number."""
+        self._unsure: dict[str, int] = {}
+        """The first number that a crash may have taken."""
+        self._oldest = dict.fromkeys(PRODUCERS, 0)
+        """The first number that may be pushed again."""
+
+    def push(self) -> None:
+        """One push, of bundles that are new, or not, or both."""
+        random, name = self._world.random, self._world.random.choice(PRODUCERS)
+        pushed = self._pushed[name]
+        following = len(pushed)
+        back = random.randint(0, min(_AGAIN_MAX, following)) if random.random() < 0.3 else 0
+        first = max(self._oldest[name], min(self._unsure.get(name, following), following - back))
+        numbers = range(first, first + random.choice((1, 1, 2, 5)))
+        bundles = [pushed[number] if number < following else self._new(name, number) for number in numbers]
+        memory, push, schemas = lay_out_keyed(self._world.producer, name, first, bundles)
+        if not self._world.engine.can_stage(len(memory)):
+            return
+        runs = self._world.engine.stage(memory, push, schemas)
+        pushed[first:] = bundles + pushed[first + len(bundles) :]
+        self._note(name, first, bundles, runs)
+        if self._unsure.get(name, numbers.stop) < numbers.stop:
+            self._unsure[name] = numbers.stop
+
+    def _new(self, name: str, number: int) -> Slots:
+        return self._world.next_bundle() | {ENVELOPE_SLOT: with_key(None, name, number)}
+
+    def _note(self, name: str, first: int, bundles: list[Slots], runs: list[AckRun]) -> None:
+        ledger, number = self._world.ledger, first
+        for run in runs:
+            for place in range(run.count):
+                id_, known = (run.segment_seq, run.bundle_index + place), ledger.keys.setdefault((name, number), [])
+                if run.is_duplicate:
+                    assert known[-1:] == [id_], f"{name}/{number} is said to be {id_}, it is {known[-1:]}"
+                else:
+                    there = [earlier for earlier in known if ledger.bundles[earlier].lost_at == NEVER]
+                    assert not there, f"{name}/{number} is stored as {id_}, it was stored as {there} before"
+                    known.append(id_)
+                    self._world.note_pushed(id_, run.sequence + place, bundles[number - first])
+                number += 1
+        assert number == first + len(bundles)
+
+    def accept(self, survey: Survey) -> None:
+        """After a crash: what is not there is pushed again before anything new is."""
+        self._unsure.clear()
+        for name, pushed in self._pushed.items():
+            stored = [number for number in range(len(pushed)) if self._is_stored(survey, (name, number))]
+            self._oldest[name] = behind_holes(range(len(pushed)), stored)
+            lost = set(range(self._oldest[name], len(pushed))) - set(stored)
+            if lost:
+                self._unsure[name] = min(lost)
+
+    def _is_stored(self, survey: Survey, key: Key) -> bool:
+        return _is_there(self._world.ledger, survey, key, self._world.calls)
+
+
+def behind_holes(numbers: Sequence[int], stored: Collection[int]) -> int:
+    """The first of those numbers behind every one that is missing in front of one that is stored."""
+    last = max(stored, default=-1)
+    holes = [number for number in numbers if number < last and number not in stored]
+    return holes[-1] + 1 if holes else min(numbers, default=0)
+
+
+def check_once(ledger: Ledger, survey: Survey) -> None:
+    """No bundle with a key is there twice."""
+    for key, ids in ledger.keys.items():
+        held = [id_ for id_ in ids if survey.holds(id_)]
+        assert len(held) <= 1, f"{key} is stored as {held}"
+
+
+def check_producers_go_on(oracle: Oracle, engine: Engine, survey: Survey, at: int) -> list[PushedBundle]:
+    """Every producer can push again what was not acknowledged to it. Returns the bundles that had to be stored for it."""
+    stored: list[PushedBundle] = []
+    producer = Producer(engine.topic)
+    for name in PRODUCERS:
+        known = _known(oracle.ledger, name, at)
+        unsure = [number for number, bundle in known.items() if not bundle.durable_at <= at < bundle.lost_at]
+        if not unsure:
+            continue
+        numbers = [number for number in known if number >= unsure[0]]
+        stored_before = [number for number in numbers if _is_there(oracle.ledger, survey, (name, number), at)]
+        numbers = [number for number in numbers if number >= behind_holes(numbers, stored_before)]
+        if not numbers:
+            continue
+        memory, push, schemas = lay_out_keyed(producer, name, numbers[0], [known[n].slots for n in numbers])
+        oracle.make_room(engine, len(memory))
+        number = numbers[0]
+        for run in engine.stage(memory, push, schemas):
+            for place in range(run.count):
+                id_ = (run.segment_seq, run.bundle_index + place)
+                if run.is_duplicate:
+                    there = survey.holds(id_) or oracle.ledger.may_be_deleted(id_[0], at)
+                    assert there, f"{name}/{number} is said to be {id_}, and is not"
+                else:
+                    stored.append(PushedBundle(id_, run.sequence + place, known[number].slots, 0, at))
+                number += 1
+        engine.write()
+    return stored
+
+
+def _is_there(ledger: Ledger, survey: Survey, key: Key, at: int) -> bool:
+    """It is stored, or was and has been deleted since."""
+    return any(survey.holds(id_) or ledger.may_be_deleted(id_[0], at) for id_ in ledger.keys[key])
+
+
+def _known(ledger: Ledger, name: str, at: int) -> dict[int, PushedBundle]:
+    """What a producer has pushed by then, by number: its last try."""
+    found = {}
+    for (producer, number), ids in ledger.keys.items():
+        tried = [ledger.bundles[id_] for id_ in ids if ledger.bundles[id_].staged_at <= at]
+        if producer == name and tried:
+            found[number] = tried[-1]
+    return dict(sorted(found.items()))

@@ -1,0 +1,129 @@
+"""Directories with transactions in them: cut off where few crashes cut, or damaged. Also all scenes there are.
+
+A damaged stage that waits for its decision is given up, and whoever publishes it is told; one that is being published loses what is
+damaged and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import CallSite
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.errors import TransactionLost
+from quiver_actors.topics.catalogue import Catalogue, read_catalogue, write_catalogue
+from tests.sim import scenes
+from tests.sim.oracle import Oracle, push_plain
+from tests.sim.scenes import Judge, Scene, open_and_settle, opening
+from tests.sim.scenes import _flip as flip
+from tests.sim.scenes import _paths as paths
+from tests.sim.scenes import _promised_judge as promised_judge
+from tests.sim.scenes import _remove as remove
+from tests.sim.scenes import _rewrite as rewrite
+from tests.sim.world import PROFILES, Moment, World
+
+_JOBS = "quiver_actors.transactions.jobs"
+_TRIES = 40
+
+_CUT_OFF: dict[str, Callable[[Moment], bool]] = {
+    "stage whose record lacks its name": lambda moment: bool(paths(moment.disk, ".prepared.tmp")),
+    "stage that is prepared": lambda moment: bool(paths(moment.disk, ".prepared")),
+    "publish that lacks segments": lambda moment: moment.site == CallSite("write", _JOBS, "_publish_part"),
+    "publish that lacks its end": lambda moment: moment.site == CallSite("unlink", _JOBS, "publish_parts"),
+    "drop that lacks its end": lambda moment: moment.site == CallSite("unlink", _JOBS, "delete_stage"),
+}
+"""What is left, and by what to tell such a moment of a run."""
+_DAMAGED: dict[str, tuple[str, Callable[[SimDisk], None]]] = {
+    "prepared stage whose part is flipped": ("stage that is prepared", rewrite(".stage", flip(300), -1)),
+    "prepared stage without its part": ("stage that is prepared", remove(".stage", -1)),
+    "prepared stage whose record is flipped": ("stage that is prepared", rewrite(".prepared", flip(40), -1)),
+    "journal flipped": ("stage that is prepared", rewrite("quiver.transactions", flip(20))),
+    "publish whose part is flipped": ("publish that lacks segments", rewrite(".stage", flip(300), -1)),
+    "publish without a part": ("publish that lacks segments", remove(".stage", -1)),
+}
+"""What is done to which of them."""
+
+
+def _cut_off_scene(name: str, seed: int) -> Scene:
+    world, moment = _find(_CUT_OFF[name], name, seed)
+    left = moment.disk.crash(CrashMode.KEEP)
+    return Scene(name, left, promised_judge(world, moment.at), opening(world.oracle))
+
+
+def _damaged_scene(name: str, seed: int) -> Scene:
+    place, damage = _DAMAGED[name]
+
+    def fits(moment: Moment) -> bool:
+        needed = ["quiver.transactions"] if name.startswith("journal") else []
+        return _CUT_OFF[place](moment) and all(paths(moment.disk, part) for part in needed)
+
+    world, moment = _find(fits, name, seed)
+    left = moment.disk.crash(CrashMode.KEEP)
+    before = _numbers(left)
+    damage(left)
+    lost = [] if place != "stage that is prepared" or name.startswith("journal") else [max(before)]
+    return Scene(name, left, _given_up_judge(world.oracle, lost), opening(world.oracle))
+
+
+def _find(fits: Callable[[Moment], bool], name: str, seed: int) -> tuple[World, Moment]:
+    """The last such moment of the first run that has one."""
+    profile = next(profile for profile in PROFILES if profile.transacts)
+    for run in range(seed, seed + _TRIES):
+        world = World(run, profile).start()
+        world.run()
+        found = [moment for moment in world.moments if fits(moment)]
+        if found:
+            return world, found[-1]
+    raise AssertionError(f"no run from seed {seed} on leads to: {name}")
+
+
+def _numbers(disk: SimDisk) -> list[int]:
+    return [int(path.rpartition("/")[2].partition(".")[0]) for path in paths(disk, ".prepared")]
+
+
+def _given_up_judge(oracle: Oracle, lost: list[int]) -> Judge:
+    """Everything that can be read is what was pushed; of the stages in `lost` their publisher learns that they are."""
+
+    def judge(disk: SimDisk) -> None:
+        disk.capacity_bytes = None
+        engine, monitor = open_and_settle(disk, oracle)
+        oracle.check_order(oracle.survey(monitor, engine))
+        there = {stage.number for stage in engine.stages}
+        for number in lost:
+            assert number not in there, f"stage {number} is damaged and waits to be published"
+            try:
+                engine.stages.publish("txn-0", engine.incarnation, [number])
+            except TransactionLost:
+                continue
+            raise AssertionError(f"stage {number} is damaged, and its publisher is told that all is well")
+        push_plain(engine, 0)
+
+    return judge
+
+
+def _topics_scene(name: str, seed: int) -> Scene:
+    """The list of topics is written anew: afterwards it is the one or the other."""
+    disk = SimDisk()
+    for version in (1, 2):
+        write_catalogue(disk, Catalogue(version=version))
+
+    def judge(left: SimDisk) -> None:
+        found = read_catalogue(left)
+        assert found is not None
+        assert found.version in (2, 3)
+
+    return Scene(name, disk, judge, lambda disk: write_catalogue(disk, Catalogue(version=3)))
+
+
+SCENES: dict[str, Callable[[str, int], Scene]] = {
+    **scenes.SCENES,
+    "list of topics": _topics_scene,
+    **dict.fromkeys(_CUT_OFF, _cut_off_scene),
+    **dict.fromkeys(_DAMAGED, _damaged_scene),
+}
+"""What makes the scene of that name, from the name and a seed."""
+
+
+def make_scene(name: str, seed: int = 0) -> Scene:
+    return SCENES[name](name, seed)
