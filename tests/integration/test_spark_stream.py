@@ -94,12 +94,12 @@ def test_limits_cut_micro_batches_and_available_now_ends(spark: SparkSession, no
 
 def test_available_now_ends_while_rows_keep_coming(spark: SparkSession, node: Node, tmp_path: Path) -> None:
     push(node, "coming", 0, 200)
-    stream = Stream(spark, tmp_path, "coming", maxRowsPerTrigger="50")
+    stream = Stream(spark, tmp_path, "coming", maxRowsPerTrigger="100")
     is_over = threading.Event()
 
     def go_on() -> int:
         count = 200
-        while not is_over.wait(0.05):
+        while not is_over.wait(0.3):
             push(node, "coming", count, 10)
             count += 10
         return count
