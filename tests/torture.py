@@ -40,7 +40,7 @@ _NODE_TESTS = (
     "killed or number_of_cores",
 )
 _LONG_NODE_TESTS = {"QUIVER_TEST_CAP_ROUNDS": "100", "QUIVER_TEST_CORES": "8,3,1,16"}
-_NOT_ADDED = ("call_sites", "call_sites_hit")
+_NOT_ADDED = ("call_sites", "call_sites_hit", "file_kinds", "file_kinds_hit")
 """The same in every round: the best one counts."""
 _STATES = "crash_states"
 
