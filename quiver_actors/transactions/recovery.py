@@ -162,6 +162,9 @@ class _Recovery:
     def run(self) -> RecoveredStages:
         names = self._disk.list_directory(self._paths.staged)
         if not names and not self._disk.exists(self._paths.transactions):
+            if self._disk.exists(self._paths.staged):
+                # A start that was cut off may have deleted all there was, not durably yet.
+                self._disk.sync_directory(self._paths.staged)
             return self._found
         self._journal = self._read_journal()
         self._damaged = {record.number for record in self._journal.dropped if record.reason.startswith(_DAMAGED)}
