@@ -39,7 +39,7 @@ class LogLook:
 
     view: LogView
     findings: list[Finding] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: tuple[Span, ...] = ()
     sequences: list[int] = field(default_factory=list)
 
 
@@ -189,8 +189,7 @@ class _LogExaminer:
                 return None  # being written right now, or damaged: CRCs tell
             previous = sequence
             end = found.end + length + layout.ENTRY_OVERHEAD_BYTES
-            found.entries.append(Span(found.end, end))
-            found.end = end
+            found.add(found.end, [end])
         return found
 
     def _read_entry(self, span: Span) -> None:

@@ -63,11 +63,17 @@ class PreviewFile:
         return bytes(found)
 
     def is_cached(self) -> bool:
-        """Nothing is done to the real file, so what it shows is believed."""
-        return False
+        return self._is_untouched and self._base is not None and self._base.is_cached()
 
-    def reread(self, length: int, offset: int) -> bytes:
-        return self.read(length, offset)
+    def reread(self, length: int, offset: int) -> bytes | None:
+        if self._base is None or not self._is_untouched:
+            return self.read(length, offset)
+        # The real file's answer decides whether a log is sealed as it is: asking for it changes nothing on the disk.
+        return self._base.reread(min(length, max(0, self.size() - offset)), offset)
+
+    @property
+    def _is_untouched(self) -> bool:
+        return not self._content.pieces and self._content.base_end is None
 
     def allocate(self, size_bytes: int) -> None:
         self._content.size = max(self.size(), size_bytes)

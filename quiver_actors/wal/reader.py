@@ -56,9 +56,9 @@ class LogScan:
     _ends: array[int] = field(default_factory=lambda: array("q"))
 
     @property
-    def entries(self) -> list[Span]:
+    def entries(self) -> tuple[Span, ...]:
         """Whole entries (length field to CRC), ascending. Made anew at each call."""
-        return list(map(Span, self._starts, self._ends))
+        return tuple(map(Span, self._starts, self._ends))
 
     @property
     def entry_count(self) -> int:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 
@@ -61,7 +62,16 @@ def write_store(root: Path) -> None:
 
 def copy_store(source: Path, target: Path) -> Path:
     shutil.copytree(source, target)
+    for path in target.rglob("quiver.wal*"):
+        with path.open("rb") as file:
+            sync(file)
     return target
+
+
+def sync(file: IO[bytes]) -> None:
+    """Logs that the disk has are sealed where they are, others are copied first: a plan says which, so the tests have one of the two."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def flip(path: Path, offset: int, mask: int = 1) -> None:
@@ -72,6 +82,7 @@ def flip(path: Path, offset: int, mask: int = 1) -> None:
         (byte,) = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ mask]))
+        sync(file)
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:

@@ -88,7 +88,7 @@ def test_what_is_found_in_a_file(data: bytes, header: Header, decision: Decision
 
 def test_a_finished_seal_is_not_read_again() -> None:
     found = examine(HEADER + ENTRIES + bytes(4) + b"tail" * 20, has_valid_trailer=True)
-    assert (found.behind, found.scan.entries) == (TAIL, [])
+    assert (found.behind, found.scan.entries) == (TAIL, ())
     assert decide(found.case(None, Held.NOTHING, is_clean=False)) is FINISH
 
 
