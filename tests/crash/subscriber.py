@@ -31,7 +31,8 @@ def verdict_of(delivery: Delivery) -> str:
 def main(run_dir: str, subscriber: str, journal: str) -> None:
     descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with (
-        quiver_actors.connect(run_dir) as client,
+        # A node that was killed and is started beside other work takes its time.
+        quiver_actors.connect(run_dir, timeout=60) as client,
         client.subscribe(subscriber, topic=TOPIC, start="earliest") as deliveries,
     ):
         for delivery in deliveries:

@@ -324,7 +324,7 @@ class Run:
 def _room(random: Random) -> Room:
     if random.random() < 0.5:
         return Room()
-    cap_bytes = random.choice((96, 128, 200, TIGHT_BYTES // KIB, 1500, 6000)) * KIB
+    cap_bytes = random.choice((144, 160, 200, TIGHT_BYTES // KIB, 1500, 6000)) * KIB
     return Room(cap_bytes, random.choices(("backpressure", "drop_oldest", "reject"), (4, 4, 2))[0])
 
 

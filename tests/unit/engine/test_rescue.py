@@ -281,7 +281,9 @@ def compacted_store(disk: Disk) -> None:
 def test_damage_in_a_compacted_segment_costs_its_bundle(disk: Disk, tmp_path: Path) -> None:
     compacted_store(disk)
     path = tmp_path / segment()
+    # One flipped bit would be put right.
     flip(path, 50_000)
+    flip(path, 50_001)
     driver = reopened(disk)
     left = driver.claim_numbers("s")
     assert len(left) == 401
