@@ -113,8 +113,11 @@ def test_rotation_while_pushing_keeps_order_and_loses_nothing(tmp_path: Path) ->
     node = settings(topic(segment__target_size_bytes=64 << 10))
     with running(tmp_path, node) as worker:
         client = worker.producer()
-        pushes = [client.push(table(*range(number, number + 100))) for number in range(600)]
-        runs = [client.acked(push)[0] for push in pushes]
+        runs = []
+        for first in range(0, 600, 100):
+            # A hundred at once: more may fill the queue of logs to be sealed, and would be refused then.
+            pushes = [client.push(table(*range(number, number + 100))) for number in range(first, first + 100)]
+            runs += [client.acked(push)[0] for push in pushes]
         client.flush()
         client.register("s", credit=10_000)
         stored = client.values(600)

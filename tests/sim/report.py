@@ -53,13 +53,6 @@ class Effort:
     def scene_faults_per_site(self) -> int:
         return max(1, round(8 * self.scale))
 
-    def errnos_of(self, profile: str) -> tuple[int, ...]:
-        """What calls of a run fail with. One of the two that mean a full disk is enough for a profile where little is done."""
-        if self.scale > 1:
-            return ERRNOS
-        number = next(number for number, each in enumerate(PROFILES) if each.name == profile)
-        return errno.EIO, (errno.ENOSPC, errno.EDQUOT)[number % 2]
-
     @property
     def fault_seeds(self) -> int:
         return max(1, round(self.scale))
@@ -144,8 +137,7 @@ class FaultTask:
     def run(self) -> Report:
         report = Report()
         for seed in range(self.effort.seed, self.effort.seed + self.effort.fault_seeds):
-            errnos = self.effort.errnos_of(self.profile)
-            faults.sweep(profile_named(self.profile), seed, 1, report.faults, errnos)
+            faults.sweep(profile_named(self.profile), seed, 1, report.faults, ERRNOS)
         return report
 
 
