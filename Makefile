@@ -40,9 +40,10 @@ help:
 demo: $(STAMP)
 	@$(BIN)/python -m quiver_actors.demo
 
-# Several at a time: most of them wait for processes and disks. A file's tests stay together.
+# Several at a time: most of them wait for processes and disks. A file's tests stay together. In the order of the tree, so that the longest
+# files, which have few tests, do not come last.
 test: lint types
-	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile tests
+	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder tests
 
 test-cluster: $(STAMP)
 	$(PYTEST) -m cluster tests/cluster
