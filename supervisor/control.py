@@ -27,6 +27,7 @@ GUEST_SESSIONS_MAX = 8
 GUEST_FRAME_BYTES_MAX = 64 << 10
 _LENGTH = struct.Struct("<I")
 _PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+_TIMEVAL = struct.Struct("ll")
 _READ_BYTES = 64 << 10
 
 
@@ -260,6 +261,24 @@ def _uid_of(session: socket.socket) -> int:
     return int(uid)
 
 
+def _connect(path: str, timeout_seconds: float) -> socket.socket:
+    """A socket connected to the listener at `path`, with this timeout for each call on it.
+
+    The connect itself blocks under the kernel's own timeout: a non-blocking one fails at once (EAGAIN) while the listener's backlog is full,
+    as it is for a moment when many connect together.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        seconds, fraction = divmod(timeout_seconds, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(seconds), int(fraction * 1e6)))
+        connection.connect(path)
+        connection.settimeout(timeout_seconds)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 def request(path: str, message: Request, timeout_seconds: float = 5.0) -> Reply:
     """Send one request to the supervisor that listens at `path` and wait for the reply.
 
@@ -268,9 +287,7 @@ def request(path: str, message: Request, timeout_seconds: float = 5.0) -> Reply:
     """
     splitter = FrameSplitter()
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-            connection.settimeout(timeout_seconds)
-            connection.connect(path)
+        with _connect(path, timeout_seconds) as connection:
             connection.sendall(encode_frame(message))
             while arrived := connection.recv(_READ_BYTES):
                 for body in splitter.feed(arrived):

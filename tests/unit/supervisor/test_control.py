@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
@@ -38,6 +39,7 @@ class Served:
     def __init__(self, path: str) -> None:
         self.path = path
         self.requests: list[control.Request] = []
+        self._turn = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._server = control.ControlServer(path, self._selector, self._handle)
         self._stop, self._stopped = socket.socketpair()
@@ -50,12 +52,17 @@ class Served:
         self.requests.append(request)
         return control.Pong(pid=7) if isinstance(request, control.Ping) else control.Accepted()
 
+    def held(self) -> threading.Lock:
+        """While it is held, the server takes nothing up."""
+        return self._turn
+
     def _run(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 if key.data is None:
                     return
-                key.data()
+                with self._turn:
+                    key.data()
 
     def close(self) -> None:
         self._stop.send(b".")
@@ -120,3 +127,27 @@ def test_request_to_a_supervisor_that_does_not_answer_times_out(
         listener.listen()
         with pytest.raises(ControlError, match="timed out"):
             control.request("s", control.Ping(), timeout_seconds=0.05)
+
+
+def test_request_waits_its_turn_while_the_supervisors_backlog_is_full(served: Served) -> None:
+    with contextlib.ExitStack() as waiting, served.held():
+        queued = 0
+        while queued <= control.SESSIONS_MAX:
+            peer = waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            peer.setblocking(False)
+            try:
+                peer.connect(served.path)
+            except BlockingIOError:
+                break
+            queued += 1
+        with pytest.raises(BlockingIOError):
+            waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)).connect(
+                served.path
+            )
+        with pytest.raises(ControlError, match="temporarily unavailable"):
+            control.request(served.path, control.Ping(), timeout_seconds=0.05)
+        answers: list[control.Reply] = []
+        asking = threading.Thread(target=lambda: answers.append(control.request(served.path, control.Ping(), 30)))
+        asking.start()
+    asking.join()
+    assert answers == [control.Pong(pid=7)]
