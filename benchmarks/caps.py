@@ -4,7 +4,8 @@ share       four workers, one hot and three idle: how much of the cap the hot co
             quarter (one worker with a quarter of the cap). `throughput` is the rate at which it fills it.
 resume      a push waits at the cap; a subscriber acknowledges everything: from that being durable to the push being acknowledged.
 overload    a producer offers twice what a subscriber drains, under each policy, while the disk is looked at every 20 ms: how far usage
-            goes over the cap, refusals, bundles announced as lost, and bundles that were acknowledged and never came.
+            goes over the cap, refusals, bundles announced as lost (of these, bundles that the subscriber held at that moment, so that
+            they came as well), and acknowledged bundles that never came (of these, unannounced ones: must be none).
 
     python -m benchmarks.caps [--quick] [--json] [--rounds N] [--dir D] [--seconds N] [--drain MIB] [--cases share resume overload]
                               [--batch N] [--policies backpressure reject drop_oldest]
@@ -177,7 +178,9 @@ def overload(
         ),
         "refusals": refused[0],
         "announced": len(announced & acked),
+        "announced and delivered": len(announced & acked & delivered),
         "missing": len(acked - delivered),
+        "missing unannounced": len(acked - delivered - announced),
         "pushed": len(acked),
     }
 
