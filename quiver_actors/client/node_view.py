@@ -42,7 +42,7 @@ class NodeView(msgspec.Struct, frozen=True):
 class NodeDirectory:
     """Finds the sockets of the workers below one run directory. Keeps the newest view that it has read."""
 
-    __slots__ = ("_sockets", "run_dir", "view")
+    __slots__ = ("_sockets", "push_cores", "run_dir", "view")
 
     def __init__(self, run_dir: str | None = None) -> None:
         """Read the run directory's `node.json`.
@@ -57,11 +57,6 @@ class NodeDirectory:
     def cores(self) -> tuple[int, ...]:
         """The numbers of the workers, rising."""
         return tuple(self._sockets)
-
-    @property
-    def push_cores(self) -> tuple[int, ...]:
-        """Those of them that take bundles, rising."""
-        return tuple(sorted(entry.core for entry in self.view.cores if not entry.adopted))
 
     def refresh(self) -> None:
         """Read `node.json` again.
@@ -88,6 +83,8 @@ class NodeDirectory:
 
     def _take(self, view: NodeView) -> None:
         self.view = view
+        self.push_cores = tuple(sorted(entry.core for entry in view.cores if not entry.adopted))
+        """Those of `cores` that take bundles, rising."""
         self._sockets: Mapping[int, str] = {entry.core: entry.socket for entry in sorted(view.cores, key=_core_of)}
 
 
