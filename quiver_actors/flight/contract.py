@@ -71,6 +71,19 @@ class Schemas(msgspec.Struct, frozen=True):
     """Arrow IPC schema messages by slot id."""
 
 
+class AskSlotRows(msgspec.Struct, frozen=True, tag=True):
+    """How many rows sealed segments have in each slot, from their directories: no bundle is read."""
+
+    topic: str
+    segments: dict[int, list[int]]
+    """Numbers by core."""
+
+
+class SlotRows(msgspec.Struct, frozen=True):
+    by_core: dict[int, dict[int, dict[int, int]]]
+    """Core, segment, slot: rows. A slot that a segment does not have is not named, nor is a segment that is not there any more."""
+
+
 class AskWeights(msgspec.Struct, frozen=True, tag=True):
     """What each bundle of one segment weighs."""
 
@@ -124,7 +137,7 @@ class Done(msgspec.Struct, frozen=True):
     """Nothing to say."""
 
 
-Request = Look | AskSchemas | AskWeights | Acknowledge | ConfirmGap | Publish | DropRun
+Request = Look | AskSchemas | AskSlotRows | AskWeights | Acknowledge | ConfirmGap | Publish | DropRun
 
 
 class ReadTicket(msgspec.Struct, frozen=True):
@@ -138,6 +151,8 @@ class ReadTicket(msgspec.Struct, frozen=True):
     """Arrow IPC schema message of the batches wanted."""
     skip_missing: bool = False
     """Leave out segments that are not stored any more instead of failing."""
+    required: list[int] = []
+    """Leave out bundles that lack one of these slots, unread."""
 
 
 class Node(Protocol):
@@ -149,6 +164,8 @@ class Node(Protocol):
     def look(self, request: Look) -> Contents: ...
 
     def schemas(self, topic: str) -> Schemas: ...
+
+    def slot_rows(self, request: AskSlotRows) -> SlotRows: ...
 
     def weights(self, request: AskWeights) -> Weights: ...
 

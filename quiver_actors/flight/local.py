@@ -6,17 +6,19 @@ subscriber's time to live runs from then on.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
 from quiver_actors.client import Client
 from quiver_actors.client.hold import HeldCore, Hold
-from quiver_actors.errors import ClosedError, NotStored, WorkerUnavailable
+from quiver_actors.errors import ClosedError, NotStored, QuiverError, WorkerUnavailable
 from quiver_actors.flight.contract import (
     Acknowledge,
+    AskSlotRows,
     AskWeights,
     ConfirmGap,
     Contents,
@@ -26,6 +28,7 @@ from quiver_actors.flight.contract import (
     Look,
     ReadTicket,
     Schemas,
+    SlotRows,
     Weights,
     schema_bytes,
     schema_of,
@@ -33,6 +36,7 @@ from quiver_actors.flight.contract import (
 from quiver_actors.flight.rows import read_rows
 from quiver_actors.model import BundleId
 from quiver_actors.protocol.messages import SegmentInfo
+from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.transactions import Token
 from quiver_actors.transactions.states import StageState
 from quiver_actors.units import SECOND_NS
@@ -100,22 +104,32 @@ class LocalNode:
         return Contents(self.name, dict(client.topics()[request.topic].slots), cores)
 
     def schemas(self, topic: str) -> Schemas:
-        client = self._client()
         seen: set[tuple[int, bytes]] = set()
         by_slot: dict[int, list[bytes]] = {}
-        for core, infos in client.segments(topic).items():
-            for info in infos:
-                try:
-                    reader = client.read_segment(core, topic, info.segment_seq)
-                except NotStored:
-                    # Everybody was done with it since the list was made.
-                    continue
-                for stream in reader.streams:
-                    key = (stream.slot_id, stream.schema_fingerprint)
-                    if key not in seen:
-                        seen.add(key)
-                        by_slot.setdefault(stream.slot_id, []).append(schema_bytes(reader.schema(stream.stream_id)))
+        listed = {core: [info.segment_seq for info in infos] for core, infos in self._client().segments(topic).items()}
+        for _, _, reader in self._readers(topic, listed):
+            for stream in reader.streams:
+                key = (stream.slot_id, stream.schema_fingerprint)
+                if key not in seen:
+                    seen.add(key)
+                    by_slot.setdefault(stream.slot_id, []).append(schema_bytes(reader.schema(stream.stream_id)))
         return Schemas(by_slot)
+
+    def slot_rows(self, request: AskSlotRows) -> SlotRows:
+        by_core: dict[int, dict[int, dict[int, int]]] = {}
+        for core, segment_seq, reader in self._readers(request.topic, request.segments):
+            rows = by_core.setdefault(core, {}).setdefault(segment_seq, {})
+            for stream in reader.streams:
+                rows[stream.slot_id] = rows.get(stream.slot_id, 0) + stream.row_count
+        return SlotRows(by_core)
+
+    def _readers(self, topic: str, segments: Mapping[int, list[int]]) -> Iterator[tuple[int, int, SegmentReader]]:
+        """Core, number and reader of those that are still there: everybody may be done with one since it was listed."""
+        client = self._client()
+        for core, segment_seqs in segments.items():
+            for segment_seq in segment_seqs:
+                with contextlib.suppress(NotStored):
+                    yield core, segment_seq, client.read_segment(core, topic, segment_seq)
 
     def weights(self, request: AskWeights) -> Weights:
         reader = self._client().read_segment(request.core, request.topic, request.segment_seq)
@@ -141,7 +155,12 @@ class LocalNode:
 
     def publish(self, tokens: Sequence[str]) -> None:
         # The decision's tokens for this node are all in one request: what else it holds of the transaction has lost.
-        self._client().publish([Token.decode(token) for token in tokens], drop_others=True)
+        client, decoded = self._client(), [Token.decode(token) for token in tokens]
+        client.publish(decoded, drop_others=True)
+        for run in {(token.topic, token.txn_id, token.epoch) for token in decoded}:
+            # Workers without a winner were not asked yet. What cannot be dropped now goes after its time to live.
+            with contextlib.suppress(QuiverError):
+                _drop_run_once(client, DropRun(*run))
 
     def drop_run(self, request: DropRun) -> None:
         client = self._client()
@@ -160,6 +179,7 @@ class LocalNode:
             ticket.ranges,
             schema_of(ticket.schema),
             skip_missing=ticket.skip_missing,
+            required=ticket.required,
         )
 
     def close_idle_holds(self, idle_seconds: float = HOLD_IDLE_SECONDS) -> None:

@@ -15,6 +15,7 @@ from quiver_actors.errors import NotAllowed, ProtocolError, QuiverError, WorkerU
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSchemas,
+    AskSlotRows,
     AskWeights,
     ConfirmGap,
     Contents,
@@ -25,6 +26,7 @@ from quiver_actors.flight.contract import (
     ReadTicket,
     Request,
     Schemas,
+    SlotRows,
     Weights,
 )
 
@@ -65,6 +67,9 @@ class RemoteNode:
 
     def schemas(self, topic: str) -> Schemas:
         return self._ask(AskSchemas(topic), Schemas)
+
+    def slot_rows(self, request: AskSlotRows) -> SlotRows:
+        return self._ask(request, SlotRows)
 
     def weights(self, request: AskWeights) -> Weights:
         return self._ask(request, Weights)

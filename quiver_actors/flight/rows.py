@@ -5,7 +5,7 @@ Columns that begin with `_quiver_` tell where a row is stored; they are made whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -35,8 +35,12 @@ def read_rows(
     target: pa.Schema,
     *,
     skip_missing: bool = False,
+    required: Collection[int] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Batches of exactly `target`, one for each bundle that has rows in the slots. Value buffers point into the mapped file where they can.
+
+    Args:
+        required: bundles that lack one of these slots are left out unread.
 
     Raises:
         NotStored: a segment is not there any more, unless `skip_missing`.
@@ -50,12 +54,25 @@ def read_rows(
             if skip_missing:
                 continue
             raise
-        for index in range(piece.bundle_start, piece.bundle_end):
-            batch = rows_of(segment.bundle(index, tuple(slots.values())), slots)
-            if batch is not None and batch.num_rows:
-                yield conform(
-                    _with_metadata(batch, target, segment, (node, piece.core, piece.segment_seq, index)), target
-                )
+        yield from read_range(segment, node, piece, slots, target, required)
+
+
+def read_range(
+    segment: SegmentReader,
+    node: str,
+    piece: BundleRange,
+    slots: Mapping[str, int],
+    target: pa.Schema,
+    required: Collection[int] = (),
+) -> Iterator[pa.RecordBatch]:
+    """As `read_rows`, of one segment."""
+    for index in range(piece.bundle_start, piece.bundle_end):
+        if not set(segment.slot_ids(index)).issuperset(required):
+            continue
+        batch = rows_of(segment.bundle(index, tuple(slots.values())), slots)
+        if batch is not None and batch.num_rows:
+            place = (node, piece.core, piece.segment_seq, index)
+            yield conform(_with_metadata(batch, target, segment, place), target)
 
 
 def rows_of(bundle: Mapping[int, pa.RecordBatch], slots: Mapping[str, int]) -> pa.RecordBatch | None:

@@ -19,6 +19,7 @@ from quiver_actors.errors import ProtocolError, QuiverError
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSchemas,
+    AskSlotRows,
     AskWeights,
     ConfirmGap,
     Done,
@@ -33,7 +34,8 @@ from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.remote import ERROR_PREFIX
 
 _REQUESTS: dict[str, type[Request]] = {
-    kind.__name__: kind for kind in (Look, AskSchemas, AskWeights, Acknowledge, ConfirmGap, Publish, DropRun)
+    kind.__name__: kind
+    for kind in (Look, AskSchemas, AskSlotRows, AskWeights, Acknowledge, ConfirmGap, Publish, DropRun)
 }
 _HOLDS_LOOKED_AT_SECONDS = 10.0
 
@@ -95,6 +97,8 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
                 return node.look(request)
             case AskSchemas():
                 return node.schemas(request.topic)
+            case AskSlotRows():
+                return node.slot_rows(request)
             case AskWeights():
                 return node.weights(request)
             case Acknowledge():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from quiver_actors.flight.contract import BundleRange
+from quiver_actors.flight.contract import BundleRange, SlotRows
 from quiver_actors.spark.offsets import Place
 
 
@@ -86,3 +86,27 @@ def ranges_between(
         if first < last:
             found.append(StoredRange(place, segment_seq, first[1], last[1], bundle_count, size_bytes))
     return found
+
+
+def segments_of(stored: Iterable[StoredRange], node: str) -> dict[int, list[int]]:
+    """The segments that the ranges of a node lie in, by core."""
+    found: dict[int, list[int]] = {}
+    for piece in stored:
+        if piece.place.node == node:
+            found.setdefault(piece.place.core, []).append(piece.segment_seq)
+    return found
+
+
+def having_slots(
+    stored: Iterable[StoredRange], rows: Mapping[str, SlotRows], selected: Collection[int], required: Collection[int]
+) -> list[StoredRange]:
+    """Ranges of segments that have rows in a selected slot, and in every required one.
+
+    One that its node (the key of `rows`) did not find stays: whoever reads it says what became of it.
+    """
+
+    def may_have_rows(piece: StoredRange) -> bool:
+        found = rows[piece.place.node].by_core.get(piece.place.core, {}).get(piece.segment_seq)
+        return found is None or (any(map(found.get, selected)) and all(map(found.get, required)))
+
+    return [piece for piece in stored if may_have_rows(piece)]

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from quiver_actors.errors import UsageError
 from quiver_actors.flight.conform import spark_schema
 from quiver_actors.flight.contract import (
+    AskSlotRows,
     AskWeights,
     Contents,
     CoreContents,
@@ -33,7 +34,15 @@ from quiver_actors.spark import offsets
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import EARLIEST, SourceOptions
-from quiver_actors.spark.plan import Extent, PlannedPartition, StoredRange, plan_partitions, ranges_between
+from quiver_actors.spark.plan import (
+    Extent,
+    PlannedPartition,
+    StoredRange,
+    having_slots,
+    plan_partitions,
+    ranges_between,
+    segments_of,
+)
 
 Slots = Mapping[str, int]
 """The slots that a read selects: name as the user gave it, or the slot's own, and id."""
@@ -70,6 +79,11 @@ class TopicReader(DataSourceReader):
         if not stored:
             return []
         slots = selected_slots(options, contents)
+        if options.slots:
+            rows = nodes.ask(
+                contents, lambda node: node.slot_rows(AskSlotRows(options.topic, segments_of(stored, node.name)))
+            )
+            stored = having_slots(stored, rows, slots.values(), options.where.required_slots(slots))
         return read_partitions(options, slots, arrow_schema(self._schema), stored)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -98,9 +112,10 @@ def read_partitions(
     options.where.check(target)
     nodes = node_set(options)
     schema = schema_bytes(target)
+    required = options.where.required_slots(slots)
 
     def partition(planned: PlannedPartition) -> TopicPartition:
-        ticket = ReadTicket(options.topic, dict(slots), planned.ranges, schema, not options.fail_on_data_loss)
+        ticket = ReadTicket(options.topic, dict(slots), planned.ranges, schema, not options.fail_on_data_loss, required)
         return TopicPartition(planned.place, nodes.location(planned.place.node), ticket)
 
     planned = plan_partitions(stored, options.max_partition_bytes, options.min_partitions)

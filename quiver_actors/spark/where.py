@@ -109,6 +109,10 @@ class Where:
             if column in spans
         )
 
+    def required_slots(self, slots: Mapping[str, int]) -> list[int]:
+        """Slots that a bundle must have for a row to be wanted: with several selected, a column is a slot, and null where there is none."""
+        return sorted({slots[term.column] for term in self.terms if term.column in slots and term.kind != "IS NULL"})
+
     def filtered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches of the rows that are wanted."""
         for batch in batches:

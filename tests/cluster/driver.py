@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def slowly(seconds: float) -> Any:
-    """For mapInArrow: passes batches on and takes its time, so that something can happen meanwhile."""
+def slowly(seconds: float, rows: int) -> Any:
+    """For mapInArrow: passes so many rows at a time on, and takes its time before each, so that something can happen meanwhile."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import threading
 
         pause = threading.Event()
         for batch in batches:
-            for start in range(0, batch.num_rows, 100):
+            for start in range(0, batch.num_rows, rows):
                 pause.wait(seconds)
-                yield batch.slice(start, 100)
+                yield batch.slice(start, rows)
 
     return run
 
@@ -36,7 +36,7 @@ def slowly(seconds: float) -> Any:
 def write(spark: SparkSession, first: int, count: int, options: dict[str, str]) -> None:
     """Numbers, with something beside each that tells whether a row is whole."""
     frame = spark.range(first, first + count, 1, 4).selectExpr("id", "md5(CAST(id AS STRING)) AS content")
-    slow = frame.mapInArrow(slowly(0.04), "id long, content string")
+    slow = frame.mapInArrow(slowly(0.04, rows=100), "id long, content string")
     slow.write.format("quiver").options(**options).mode("append").save()
 
 

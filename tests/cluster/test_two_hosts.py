@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -18,6 +18,7 @@ import pytest
 from quiver_actors import spark as qs
 from quiver_actors.client import connect
 from quiver_actors.spark.testing import ClusterNode, StandaloneCluster
+from tests.cluster.driver import slowly
 from tests.cluster.looking import everywhere, memory_bytes, numbers, staged
 from tests.integration.spark_node import wait_until
 
@@ -42,21 +43,6 @@ def spark(cluster: StandaloneCluster) -> Iterator[SparkSession]:
 
 def save(frame: DataFrame, topic: str, **options: str) -> None:
     frame.write.format("quiver").options(topic=topic, **options).mode("append").save()
-
-
-def slowly(seconds: float = 0.0) -> Any:
-    """For mapInArrow: passes batches on and takes its time, so that something can happen meanwhile."""
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import threading
-
-        pause = threading.Event()
-        for batch in batches:
-            for start in range(0, batch.num_rows, 250):
-                pause.wait(seconds)
-                yield batch.slice(start, 250)
-
-    return run
 
 
 def test_rows_go_to_the_node_of_their_task_and_are_read_from_all(
@@ -131,7 +117,7 @@ def kill(pids: list[int]) -> None:
 
 
 def test_an_executor_that_is_killed_costs_and_doubles_nothing(spark: SparkSession, cluster: StandaloneCluster) -> None:
-    frame = spark.range(0, 4000, 1, 4).mapInArrow(slowly(0.1), "id long")
+    frame = spark.range(0, 4000, 1, 4).mapInArrow(slowly(0.1, rows=250), "id long")
     write = Disturbed(cluster, frame, "executor", stageTtl="60s")
     write.when_staged(cluster.hosts[0], lambda: kill(cluster.hosts[0].executor_pids()))
     write.finish()
@@ -140,7 +126,7 @@ def test_an_executor_that_is_killed_costs_and_doubles_nothing(spark: SparkSessio
 
 
 def test_a_python_worker_that_is_killed(spark: SparkSession, cluster: StandaloneCluster) -> None:
-    frame = spark.range(0, 4000, 1, 4).mapInArrow(slowly(0.1), "id long")
+    frame = spark.range(0, 4000, 1, 4).mapInArrow(slowly(0.1, rows=250), "id long")
     write = Disturbed(cluster, frame, "python")
     write.when_staged(cluster.hosts[1], lambda: kill(cluster.hosts[1].python_worker_pids()))
     write.finish()
@@ -148,7 +134,7 @@ def test_a_python_worker_that_is_killed(spark: SparkSession, cluster: Standalone
 
 
 def test_a_quiver_worker_that_is_killed(spark: SparkSession, cluster: StandaloneCluster) -> None:
-    frame = spark.range(0, 4000, 1, 4).mapInArrow(slowly(0.1), "id long")
+    frame = spark.range(0, 4000, 1, 4).mapInArrow(slowly(0.1, rows=250), "id long")
     write = Disturbed(cluster, frame, "quiver")
     write.when_staged(cluster.hosts[0], lambda: kill(cluster.hosts[0].quiver_worker_pids()))
     write.finish()

@@ -35,11 +35,12 @@ TOPICS = (
         "pushed",
         "teed",
         "foreach",
+        "traced",
     ),
 )
 SPARK_CONFIG = (
     "[segment]\ntarget_size = '64KiB'\nmax_open_duration = '200ms'\n"
-    "[topics.travel.slots]\nflights = 0\nweather = 1\n[topics.slots.slots]\na = 3\nb = 5\n"
+    "[topics.travel.slots]\nflights = 0\nweather = 1\n[topics.slots.slots]\na = 3\nb = 5\n[topics.statistics.slots]\na = 0\nb = 1\n"
     + "".join(f"[topics.{topic}]\n" for topic in TOPICS)
 )
 

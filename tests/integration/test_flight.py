@@ -14,6 +14,7 @@ import pytest
 from quiver_actors.errors import NotAllowed, NotStored, TransactionAborted, UnknownTopic, WorkerUnavailable
 from quiver_actors.flight.contract import (
     Acknowledge,
+    AskSlotRows,
     AskWeights,
     BundleRange,
     Contents,
@@ -21,6 +22,7 @@ from quiver_actors.flight.contract import (
     HoldTerms,
     Look,
     ReadTicket,
+    SlotRows,
     schema_bytes,
 )
 from quiver_actors.flight.local import LocalNode
@@ -87,6 +89,9 @@ def test_a_remote_node_answers_as_the_local_one(node: Node, tmp_path: Path) -> N
         weights = AskWeights("default", core.core, core.segments[0].segment_seq, None)
         assert remote.weights(weights) == local.weights(weights)
         assert sum(remote.weights(weights).rows) == core.segments[0].row_count
+        ask = AskSlotRows("default", {core.core: [core.segments[0].segment_seq, 999]})
+        expected = {core.core: {core.segments[0].segment_seq: {0: core.segments[0].row_count}}}
+        assert remote.slot_rows(ask) == local.slot_rows(ask) == SlotRows(expected)
         with pytest.raises(UnknownTopic, match="node-a"):
             remote.look(Look("nowhere"))
         with pytest.raises(NotStored):
@@ -144,6 +149,22 @@ def test_only_who_trusts_the_certificate_and_has_the_token_reads(node: Node, tmp
                 node_set(parse_options(options, READ)).get("node-a").look(Look("default"))
         with pytest.raises(WorkerUnavailable):
             RemoteNode("node-a", location.replace("grpc+tls", "grpc"), timeout_seconds=5).look(Look("default"))
+
+
+def test_losers_go_with_the_publish_from_every_worker_of_the_node(node: Node) -> None:
+    with node.client() as client:
+        tokens = {}
+        for number in range(8):  # keys of both workers
+            stage = client.stage("raced", topic="other", partition=0, attempt=number, key=str(number))
+            stage.push(pa.record_batch({"n": [number]}, schema=SCHEMA))
+            token = stage.prepare()
+            assert token is not None
+            tokens[token.core] = token
+        assert set(tokens) == {0, 1}
+        LocalNode("node-a", lambda: client).publish([tokens[0].encode()])
+        wait_until(lambda: not any(client.staged("other").values()), "the end of what has lost")
+        stored = [bundle for core in tokens for bundle in client.read("other", core)]
+        assert [bundle.bundle_id.core for bundle in stored] == [0]
 
 
 def test_an_epoch_that_was_aborted_is_dropped_whatever_it_has_staged(node: Node) -> None:

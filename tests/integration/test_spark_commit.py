@@ -272,6 +272,31 @@ def test_transform_and_push_in_one(spark: SparkSession, node: Node) -> None:
     assert len(numbers(node, "pushed")) == 2010
 
 
+def test_a_write_belongs_to_the_trace_that_it_is_given(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    """By the sink, by `push` and by a stream: the trace is with every bundle."""
+    by_write, by_push, by_stream = (f"00-{number:032x}-{number:016x}-01" for number in (1, 2, 3))
+    save(spark.range(0, 20, 1, 2), "traced", traceparent=by_write)
+    qs.push(spark.range(20, 40, 1, 2), "traced", traceparent=by_push)
+    save(spark.range(40, 50, 1, 1), "traced")
+    sink = Sink(spark, tmp_path, "traced")
+    sink.add(50, 10)
+    sink.run(partitions=1, traceparent=by_stream)
+    found: dict[str, list[int]] = {}
+    with node.client() as client, client.subscribe("tracer", topic="traced", start="earliest") as subscription:
+        while sum(map(len, found.values())) < 60:
+            delivery = subscription.get(60)
+            assert delivery is not None, f"only these came: {found}"
+            trace = delivery.trace_context.get("traceparent", "")
+            found.setdefault(trace, []).extend(delivery.batch.column("id").to_pylist())
+            delivery.ack()
+    assert {trace: sorted(ids) for trace, ids in found.items()} == {
+        by_write: list(range(20)),
+        by_push: list(range(20, 40)),
+        "": list(range(40, 50)),
+        by_stream: list(range(50, 60)),
+    }
+
+
 def test_tee_stores_what_goes_on(spark: SparkSession, node: Node) -> None:
     frame = spark.range(0, 1000, 1, 2)
     assert frame.mapInArrow(qs.tee("teed"), frame.schema).count() == 1000

@@ -14,6 +14,8 @@ import pytest
 
 from quiver_actors.client import connect
 from quiver_actors.spark import use
+from quiver_actors.spark.options import READ, parse_options
+from quiver_actors.spark.reader import TopicPartition, TopicReader, stored_schema
 from tests.integration.spark_node import Node
 
 if TYPE_CHECKING:
@@ -85,6 +87,25 @@ def test_one_slot_of_bundles_with_slots_of_different_length(spark: SparkSession,
         load(spark, "travel")
     with pytest.raises(Exception, match="flights 3, weather 1"):
         load(spark, "travel", slots="flights,weather").collect()
+
+
+def test_segments_without_a_wanted_slot_are_not_even_planned(spark: SparkSession, node: Node) -> None:
+    a, b = pa.table({"x": [1, 2]}), pa.table({"y": ["p", "q"]})
+    with connect(node.run_dir) as client:
+        for bundle in ({"a": a}, {"a": a, "b": b}, {"b": b}):
+            client.push(bundle, topic="statistics", key="one worker")
+            client.flush("statistics")
+
+    def planned(**options: str) -> int:
+        checked = parse_options({"topic": "statistics", "runDir": str(node.run_dir), **options}, READ)
+        partitions = TopicReader(checked, stored_schema(checked)).partitions()
+        return sum(len(each.ticket.ranges) for each in partitions if isinstance(each, TopicPartition))
+
+    assert (planned(slots="a"), planned(slots="b"), planned(slots="a,b")) == (2, 2, 3)
+    assert planned(slots="a,b", where="b IS NOT NULL AND a IS NOT NULL") == 1
+    whole = load(spark, "statistics", slots="a,b")
+    for where in ("b IS NOT NULL", "b IS NULL", "a IS NOT NULL AND b IS NOT NULL"):
+        assert rows(load(spark, "statistics", slots="a,b", where=where)) == rows(whole.where(where)), where
 
 
 def test_what_others_push_is_read_in_sparks_types(spark: SparkSession, node: Node) -> None:
@@ -219,9 +240,15 @@ def test_a_write_that_cannot_work_says_why(spark: SparkSession, case: str) -> No
         write()
 
 
-def test_a_session_outlives_a_restart_of_its_node(spark: SparkSession, node: Node) -> None:
+def test_a_session_outlives_a_restart_of_its_node_and_waits_for_it(spark: SparkSession, node: Node) -> None:
+    def write() -> None:
+        use(spark)
+        save(spark.range(10, 20), "restart")
+
     save(spark.range(0, 10), "restart")
     node.stop()
-    node.start()
-    save(spark.range(10, 20), "restart")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(write)
+        node.start()
+        waiting.result(timeout=120)
     assert rows(load(spark, "restart")) == sorted(({"id": n} for n in range(20)), key=repr)

@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from quiver_actors.errors import InvalidBundle, UsageError
-from quiver_actors.flight.rows import rows_of
+from quiver_actors.errors import FormatError, InvalidBundle, UsageError
+from quiver_actors.flight.contract import BundleRange
+from quiver_actors.flight.rows import read_range, rows_of
+from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.spark.bundling import bundles_of, by_key, sized
 from quiver_actors.spark.options import SourceOptions
 from quiver_actors.spark.writer import TopicWriter
+from tests.unit.segment.logfile import LogFile
 
 STRUCTS = pa.schema([("a", pa.struct([("x", pa.int64())])), ("b", pa.struct([("y", pa.string())]))])
 SLOTS = {"a": 0, "b": 1}
@@ -54,6 +57,28 @@ def test_rows_with_the_same_slots_share_a_bundle_and_every_row_comes_back() -> N
         assert read is not None
         back += [{"a": row.get("a"), "b": row.get("b")} for row in read.to_pylist()]
     assert sorted(back, key=repr) == sorted(rows, key=repr)
+
+
+def test_a_bundle_without_a_required_slot_is_left_out_unread() -> None:
+    a, b = pa.record_batch({"x": [1, 2]}), pa.record_batch({"y": ["p", "q"]})
+    log = LogFile()
+    for bundle in ({0: a}, {0: a, 1: b}):
+        log.push(bundle)
+    data = bytearray(log.seal())
+    stream = next(stream for stream in SegmentReader(bytes(data)).streams if stream.slot_id == 0)
+    ends_at = stream.byte_offset + stream.byte_length
+
+    def read(bundles: int, required: list[int]) -> list[dict[str, object]]:
+        segment = SegmentReader(bytes(data))
+        batches = read_range(segment, "node", BundleRange(0, 7, 0, bundles), SLOTS, STRUCTS, required)
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    assert [row["b"] for row in read(2, [])] == [None, None, {"y": "p"}, {"y": "q"}]
+    assert [row["b"] for row in read(2, [1])] == [{"y": "p"}, {"y": "q"}]
+    data[ends_at - 6 : ends_at] = b"ruined"
+    with pytest.raises(FormatError):
+        read(1, [])
+    assert read(1, [1]) == []
 
 
 def test_a_row_without_any_slot_is_refused() -> None:

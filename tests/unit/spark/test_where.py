@@ -104,5 +104,18 @@ def test_segments_that_cannot_hold_what_is_wanted_are_not_read(text: str, is_rea
     assert parse_where(text).may_hold(Place("a", 1), 5, 1_000_000_000, 2_000_000_000) == is_read
 
 
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ("weather IS NOT NULL", [1]),
+        ("weather IS NOT NULL AND flights IS NOT NULL", [0, 1]),
+        ("weather IS NULL", []),
+        ("temp > 3", []),
+    ],
+)
+def test_slots_that_a_bundle_must_have(text: str, slots: list[int]) -> None:
+    assert parse_where(text).required_slots({"flights": 0, "weather": 1}) == slots
+
+
 def test_a_segment_without_times_is_read() -> None:
     assert parse_where("_quiver_ingestion_time > '2020-01-01T00:00:00Z'").may_hold(Place("a", 1), 5, 0, 0)
