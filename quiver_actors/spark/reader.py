@@ -8,7 +8,7 @@ planning and reading fails its task with an error, or is left out with `failOnDa
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -25,6 +25,7 @@ from quiver_actors.flight.contract import (
     Look,
     Node,
     ReadTicket,
+    SlotRows,
     schema_bytes,
     schema_of,
 )
@@ -80,9 +81,7 @@ class TopicReader(DataSourceReader):
             return []
         slots = selected_slots(options, contents)
         if options.slots:
-            rows = nodes.ask(
-                contents, lambda node: node.slot_rows(AskSlotRows(options.topic, segments_of(stored, node.name)))
-            )
+            rows = slot_rows(options, stored)
             stored = having_slots(stored, rows, slots.values(), options.where.required_slots(slots))
         return read_partitions(options, slots, arrow_schema(self._schema), stored)
 
@@ -168,16 +167,41 @@ def selected_slots(options: SourceOptions, contents: Mapping[str, Contents]) -> 
         UsageError: they have several.
         UnknownSlot: the option names one that the topic does not have.
     """
+    named = named_slots(options, contents)
+    return only_slot(options, contents, _schemas_of(options, contents)) if named is None else named
+
+
+def named_slots(options: SourceOptions, contents: Mapping[str, Contents]) -> Slots | None:
+    """The slots that the option names, else the only one that the topic declares. None: it is what bundles have.
+
+    Raises:
+        UnknownSlot: the option names one that the topic does not have.
+    """
     table = SlotTable(next(iter(contents.values())).slots)
     if options.slots:
         return {str(slot): table.resolve(slot) for slot in options.slots}
-    if len(table.declared) == 1:
-        return table.declared
-    slot_ids = sorted(_schemas_of(options, contents))
+    return table.declared if len(table.declared) == 1 else None
+
+
+def only_slot(options: SourceOptions, contents: Mapping[str, Contents], slot_ids: Collection[int]) -> Slots:
+    """
+    Raises:
+        UsageError: there are several.
+    """
     if len(slot_ids) > 1:
-        names = ", ".join(table.name_of(slot_id) or str(slot_id) for slot_id in slot_ids)
+        table = SlotTable(next(iter(contents.values())).slots)
+        names = ", ".join(table.name_of(slot_id) or str(slot_id) for slot_id in sorted(slot_ids))
         raise UsageError(f"topic {options.topic!r} has bundles with the slots {names}: choose with option 'slots'")
     return {str(slot_id): slot_id for slot_id in slot_ids}
+
+
+def slot_rows(options: SourceOptions, stored: Sequence[StoredRange]) -> dict[str, SlotRows]:
+    """What the segments that these ranges lie in have in which slot, by node."""
+
+    def ask(node: Node) -> SlotRows:
+        return node.slot_rows(AskSlotRows(options.topic, segments_of(stored, node.name)))
+
+    return node_set(options).ask({piece.place.node for piece in stored}, ask)
 
 
 def _schemas_of(options: SourceOptions, contents: Mapping[str, Contents]) -> dict[int, list[pa.Schema]]:

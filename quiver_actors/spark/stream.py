@@ -27,7 +27,7 @@ from quiver_actors.flight.contract import (
     Look,
     Node,
 )
-from quiver_actors.model import SlotTable, check_id
+from quiver_actors.model import ENVELOPE_SLOT, SlotTable, check_id
 from quiver_actors.protocol.messages import Gap
 from quiver_actors.spark import offsets
 from quiver_actors.spark.admission import Budget, admitted
@@ -36,12 +36,15 @@ from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import EARLIEST, SourceOptions
 from quiver_actors.spark.plan import Extent, StoredRange, ranges_between
 from quiver_actors.spark.reader import (
+    Slots,
     arrow_schema,
     head_of,
+    named_slots,
+    only_slot,
     position_at,
     read_partition,
     read_partitions,
-    selected_slots,
+    slot_rows,
 )
 
 try:
@@ -76,6 +79,8 @@ class TopicStreamReader(DataSourceStreamReader):
         """Behind everything that was sealed at the last look."""
         self._contents: dict[str, Contents] = {}
         self._gaps_seen: set[tuple[Place, int]] = set()
+        self._slot_ids: set[int] = set()
+        """That were met so far; only where neither the option nor the topic says what is read."""
 
     def __getstate__(self) -> dict[str, Any]:
         """What tasks need: options and schema."""
@@ -130,8 +135,7 @@ class TopicStreamReader(DataSourceStreamReader):
                 stored += ranges_between(place, segments, first, last)
         if not stored:
             return []
-        slots = selected_slots(self._options, self._contents)
-        return read_partitions(self._options, slots, arrow_schema(self._schema), stored)
+        return read_partitions(self._options, self._slots(stored), arrow_schema(self._schema), stored)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self._options, partition)
@@ -176,6 +180,21 @@ class TopicStreamReader(DataSourceStreamReader):
             core = self._core(place)
             begin[place] = end[place] if core is None or core.oldest is None else offsets.position(*core.oldest)
         return begin
+
+    def _slots(self, stored: list[StoredRange]) -> Slots:
+        """What is read. Where nobody names it, the segments of the micro-batch are asked, and not all that are stored.
+
+        Raises:
+            UsageError: the query has come to a second slot.
+        """
+        named = named_slots(self._options, self._contents)
+        if named is not None:
+            return named
+        for found in slot_rows(self._options, stored).values():
+            for segments in found.by_core.values():
+                for rows in segments.values():
+                    self._slot_ids |= rows.keys() - {ENVELOPE_SLOT}
+        return only_slot(self._options, self._contents, self._slot_ids)
 
     def _look(self, start: Positions, *, flush: bool = False) -> Positions:
         """Ask all nodes what they hold, attached to the query's subscriber; where each worker ends now."""

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.flight as fl
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
 from quiver_actors.errors import NotAllowed, NotStored, TransactionAborted, UnknownTopic, WorkerUnavailable
 from quiver_actors.flight.contract import (
@@ -28,12 +30,17 @@ from quiver_actors.flight.contract import (
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.members import MemberDirectory, members_of
 from quiver_actors.flight.remote import RemoteNode
+from quiver_actors.flight.server import NodeServer
 from quiver_actors.spark.nodes import node_set
-from quiver_actors.spark.options import READ, parse_options
+from quiver_actors.spark.options import READ, READ_STREAM, parse_options
+from quiver_actors.spark.stream import LimitedStreamReader
 from tests.integration.flight_tls import written_to
 from tests.integration.spark_node import Node, wait_until
 
-CONFIG = "node = 'node-a'\n[segment]\nmax_open_duration = '200ms'\n[topics.held]\n[topics.other]\n"
+CONFIG = (
+    "node = 'node-a'\n[segment]\nmax_open_duration = '200ms'\n[topics.held]\n[topics.other]\n[topics.raced]\n"
+    "[topics.named.slots]\nonly = 0\n"
+)
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
@@ -151,19 +158,49 @@ def test_only_who_trusts_the_certificate_and_has_the_token_reads(node: Node, tmp
             RemoteNode("node-a", location.replace("grpc+tls", "grpc"), timeout_seconds=5).look(Look("default"))
 
 
+class Counting(NodeServer):
+    """Remembers what it was asked."""
+
+    def __init__(self, node: LocalNode) -> None:
+        self.asked: list[str] = []
+        super().__init__(node, "grpc://127.0.0.1:0")
+
+    def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[bytes]:
+        self.asked.append(action.type)
+        return super().do_action(context, action)
+
+
+@pytest.mark.parametrize(("topic", "asked"), [("named", []), ("default", ["AskSlotRows"])])
+def test_planning_a_micro_batch_is_one_round_trip(node: Node, tmp_path: Path, topic: str, asked: list[str]) -> None:
+    """And one more, about the segments of the micro-batch only, where the topic does not say which slots it has."""
+    with node.client() as client, Counting(LocalNode("node-a", lambda: client)) as server:
+        if topic == "named":
+            client.push_many([pa.record_batch({"n": range(40)}, schema=SCHEMA)], topic=topic)
+            client.flush(topic)
+        given = {"nodes": f"node-a=grpc://127.0.0.1:{server.port}", "runDir": str(tmp_path), "topic": topic}
+        options = parse_options({**given, "startingOffsets": "earliest", "pushTimeout": "30s"}, READ_STREAM)
+        reader = LimitedStreamReader(options, StructType([StructField("n", LongType())]))
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        partitions = reader.partitions(start, end)
+        assert server.asked == ["Look", *asked]
+        rows = [n for each in partitions for batch in reader.read(each) for n in batch.column("n").to_pylist()]
+        assert sorted(rows) == list(range(40))
+
+
 def test_losers_go_with_the_publish_from_every_worker_of_the_node(node: Node) -> None:
     with node.client() as client:
         tokens = {}
         for number in range(8):  # keys of both workers
-            stage = client.stage("raced", topic="other", partition=0, attempt=number, key=str(number))
+            stage = client.stage("raced", topic="raced", partition=0, attempt=number, key=str(number))
             stage.push(pa.record_batch({"n": [number]}, schema=SCHEMA))
             token = stage.prepare()
             assert token is not None
             tokens[token.core] = token
         assert set(tokens) == {0, 1}
         LocalNode("node-a", lambda: client).publish([tokens[0].encode()])
-        wait_until(lambda: not any(client.staged("other").values()), "the end of what has lost")
-        stored = [bundle for core in tokens for bundle in client.read("other", core)]
+        wait_until(lambda: not any(client.staged("raced").values()), "the end of what has lost")
+        stored = [bundle for core in tokens for bundle in client.read("raced", core)]
         assert [bundle.bundle_id.core for bundle in stored] == [0]
 
 

@@ -25,7 +25,9 @@ pytestmark = [
 ]
 
 
-needs_limits = pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="needs Spark 4.2: limits, Trigger.AvailableNow, lag")
+needs_limits = pytest.mark.skipif(
+    not HAS_ADMISSION_CONTROL, reason="needs Spark 4.2: limits, Trigger.AvailableNow, lag"
+)
 
 
 def push(node: Node, topic: str, first: int, count: int, bundle_rows: int = 10) -> None:
