@@ -264,8 +264,8 @@ def _uid_of(session: socket.socket) -> int:
 def _connect(path: str, timeout_seconds: float) -> socket.socket:
     """A socket connected to the listener at `path`, with this timeout for each call on it.
 
-    The connect itself blocks under the kernel's own timeout: a non-blocking one fails at once (EAGAIN) while the listener's backlog is full,
-    as it is for a moment when many connect together.
+    The connect itself blocks under the kernel's own timeout: a non-blocking one fails at once (EAGAIN) while the listener's backlog is
+    full, as it is for a moment when many connect together.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
