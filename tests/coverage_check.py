@@ -26,7 +26,10 @@ SUITES: tuple[tuple[str, ...], ...] = (
         "no:cacheprovider",
         "-o",
         "timeout=0",
-        *(f"tests/unit/{name}" for name in ("wal", "segment", "subscriber", "retention", "engine", "transactions")),
+        *(
+            f"tests/unit/{name}"
+            for name in ("wal", "segment", "subscriber", "retention", "recovery", "engine", "transactions")
+        ),
         "tests/contract",
         "tests/golden",
         "tests/property/test_contents.py",

@@ -2,7 +2,8 @@
 
 For each edit the cheapest questions come first: the tests named beside it, simulated nodes, then ever longer suites, until something
 fails. What fails is asked again without the edit, and counts only if it passes there: then the edit is caught. The table and, last, one
-JSON line are printed; exit code 0 when at least 95 % were caught.
+JSON line are printed; exit code 0 when at least 95 % were caught. With `--keep FILE` a long run may be done in parts: what was caught is
+kept there and not asked again, unless the edit was changed. The file is worth as much as the source stays as it was.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 from tests.mutation.edits import EDITS, Edit
 
@@ -65,23 +67,50 @@ def main() -> int:
     parser.add_argument("--only", default="", help="edits whose name has this in it")
     parser.add_argument("--part", default="0:", help="FIRST:END of the table")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--keep", type=Path, help="a file of what was caught: it is not asked again")
     arguments = parser.parse_args()
     first, _, end = arguments.part.partition(":")
     chosen = [edit for edit in EDITS[int(first) : int(end or len(EDITS))] if arguments.only in edit.name]
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="qv-mutation-") as made, ThreadPoolExecutor(arguments.jobs) as pool:
-        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        for number in range(arguments.jobs):
-            copies.put(_copy_to(Path(made) / str(number)))
-        verdicts = []
-        for verdict in pool.map(lambda edit: _examine_in_one_of(copies, edit), chosen):
-            verdicts.append(verdict)
-            print(f"{verdict.seconds:6.1f} s  {verdict.edit.name:<55} {verdict.caught_by}", flush=True)
+    verdicts = []
+    for verdict in _verdicts(chosen, arguments.jobs, arguments.keep):
+        verdicts.append(verdict)
+        print(f"{verdict.seconds:6.1f} s  {verdict.edit.name:<55} {verdict.caught_by}", flush=True)
     caught = sum(verdict.is_caught for verdict in verdicts)
     missed = [verdict.edit.name for verdict in verdicts if not verdict.is_caught]
     seconds = round(time.monotonic() - started)
     print(json.dumps({"edits": len(verdicts), "caught": caught, "missed": missed, "seconds": seconds}))
     return 0 if caught >= CAUGHT_SHARE_MIN * len(verdicts) else 1
+
+
+def _verdicts(chosen: Sequence[Edit], jobs: int, keep: Path | None) -> Iterator[Verdict]:
+    """In the order of the table: those that are kept, and those that are found out now."""
+    kept = _read_kept(keep)
+    with tempfile.TemporaryDirectory(prefix="qv-mutation-") as made, ThreadPoolExecutor(jobs) as pool:
+        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for number in range(jobs):
+            copies.put(_copy_to(Path(made) / str(number)))
+        for verdict in pool.map(lambda edit: kept.get(edit.name) or _examine_in_one_of(copies, edit), chosen):
+            if keep is not None and verdict.is_caught and verdict.edit.name not in kept:
+                _keep(keep, verdict)
+            yield verdict
+
+
+def _read_kept(path: Path | None) -> dict[str, Verdict]:
+    """By the name of the edit; not of edits that are other ones now."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    now = {(edit.name, _digest(edit)): edit for edit in EDITS}
+    found = [json.loads(line) for line in lines]
+    return {name: Verdict(now[name, of], *rest) for name, of, *rest in found if (name, of) in now}
+
+
+def _keep(path: Path, verdict: Verdict) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps([verdict.edit.name, _digest(verdict.edit), *verdict[1:]]) + "\n")
+
+
+def _digest(edit: Edit) -> int:
+    return crc32("\0".join((edit.file, edit.old, edit.new)).encode())
 
 
 def _copy_to(copy: Path) -> Path:

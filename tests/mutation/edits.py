@@ -23,7 +23,10 @@ _SEALING = "quiver_actors/sealing.py"
 _COMMIT = "quiver_actors/engine/group_commit.py"
 _SUBSCRIBER = ("tests/unit/subscriber", "tests/property/test_subscriber_claims.py")
 _ENGINE = ("tests/unit/engine/test_engine.py",)
+_GROUP_COMMIT = ("tests/unit/engine/test_group_commit.py",)
+_NUMBERS = ("tests/unit/engine/test_numbers.py",)
 _POWER = ("tests/unit/engine/test_power_loss.py",)
+_RECOVERY = ("tests/unit/engine/test_recovery_table.py",)
 _WAL = ("tests/unit/wal", "tests/property/test_uniform_pushes.py")
 _CLIENT = ("tests/unit/client",)
 _TRANSACTIONS = ("tests/unit/transactions",)
@@ -31,14 +34,21 @@ _RETENTION = ("tests/unit/retention", "tests/unit/supervisor")
 
 EDITS: tuple[Edit, ...] = (
     # --- syncs, renames and their order
-    Edit("skip the sync of a commit", _JOBS, "                step.log.file.fdatasync()\n", "                pass\n"),
+    Edit(
+        "skip the sync of a commit",
+        _JOBS,
+        "                step.log.file.fdatasync()\n",
+        "                pass\n",
+        _POWER,
+    ),
     Edit(
         "forget the directory sync of a commit",
         _JOBS,
         "                step.log.path = target\n                self._disk.sync_directory(self._paths.wal)\n",
         "                step.log.path = target\n",
+        _POWER,
     ),
-    Edit("skip the sync of a seal", _SEALING, "    log.file.fsync()\n", ""),
+    Edit("skip the sync of a seal", _SEALING, "    log.file.fsync()\n", "", _POWER),
     Edit(
         "rename a segment before its sync",
         _SEALING,
@@ -58,12 +68,14 @@ EDITS: tuple[Edit, ...] = (
         "quiver_actors/disk/protocol.py",
         "        file.write([content], 0)\n        file.fdatasync()\n",
         "        file.write([content], 0)\n",
+        _POWER,
     ),
     Edit(
         "forget the directory of progress",
         _JOBS,
         "        self._disk.sync_directory(self._paths.root)\n\n\nclass DeleteJob",
         "\n\nclass DeleteJob",
+        _POWER,
     ),
     Edit(
         "progress before its notices are durable",
@@ -94,27 +106,28 @@ EDITS: tuple[Edit, ...] = (
         _COMMIT,
         "            return self.sequence_durable, Durability.SYNCED\n",
         "            return self._logs.sequence_written, Durability.SYNCED\n",
+        _ENGINE,
     ),
     Edit(
         "acknowledge in a log that has no name yet",
         _COMMIT,
         "        reached = min([self._logs.sequence_written, *unpublished])\n",
         "        reached = self._logs.sequence_written\n",
-        _ENGINE,
+        _GROUP_COMMIT,
     ),
     Edit(
         "durable is the newest log's end",
         _COMMIT,
         "        durable = min(behind, default=self._numbers.next_sequence)\n",
         "        durable = max(behind, default=self._numbers.next_sequence)\n",
-        _ENGINE,
+        _GROUP_COMMIT,
     ),
     Edit(
         "go on after a failed sync",
         _COMMIT,
         "        if job.error is not None:\n            return self._condition.fail(job.error)\n        self.syncs += 1\n",
         "        self.syncs += 1\n",
-        _ENGINE,
+        _GROUP_COMMIT,
     ),
     Edit(
         "a sync that covers more than was written when it began",
@@ -136,7 +149,7 @@ EDITS: tuple[Edit, ...] = (
         "quiver_actors/engine/numbers.py",
         "        return self.next_sequence + count <= self._reserved.next_sequence_reserved\n",
         "        return True\n",
-        _ENGINE,
+        _NUMBERS,
     ),
     Edit(
         "use segment numbers twice",
@@ -150,7 +163,7 @@ EDITS: tuple[Edit, ...] = (
         "quiver_actors/engine/numbers.py",
         "        self._next_rotation = number + 1\n",
         "        self._next_rotation = number\n",
-        _ENGINE,
+        _NUMBERS,
     ),
     # --- the log
     Edit(
@@ -201,6 +214,49 @@ EDITS: tuple[Edit, ...] = (
         "    crc_of_file = crc32_combine(crc32(head, crc_of_file), crc_of_slots, slots_bytes)\n",
         "    crc_of_file = crc32_combine(crc32(head), crc_of_slots, slots_bytes)\n",
         ("tests/unit/wal/test_large_entries.py",),
+    ),
+    # --- recovery
+    Edit(
+        "believe memory about the log of a killed process",
+        "quiver_actors/recovery/logs.py",
+        "        if trust.is_proven and not log.damaged:\n",
+        "        if not log.damaged:\n",
+        ("tests/unit/recovery/test_log_sources.py",),
+    ),
+    Edit(
+        "take a damaged end of a log for a torn one",
+        "quiver_actors/wal/recovery.py",
+        "        if theirs.segment_seq == mine.segment_seq + 1 and end > self.scan.end:\n",
+        "        if False:\n",
+        _RECOVERY,
+    ),
+    Edit(
+        "give the number of a lost bundle to the one behind it",
+        "quiver_actors/recovery/replay.py",
+        "        self.skip_to(entry.sequence)\n        index",
+        "        index",
+        ("tests/unit/recovery/test_replay.py",),
+    ),
+    Edit(
+        "delete a log that cannot be parsed",
+        "quiver_actors/recovery/logs.py",
+        '                self._findings.quarantine(path, "no valid entry in it, and bytes that cannot be parsed")\n',
+        "                self._disk.unlink(path)\n",
+        _RECOVERY,
+    ),
+    Edit(
+        "forget what was reserved before the kill",
+        "quiver_actors/recovery/numbers.py",
+        "            self.next_sequence = max(self.next_sequence, former.next_sequence_reserved)\n",
+        "",
+        (*_NUMBERS, "tests/unit/engine/test_rust_regressions.py"),
+    ),
+    Edit(
+        "a subscriber whose progress is damaged is a new one",
+        "quiver_actors/recovery/subscribers.py",
+        '        state = self.registry.register(subscriber, "earliest", (0, 0))\n',
+        '        state = self.registry.register(subscriber, "latest", (1 << 40, 0))\n',
+        ("tests/unit/recovery/test_damaged_files.py",),
     ),
     # --- segments
     Edit(
@@ -303,6 +359,20 @@ EDITS: tuple[Edit, ...] = (
         "encode_prepared(self.record))\n            self._disk.sync_directory(self._paths.staged)\n",
         "encode_prepared(self.record))\n",
         _TRANSACTIONS,
+    ),
+    Edit(
+        "store again what a producer sends again",
+        "quiver_actors/engine/intake.py",
+        "        known = self._producers.stored(push)\n",
+        "        known: list[AckRun] = []\n",
+        ("tests/unit/transactions/test_keys.py",),
+    ),
+    Edit(
+        "delete a stage before the record that says what it is",
+        "quiver_actors/transactions/jobs.py",
+        "    for path in [paths.prepared(number), *parts]:\n",
+        "    for path in [*parts, paths.prepared(number)]:\n",
+        ("tests/unit/transactions/test_stage_crashes.py",),
     ),
     # --- clients
     Edit(

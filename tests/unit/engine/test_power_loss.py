@@ -27,6 +27,35 @@ def sealed(disk: SimDisk) -> tuple[EngineDriver, str]:
     return driver, PATHS.segment(info.segment_seq)
 
 
+def after_power_loss(driver: EngineDriver, disk: SimDisk) -> EngineDriver:
+    """The store as it opens with nothing but what was durable."""
+    driver.engine.close()
+    driver = EngineDriver(disk.crash(CrashMode.DROP))
+    driver.settle()
+    return driver
+
+
+def test_what_a_commit_acknowledges_is_there_under_its_name() -> None:
+    disk = SimDisk()
+    driver = EngineDriver(disk)
+    driver.engine.register("s", "earliest")
+    driver.flush_progress()
+    driver.push_numbered(0, 3)
+    driver.commit()
+    assert driver.engine.sequence_durable == 3
+    assert after_power_loss(driver, disk).claim_numbers("s") == [0, 1, 2]
+
+
+def test_progress_that_is_reported_durable_is_not_forgotten() -> None:
+    disk = SimDisk()
+    driver, _ = sealed(disk)
+    (grant,) = driver.claim("s", "owner", 2)
+    driver.resolve("s", "owner", grant.segment_seq, "ack", grant.indexes)
+    driver.flush_progress()
+    assert driver.engine.progress_durable > 0
+    assert after_power_loss(driver, disk).claim_numbers("s") == [2]
+
+
 def test_a_segment_has_its_name_for_good_when_its_seal_is_done() -> None:
     disk = SimDisk()
     driver, segment = sealed(disk)
