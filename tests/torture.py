@@ -2,9 +2,15 @@
 
     python -m tests.torture [--minutes 30] [--seed N] [--crash-states N]
 
-First every bit, every failing call and 2,000 kills once (about ten minutes of one CPU; in less than fifteen minutes their short
-forms), beside them and afterwards rounds of the crash sweep with ever new seeds, until the time is over: a round that has begun is
-finished. One round in so many lets calls fail too. With `--crash-states` also until so many states were opened, however long that
+Three things go on beside each other until the time is over; what has begun is finished:
+- every bit, every failing call and 2,000 kills once (about ten minutes of one CPU; in less than fifteen minutes their short forms), then
+  rounds of the crash sweep with ever new seeds; one round in so many lets calls fail too, one in so many runs whole simulated nodes;
+- the same rounds on each further CPU;
+- a real node with its clients: signals to all kinds of processes at random times and at whitebox points (`tests.crash.campaign`), full file
+  systems, no descriptors, no memory (`tests.crash.limits`), and power cuts (`tests.crash.images`), with ever new seeds. What needs root,
+  loop devices or a program that is not there is left out, and said.
+
+With `--crash-states` also until so many states were opened, however long that
 takes. Crash states are told apart by content over all rounds.
 
 Ends with 1 on a failure; its line names the command and the seed that show it again, and `--seed` takes up another stretch of seeds.
@@ -33,6 +39,10 @@ _LONG_MINUTES = 15
 _ROUNDS_PER_FULL_ROUND = 8
 """A round with errors and damaged directories takes four times as long as one of crashes alone."""
 _SEEDS_PER_ROUND = 1_000
+_ROUNDS_PER_NODE_ROUND = 4
+"""One round in so many simulates whole nodes."""
+_NODE_SEEDS, _NODE_STEPS = 40, 2_000
+_REAL_NODE_PARTS = ("tests.crash.campaign", "tests.crash.limits", "tests.crash.images")
 _NODE_TESTS = (
     "tests/integration/test_caps.py",
     "tests/integration/test_adoption.py",
@@ -46,7 +56,7 @@ _STATES = "crash_states"
 
 
 class Torture:
-    """One lane per CPU; each runs one process after the other."""
+    """One lane per CPU and one for the real node, which mostly waits; each runs one process after the other."""
 
     def __init__(self, minutes: float, seed: int, crash_states: int) -> None:
         self.started = time.monotonic()
@@ -63,6 +73,7 @@ class Torture:
     def run(self) -> None:
         lanes = [threading.Thread(target=self._sweep) for _ in os.sched_getaffinity(0)]
         lanes[0] = threading.Thread(target=self._everything_else)
+        lanes.append(threading.Thread(target=self._torment_node))
         for lane in lanes:
             lane.start()
         for lane in lanes:
@@ -74,10 +85,22 @@ class Torture:
             self._run("pytest", "-q", *_NODE_TESTS, environment=_LONG_NODE_TESTS)
         self._sweep()
 
+    def _torment_node(self) -> None:
+        """Every part at least once."""
+        efforts = (60, 3, 12) if self._is_long else (8, 1, 3)
+        for number in itertools.count():
+            for part, effort in zip(_REAL_NODE_PARTS, efforts, strict=True):
+                if self.failures or (number and not self._goes_on()):
+                    return
+                self._run(part, str(effort), str((self._seed << 20) + number))
+
     def _sweep(self) -> None:
         while not self.failures and self._goes_on():
             with self._mutex:
                 number = next(self._rounds)
+            if number % _ROUNDS_PER_NODE_ROUND == _ROUNDS_PER_NODE_ROUND - 1:
+                self._simulate_nodes(number)
+                continue
             seed = (self._seed << 20) + _SEEDS_PER_ROUND * (1 + number)
             with tempfile.NamedTemporaryFile() as images:
                 arguments = ["--report", "--alone", "--crash-states", str(self._round_states), "--seed", str(seed)]
@@ -85,6 +108,12 @@ class Torture:
                     arguments.append("--crashes-only")
                 self._run("tests.sim", *arguments, "--processes", "1", "--images", images.name)
                 self._add_images(np.frombuffer(images.read(), np.uint64).tolist())
+
+    def _simulate_nodes(self, number: int) -> None:
+        count = _NODE_SEEDS if self._is_long else _NODE_SEEDS // 8
+        first = (self._seed << 20) + _SEEDS_PER_ROUND * (1 + number)
+        arguments = ("--seeds", f"{first}:{first + count}", "--steps", str(_NODE_STEPS))
+        self._run("tests.sim.node", *arguments, called={"seeds": "node_seeds", "steps": "node_steps"})
 
     @property
     def _round_states(self) -> int:
@@ -104,7 +133,14 @@ class Torture:
     def _goes_on(self) -> bool:
         return time.monotonic() < self._deadline or self.figures["crash_states"] < self._crash_states
 
-    def _run(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def _run(
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        called: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run a module to its end and add its figures: all, or those that are named here, under that name."""
         command = [sys.executable, "-m", module, *arguments]
         started = time.monotonic()
         ran = subprocess.run(
@@ -121,8 +157,12 @@ class Torture:
             if ran.returncode:
                 self.failures.append(f"{' '.join(command[1:])} ended with {ran.returncode}")
                 print(ran.stdout[-4000:], ran.stderr[-4000:], sep="\n", flush=True)
+            for line in ran.stderr.splitlines():
+                if line.startswith("skipped "):
+                    print(f"# {line}", flush=True)
             last = (ran.stdout.splitlines() or [""])[-1]
-            self._add(json.loads(last) if last.startswith("{") else {})
+            found = json.loads(last) if last.startswith("{") else {}
+            self._add(found if called is None else {name: found.get(key, 0) for key, name in called.items()})
 
     def _add(self, figures: dict[str, int]) -> None:
         for name, value in figures.items():

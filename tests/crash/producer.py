@@ -1,40 +1,63 @@
-"""One producer of a kill campaign: pushes numbered bundles for ever and writes down each receipt after it has it.
+"""One producer of a campaign: pushes numbered bundles for ever and writes down what becomes of each (`book` has the lines).
 
-    python -m tests.crash.producer RUN_DIR PRODUCER FIRST_NUMBER JOURNAL
-
-The journal is written with one write(2) a line, so a SIGKILL can cut off only what was not acknowledged yet.
+Producer 0 pushes idempotently: what it is not sure of it pushes again under the same numbers, also after it was killed. The others go on
+with new numbers.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import sys
+import select
+from typing import TypedDict
 
 import quiver_actors
 from quiver_actors.errors import QuiverError
 from tests.crash.bundles import TOPIC, bundle_of
 
+IDEMPOTENT = (0,)
+CONNECT_TIMEOUT_SECONDS = 60.0
 
-def main(run_dir: str, producer: int, number: int, journal: str) -> None:
+
+class Key(TypedDict, total=False):
+    producer: str
+    sequence: int
+
+
+def key_of(producer: int, number: int) -> Key:
+    return {"producer": f"campaign-{producer}", "sequence": number} if producer in IDEMPOTENT else {}
+
+
+def produce(
+    run_dir: str, producer: int, number: int, journal: str, *, pause_seconds: float, timeout_seconds: float
+) -> None:
+    """Args:
+    pause_seconds: between two pushes.
+    timeout_seconds: of each.
+    """
     descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     rng = random.Random(producer * 1_000_003 + number)
-    with quiver_actors.connect(run_dir) as client:
+    with quiver_actors.connect(run_dir, timeout=CONNECT_TIMEOUT_SECONDS) as client:
         while True:
-            group = [(n, bundle_of(producer, n)) for n in range(number, number + rng.choice((1, 1, 8, 70)))]
-            number += len(group)
+            select.select([], [], [], pause_seconds)
+            group = range(number, number + rng.choice((1, 1, 8, 40)))
+            os.write(descriptor, f"pushing {group.start} {len(group)}\n".encode())
             try:
-                receipts = client.push_many([bundle for _, bundle in group], topic=TOPIC, timeout=60)
+                receipts = client.push_many(
+                    [bundle_of(producer, n) for n in group],
+                    topic=TOPIC,
+                    timeout=timeout_seconds,
+                    **key_of(producer, number),
+                )
             except QuiverError as error:
-                # Not acknowledged: the promise says nothing about these. Say so and go on with new numbers.
-                os.write(descriptor, f"refused {group[0][0]} {len(group)} {error.code}\n".encode())
+                # Not acknowledged: each of these is absent or whole.
+                os.write(descriptor, f"refused {group.start} {len(group)} {error.code}\n".encode())
+                number = number if producer in IDEMPOTENT else group.stop
                 continue
-            lines = []
-            for (n, _), receipt in zip(group, receipts, strict=True):
-                where = receipt.bundle_id
-                lines.append(f"acked {n} {where.core} {where.segment_seq} {where.bundle_index}")
-            os.write(descriptor, ("\n".join(lines) + "\n").encode())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+            number = group.stop
+            places = [receipt.bundle_id for receipt in receipts]
+            lines = [
+                f"acked {n} {place.core} {place.segment_seq} {place.bundle_index}\n"
+                for n, place in zip(group, places, strict=True)
+            ]
+            os.write(descriptor, "".join(lines).encode())

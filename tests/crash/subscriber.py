@@ -1,44 +1,96 @@
-"""The subscriber of a kill campaign: compares every bundle with what was pushed, writes it down, then acknowledges.
-
-python -m tests.crash.subscriber RUN_DIR SUBSCRIBER JOURNAL
-"""
+"""The subscriber of a campaign: compares every bundle with what was pushed, writes it down, acknowledges, and writes down what of that is
+durable (`book` has the lines)."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
+import select
+
+import pyarrow as pa
 
 import quiver_actors
-from quiver_actors.client import Delivery
+from quiver_actors.client import Delivery, GapNotice
+from quiver_actors.client.delivery import Ticket
+from quiver_actors.errors import QuiverError
+from quiver_actors.model import ENVELOPE_SLOT, BundleId
+from tests.crash.book import UNKNOWN_END
 from tests.crash.bundles import TOPIC, bundle_of
 
+CONNECT_TIMEOUT_SECONDS = 60.0
+_TICKETS_MAX = 64
 
-def verdict_of(delivery: Delivery) -> str:
-    """`same` if the delivered bundle equals what its producer pushed under that number."""
+
+def consume(run_dir: str, subscriber: str, journal: str) -> None:
+    """For ever; after an error of Quiver, which is written down, with a new connection."""
+    descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    while True:
+        try:
+            _consume(run_dir, subscriber, descriptor)
+        except QuiverError as error:
+            os.write(descriptor, f"failed {error.code}\n".encode())
+            select.select([], [], [], 0.1)
+
+
+def _consume(run_dir: str, subscriber: str, descriptor: int) -> None:
+    tickets: list[tuple[BundleId, Ticket]] = []
+    with (
+        # A node that was killed and is started beside other work takes its time.
+        quiver_actors.connect(run_dir, timeout=CONNECT_TIMEOUT_SECONDS) as client,
+        client.subscribe(subscriber, topic=TOPIC, start="earliest", gaps="deliver") as items,
+    ):
+        while True:
+            item = items.get(timeout=0.2)
+            if isinstance(item, GapNotice):
+                os.write(descriptor, gap_line(item).encode())
+            elif item is not None:
+                os.write(descriptor, got_line(item).encode())
+                tickets.append((item.bundle_id, item.ack()))
+            if tickets and (item is None or len(tickets) >= _TICKETS_MAX):
+                os.write(
+                    descriptor, "".join(durable_line(id_) for id_, ticket in tickets if is_durable(ticket)).encode()
+                )
+                tickets.clear()
+
+
+def register(run_dir: str, subscribers: list[str]) -> None:
+    """They are owed everything from now on."""
+    with quiver_actors.connect(run_dir, timeout=CONNECT_TIMEOUT_SECONDS) as client:
+        for subscriber in subscribers:
+            client.subscribe(subscriber, topic=TOPIC, start="earliest").close()
+
+
+def is_durable(ticket: Ticket) -> bool:
+    """Whether the worker has said so. If not, the bundle may come again."""
+    with contextlib.suppress(QuiverError):
+        ticket.wait()
+        return True
+    return False
+
+
+def got_line(delivery: Delivery) -> str:
     first = delivery[0]
     producer, number = first.column("producer")[0].as_py(), first.column("number")[0].as_py()
     expected = bundle_of(producer, number)
-    same = set(expected) == set(delivery.slots) and all(
-        delivery[slot].to_pylist() == batch.to_pylist() and delivery[slot].schema.equals(batch.schema)
-        for slot, batch in expected.items()
+    same = set(expected) == {slot for slot in delivery.slots if slot != ENVELOPE_SLOT} and all(
+        _is_same(delivery[slot], batch) for slot, batch in expected.items()
     )
-    where = delivery.bundle_id
-    return (
-        f"{'same' if same else 'DIFFERENT'} {producer} {number} {where.core} {where.segment_seq} {where.bundle_index}"
-    )
+    return f"got {'same' if same else 'DIFFERENT'} {producer} {number} {_place(delivery.bundle_id)}\n"
 
 
-def main(run_dir: str, subscriber: str, journal: str) -> None:
-    descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with (
-        # A node that was killed and is started beside other work takes its time.
-        quiver_actors.connect(run_dir, timeout=60) as client,
-        client.subscribe(subscriber, topic=TOPIC, start="earliest") as deliveries,
-    ):
-        for delivery in deliveries:
-            with delivery:
-                os.write(descriptor, (verdict_of(delivery) + "\n").encode())
+def _is_same(found: pa.RecordBatch, pushed: pa.RecordBatch) -> bool:
+    # A dictionary may have been unified with others.
+    return found.schema.equals(pushed.schema) and (found.equals(pushed) or found.to_pylist() == pushed.to_pylist())
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3])
+def durable_line(bundle_id: BundleId) -> str:
+    return f"durable {_place(bundle_id)}\n"
+
+
+def gap_line(notice: GapNotice) -> str:
+    last = UNKNOWN_END if notice.bundle_count is None else notice.bundle_index_last
+    return f"gap {notice.core} {notice.segment_seq} {notice.bundle_index_first} {last} {notice.reason}\n"
+
+
+def _place(bundle_id: BundleId) -> str:
+    return f"{bundle_id.core} {bundle_id.segment_seq} {bundle_id.bundle_index}"

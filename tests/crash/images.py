@@ -1,0 +1,190 @@
+"""The power is cut under a real node again and again: crash images of a real file system, each opened by the next node.
+
+    python -m tests.crash.images [IMAGES] [SEED] [ext4|xfs|btrfs ...]          ends with two lines of JSON: all, and what adds up
+
+The node's data lie on a file system on a `recorded_disk`. While producers push and a subscriber reads, images are taken at random writes;
+of each it is known what had been acknowledged before it was asked for. Then each is mounted, which replays the journal, checked, and a
+node is started on it. Demanded, beside what the `Book` demands: a subscriber that had read nothing gets everything that was acknowledged
+before the image, one that had read along gets the rest and nothing whose acknowledgement was durable, and new bundles go in.
+
+Needs root, loop devices, FUSE and the file system's programs; where something is missing that is said, and counted as no image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from tests.crash.book import Book
+from tests.crash.bundles import TOPIC
+from tests.crash.campaign import guarded
+from tests.crash.live_node import LiveNode
+from tests.crash.mounts import FILE_SYSTEMS, FileSystem, command, isolate, make_image, mounted, why_not
+from tests.crash.recorded_disk import RecordedDisk, recorded_disk
+
+IMAGES_PER_LIFE = 4
+READER, SLEEPER = "oracle", "sleeper"
+_WRITES_AHEAD_MAX = 40
+CONFIG = f"""
+[retention]
+min_free = "1MiB"
+
+[topics.{TOPIC}.segment]
+target_size = "1MiB"
+max_open_duration = "200ms"
+"""
+
+
+@dataclass
+class ImageTally:
+    """Counted while it was done."""
+
+    images: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """By file system."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """File systems that cannot be used here, and why."""
+    acknowledged: int = 0
+    """Before the images, added up."""
+    delivered: int = 0
+    pages_lost: int = 0
+    """Pages that were written and not in the image."""
+    writes: int = 0
+    flushes: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def figures(self) -> dict[str, int]:
+        return {
+            "power_cut_images": sum(self.images.values()),
+            "power_cut_pages_lost": self.pages_lost,
+            "node_acknowledged": self.acknowledged,
+            "open_failures": len(self.failures),
+        }
+
+
+@dataclass
+class Image:
+    path: Path
+    before: Book
+    """As it was right before the image was asked for."""
+    after: Book
+    """As it was when it was there."""
+
+
+class PowerCuts:
+    """One file system. See the module."""
+
+    def __init__(self, kind: FileSystem, seed: int, tally: ImageTally) -> None:
+        self._kind = kind
+        self._random = Random(f"images {kind.name} {seed}")
+        self._tally = tally
+
+    def life(self, images: int, base: Path) -> None:
+        """A new file system, a node on it, so many images, and a node on each."""
+        empty = base / "empty"
+        make_image(empty, self._kind)
+        with recorded_disk(empty) as disk:
+            empty.unlink()
+            with self._mounted(disk.path, base / "live") as live:
+                taken = self._take(disk, live, images, base)
+        self._tally.pages_lost += disk.pages_lost
+        self._tally.writes += disk.writes
+        self._tally.flushes += disk.flushes
+        for image in taken:
+            self._check(image, base)
+            image.path.unlink()
+
+    def _mounted(self, source: Path, target: Path) -> contextlib.AbstractContextManager[Path]:
+        options = ",".join(filter(None, ("loop", self._kind.options)))
+        return mounted(source, target, "-t", self._kind.name, "-o", options)
+
+    def _take(self, disk: RecordedDisk, live: Path, images: int, base: Path) -> list[Image]:
+        taken = []
+        with LiveNode(
+            config=CONFIG,
+            data=live / "data",
+            producers=2,
+            subscribers=(READER,),
+            sleepers=(SLEEPER,),
+            pause_seconds=0.01,
+        ) as node:
+            for number in range(images):
+                node.progress(self._random.randrange(1, 120))
+                path, before = base / f"image-{number}", node.book.copy()
+                disk.crash_image(path, self._random.randrange(_WRITES_AHEAD_MAX), self._random.getrandbits(32))
+                node.check()
+                taken.append(Image(path, before, node.book.copy()))
+        return taken
+
+    def _check(self, image: Image, base: Path) -> None:
+        target = base / "crashed"
+        with self._mounted(image.path, target):
+            pass
+        command(*self._kind.check, str(image.path))
+        with (
+            self._mounted(image.path, target),
+            LiveNode(
+                config=CONFIG,
+                data=target / "data",
+                producers=2,
+                subscribers=(READER, SLEEPER),
+                copied_between=(image.before, image.after),
+            ) as node,
+        ):
+            node.progress(1)
+            node.settle()
+            self._tally.failures += node.book.told()[:5]
+            self._tally.delivered += node.book.counts["delivered"]
+        self._tally.acknowledged += len(image.before.acknowledged)
+        self._tally.images[self._kind.name] += 1
+
+
+@contextlib.contextmanager
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="quiver-images-") as made:
+        yield Path(made)
+
+
+def run(images: int, seed: int, names: list[str]) -> ImageTally:
+    """So many images, spread over the file systems that can be used here."""
+    tally = ImageTally()
+    for name in names:
+        reason = why_not(FILE_SYSTEMS[name].make[0], FILE_SYSTEMS[name].check[0], loop=True)
+        if reason or not os.path.exists("/dev/fuse"):
+            tally.skipped[name] = reason or "this machine has no /dev/fuse"
+    usable = [name for name in names if name not in tally.skipped]
+    if usable:
+        isolate()
+    for place, name in enumerate(usable):
+        cuts, left = PowerCuts(FILE_SYSTEMS[name], seed, tally), -(-(images - place) // len(usable))
+        while left > 0 and not tally.failures:
+            with guarded(tally.failures.append, f"{name}, seed {seed}"), directory() as base:
+                cuts.life(min(left, IMAGES_PER_LIFE), base)
+            left -= IMAGES_PER_LIFE
+    return tally
+
+
+def main() -> int:
+    images, seed = (int(sys.argv[n]) if len(sys.argv) > n else default for n, default in ((1, 4), (2, 1)))
+    started = time.monotonic()
+    tally = run(images, seed, sys.argv[3:] or list(FILE_SYSTEMS))
+    print(f"# {time.monotonic() - started:.1f} s", file=sys.stderr)
+    for name, reason in tally.skipped.items():
+        print(f"skipped {name}: {reason}", file=sys.stderr)
+    print(msgspec.json.encode(tally).decode())
+    print(json.dumps(tally.figures()))
+    return bool(tally.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

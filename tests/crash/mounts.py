@@ -1,0 +1,98 @@
+"""File systems of the campaigns' own: small ones, and those on images. They are seen by this process and its children only, and are gone
+with them, however they end. Needs root, and loop devices for images.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from quiver_actors.units import MIB
+
+_CLONE_NEWNS = 0x00020000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FileSystem(NamedTuple):
+    """One that can be made on an image. `check` only looks, and ends with 0 if all is well."""
+
+    name: str
+    size_bytes: int
+    make: tuple[str, ...]
+    check: tuple[str, ...]
+    options: str = ""
+
+
+FILE_SYSTEMS = {
+    "ext4": FileSystem("ext4", 256 * MIB, ("mkfs.ext4", "-q", "-F"), ("e2fsck", "-f", "-n")),
+    "xfs": FileSystem("xfs", 384 * MIB, ("mkfs.xfs", "-q", "-f"), ("xfs_repair", "-n"), "nouuid"),
+    "btrfs": FileSystem("btrfs", 320 * MIB, ("mkfs.btrfs", "-q", "-f"), ("btrfs", "check", "--readonly")),
+}
+
+
+def why_not(*programs: str, loop: bool = False) -> str:
+    """What keeps this process from mounting; empty if nothing does."""
+    if os.geteuid() != 0:
+        return "only root may mount"
+    if missing := [program for program in programs if shutil.which(program) is None]:
+        return f"{', '.join(missing)} not installed"
+    if loop and not os.path.exists("/dev/loop-control"):
+        return "this machine has no loop devices"
+    return ""
+
+
+def isolate() -> None:
+    """From now on what this process mounts is nobody else's. Raises OSError: it may not."""
+    if _libc.unshare(_CLONE_NEWNS) or _libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None):
+        number = ctypes.get_errno()
+        raise OSError(number, f"no mounts of our own: {os.strerror(number)}")
+
+
+@contextlib.contextmanager
+def mounted(source: Path | str, target: Path, *options: str) -> Iterator[Path]:
+    """`mount OPTIONS SOURCE TARGET`, until the end of the block. Raises OSError: it cannot be."""
+    target.mkdir(exist_ok=True)
+    command("mount", *options, str(source), str(target))
+    try:
+        yield target
+    finally:
+        command("umount", str(target))
+
+
+@contextlib.contextmanager
+def small_memory(target: Path, size_bytes: int) -> Iterator[Path]:
+    with mounted("quiver", target, "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700") as made:
+        yield made
+
+
+@contextlib.contextmanager
+def small_image(target: Path, size_bytes: int, *options: str) -> Iterator[Path]:
+    """ext4, in a file beside the target, made with these options."""
+    image, kind = target.with_suffix(".image"), FILE_SYSTEMS["ext4"]
+    make_image(image, kind._replace(size_bytes=size_bytes, make=(*kind.make, *options)))
+    try:
+        with mounted(image, target, "-t", "ext4", "-o", "loop") as made:
+            yield made
+    finally:
+        image.unlink()
+
+
+def make_image(image: Path, kind: FileSystem) -> None:
+    with image.open("wb") as file:
+        file.truncate(kind.size_bytes)
+    command(*kind.make, str(image))
+
+
+def command(*words: str) -> str:
+    """Raises OSError with what it said if it does not end with 0."""
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise OSError(f"{' '.join(words)} ended with {ran.returncode}: {(ran.stderr + ran.stdout).strip()[-1000:]}")
+    return ran.stdout

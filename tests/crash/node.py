@@ -1,0 +1,51 @@
+"""`quiver up` as the campaigns run it: the real node, which does not give up workers that are killed all the time.
+
+    python -m tests.crash.node CONFIG DATA_DIR RUN_DIR CORES POINTS_DIR
+
+Supervisor and workers take plans of `points`. Ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from quiver_actors.cli.main import exit_code_of
+from quiver_actors.config.reading import Resolved, resolve
+from quiver_actors.errors import QuiverError
+from quiver_actors.node import run_node
+from quiver_actors.supervisor.errors import SupervisorError
+from quiver_actors.supervisor.log import configure_logging
+from quiver_actors.supervisor.spawn import die_with
+from quiver_actors.supervisor.spec import MILLISECOND_NS, SECOND_NS, Patience, RestartPolicy
+from tests.crash.points import Points
+
+PATIENCE = Patience(
+    restart=RestartPolicy(
+        backoff_first_ns=20 * MILLISECOND_NS, backoff_max_ns=200 * MILLISECOND_NS, intensity_count=1_000_000
+    ),
+    heartbeat_timeout_ns=60 * SECOND_NS,
+)
+"""A machine that is busy with other work is no hang."""
+
+
+def main(config: str, data_dir: str, run_dir: str, cores: str, points: str) -> int:
+    die_with(os.getppid())
+    configure_logging(sys.stderr)
+    plans = Points(Path(points))
+    plans.take_in_forks("worker")
+    plans.take("supervisor")
+
+    def read_settings() -> Resolved:
+        return resolve(config, {"data_dir": data_dir, "run_dir": run_dir, "cores": int(cores)})
+
+    try:
+        return run_node(read_settings().settings, config_path=config, resolve=read_settings, patience=PATIENCE)
+    except (QuiverError, SupervisorError) as error:
+        print(f"quiver: {error}", file=sys.stderr)
+        return int(exit_code_of(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
