@@ -22,7 +22,7 @@ from random import Random
 
 import msgspec
 
-from tests.crash.live_node import PRODUCER, SUBSCRIBER, SUPERVISOR, WORKER, CampaignFailed, LiveNode, is_alive, rest
+from tests.crash.live_node import PRODUCER, SUBSCRIBER, SUPERVISOR, WORKER, CampaignFailed, LiveNode, rest
 from tests.crash.points import Plan, Struck
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
@@ -148,7 +148,7 @@ class Storm:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         elif role == WORKER:
-            self._node.wait(lambda: not is_alive(pid), f"worker {pid} does not end")
+            self._node.wait_gone([pid])
         else:
             self._replace(name)
         if role == SUPERVISOR and ready:
@@ -157,7 +157,7 @@ class Storm:
     def _replace(self, name: str) -> None:
         workers = self._node.worker_pids(ask=False) if name == SUPERVISOR else []
         self._node.wait_end(self._node.pids.pop(name))
-        self._node.wait(lambda: not any(map(is_alive, workers)), "workers outlived their supervisor")
+        self._node.wait_gone(workers)
         self._node.start(name)
 
 

@@ -38,7 +38,7 @@ from quiver_actors.errors import ProtocolError, SharedMemoryError
 from quiver_actors.units import KIB, MIB
 from tests.crash.bundles import TOPIC
 from tests.crash.campaign import guarded
-from tests.crash.live_node import SUPERVISOR, LiveNode, is_alive, tell
+from tests.crash.live_node import SUPERVISOR, LiveNode, tell
 from tests.crash.mounts import isolate, small_image, small_memory, why_not
 
 ROOM_BYTES = 48 * MIB
@@ -298,7 +298,7 @@ class Limits:
             case "worker":
                 for pid in self._node.worker_pids()[:1]:
                     tell([pid], signal.SIGKILL)
-                    self._node.wait(lambda pid=pid: not is_alive(pid), f"worker {pid} does not end")  # type: ignore[misc]
+                    self._node.wait_gone([pid])
                     self._tally.kills += 1
             case "node":
                 self._node.end(SUPERVISOR, signal.SIGKILL)

@@ -155,12 +155,20 @@ class LiveNode:
 
     def end(self, name: str, number: signal.Signals) -> None:
         """Tell it, and wait until it, and with a supervisor all workers, are gone."""
-        pid, workers = self.pids.pop(name), self.worker_pids(ask=False) if name == SUPERVISOR else []
+        workers = self.worker_pids(ask=False) if name == SUPERVISOR else []
+        pid = self.pids.pop(name)
         os.kill(pid, number)
         os.kill(pid, signal.SIGCONT)
         self.wait_end(pid)
-        for worker in workers:
-            self.wait(lambda worker=worker: not is_alive(worker), f"worker {worker} outlived its supervisor")  # type: ignore[misc]
+        self.wait_gone(workers)
+
+    def wait_gone(self, pids: list[int]) -> None:
+        """Wait until processes that are not children of this one are gone."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while alive := [pid for pid in pids if is_alive(pid)]:
+            if time.monotonic() > deadline:
+                raise self.failed(f"workers {alive} outlive what ended them")
+            rest(0.01)
 
     def wait_end(self, pid: int) -> int:
         """Wait until a child of this process has ended, and take it away. Returns its exit code."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from quiver_actors.units import MIB
 
 _CLONE_NEWNS = 0x00020000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
+_UNMOUNT_ATTEMPTS = 100
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -63,7 +65,17 @@ def mounted(source: Path | str, target: Path, *options: str) -> Iterator[Path]:
     try:
         yield target
     finally:
-        command("umount", str(target))
+        unmount(target)
+
+
+def unmount(target: Path) -> None:
+    """Who was killed a moment ago may not have let go of its files yet. Raises OSError: somebody holds on to them."""
+    for _ in range(_UNMOUNT_ATTEMPTS):
+        with contextlib.suppress(OSError):
+            command("umount", str(target))
+            return
+        select.select([], [], [], 0.1)
+    command("umount", str(target))
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 
 from quiver_actors.supervisor.spawn import die_with
-from tests.crash.mounts import command
+from tests.crash.mounts import unmount
 
 NAME = "disk"
 PAGE_BYTES = 4096
@@ -255,6 +255,6 @@ def recorded_disk(image: Path) -> Iterator[RecordedDisk]:
         try:
             yield RecordedDisk(Path(directory) / NAME, ours)
         finally:
-            command("umount", directory)
+            unmount(Path(directory))
             ours.close()
             os.waitpid(pid, 0)
