@@ -34,7 +34,7 @@ from random import Random
 
 import msgspec
 
-from quiver_actors.errors import ProtocolError, SharedMemoryError
+from quiver_actors.errors import DiskError, ProtocolError, SharedMemoryError
 from quiver_actors.units import KIB, MIB
 from tests.crash.bundles import TOPIC
 from tests.crash.campaign import guarded
@@ -56,8 +56,8 @@ min_free = "{{min_free}}"
 target_size = "1MiB"
 max_open_duration = "200ms"
 """
-_TOLERATED = frozenset({ProtocolError.code, SharedMemoryError.code})
-"""What a client gets that has no descriptor left, or whose worker has no memory for its arena."""
+_TOLERATED = frozenset({ProtocolError.code, SharedMemoryError.code, DiskError.code})
+"""What a client gets that has no descriptor left, for a message or for a file, or whose worker has no memory for its arena."""
 
 
 @dataclass
