@@ -167,7 +167,7 @@ class SequenceGap(UsageError):
 
 
 class SequenceTooOld(UsageError):
-    """An idempotent producer repeats a bundle from before its window: whether it was stored cannot be told any more."""
+    """An idempotent producer repeats a bundle from below its window: whether it was stored cannot be told any more."""
 
     code = "sequence_too_old"
 

@@ -11,10 +11,11 @@ from quiver_actors.clock import Clock
 from quiver_actors.engine.condition import Condition, EngineState
 from quiver_actors.engine.log_queue import LogQueue
 from quiver_actors.engine.numbers import Numbers
-from quiver_actors.engine.producers import Producers, without_first
+from quiver_actors.engine.producers import Producers, picked
 from quiver_actors.errors import Draining, EngineFailed, ProtocolError, QuiverError, StorageFull, Throttled
 from quiver_actors.protocol.messages import AckRun, KeyedPush, Push
 from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.transactions.keys import gaps
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, check_push
 from quiver_actors.wal.log import Log
@@ -89,15 +90,22 @@ class Intake:
         return self._stage(span, push, schemas)
 
     def _stage_keyed(self, span: memoryview, push: KeyedPush, schemas: Mapping[int, StreamSchema]) -> list[AckRun]:
-        """Stage what was not stored before. Raises SequenceGap and SequenceTooOld, too."""
+        """Stage what was not stored before, in one piece. Raises SequenceGap and SequenceTooOld, too."""
         known = self._producers.stored(push)
-        count = sum(run.count for run in known)
-        if known and count == push.entry_count:
-            return known
-        rest, left = without_first(push, span, count)
-        runs = self._stage(left, rest, schemas)
-        self._producers.note(push, count, runs[0])
-        return [*known, *runs]
+        missing = gaps(push.first_number, push.first_number + push.entry_count, known)
+        if not known:
+            runs = self._stage(span, push, schemas)
+            self._producers.note(push, missing, runs[0])
+            return runs
+        answers = [(run, True) for run in known]
+        if missing:
+            rest, left = picked(push, span, missing)
+            (staged,) = self._stage(left, rest, schemas)
+            answers += [(run, False) for run in self._producers.note(push, missing, staged)]
+        return [
+            AckRun(push.tag, run.segment_seq, run.bundle_index, run.sequence, run.bundles, is_duplicate)
+            for run, is_duplicate in sorted(answers)
+        ]
 
     def _stage(self, span: memoryview, push: Push, schemas: Mapping[int, StreamSchema]) -> list[AckRun]:
         log = self._log_for(len(span))

@@ -6,13 +6,18 @@ before its log becomes a segment, and not earlier: what a crash takes from the e
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from itertools import accumulate
+
 import msgspec
 
 from quiver_actors.disk.protocol import Disk, write_atomically
+from quiver_actors.errors import ProtocolError
 from quiver_actors.events import Event
 from quiver_actors.jobs import Job
 from quiver_actors.paths import EnginePaths
-from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW, AckRun, KeyedPush
+from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW, AckRun, KeyedPush, Push
 from quiver_actors.transactions.keys import KeyRun, Windows, check_key, decode_windows
 
 
@@ -53,21 +58,25 @@ class Producers:
         self._unsaved: dict[int, list[tuple[str, KeyRun]]] = {}
         """By the segment that their log becomes."""
 
-    def stored(self, push: KeyedPush) -> list[AckRun]:
-        """Where those of the bundles are that were stored before: the first ones of the push.
+    def stored(self, push: KeyedPush) -> list[KeyRun]:
+        """Where those of its bundles are that were stored before, rising.
 
         Raises:
             UsageError, SequenceGap, SequenceTooOld: nothing of it may be stored.
         """
         check_key(push.producer, push.first_number)
-        found = self._windows.stored(push.producer, push.first_number, push.entry_count)
-        return [AckRun(push.tag, run.segment_seq, run.bundle_index, run.sequence, run.bundles, True) for run in found]
+        return self._windows.stored(push.producer, push.first_number, push.entry_count)
 
-    def note(self, push: KeyedPush, stored: int, run: AckRun) -> None:
-        """The bundles of the push behind the first `stored` were staged."""
-        found = KeyRun(push.first_number + stored, run.count, run.segment_seq, run.bundle_index, run.sequence)
-        self._windows.add(push.producer, found)
-        self._unsaved.setdefault(run.segment_seq, []).append((push.producer, found))
+    def note(self, push: KeyedPush, pieces: Sequence[tuple[int, int]], run: AckRun) -> list[KeyRun]:
+        """The bundles of those numbers, (first, end), were staged, one behind the other. Returns where each piece went."""
+        found, skipped = [], 0
+        for first, end in pieces:
+            place = KeyRun(first, end - first, run.segment_seq, run.bundle_index + skipped, run.sequence + skipped)
+            skipped += place.bundles
+            self._windows.add(push.producer, place)
+            self._unsaved.setdefault(run.segment_seq, []).append((push.producer, place))
+            found.append(place)
+        return found
 
     def holds_back(self, segment_seq: int | None) -> bool:
         """Whether that segment must not be sealed before the file has its keys."""
@@ -89,16 +98,33 @@ class Producers:
         return []
 
 
-def without_first(push: KeyedPush, span: memoryview, count: int) -> tuple[KeyedPush, memoryview]:
-    """The push without its first bundles, and what is left of its span."""
-    skipped = list(ENTRY_ROW.iter_unpack(push.entries[: count * ENTRY_ROW.size]))
-    slot_count = sum(row[5] for row in skipped)
-    slots = push.slots[: slot_count * SLOT_ROW.size]
-    dictionary_count = sum(row[7] for row in SLOT_ROW.iter_unpack(slots))
+def picked(push: KeyedPush, span: memoryview, pieces: Sequence[tuple[int, int]]) -> tuple[Push, memoryview]:
+    """The push with the bundles of those numbers only, (first, end), and their bytes. Nothing of it has been checked yet.
+
+    Raises:
+        ProtocolError: its rows are none.
+    """
+    try:
+        entries, slots = list(ENTRY_ROW.iter_unpack(push.entries)), list(SLOT_ROW.iter_unpack(push.slots))
+    except struct.error as error:
+        raise ProtocolError(f"push {push.tag}: packed rows have a wrong length: {error}") from error
+    spans = [0, *accumulate(row[0] for row in entries)]
+    heads = [min(count, len(slots)) for count in accumulate((row[5] for row in entries), initial=0)]
+    dictionaries = [0, *accumulate(row[7] for row in slots)]
+    ranges = [(first - push.first_number, end - push.first_number) for first, end in pieces]
+    bytes_of = [span[spans[first] : spans[end]] for first, end in ranges]
     rest = msgspec.structs.replace(
         push,
-        entries=push.entries[count * ENTRY_ROW.size :],
-        slots=push.slots[len(slots) :],
-        dictionaries=push.dictionaries[dictionary_count * DICTIONARY_ROW.size :],
+        entries=_rows(push.entries, ENTRY_ROW, ranges),
+        slots=_rows(push.slots, SLOT_ROW, [(heads[first], heads[end]) for first, end in ranges]),
+        dictionaries=_rows(
+            push.dictionaries,
+            DICTIONARY_ROW,
+            [(dictionaries[heads[first]], dictionaries[heads[end]]) for first, end in ranges],
+        ),
     )
-    return rest, span[sum(row[0] for row in skipped) :]
+    return rest, bytes_of[0] if len(bytes_of) == 1 else memoryview(bytearray().join(bytes_of))
+
+
+def _rows(packed: bytes, row: struct.Struct, ranges: Sequence[tuple[int, int]]) -> bytes:
+    return b"".join(packed[first * row.size : end * row.size] for first, end in ranges)

@@ -13,9 +13,11 @@ from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import EnginePaths
 from quiver_actors.recovery.findings import Findings
 from quiver_actors.recovery.numbers import NumbersUsed
+from quiver_actors.recovery.producers import FoundProducers
 from quiver_actors.recovery.shelf import FoundSegments
 from quiver_actors.sealing import seal_file, write_cursor
 from quiver_actors.segment.outline import Read
+from quiver_actors.transactions.keys import KeyRun, key_of
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import decode_entry_header, decode_slots
 from quiver_actors.wal.log import Log
@@ -33,6 +35,7 @@ class Adoption:
         numbers: NumbersUsed,
         shelf: FoundSegments,
         findings: Findings,
+        producers: FoundProducers,
         *,
         cfg_hash: bytes,
         target_bytes: int,
@@ -47,6 +50,7 @@ class Adoption:
         self._numbers = numbers
         self._shelf = shelf
         self._findings = findings
+        self._producers = producers
         self._cfg_hash = cfg_hash
         self._target_bytes = target_bytes
         self._covered_position = covered_position
@@ -76,6 +80,8 @@ class Adoption:
                         self._adopt_entry(adopter, reader, file.read, log, span)
             finally:
                 file.close()
+        self._producers.add(adopter.keys)
+        self._producers.save()
         for ours in adopter.finish():
             self._shelf.add_sealed(ours, seal_file(self._disk, self._paths, ours, self._numbers.incarnation))
             self._numbers.position = ours.position_end
@@ -118,9 +124,14 @@ def _position_end(log: FoundLog, span: Span) -> int:
 
 
 class _Adopter:
-    """Lays adopted entries into new logs, aligned as our format wants them."""
+    """Lays adopted entries into new logs, aligned as our format wants them.
+
+    Attributes:
+        keys: what idempotent producers have stored, by producer: of a log of ours whose header cannot be read.
+    """
 
     def __init__(self, new_log: Callable[[int, int, int | None], Log], target_bytes: int) -> None:
+        self.keys: list[tuple[str, KeyRun]] = []
         self._new_log = new_log
         self._target_bytes = target_bytes
         self._logs: list[Log] = []
@@ -135,7 +146,9 @@ class _Adopter:
         log.end = log.written_end = offset + len(entry)
         reader = LogReader(log.file.read, log.end)
         laid = read_entry(reader, Span(offset, log.end))
-        log.builder.append(sequence, laid.ingestion_ts_nanos, -1, len(entry), laid.placements)
+        index = log.builder.append(sequence, laid.ingestion_ts_nanos, -1, len(entry), laid.placements)
+        if key := key_of(laid.placements, log.file.read):
+            self.keys.append((key[0], KeyRun(key[1], 1, log.segment_seq, index, sequence)))
         log.sequence_end = sequence + 1
         if not laid.placements:
             self._open = None  # an entry without slots breaks the alignment of what would follow it

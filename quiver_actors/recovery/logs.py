@@ -161,15 +161,24 @@ class Settlement:
         log.position_start, log.identity = found.position_start, identity
         try:
             self._fill(log, found)
-            self._producers.save()
-            if file.path == path:
-                file.fsync()
+            is_copy = file.path != path and not self._producers.has_unsaved
+            if not is_copy:
+                self._put_in_place(log, path)
                 log.path = self._retire_active(path) if found.name == layout.ACTIVE_NAME else path
+            self._producers.save()
             self._shelf.add_sealed(log, seal_file(self._disk, self._paths, log, identity.incarnation))
         finally:
             file.close()
-        if file.path != path:
+        if is_copy:
             self._disk.unlink(path)
+
+    def _put_in_place(self, log: Log, path: str) -> None:
+        """Make the log durable under its name. What producers are said to have stored has to be before that is said: a start that is cut
+        off here forgets a copy, and of the log that was copied the disk may have less than memory has shown."""
+        log.file.fsync()
+        if log.path != path:
+            self._disk.rename(log.path, path)
+            self._disk.sync_directory(self._paths.wal)
 
     def _settled(self, log: FoundLog, path: str, end: int) -> DiskFile:
         """A file with the first `end` bytes of a log, of which the next sync brings everything to the disk that is not there yet.
@@ -217,7 +226,7 @@ class Settlement:
         # Bundles that cannot be read any more are numbered, so that those behind keep their ids; they have no slots.
         replay.skip_to(found.sequence_end)
         self._findings.notes += [f"bundle {log.segment_seq}/{index} is damaged" for index in replay.lost]
-        self._producers.add(replay.keys)
+        self._producers.add(replay.keys, replay.lost)
         log.builder = replay.builder
         log.written_end = log.end = found.end
         is_known = replay.crc is not None and replay.end == found.end

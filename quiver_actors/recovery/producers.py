@@ -5,7 +5,8 @@ Owner: one `Recovery`. The keys of a log are in the file before the log becomes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 from quiver_actors.disk.protocol import Disk, write_atomically
 from quiver_actors.errors import FormatError, UnsupportedVersion
@@ -27,8 +28,8 @@ class FoundProducers:
         self._disk = disk
         self._paths = paths
         self._findings = findings
-        self._keys: list[tuple[str, KeyRun]] = []
-        """Found in the log that is being sealed."""
+        self._keys: list[tuple[str, KeyRun, int]] = []
+        """Found in the log that is being sealed, each with the floor of a producer that it begins."""
 
     def load(self) -> None:
         if not self._disk.exists(self._paths.producers):
@@ -40,16 +41,27 @@ class FoundProducers:
         except FormatError as error:
             self._findings.quarantine(self._paths.producers, str(error))
 
-    def add(self, keys: Iterable[tuple[str, KeyRun]]) -> None:
-        """Of a log that is being sealed."""
-        self._keys += keys
+    def add(self, keys: Iterable[tuple[str, KeyRun]], lost: Sequence[int] = ()) -> None:
+        """Of a log that is being sealed.
+
+        Args:
+            lost: indexes of bundles that are missing in it, rising. Any of those in front of a producer's first one may be of that
+                producer, and so it may push as many earlier numbers, too.
+        """
+        for producer, run in keys:
+            self._keys.append((producer, run, max(0, run.first - bisect_left(lost, run.bundle_index))))
+
+    @property
+    def has_unsaved(self) -> bool:
+        """`save` has something to write: what it tells must be durable before."""
+        return bool(self._keys)
 
     def save(self) -> None:
         """Before that log is sealed."""
         if not self._keys:
             return
-        for producer, run in self._keys:
-            self.windows.add(producer, run)
+        for producer, run, floor in self._keys:
+            self.windows.add(producer, run, floor)
         self._keys.clear()
         write_atomically(self._disk, self._paths.producers, self.windows.encode())
         self._disk.sync_directory(self._paths.root)

@@ -216,7 +216,13 @@ class Recovery:
         parts = (self._disk, self._paths, self._numbers, self._shelf, self._findings)
         to_adopt = Settlement(*parts, self._producers, readings).settle(logs, cursor, is_clean=was_clean)
         covered = cursor or 0
-        adoption = Adoption(*parts, cfg_hash=self._cfg_hash, target_bytes=self._target_bytes, covered_position=covered)
+        adoption = Adoption(
+            *parts,
+            self._producers,
+            cfg_hash=self._cfg_hash,
+            target_bytes=self._target_bytes,
+            covered_position=covered,
+        )
         if not adoption.adopt(to_adopt) and self._numbers.position > covered:
             # Also where it would not be needed: it has to bear the position once everything else that does is deleted.
             write_cursor(self._disk, self._paths, self._numbers.position)

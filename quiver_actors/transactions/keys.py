@@ -1,27 +1,34 @@
 """Idempotent producers: what each of them stored last, so that a bundle that is pushed again is not stored again.
 
 A producer numbers its bundles 1, 2, 3, ... (or from any other number on). Its key, (producer, number), travels in the envelope slot of the
-bundle. Of every producer the newest runs are remembered: consecutive numbers that lie side by side in one segment.
+bundle. Of every producer the newest runs are remembered: consecutive numbers that lie side by side in one segment. The window of a
+producer reaches from a floor to the newest number. What is in it and in no run was never stored, or lost before it was acknowledged:
+a power loss may take a bundle out of the middle of a log.
 
 | number of a push                | answer                                                              |
 |---------------------------------|---------------------------------------------------------------------|
 | of an unknown producer          | stored: it begins there                                             |
 | the next one                    | stored                                                              |
 | remembered                      | not stored again: where it was stored                               |
-| older than what is remembered   | SequenceTooOld                                                      |
+| in the window, not remembered   | stored                                                              |
+| below the window                | SequenceTooOld                                                      |
 | behind the next one             | SequenceGap                                                         |
 
 `quiver.producers` holds the windows up to a sealed segment: one frame as in `transactions.records`, magic QUIVPRD\\0, a msgpack list
-of [producer, [[first, bundles, segment_seq, bundle_index, sequence], ...]], least recently used first. It is written before a segment is
-sealed that holds keys; the keys of logs that are not sealed are read back from their entries.
+of [producer, [[first, bundles, segment_seq, bundle_index, sequence], ...]], least recently used first, runs rising. Where the floor is
+below the first run, a run of 0 bundles stands in front and tells it. The file is written before a segment is sealed that holds keys, and
+after the log of that segment is durable; the keys of logs that are not sealed are read back from their entries.
 
 Owner: one engine.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -62,69 +69,113 @@ class KeyRun(NamedTuple):
         return self.first + self.bundles
 
 
+_first_of = attrgetter("first")
+
+
+class _Window:
+    """What is remembered of one producer. Some run always is, but while the first one is being added."""
+
+    __slots__ = ("floor", "runs")
+
+    def __init__(self, floor: int) -> None:
+        self.floor = floor
+        """Of what is below it nothing can be told."""
+        self.runs: list[KeyRun] = []
+        """Rising and apart."""
+
+    @property
+    def following(self) -> int:
+        """The next number."""
+        return self.runs[-1].end if self.runs else self.floor
+
+    def known(self, first: int, end: int) -> list[KeyRun]:
+        """The parts of runs that are in `first..end`."""
+        found: list[KeyRun] = []
+        at = bisect_right(self.runs, first, key=_first_of)
+        for run in islice(self.runs, max(0, at - 1), None):
+            if run.first >= end:
+                break
+            if run.end > first:
+                found.append(_cut(run, first, end))
+        return found
+
+    def add(self, run: KeyRun) -> int:
+        """Remember a run of which nothing is known. Returns how many runs there are more by it."""
+        at = bisect_right(self.runs, run.first, key=_first_of)
+        before = self.runs[at - 1] if at else None
+        if before is not None and _continues(before, run):
+            self.runs[at - 1] = before._replace(bundles=before.bundles + run.bundles)
+            return 0
+        self.runs.insert(at, run)
+        return 1
+
+    def forget_oldest(self) -> None:
+        self.floor = self.runs.pop(0).end
+
+    def listed(self) -> list[KeyRun]:
+        """As in the file."""
+        has_floor = self.floor < self.runs[0].first
+        return [KeyRun(self.floor, 0, 0, 0, 0), *self.runs] if has_floor else self.runs
+
+
 class Windows:
     """See the module."""
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[str, deque[KeyRun]] = OrderedDict()
-        """Rising, side by side; least recently used producers first."""
+        self._windows: OrderedDict[str, _Window] = OrderedDict()
+        """Least recently used producers first."""
         self._run_count = 0
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self._windows)
 
     def stored(self, producer: str, first: int, count: int) -> list[KeyRun]:
-        """Which of those bundles were stored before: always the first ones of them.
+        """Which of those bundles were stored before, rising.
 
         Raises:
             SequenceGap, SequenceTooOld: see the table.
         """
-        runs = self._runs.get(producer)
-        if runs is None:
+        window = self._windows.get(producer)
+        if window is None:
             return []
-        following, oldest = runs[-1].end, runs[0].first
-        if first > following:
+        if first > window.following:
             raise SequenceGap(
-                f"producer {producer!r} pushes {first}, the next one is {following}: push the {first - following} between them first"
+                f"producer {producer!r} pushes {first}, the next one is {window.following}: "
+                f"push the {first - window.following} between them first"
             )
-        if first < oldest:
+        if first < window.floor:
             raise SequenceTooOld(
-                f"producer {producer!r} pushes {first} again, and only {oldest} to {following - 1} are remembered: "
+                f"producer {producer!r} pushes {first} again, and only {window.floor} to {window.following - 1} are remembered: "
                 "whether it was stored cannot be told any more"
             )
-        return [_cut(run, first, first + count) for run in runs if run.first < first + count and first < run.end]
+        return window.known(first, first + count)
 
-    def add(self, producer: str, run: KeyRun) -> None:
-        """Bundles were stored; what of them is known already changes nothing."""
-        runs = self._runs.setdefault(producer, deque())
-        self._runs.move_to_end(producer)
-        if runs and run.first < runs[-1].end:
-            if run.end <= runs[-1].end:
-                return
-            run = _cut(run, runs[-1].end, run.end)
-        last = runs[-1] if runs else None
-        if last is not None and _continues(last, run):
-            runs[-1] = last._replace(bundles=last.bundles + run.bundles)
-            return
-        if last is not None and run.first > last.end:
-            # Only where its own record was lost: it begins anew, as an unknown one does.
-            self._run_count -= len(runs)
-            runs.clear()
-        runs.append(run)
-        self._run_count += 1
-        self._trim(runs)
+    def add(self, producer: str, run: KeyRun, floor: int | None = None) -> None:
+        """Bundles were stored; what of them is known already, or older than the window, changes nothing.
 
-    def _trim(self, runs: deque[KeyRun]) -> None:
-        if len(runs) > RUNS_PER_PRODUCER:
-            runs.popleft()
+        Args:
+            floor: of its window, if the producer is unknown and has pushed bundles in front of these that were not stored.
+        """
+        window = self._windows.get(producer)
+        if window is None:
+            window = self._windows[producer] = _Window(run.first if floor is None else min(floor, run.first))
+        self._windows.move_to_end(producer)
+        known = window.known(run.first, run.end)
+        for first, end in gaps(max(run.first, window.floor), run.end, known):
+            self._run_count += window.add(_cut(run, first, end))
+        self._trim(window)
+
+    def _trim(self, window: _Window) -> None:
+        while len(window.runs) > RUNS_PER_PRODUCER:
+            window.forget_oldest()
             self._run_count -= 1
-        while self._run_count > RUNS_MAX and len(self._runs) > 1:
-            _, gone = self._runs.popitem(last=False)
-            self._run_count -= len(gone)
+        while self._run_count > RUNS_MAX and len(self._windows) > 1:
+            _, gone = self._windows.popitem(last=False)
+            self._run_count -= len(gone.runs)
 
     def encode(self) -> bytes:
         """The content of `quiver.producers`."""
-        return encode_frame(PRODUCERS_MAGIC, [[name, list(runs)] for name, runs in self._runs.items()])
+        return encode_frame(PRODUCERS_MAGIC, [[name, window.listed()] for name, window in self._windows.items()])
 
 
 def decode_windows(data: bytes) -> Windows:
@@ -137,9 +188,21 @@ def decode_windows(data: bytes) -> Windows:
     except msgspec.DecodeError as error:
         raise InvalidFormat(f"quiver.producers: {error}") from error
     for producer, runs in listed:
+        floor = runs[0].first if runs else None
         for run in runs:
-            windows.add(producer, run)
+            if run.bundles > 0:
+                windows.add(producer, run, floor)
     return windows
+
+
+def gaps(first: int, end: int, known: Sequence[KeyRun]) -> list[tuple[int, int]]:
+    """What of `first..end` is in none of the runs, which rise: (first, end) of each piece."""
+    found = []
+    for run in known:
+        if run.first > first:
+            found.append((first, run.first))
+        first = max(first, run.end)
+    return [*found, (first, end)] if first < end else found
 
 
 def check_key(producer: str, number: int) -> None:
@@ -159,12 +222,25 @@ def with_key(envelope: pa.RecordBatch | None, producer: str, number: int) -> pa.
 
 
 def key_in(envelope: pa.RecordBatch) -> tuple[str, int] | None:
-    """The key that an envelope carries; None if there is none."""
-    names = envelope.schema.names
-    if not envelope.num_rows or PRODUCER_COLUMN not in names or NUMBER_COLUMN not in names:
+    """The key that an envelope carries; None if there is none, or what stands in its place cannot be read."""
+    producers, numbers = (_column(envelope, field) for field in _SCHEMA)
+    if producers is None or numbers is None or not envelope.num_rows:
         return None
-    producer, number = envelope.column(PRODUCER_COLUMN)[0].as_py(), envelope.column(NUMBER_COLUMN)[0].as_py()
-    return (producer, number) if isinstance(producer, str) and isinstance(number, int) else None
+    key = producers[0].as_py(), numbers[0].as_py()
+    return None if None in key else key
+
+
+def _column(envelope: pa.RecordBatch, field: pa.Field) -> pa.Array | None:
+    """What nobody has checked yet: any type, any offsets."""
+    index = envelope.schema.get_field_index(field.name)
+    if index < 0 or envelope.schema.field(index).type != field.type:
+        return None
+    column = envelope.column(index)
+    try:
+        column.validate(full=True)
+    except pa.ArrowException:
+        return None
+    return column
 
 
 def key_of(placements: Sequence[SlotPlacement], read: Callable[[int, int], bytes]) -> tuple[str, int] | None:
@@ -173,10 +249,11 @@ def key_of(placements: Sequence[SlotPlacement], read: Callable[[int, int], bytes
     Args:
         read: `read(length, offset)` of the file.
     """
-    if not placements or placements[-1][0].slot_id != ENVELOPE_SLOT or placements[-1][5]:
+    if not placements or placements[-1][0].slot_id != ENVELOPE_SLOT:
         return None
-    schema, _, offset, metadata_bytes, body_bytes, _ = placements[-1]
-    stream = schema.message + read(metadata_bytes + body_bytes, offset) + END_OF_STREAM
+    schema, _, offset, metadata_bytes, body_bytes, dictionaries = placements[-1]
+    brought = [each.message for each in dictionaries]
+    stream = b"".join([schema.message, *brought, read(metadata_bytes + body_bytes, offset), END_OF_STREAM])
     try:
         return key_in(pa.ipc.open_stream(stream).read_next_batch())
     except (pa.ArrowException, OSError):

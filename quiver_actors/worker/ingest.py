@@ -58,7 +58,8 @@ class Ingest:
         self.pressure = Pressure()
         """Of the worker: shared by all of its engines."""
         self._unacknowledged: deque[tuple[int, Session, list[AckRun], int]] = deque()
-        """(sequence one past its last, who pushed, where it went, when it arrived), rising."""
+        """(sequence behind the highest of its bundles, who pushed, where they are, when it arrived), in the order of arrival. Of what
+        was stored before, too: the first copy may not be durable yet."""
         self._flushes: list[tuple[int, Session, int]] = []
         """(segment_seq that must be sealed, who asked, tag)."""
         self._segment_staged = -1
@@ -223,11 +224,9 @@ class Ingest:
         except QuiverError as error:
             self._refuse(session, push.tag, error)
             return
-        last = runs[-1]
-        self._segment_staged = max(
-            self._segment_staged, last.segment_seq
-        )  # one that was stored before lies further back
-        self._unacknowledged.append((last.sequence + last.count, session, runs, arrived_ns))
+        # Bundles that were stored before lie anywhere between the others.
+        self._segment_staged = max(self._segment_staged, *(run.segment_seq for run in runs))
+        self._unacknowledged.append((max(run.sequence + run.count for run in runs), session, runs, arrived_ns))
 
     def _admits(self, waiting: Waiting) -> bool:
         if waiting.session.is_closed or isinstance(waiting.request, Flush):

@@ -1,12 +1,8 @@
-"""Idempotent producers of a simulated run: they number their bundles, and push again what they are not sure of.
-
-One thing they cannot do. Where a power loss has taken an unacknowledged bundle out of the middle of a log and left one behind it, the
-missing one is refused as SequenceTooOld: nobody can tell it from one that is forgotten. They go on behind it.
-"""
+"""Idempotent producers of a simulated run: they number their bundles, and push again what they are not sure of. What a power loss has
+taken out of the middle of a log they can push again, too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,8 +40,6 @@ class KeyedProducers:
         """By number."""
         self._unsure: dict[str, int] = {}
         """The first number that a crash may have taken."""
-        self._oldest = dict.fromkeys(PRODUCERS, 0)
-        """The first number that may be pushed again."""
 
     def push(self) -> None:
         """One push, of bundles that are new, or not, or both."""
@@ -53,7 +47,7 @@ class KeyedProducers:
         pushed = self._pushed[name]
         following = len(pushed)
         back = random.randint(0, min(_AGAIN_MAX, following)) if random.random() < 0.3 else 0
-        first = max(self._oldest[name], min(self._unsure.get(name, following), following - back))
+        first = min(self._unsure.get(name, following), following - back)
         numbers = range(first, first + random.choice((1, 1, 2, 5)))
         bundles = [pushed[number] if number < following else self._new(name, number) for number in numbers]
         memory, push, schemas = lay_out_keyed(self._world.producer, name, first, bundles)
@@ -88,20 +82,12 @@ class KeyedProducers:
         self._unsure.clear()
         for name, pushed in self._pushed.items():
             stored = [number for number in range(len(pushed)) if self._is_stored(survey, (name, number))]
-            self._oldest[name] = behind_holes(range(len(pushed)), stored)
-            lost = set(range(self._oldest[name], len(pushed))) - set(stored)
+            lost = set(range(len(pushed))) - set(stored)
             if lost:
                 self._unsure[name] = min(lost)
 
     def _is_stored(self, survey: Survey, key: Key) -> bool:
         return _is_there(self._world.ledger, survey, key, self._world.calls)
-
-
-def behind_holes(numbers: Sequence[int], stored: Collection[int]) -> int:
-    """The first of those numbers behind every one that is missing in front of one that is stored."""
-    last = max(stored, default=-1)
-    holes = [number for number in numbers if number < last and number not in stored]
-    return holes[-1] + 1 if holes else min(numbers, default=0)
 
 
 def check_once(ledger: Ledger, survey: Survey) -> None:
@@ -121,10 +107,6 @@ def check_producers_go_on(oracle: Oracle, engine: Engine, survey: Survey, at: in
         if not unsure:
             continue
         numbers = [number for number in known if number >= unsure[0]]
-        stored_before = [number for number in numbers if _is_there(oracle.ledger, survey, (name, number), at)]
-        numbers = [number for number in numbers if number >= behind_holes(numbers, stored_before)]
-        if not numbers:
-            continue
         memory, push, schemas = lay_out_keyed(producer, name, numbers[0], [known[n].slots for n in numbers])
         oracle.make_room(engine, len(memory))
         number = numbers[0]

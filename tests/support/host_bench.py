@@ -7,15 +7,19 @@ import os
 import socket
 from collections import deque
 
+import pyarrow as pa
 import pytest
 
+from quiver_actors.client.targets import Key
 from quiver_actors.config import TopicSettings
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.jobs import CommitJob
+from quiver_actors.model import ENVELOPE_SLOT
 from quiver_actors.protocol import messages as m
 from quiver_actors.protocol.framing import FrameReader, decode_worker_message
 from quiver_actors.retention.pressure import Pressure, Signals
 from quiver_actors.shm.arena import ArenaOwner, ArenaProducer
+from quiver_actors.transactions.keys import with_key
 from quiver_actors.units import SECOND_NS
 from quiver_actors.worker import host as host_module
 from quiver_actors.worker import ingest as ingest_module
@@ -41,12 +45,13 @@ def clocks_of(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
 class HostBench:
     """One host, as the worker's loop drives it; jobs take no time."""
 
-    def __init__(self, clock: ManualClock, settings: TopicSettings) -> None:
+    def __init__(self, clock: ManualClock, settings: TopicSettings, disk: SimDisk | None = None) -> None:
         """
         Args:
             clock: which `clocks_of` has given to the host's modules, too.
+            disk: to go on with; else an empty one.
         """
-        self.driver = EngineDriver(SimDisk(shows_descriptors=True), settings, clock=clock)
+        self.driver = EngineDriver(disk or SimDisk(shows_descriptors=True), settings, clock=clock)
         self.clock = clock
         self.pressure = Pressure()
         self.load = Load(self.pressure)
@@ -122,7 +127,16 @@ class HostBench:
 
     def push(self, number: int, rows: int = 5) -> None:
         """One bundle; its tag is the number."""
-        memory, push, schemas = self.driver.layout([{0: numbered_batch(number, rows)}])
+        self._push(self._placed([{0: numbered_batch(number, rows)}], number))
+
+    def push_keyed(self, first: int, last: int, tag: int) -> None:
+        """Bundles of the producer `p`, whose number is their key, in one message."""
+        numbers = range(first, last + 1)
+        bundles = [{0: numbered_batch(number), ENVELOPE_SLOT: with_key(None, "p", number)} for number in numbers]
+        self._push(Key("p", first).of(self._placed(bundles, tag)))
+
+    def _placed(self, bundles: list[dict[int, pa.RecordBatch]], tag: int) -> m.Push:
+        memory, push, schemas = self.driver.layout(bundles)
         for handle, schema in schemas.items():
             if handle not in self._declared:
                 self._declared.add(handle)
@@ -131,8 +145,10 @@ class HostBench:
         assert offset is not None
         self._producer.ring[offset : offset + len(memory)] = memory
         end = self._producer.commit(len(memory))
-        placed = m.Push(number, push.topic, offset, len(memory), end, push.entries, push.slots, push.dictionaries)
-        self.host.ingest.push(self.session, placed, self.clock.now_ns)
+        return m.Push(tag, push.topic, offset, len(memory), end, push.entries, push.slots, push.dictionaries)
+
+    def _push(self, push: m.Push) -> None:
+        self.host.ingest.push(self.session, push, self.clock.now_ns)
         self.host.touch_push()
 
     def seal(self) -> None:
