@@ -1,8 +1,8 @@
 """Reading a log file back: every entry whose CRC holds, and every span that is damaged. Read only, no decisions.
 
-Memory: one chunk, plus one entry while its body is handed out. Works over any `read(length, offset)`, so a simulated disk,
+Memory: one chunk, or one entry where that is larger, used again for the next. Works over any `read(length, offset)`, so a simulated disk,
 a real file and a byte string are read by the same code. Entries that lie whole in a chunk are checked where they stand; only one that
-straddles two is read again, with the second.
+straddles two is moved to the front of the chunk, and the rest of it read behind it.
 
 An entry is valid when its length is plausible and its CRC matches. Behind an invalid entry the scanner looks for the next
 valid one: where the length field points, if just one sequence is missing then; otherwise on every offset where an entry could
@@ -26,6 +26,8 @@ CHUNK_BYTES = 1 << 20
 WINDOW_BYTES_MAX = 16 << 20
 """Entries up to this size are read whole, if chunks are not much smaller; larger ones in pieces."""
 _CHUNKS_PER_WINDOW = 16
+_PIECE_BYTES = 64 << 10
+"""A chunk is read in pieces that come and go in memory which stays warm: a byte string of a megabyte is new pages each time."""
 _BODY_BYTES_MAX = layout.ENTRY_BYTES_MAX - layout.ENTRY_OVERHEAD_BYTES
 _SEQUENCE_MAX = 1 << 64
 _SEQUENCES_LOST_MAX = 1 << 20
@@ -96,20 +98,39 @@ class LogReader:
         self._size = size_bytes
         self._chunk_bytes = chunk_bytes
         self._base = 0
-        self._chunk = b""
+        self._memory = memoryview(bytearray())
+        """Used again and again: fresh pages for every chunk would cost as much as reading it."""
+        self._chunk = self._memory
+        """The part of the memory that holds the file's bytes from `_base` on."""
 
     def bytes_at(self, offset: int, length: int) -> memoryview:
         """`length` bytes at `offset`, fewer at the end of the file. Valid until the next call."""
         start = offset - self._base
         if start < 0 or start + length > len(self._chunk):
-            self._chunk = self._read(max(length, min(self._chunk_bytes, self._size - offset)), offset)
-            self._base, start = offset, 0
-        return memoryview(self._chunk)[start : start + length]
+            self._fill(offset, max(length, min(self._chunk_bytes, self._size - offset)))
+            start = 0
+        return self._chunk[start : start + length]
+
+    def _fill(self, offset: int, length: int) -> None:
+        """Let the chunk be what stands at `offset`; what is at hand of it is not read again."""
+        at_hand = self._chunk[max(0, offset - self._base) :] if offset >= self._base else self._chunk[:0]
+        kept = len(at_hand)
+        memory = self._memory if length <= len(self._memory) else memoryview(bytearray(length))
+        # Moves within one memory where it is the same one: a slice assignment is a memmove.
+        memory[:kept] = at_hand
+        filled = kept
+        while filled < length:
+            piece = self._read(min(_PIECE_BYTES, length - filled), offset + filled)
+            if not piece:
+                break
+            memory[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        self._memory, self._base, self._chunk = memory, offset, memory[:filled]
 
     def is_zero(self, start: int) -> bool:
         """Whether nothing but zeroes stands from `start` on."""
         offsets = range(start, self._size, self._chunk_bytes)
-        return not any(any(bytes(self.bytes_at(at, min(self._chunk_bytes, self._size - at)))) for at in offsets)
+        return not any(_any(self.bytes_at(at, min(self._chunk_bytes, self._size - at))) for at in offsets)
 
     def body(self, entry: Span) -> bytes:
         """The body of a valid entry."""
@@ -170,7 +191,7 @@ class LogReader:
         if wanted > max(self._chunk_bytes, min(self._chunk_bytes * _CHUNKS_PER_WINDOW, WINDOW_BYTES_MAX)):
             return memoryview(b"")
         self.bytes_at(offset, min(wanted, max(0, self._size - offset)))
-        return memoryview(self._chunk)[offset - self._base :]
+        return self._chunk[offset - self._base :]
 
     def _length_at(self, offset: int) -> int | None:
         """The length field at `offset` if an entry of that length could stand there."""
@@ -216,8 +237,11 @@ class LogReader:
         """
         found, at = None, start
         while found is None and at < end and at + layout.ENTRY_HEAD.size <= self._size:
-            window = bytes(self.bytes_at(at, min(CHUNK_BYTES, self._size - at)))
-            for candidate in _candidates(window, stride):
+            at_hand = self.bytes_at(at, min(CHUNK_BYTES, self._size - at))
+            candidates, length = _candidates(at_hand, stride), len(at_hand)
+            # Looking at one may read something else.
+            window = bytes(at_hand) if candidates else b""
+            for candidate in candidates:
                 sequence = layout.ENTRY_HEAD.unpack_from(window, candidate)[3]
                 if at + candidate >= end or not _is_between(last_sequence, sequence, next_sequence):
                     continue
@@ -226,7 +250,7 @@ class LogReader:
                 if entry is not None and is_next:
                     return entry
                 found = found or entry
-            step = len(window) - layout.ENTRY_HEAD.size + 1
+            step = length - layout.ENTRY_HEAD.size + 1
             at += max(stride, step - step % stride)
         return found
 
@@ -237,11 +261,16 @@ def _is_between(last_sequence: int | None, sequence: int, next_sequence: int) ->
     return last_sequence < sequence < min(next_sequence, last_sequence + _SEQUENCES_LOST_MAX)
 
 
-def _candidates(window: bytes, stride: int) -> list[int]:
+def _any(memory: memoryview) -> bool:
+    """Whether there is a byte other than zero."""
+    return bool(np.frombuffer(memory, np.uint8).any())
+
+
+def _candidates(window: memoryview, stride: int) -> list[int]:
     """Offsets in `window`, multiples of `stride`, where the fixed bytes of an entry head look right."""
-    data = np.frombuffer(window, np.uint8)
-    if not data.any():
+    if not _any(window):
         return []  # what was preallocated and never written
+    data = np.frombuffer(window, np.uint8)
     count = len(data) - layout.ENTRY_HEAD.size + 1
     if count <= 0:
         return []
