@@ -35,7 +35,7 @@ import msgspec
 from quiver_actors import __version__
 from quiver_actors.adoption_watch import AdoptionWatch
 from quiver_actors.config import AccessSettings, NodeSettings
-from quiver_actors.config.reading import Resolved
+from quiver_actors.config.reading import Resolved, check_settings
 from quiver_actors.core_dirs import adopted_cores, directories_of
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import AlreadyRunning, ConfigError, DiskError, InvalidFormat, UnsupportedVersion
@@ -126,12 +126,16 @@ def run_node(
         A `supervisor.exitcodes.ExitCode`.
 
     Raises:
-        ConfigError: the run directory is not safe or its path is too long.
+        ConfigError: the run directory is not safe or its path is too long, or the settings do not suit so many workers.
         AlreadyRunning: another node holds one of the directories.
         UnsupportedVersion, InvalidFormat: the data directory is not one of this version.
         DiskError: the data directory cannot be created, locked or written.
         ShmError: no room for the counters page.
     """
+    cpus = sorted(os.sched_getaffinity(0))
+    cores = settings.cores or len(cpus)
+    # Only here it is known how many workers `cores = 0` means.
+    check_settings(msgspec.structs.replace(settings, cores=cores))
     with contextlib.ExitStack() as held:
         data_dir = make_data_dir(settings.data_dir)
         gid = group_of(settings.access)
@@ -141,8 +145,6 @@ def run_node(
         check_data_version(data_dir)
         sweep(run_dir)
         held.callback(sweep, run_dir)
-        cpus = sorted(os.sched_getaffinity(0))
-        cores = settings.cores or len(cpus)
         settings = msgspec.structs.replace(settings, data_dir=data_dir, run_dir=run_dir, cores=cores)
         disk = held.enter_context(contextlib.closing(PosixDisk(data_dir)))
         shown: list[CountersPage] = []

@@ -4,8 +4,8 @@
 
 Builds the wheel, makes a virtual environment beside it, and runs every block of docs/getting-started.md in order in an empty directory:
 `sh` blocks in bash, `python` blocks in one interpreter of that environment. `pip install quiver-actors` installs the wheel, with what it
-needs from the index that pip is set up with, in the versions of constraints.txt. Nothing of the source tree is on any path. What is
-`continued` is not run: it has no data. Exit code 0: everything worked.
+needs from the index that pip is set up with, in the versions of constraints.txt; its last step installs Spark and a Java runtime too, about
+500 MB. Nothing of the source tree is on any path. What is `continued` is not run: it has no data. Exit code 0: everything worked.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from tests.docs.pages import ROOT, Block, blocks_of
 
 PAGE = ROOT / "docs" / "getting-started.md"
 NODE_SECONDS = 60.0
+_INSTALLED = re.compile(r"pip install (?P<quote>'?)quiver-actors\b")
+"""Where the page says the name that the package has in an index."""
 _PYTHON = """
 import json, sys, traceback
 names = {"__name__": "__main__"}
@@ -63,14 +66,14 @@ class NewUser:
         match block.language, block.mode:
             case "sh", _:
                 self._shell(block.code)
-            case "python", "":
+            case "python", "" | "elsewhere":
                 self._interpret(block.code)
             case _:
                 print("    (not run: a fragment)")
 
     def _shell(self, code: str) -> None:
         waiting: list[str] = []
-        for line in code.replace("pip install quiver-actors", f"pip install {self._wheel}").splitlines():
+        for line in _INSTALLED.sub(f"pip install \\g<quote>{self._wheel}", code).splitlines():
             if line.rstrip().endswith("&"):
                 self._bash("\n".join(waiting))
                 waiting = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.progress_bar import ProgressBar
+from quiver_actors.errors import UsageError
 from quiver_actors.units import format_duration
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     from quiver_actors.cli.tables_in import read_batches
     from quiver_actors.client import connect
 
-    size_bytes = os.path.getsize(arguments.file) if arguments.file != "-" else 0
+    size_bytes = _size_of(arguments.file)
     rows = 0
     started_ns = time.monotonic_ns()
     with connect(run_dir.find_run_dir(arguments)) as client, ProgressBar(size_bytes) as bar:
@@ -97,6 +98,14 @@ def run(arguments: argparse.Namespace) -> int:
         what = f"{rows:,} rows in {len(receipts):,} bundles to topic {arguments.topic}"
         print(f"quiver: pushed {what} in {format_duration(took_ns)}{durable}")
     return 0
+
+
+def _size_of(path: str) -> int:
+    """0 for standard input and pipes. Raises UsageError where there is no such file."""
+    try:
+        return 0 if path == "-" else os.path.getsize(path)
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file {path}; `-` is standard input") from error
 
 
 def _bundle(batch: pa.RecordBatch, slot: str | None) -> Any:

@@ -103,10 +103,10 @@ class Rates:
         return sparkline(kept)
 
 
-def sparkline(values: Sequence[float] | deque[float], width: int = 20) -> str:
-    """The last `width` values as bars, the highest of them full."""
+def sparkline(values: Sequence[float] | deque[float], width: int = 20, highest: float | None = None) -> str:
+    """The last `width` values as bars; `highest`, or the highest of them, is a full one."""
     shown = list(values)[-width:]
-    top = max(shown, default=0.0)
+    top = max(shown, default=0.0) if highest is None else highest
     if top <= 0:
         return _BARS[0] * len(shown)
     return "".join(_BARS[0 if value <= 0 else max(1, round(value / top * (len(_BARS) - 1)))] for value in shown)

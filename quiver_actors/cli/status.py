@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 _WAIT_INTERVAL_SECONDS = 0.05
 
 _DESCRIPTION = """\
-Show workers, topics, subscribers, shared memory and last errors, the worst first. Reads the counters page alone, so it answers
-also while workers are stopped or hang and after the supervisor has died; AGE says how old the figures of a process are.
+Show workers, topics, subscribers, shared memory and last errors, the worst first, and what to do about what is wrong. Reads the
+counters page alone, so it answers also while workers are stopped or hang and after the supervisor has died; AGE says how old the figures
+of a process are. What is well and small among many is counted only, unless --all is given.
 """
 
 _EPILOG = """\
@@ -59,6 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     run_dir.add_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--all", action="store_true", help="a line for each topic and core, and every subscriber")
     mode = parser.add_mutually_exclusive_group()
     add_watch(mode)
     mode.add_argument(
@@ -76,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _check(where, arguments.check, arguments.json)
     if arguments.wait:
         return _wait(where, arguments.wait, parse_duration_ns(arguments.timeout), arguments.json)
-    looker = _Looker(where, arguments.json)
+    looker = _Looker(where, arguments.json, in_full=arguments.all)
     return watching(arguments, looker.look)
 
 
@@ -120,9 +122,10 @@ def _wait(where: str, wanted: str, timeout_ns: int, as_json: bool) -> int:
 class _Looker:
     """Look after look: each after the first says what the workers' processor time was since the one before."""
 
-    def __init__(self, where: str, as_json: bool) -> None:
+    def __init__(self, where: str, as_json: bool, *, in_full: bool) -> None:
         self._where = where
         self._as_json = as_json
+        self._in_full = in_full
         self._previous: StatusView | None = None
 
     def look(self) -> int:
@@ -131,7 +134,7 @@ class _Looker:
         status = self._previous = _take(self._where)
         if previous is not None:
             _use_since(status, previous)
-        _show(status, self._as_json)
+        _show(status, self._as_json, in_full=self._in_full)
         return StatusExit.OK if status.node.running else StatusExit.NOT_RUNNING
 
 
@@ -151,7 +154,7 @@ def _holds(status: StatusView, wanted: str) -> bool:
     return status.node.ready if wanted == "ready" else status.node.healthy
 
 
-def _show(status: StatusView, as_json: bool) -> None:
+def _show(status: StatusView, as_json: bool, *, in_full: bool = False) -> None:
     if as_json:
         import msgspec
 
@@ -160,4 +163,4 @@ def _show(status: StatusView, as_json: bool) -> None:
         from quiver_actors.cli.status_table import render
 
         colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        print(render(status, colour=colour), flush=True)
+        print(render(status, colour=colour, in_full=in_full), flush=True)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from quiver_actors.cli.backlog import BehindView
-from quiver_actors.cli.status_view import EngineView, NodeView, StatusView, SubscriberView, WorkerView, severity
+from quiver_actors.cli.status_view import (
+    EngineView,
+    ErrorView,
+    NodeView,
+    StatusView,
+    SubscriberView,
+    WorkerView,
+    severity,
+)
 from quiver_actors.units import format_duration, format_size
 
 _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
 UNKNOWN = "-"
+NOBODY = "nobody"
 _MESSAGE_CHARACTERS = 76
+_LINE_CHARACTERS = 100
+_PROBLEMS_SHOWN = 6
+ROWS_SHOWN = 20
+"""Topics that are well, and subscribers, unless all are asked for."""
 
 
 class Column(NamedTuple):
@@ -20,13 +34,18 @@ class Column(NamedTuple):
     is_state: bool = False
 
 
-def render(status: StatusView, *, colour: bool) -> str:
-    """The whole text, without a final newline."""
+def render(status: StatusView, *, colour: bool, in_full: bool = False) -> str:
+    """The whole text, without a final newline.
+
+    Args:
+        in_full: a line for each topic and core, and all subscribers; else the cores of a topic that is well are one line, and what
+            is well and small is counted only.
+    """
     sections = [
         _headline(status.node, colour),
         _workers(status.workers, colour),
-        _engines(status.engines, colour),
-        render_subscribers(status.subscribers),
+        _engines(status.engines, colour) if in_full else _topics(status.engines, colour),
+        render_subscribers(status.subscribers, most=None if in_full else ROWS_SHOWN),
         _transactions(status.engines),
         _storage(status),
         _upkeep(status.engines),
@@ -47,6 +66,13 @@ def _headline(node: NodeView, colour: bool) -> str:
         lines.append(f"NOT RUNNING: its supervisor is dead; what follows is what it said last, {age} ago")
     elif node.state in ("silent", "stopped"):
         lines.append(f"the supervisor is {node.state}: its own figures are {_duration(node.figures_age_ns)} old")
+    if node.running:
+        lines += [f"  {problem}" for problem in node.problems[:_PROBLEMS_SHOWN]]
+        if (more := len(node.problems) - _PROBLEMS_SHOWN) > 0:
+            lines.append(f"  and {more:,} more")
+        lines += [f"  {warning}" for warning in node.warnings]
+    for advice in node.advice:
+        lines += textwrap.wrap(f"-> {advice}", _LINE_CHARACTERS, initial_indent="  ", subsequent_indent="     ")
     return "\n".join(lines)
 
 
@@ -109,26 +135,61 @@ def _storage(status: StatusView) -> str:
     return "\n".join(lines)
 
 
+def _topics(engines: Sequence[EngineView], colour: bool) -> str:
+    """What is not well by core, worst first; then a line a topic, those with most on disk first."""
+    worse = [engine for engine in engines if engine.state != "ready"]
+    well: dict[str, list[EngineView]] = {}
+    for engine in engines:
+        if engine.state == "ready":
+            well.setdefault(engine.topic, []).append(engine)
+    groups = sorted(well.values(), key=lambda cores: (-sum(each.disk_bytes for each in cores), cores[0].topic))
+    rows = [_engine_row(f"core_{engine.core}", [engine]) for engine in worse]
+    rows += [_engine_row(_places(cores), cores) for cores in groups[:ROWS_SHOWN]]
+    hidden = [engine for cores in groups[ROWS_SHOWN:] for engine in cores]
+    return _with_more(_engine_table(rows, colour), _hidden_topics(hidden))
+
+
+def _places(cores: Sequence[EngineView]) -> str:
+    return f"core_{cores[0].core}" if len(cores) == 1 else f"{len(cores)} cores"
+
+
+def _hidden_topics(hidden: Sequence[EngineView]) -> str:
+    if not hidden:
+        return ""
+    topics, disk_bytes = len({engine.topic for engine in hidden}), sum(engine.disk_bytes for engine in hidden)
+    return f"and {topics:,} more topics, ready, {format_size(disk_bytes)} on disk together: --all shows them"
+
+
 def _engines(engines: Sequence[EngineView], colour: bool) -> str:
-    numbers = ("CORE", "BUNDLES", "ROWS", "IN", "WAL", "OPEN", "SEGMENTS", "DISK", "AGE")
-    columns = [Column("TOPIC"), Column("STATE", is_state=True), *[Column(name, is_number=True) for name in numbers]]
-    rows = [
-        [
-            engine.topic,
-            engine.state,
-            str(engine.core),
-            f"{engine.bundles_in:,}",
-            f"{engine.rows_in:,}",
-            format_size(engine.bytes_in),
-            format_size(engine.wal_bytes),
-            format_size(engine.open_segment_bytes),
-            f"{engine.segments:,}",
-            format_size(engine.disk_bytes),
-            _duration(engine.figures_age_ns),
-        ]
-        for engine in engines
+    return _engine_table([_engine_row(f"core_{engine.core}", [engine]) for engine in engines], colour)
+
+
+def _engine_row(place: str, cores: Sequence[EngineView]) -> list[str]:
+    def total(figure: Callable[[EngineView], int]) -> int:
+        return sum(map(figure, cores))
+
+    return [
+        cores[0].topic,
+        cores[0].state,
+        place,
+        f"{total(lambda each: each.bundles_in):,}",
+        f"{total(lambda each: each.rows_in):,}",
+        format_size(total(lambda each: each.bytes_in)),
+        format_size(total(lambda each: each.wal_bytes)),
+        f"{total(lambda each: each.segments):,}",
+        format_size(total(lambda each: each.disk_bytes)),
+        _duration(_largest(each.figures_age_ns for each in cores)),
     ]
-    return _table(columns, rows, colour) if rows else ""
+
+
+def _engine_table(rows: Sequence[Sequence[str]], colour: bool) -> str:
+    numbers = ("BUNDLES", "ROWS", "IN", "WAL", "SEGMENTS", "DISK", "AGE")
+    columns = [Column("TOPIC"), Column("STATE", is_state=True), Column("ON")]
+    return _table([*columns, *[Column(name, is_number=True) for name in numbers]], rows, colour) if rows else ""
+
+
+def _with_more(text: str, more: str) -> str:
+    return f"{text}\n{more}" if more else text
 
 
 def _transactions(engines: Sequence[EngineView]) -> str:
@@ -157,7 +218,7 @@ def render_lags(subscribers: Sequence[BehindView]) -> str:
             _duration(each.oldest_age_ns),
             f"{each.claimed:,}",
             f"{each.blocked:,}",
-            str(each.connections),
+            str(each.connections or NOBODY),
             _duration(each.detached_ns),
         ]
         for each in subscribers
@@ -165,8 +226,8 @@ def render_lags(subscribers: Sequence[BehindView]) -> str:
     return _table([Column("SUBSCRIBER"), Column("TOPIC"), *numbers], rows, colour=False)
 
 
-def render_subscribers(subscribers: Sequence[SubscriberView]) -> str:
-    """One line a subscriber: its cores are summed, the oldest bundle and the oldest figures count."""
+def render_subscribers(subscribers: Sequence[SubscriberView], most: int | None = None) -> str:
+    """One line a subscriber, the furthest behind first: its cores are summed, the oldest bundle and the oldest figures count."""
     grouped: dict[tuple[str, str], list[SubscriberView]] = {}
     for each in subscribers:
         grouped.setdefault((each.topic, each.subscriber), []).append(each)
@@ -178,7 +239,11 @@ def render_subscribers(subscribers: Sequence[SubscriberView]) -> str:
         ((_total(cores, _lag), topic, subscriber, cores) for (topic, subscriber), cores in grouped.items()),
         key=lambda row: (-row[0], row[1], row[2]),
     )
-    return _table(columns, [_subscriber_row(*row) for row in rows], colour=False)
+    hidden = rows[most:] if most is not None else []
+    text = _table(columns, [_subscriber_row(*row) for row in rows[:most]], colour=False)
+    return _with_more(
+        text, f"and {len(hidden):,} more, {hidden[0][0]:,} bundles behind at most: --all shows them" if hidden else ""
+    )
 
 
 def _subscriber_row(lag_bundles: int, topic: str, subscriber: str, cores: list[SubscriberView]) -> list[str]:
@@ -190,7 +255,7 @@ def _subscriber_row(lag_bundles: int, topic: str, subscriber: str, cores: list[S
         f"{_total(cores, lambda each: each.claimed):,}",
         f"{_total(cores, lambda each: each.acked):,}",
         f"{_total(cores, lambda each: each.rejected):,}",
-        str(max(each.connections for each in cores)),
+        str(max(each.connections for each in cores) or NOBODY),
         _duration(_largest(each.figures_age_ns for each in cores)),
     ]
 
@@ -223,11 +288,17 @@ def _errors(status: StatusView) -> str:
     if not status.errors:
         return ""
     columns = [Column("ERROR OF"), Column("AGE", is_number=True), Column("COUNT", is_number=True), Column("MESSAGE")]
-    rows = [
-        [f"core_{error.core}", _duration(error.age_ns), str(error.count), _shortened(error.message)]
-        for error in status.errors
-    ]
+    rows = [row for error in status.errors for row in _error_rows(error)]
     return _table(columns, rows, colour=False)
+
+
+def _error_rows(error: ErrorView) -> list[list[str]]:
+    """The whole message: what to do stands at its end."""
+    first, *others = textwrap.wrap(" ".join(error.message.split()), _MESSAGE_CHARACTERS) or [""]
+    return [
+        [f"core_{error.core}", _duration(error.age_ns), str(error.count), first],
+        *(["", "", "", line] for line in others),
+    ]
 
 
 # --- text ----------------------------------------------------------------------------------------------------------------
@@ -256,11 +327,6 @@ def _painted(state: str, text: str, colour: bool) -> str:
         return text
     paint = _GREEN if state == "ready" else _RED if severity(state) <= severity("stopped") else _YELLOW
     return f"{paint}{text}{_PLAIN}"
-
-
-def _shortened(message: str) -> str:
-    line = " ".join(message.split())
-    return line if len(line) <= _MESSAGE_CHARACTERS else f"{line[: _MESSAGE_CHARACTERS - 3]}..."
 
 
 def _duration(duration_ns: int | None) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from quiver_actors.cli.advice import WAITING, advice_on, waiting_for_room
 from quiver_actors.cli.status_storage import (
     CoreStorageView,
     LossView,
@@ -103,6 +104,10 @@ class NodeView(msgspec.Struct, kw_only=True):
     started_unix_ns: int
     uptime_ns: int | None
     figures_age_ns: int | None
+    warnings: list[str] = []
+    """What is not wrong and yet keeps pushes waiting: the cap, and who keeps the data."""
+    advice: list[str] = []
+    """What to do about problems and warnings, a line for each kind of them."""
 
 
 class WorkerView(msgspec.Struct, kw_only=True):
@@ -347,7 +352,7 @@ class _View:
     def whole(self) -> StatusView:
         workers = sorted(self._workers(), key=lambda worker: (severity(worker.state), worker.core))
         engines = sorted(self._engines(workers), key=lambda engine: (severity(engine.state), engine.topic, engine.core))
-        return StatusView(
+        status = StatusView(
             taken_unix_ns=self._unix_ns,
             node=self._node(workers, engines),
             workers=workers,
@@ -364,6 +369,10 @@ class _View:
             losses=sorted(losses_of(self._regions), key=lambda each: (each.topic, each.core, each.reason)),
             shares=shares_of(self._regions),
         )
+        if status.node.running and (waiting := waiting_for_room(status)):
+            status.node.warnings = waiting
+            status.node.advice.append(WAITING)
+        return status
 
     # --- the node --------------------------------------------------------------------------------------------------------
 
@@ -371,6 +380,9 @@ class _View:
         region = self._regions[SUPERVISOR_REGION]
         state = self._node_state(region)
         problems = self._problems(state, workers, engines)
+        if state == "ready" and problems:
+            state = "degraded"
+        states = [*(each.state for each in workers), *(each.state for each in engines)]
         serving = any(worker.state in ("ready", "degraded") for worker in workers)
         was_ready = region.state in (NodeState.READY, NodeState.DEGRADED)
         return NodeView(
@@ -386,6 +398,7 @@ class _View:
             started_unix_ns=region.started_unix_ns,
             uptime_ns=self._since(region.started_unix_ns) if self._running else None,
             figures_age_ns=self._age(region),
+            advice=advice_on(states if state == "degraded" else [state]),
         )
 
     def _node_state(self, region: RegionSnapshot) -> str:

@@ -19,6 +19,8 @@ from quiver_actors.errors import NotRunning, UnknownSubscriber, UsageError
 if TYPE_CHECKING:
     from quiver_actors.cli.backlog import BehindView
     from quiver_actors.cli.status_view import StatusView
+    from quiver_actors.client import Client
+    from quiver_actors.protocol.messages import SubscriberInfo
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -118,39 +120,56 @@ def _look_at_orphans(arguments: argparse.Namespace) -> int:
 
 
 def _drop(arguments: argparse.Namespace) -> int:
-    found = [each for each in _summed(arguments) if each.subscriber == arguments.subscriber]
-    if not found:
-        raise _unknown(arguments.subscriber, arguments.topic)
-    if len(found) > 1:
-        topics = ", ".join(each.topic for each in found)
-        raise UsageError(f"subscriber {arguments.subscriber!r} is one of the topics {topics}: choose one with --topic")
-    (wanted,) = found
-    if wanted.connections and not arguments.force:
-        raise UsageError(
-            f"subscriber {wanted.subscriber!r} of topic {wanted.topic!r} is in use: {wanted.connections} consumers are "
-            "connected; stop them, or drop it all the same with --force"
-        )
-    if arguments.dry_run:
-        return _say_dropped(arguments, wanted, wanted.lag_bundles)
-    # Imported here: the client loads pyarrow, which no other command needs.
+    """Asks the workers, not the figures: the topic's owner may do this too, and is not shown the node's figures."""
+    # Imported here: the client loads pyarrow, which looking does not need.
     from quiver_actors.client import connect
 
     with connect(run_dir.find_run_dir(arguments)) as client:
-        # Not what the figures said a moment ago decides about consumers: the workers do.
+        topic, lag, connections = _found(client, arguments)
+        if connections and not arguments.force:
+            raise UsageError(
+                f"subscriber {arguments.subscriber!r} of topic {topic!r} is in use: {connections} consumers are connected; stop them, "
+                "or drop it all the same with --force"
+            )
+        if arguments.dry_run:
+            return _say_dropped(arguments, topic, lag)
+        # A consumer may have come since then: the workers know.
         drop = client.unsubscribe if arguments.force else client.drop_orphan
-        bundles = drop(wanted.subscriber, topic=wanted.topic)
-    return _say_dropped(arguments, wanted, bundles)
+        return _say_dropped(arguments, topic, drop(arguments.subscriber, topic=topic))
 
 
-def _say_dropped(arguments: argparse.Namespace, dropped: BehindView, bundles: int) -> int:
+def _found(client: Client, arguments: argparse.Namespace) -> tuple[str, int, int]:
+    """The subscriber's topic, the bundles that it is owed, and its consumers.
+
+    Raises:
+        UnknownSubscriber: no topic that the user may use has it.
+        UsageError: several have, and no --topic says which.
+    """
+    topics = client.topics() if arguments.topic is None else [arguments.topic]
+    found: dict[str, list[SubscriberInfo]] = {}
+    for topic in topics:
+        cores = [each for infos in client.subscribers(topic).values() for each in infos]
+        if own := [each for each in cores if each.subscriber == arguments.subscriber]:
+            found[topic] = own
+    if not found:
+        raise _unknown(arguments.subscriber, arguments.topic)
+    if len(found) > 1:
+        raise UsageError(
+            f"subscriber {arguments.subscriber!r} is one of the topics {', '.join(found)}: choose one with --topic"
+        )
+    ((topic, infos),) = found.items()
+    lag = sum(each.pending + each.claimed + each.deferred + each.blocked + each.unsealed for each in infos)
+    # A consumer is connected to every core.
+    return topic, lag, max(each.connections for each in infos)
+
+
+def _say_dropped(arguments: argparse.Namespace, topic: str, bundles: int) -> int:
     if arguments.json:
-        found = {"topic": dropped.topic, "subscriber": dropped.subscriber, "bundles": bundles}
+        found = {"topic": topic, "subscriber": arguments.subscriber, "bundles": bundles}
         print_json({"dry_run": arguments.dry_run, **found})
     else:
         done = "would drop" if arguments.dry_run else "dropped"
-        print(
-            f"quiver: {done} subscriber {dropped.subscriber} of topic {dropped.topic} and {bundles:,} bundles it is owed"
-        )
+        print(f"quiver: {done} subscriber {arguments.subscriber} of topic {topic} and {bundles:,} bundles it is owed")
     return SubscribersExit.OK
 
 

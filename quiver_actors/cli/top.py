@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli import run_dir
@@ -14,14 +15,15 @@ from quiver_actors.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from quiver_actors.cli.load_view import NodeLoad
-    from quiver_actors.cli.rates import Rates
+    from quiver_actors.cli.rates import SubscriberRates, TopicRates
     from quiver_actors.cli.status_view import StatusView
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
 Show a node as it lives: what comes in for each topic, how far behind each subscriber is, how hard pressed the workers are, worst first,
-with their last minute as small plots. Reads shared memory alone: it costs the node nothing. Ends with Ctrl-C. Needs the extra `top`.
+with their last minute as small plots, as much as fits on the screen. Reads shared memory alone: it costs the node nothing. Ends with
+Ctrl-C. Needs the extra `top`.
 """
 _EPILOG = """\
 examples:
@@ -34,6 +36,9 @@ exit codes:
   2    wrong arguments, or the package rich is missing
   3    not running
 """
+_COLUMNS_OFF_A_TERMINAL, _LINES_OFF_A_TERMINAL = 120, 60
+_PROBLEMS_SHOWN = 4
+_ROWS_MIN = 3
 _STATE_STYLES = {
     "ready": "green",
     "degraded": "yellow",
@@ -74,13 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
             "quiver top needs the package rich: pip install 'quiver-actors[top]'; or use `quiver status --watch`"
         ) from error
     view = TopView(run_dir.find_run_dir(arguments))
-    console = Console(no_color=None, highlight=False)
     if not sys.stdout.isatty():
-        return _print_frames(view, console, arguments)
+        return _print_frames(view, Console(highlight=False, width=_COLUMNS_OFF_A_TERMINAL), arguments)
+    console = Console(highlight=False)
     try:
-        with Live(view.look(), console=console, screen=True, auto_refresh=False) as live:
+        with Live(view.look(console.height), console=console, screen=True, auto_refresh=False) as live:
             for _ in _ticks(arguments):
-                live.update(view.look(), refresh=True)
+                live.update(view.look(console.height), refresh=True)
     except KeyboardInterrupt:
         return 0
     return 0
@@ -89,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_frames(view: TopView, console: Any, arguments: argparse.Namespace) -> int:
     try:
         for _ in _ticks(arguments):
-            console.print(view.look())
+            console.print(view.look(_LINES_OFF_A_TERMINAL))
     except KeyboardInterrupt:
         return 0
     return 0
@@ -117,8 +122,12 @@ class TopView:
         self._kept = SAMPLES_KEPT
         self._has_seen = False
 
-    def look(self) -> Any:
-        """Raises NotRunning, unless the node was there before: then it is said, as it may come back."""
+    def look(self, lines: int) -> Any:
+        """Something of about so many lines at most.
+
+        Raises:
+            NotRunning: unless the node was there before: then it is said, as it may come back.
+        """
         from rich.console import Group
         from rich.text import Text
 
@@ -133,8 +142,15 @@ class TopView:
             return Text(str(error))
         self._has_seen = True
         self._rates.take(status)
-        parts = [_headline(status, load), self._workers(status, load), _topics(self._rates)]
-        return Group(*parts, *([_subscribers(self._rates)] if self._rates.subscribers else []))
+        parts = [_headline(status, load), self._workers(status, load)]
+        # What is left after these, two headings and two lines that say how many more there are.
+        room = lines - str(parts[0]).count("\n") - 1 - len(status.workers) - 1 - 4
+        subscribers = self._rates.subscribers[: max(_ROWS_MIN, room // 2)]
+        topics = self._rates.topics[: max(_ROWS_MIN, room - len(subscribers))]
+        parts += [_topics(topics), *_more(len(self._rates.topics) - len(topics), "topics")]
+        if subscribers:
+            parts += [_subscribers(subscribers), *_more(len(self._rates.subscribers) - len(subscribers), "subscribers")]
+        return Group(*parts)
 
     def _workers(self, status: StatusView, load: NodeLoad) -> Any:
         from quiver_actors.cli.rates import sparkline
@@ -153,7 +169,7 @@ class TopView:
                 str(worker.pushes_waiting),
                 format_size(own.used_bytes) if own is not None else "-",
                 f"{pressures[-1]:.0%}",
-                sparkline(pressures),
+                sparkline(pressures, highest=1.0),
             )
         return table
 
@@ -166,14 +182,27 @@ def _headline(status: StatusView, load: NodeLoad) -> Any:
     up = "-" if node.uptime_ns is None else format_duration(node.uptime_ns)
     state = (node.state, _STATE_STYLES.get(node.state, "red"))
     text = Text.assemble("quiver node ", state, f"  up {up}  disk {format_size(load.used_bytes)}{cap}")
-    for problem in node.problems:
+    for problem in node.problems[:_PROBLEMS_SHOWN]:
         text.append(f"\n{problem}", "red")
+    if (more := len(node.problems) - _PROBLEMS_SHOWN) > 0:
+        text.append(f"\nand {more:,} more", "red")
+    for warning in node.warnings:
+        text.append(f"\n{warning}", "yellow")
+    for advice in node.advice:
+        text.append(f"\n-> {advice}")
     return text
 
 
-def _topics(rates: Rates) -> Any:
+def _more(count: int, what: str) -> list[Any]:
+    """A line that says how many are not shown; none where all are."""
+    from rich.text import Text
+
+    return [Text(f"and {count:,} more {what}", "dim")] if count > 0 else []
+
+
+def _topics(topics: Sequence[TopicRates]) -> Any:
     table = _table("TOPIC", "STATE", "BUNDLES/S", "BYTES/S", "STORED", "DISK", "")
-    for each in rates.topics:
+    for each in topics:
         table.add_row(
             each.topic,
             _state(each.state),
@@ -186,9 +215,9 @@ def _topics(rates: Rates) -> Any:
     return table
 
 
-def _subscribers(rates: Rates) -> Any:
+def _subscribers(subscribers: Sequence[SubscriberRates]) -> Any:
     table = _table("SUBSCRIBER", "TOPIC", "LAG", "RESOLVED/S", "OLDEST", "CLIENTS", "")
-    for each in rates.subscribers:
+    for each in subscribers:
         table.add_row(
             each.subscriber,
             each.topic,

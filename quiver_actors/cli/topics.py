@@ -146,19 +146,23 @@ def _look_at_one(arguments: argparse.Namespace) -> int:
         return 0
     origins = reply.origins.get(arguments.topic, {})
     print(f"# topic {arguments.topic}, incarnation {topic.incarnation}, created by {topic.source}")
-    of_cap = "" if cap_bytes is None else f" of the {format_size(cap_bytes)} that it may have"
-    print(f"# {format_size(disk_bytes)} on disk{of_cap}")
+    if disk_bytes is not None:
+        of_cap = "" if cap_bytes is None else f" of the {format_size(cap_bytes)} that it may have"
+        print(f"# {format_size(disk_bytes)} on disk{of_cap}")
     for key, setting in settings_of(Scope.TOPIC).items():
         line = f"{key} = {setting.kind.write(value_at(topic.settings, setting.field))}"
         print(f"{line:40}  # {origins.get(key, 'default')}")
     return 0
 
 
-def _disk_of(arguments: argparse.Namespace) -> tuple[int, int | None]:
-    """What a topic has on disk, and what it may have: None without a limit of its own."""
+def _disk_of(arguments: argparse.Namespace) -> tuple[int | None, int | None]:
+    """What a topic has on disk, and what it may have. None: not for this user to see; no limit of its own."""
     from quiver_actors.cli.status_view import take_status
 
-    status = take_status(run_dir.find_run_dir(arguments))
+    try:
+        status = take_status(run_dir.find_run_dir(arguments))
+    except NotAllowed:
+        return None, None
     cap_bytes = next((share.limit_bytes for share in status.shares if share.topic == arguments.topic), None)
     return sum(engine.disk_bytes for engine in status.engines if engine.topic == arguments.topic), cap_bytes
 
@@ -166,14 +170,18 @@ def _disk_of(arguments: argparse.Namespace) -> tuple[int, int | None]:
 def _create(arguments: argparse.Namespace) -> int:
     from quiver_actors.config.reading import texts_by_key
     from quiver_actors.errors import TopicExists
-    from quiver_actors.topics.requests import Create
+    from quiver_actors.topics.requests import Create, list_topics
 
     try:
         return _carry_out(arguments, Create(topic=arguments.topic, values=texts_by_key(arguments.settings)), "created")
     except TopicExists:
         if not arguments.if_missing:
             raise
-    print(f"quiver: topic {arguments.topic} exists")
+    if arguments.json:
+        reply = list_topics(run_dir.find_run_dir(arguments))
+        _print_json(reply, {"topic": _as_json(arguments.topic, _topic_in(reply, arguments.topic), reply)})
+    else:
+        print(f"quiver: topic {arguments.topic} exists")
     return 0
 
 

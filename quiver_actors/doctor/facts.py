@@ -11,6 +11,7 @@ class Limits(msgspec.Struct, kw_only=True):
     open_files: int | None
     open_files_max: int | None
     """What the soft limit could be raised to."""
+    locked_memory_bytes: int | None
     file_size_bytes: int | None
     memfd_error: str | None
     """Why memory cannot be shared, None when it can."""

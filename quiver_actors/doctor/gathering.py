@@ -78,9 +78,11 @@ def gather(settings: NodeSettings) -> Facts:
 def _limits() -> Limits:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     file_size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    locked_memory, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Limits(
         open_files=_unless_unlimited(soft),
         open_files_max=_unless_unlimited(hard),
+        locked_memory_bytes=_unless_unlimited(locked_memory),
         file_size_bytes=_unless_unlimited(file_size),
         memfd_error=_memfd_error(),
     )

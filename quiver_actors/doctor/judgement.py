@@ -68,6 +68,8 @@ def _limits(facts: Facts) -> Iterator[Finding]:
             f"limit {files}",
             f"raise it to {OPEN_FILES_MIN} or more ({raising}; systemd: LimitNOFILE=65536): each connection and open segment takes one",
         )
+    locked = "no limit" if limits.locked_memory_bytes is None else f"limit {format_size(limits.locked_memory_bytes)}"
+    yield Finding("locked memory", Level.OK, f"{locked}; a node locks none, so any will do")
     if limits.file_size_bytes is not None:
         yield Finding(
             "file size",

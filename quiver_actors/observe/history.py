@@ -36,6 +36,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """The slowest of the cores' last syncs."""
     cpu_fraction: float = 0.0
     """Of one core, all workers together."""
+    pressure: float = 0.0
+    """Of the worker that is hardest pressed, 0 to 1."""
 
 
 class History:
@@ -81,6 +83,7 @@ def _sample(now: StatusView, before: StatusView | None) -> Sample:
         disk_bytes=sum(engine.disk_bytes for engine in now.engines),
         sync_seconds=max((engine.sync_ns_last for engine in now.engines), default=0) * 1e-9,
         cpu_fraction=rate(lambda status: {(each.core, each.pid): each.cpu_ns for each in status.workers}) * 1e-9,
+        pressure=max((core.pressure for core in now.cores), default=0.0),
     )
 
 

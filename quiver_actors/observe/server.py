@@ -24,9 +24,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from quiver_actors.cli.status_view import take_status
-from quiver_actors.errors import ConfigError, NotRunning, UsageError
+from quiver_actors.errors import ConfigError, QuiverError, UsageError
 from quiver_actors.observe.collector import NodeCollector
 from quiver_actors.observe.history import Sampler
+from quiver_actors.shm.errors import ShmError
 from quiver_actors.supervisor.log import log_event
 
 DEFAULT_LISTEN = "127.0.0.1:9465"
@@ -137,12 +138,16 @@ class MetricsServer:
         return make()
 
     def _metrics(self) -> Page:
-        return Page(CONTENT_TYPE_LATEST, generate_latest(self._registry))
+        try:
+            return Page(CONTENT_TYPE_LATEST, generate_latest(self._registry))
+        except (QuiverError, ShmError) as error:
+            # No figures at all rather than those of a node that is down: it may be well.
+            return Page("text/plain; charset=utf-8", f"{error}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _status(self) -> Page:
         try:
             return Page("application/json", msgspec.json.encode(take_status(self._run_dir)))
-        except NotRunning as error:
+        except (QuiverError, ShmError) as error:
             body = msgspec.json.encode({"error": str(error)})
             return Page("application/json", body, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -159,7 +164,7 @@ class MetricsServer:
         try:
             node = take_status(self._run_dir).node
             holds, why = getattr(node, wanted), "; ".join(node.problems) or node.state
-        except NotRunning as error:
+        except (QuiverError, ShmError) as error:
             holds, why = False, str(error)
         text = "ok\n" if holds else f"not {wanted}: {why}\n"
         return Page(

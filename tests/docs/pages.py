@@ -8,8 +8,9 @@ an earlier one made:
     toml          read as a configuration, with every check
     json, text    not executed
 
-`python continued` and `sh elsewhere` are the only exceptions: the first is a fragment that is compiled only, the second is for
-another machine (root, a cluster, a package that is not published where the tests run) and its `quiver` commands are parsed only.
+The only exceptions: `python continued` is a fragment that is compiled only; `sh elsewhere` and `python elsewhere` are for another
+machine (root, a cluster, a package that is not published where the tests run): their `quiver` commands are parsed, their `make`
+targets and modules have to be there, their Python is compiled. `make fresh-user` runs those of "Getting started".
 """
 
 from __future__ import annotations

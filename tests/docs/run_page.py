@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from typing import Any
 
 from quiver_actors.cli.main import build_parser
 from quiver_actors.config import load_config
-from tests.docs.pages import Block, blocks_of
+from tests.docs.pages import ROOT, Block, blocks_of
 
 _NODE_SECONDS = 60
 
@@ -41,7 +43,7 @@ class Page:
         match block.language, block.mode:
             case "python", "":
                 exec(compile("\n" * block.line + block.code, self._path.name, "exec"), self._names)
-            case "python", "continued":
+            case "python", "continued" | "elsewhere":
                 compile(block.code, self._path.name, "exec")
             case "sh", "":
                 self._shell(block.code)
@@ -82,14 +84,21 @@ class Page:
 
 
 def _parse_commands(code: str) -> None:
-    """Every `quiver` command of a block that runs elsewhere must at least be one."""
+    """Every command of ours in a block that runs elsewhere must at least be one."""
     for line in code.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         while words and words[0] in ("sudo", "exec"):
             words = words[1:]
-        if words[:1] == ["quiver"]:
-            ends = [index for index, word in enumerate(words) if word in ("|", "&&", ">", "&", ";")]
-            build_parser().parse_args(words[1 : min(ends, default=len(words))])
+        match words:
+            case ["quiver", *_]:
+                ends = [index for index, word in enumerate(words) if word in ("|", "&&", ">", "&", ";")]
+                build_parser().parse_args(words[1 : min(ends, default=len(words))])
+            case ["make", *targets]:
+                there = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+                missing = [target for target in targets if "=" not in target and target not in there]
+                assert not missing, f"no make target {missing}"
+            case ["python", "-m", module, *_]:
+                assert importlib.util.find_spec(module), f"no module {module}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from quiver_actors.shm.liveness import sweep_named_memory
 from tests.docs.pages import ROOT, blocks_of, pages
 
 _PAGE_SECONDS = 300
+WITH_TEXT_IN_COLUMNS = ("benchmarks",)
+"""What the measuring programs say about their methods."""
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -73,3 +76,20 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_block_says_what_it_is(page: Path) -> None:
     unnamed = [block.line for block in blocks_of(page) if not block.language]
     assert unnamed == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+def test_every_block_has_a_fence_and_so_is_run(page: Path) -> None:
+    lines = outside_fences(page.read_text(encoding="utf-8"))
+    indented = [now for before, now in pairwise(lines) if not before.strip() and now.startswith("    ")]
+    assert page.stem in WITH_TEXT_IN_COLUMNS or indented == []
+
+
+def outside_fences(text: str) -> list[str]:
+    found, is_inside = [], False
+    for line in text.splitlines():
+        is_fence = line.lstrip().startswith("```")
+        if not is_fence and not is_inside:
+            found.append(line)
+        is_inside ^= is_fence
+    return found

@@ -199,7 +199,7 @@ def test_what_cannot_be_pushed_is_told(quiet: ClientNode, tmp_path: Path) -> Non
     assert "not in the topic's slot table" in run(
         quiet, "push", str(tmp_path / "f.csv"), "--topic", "travel", "--slot", "x", code=2
     )
-    assert "No such file" in run(quiet, "push", str(tmp_path / "missing.csv"), code=1)
+    assert "there is no file" in run(quiet, "push", str(tmp_path / "missing.csv"), code=2)
 
 
 def test_tail_prints_what_was_sealed_and_leaves_no_subscriber(quiet: ClientNode) -> None:

@@ -51,7 +51,7 @@ def test_json_shows_the_node_and_its_workers(directories: Directories, node: Nod
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert document["schema_version"] == 1
-    assert document["node"]["state"] == "ready"
+    assert document["node"]["state"] == "degraded", "a topic of it is full"
     assert (document["node"]["running"], document["node"]["ready"], document["node"]["healthy"]) == (True, True, False)
     assert document["node"]["pid"] == node.pid
     assert document["node"]["topics"] == ["default", "clicks"]
@@ -87,11 +87,18 @@ def test_table_is_plain_text_with_every_section(directories: Directories, node: 
     done = status(directories)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-    assert done.stdout.startswith(f"quiver node READY  pid {node.pid}  up ")
+    assert done.stdout.startswith(f"quiver node DEGRADED  pid {node.pid}  up ")
     for heading in ("WORKER ", "TOPIC ", "SUBSCRIBER ", "shared memory ", "ERROR OF "):
         assert any(line.startswith(heading) for line in done.stdout.splitlines())
     exporter = [line.split() for line in done.stdout.splitlines() if line.startswith("exporter")]
     assert [(line[1], line[2]) for line in exporter] == [("clicks", "30"), ("default", "30")], "lag summed over cores"
+    topics = [line.split()[:4] for line in done.stdout.splitlines() if line.startswith(("default ", "clicks "))]
+    assert topics[0] == ["clicks", "full", "core_1", f"{2 * ENGINE_FIGURES_BASE + 1:,}"], (
+        "what is not well, by core, first"
+    )
+    assert ["default", "ready", "2", "cores"] in topics
+    in_full = [line.split()[:3] for line in status(directories, "--all").stdout.splitlines()]
+    assert ["default", "ready", "core_0"] in in_full
 
 
 def test_stopped_worker_is_shown_with_the_age_of_its_figures(directories: Directories, node: NodeProcess) -> None:
@@ -108,7 +115,12 @@ def test_stopped_worker_is_shown_with_the_age_of_its_figures(directories: Direct
     assert row_of(first["engines"], topic="default", core=1)["bundles_in"] == 2 * ENGINE_FIGURES_BASE + 1
     table = status(directories)
     assert table.returncode == 0
-    assert table.stdout.splitlines()[3].split()[:3] == ["core_1", "stopped", str(pid)]
+    lines = table.stdout.splitlines()
+    assert lines[1:4] == [
+        f"  {what} is stopped" for what in ("worker core_1", "topic clicks on core_1", "topic default on core_1")
+    ]
+    assert "  -> stopped: somebody has stopped its process: `kill -CONT` its pid" in lines
+    assert next(line for line in lines if line.startswith("core_")).split()[:3] == ["core_1", "stopped", str(pid)]
 
 
 def test_everything_stopped_still_answers(directories: Directories, node: NodeProcess) -> None:

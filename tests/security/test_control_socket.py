@@ -16,8 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from quiver_actors.cli.main import main
 from quiver_actors.cli.status_view import take_status
 from quiver_actors.errors import NotAllowed, NotRunning, QuotaExceeded, UsageError
+from quiver_actors.observe.server import MetricsServer, parse_address
 from quiver_actors.protocol import messages as m
 from quiver_actors.supervisor import control
 from quiver_actors.supervisor.errors import ControlError
@@ -237,6 +239,38 @@ def test_odd_and_mutated_requests_end_in_a_refusal_and_the_node_goes_on(node: Cl
 def test_the_figures_of_the_node_are_not_for_others_who_are_told_so(node: ClientNode) -> None:
     with as_user(GUEST_UID, 65534), pytest.raises(NotAllowed, match="for its own user"):
         take_status(str(node.directories.run))
+    server = MetricsServer(str(node.directories.run), parse_address("127.0.0.1:0"))
+    with as_user(GUEST_UID, 65534):
+        pages = [server.page(path) for path in ("/status.json", "/ready", "/metrics")]
+    server.release()
+    assert [page.status for page in pages] == [503, 503, 503]
+    assert all(b"for its own user" in page.body for page in pages)
+
+
+def test_the_owner_looks_at_its_topic_and_drops_its_subscribers(
+    node: ClientNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def quiver(uid: int, *arguments: str) -> tuple[int, str]:
+        with as_user(uid, 65534):
+            code = main([*arguments, "--run-dir", str(node.directories.run)])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    with node.connect() as client:
+        client.create_topic("watched", {"owner": OWNER_UID, "allowed_uids": [GUEST_UID]})
+        client.subscribe("late", topic="watched").close()
+        client.push_many([numbers(number) for number in range(3)], topic="watched")
+    drop = ("subscribers", "drop", "late", "--topic", "watched")
+    assert quiver(OWNER_UID, "topics", "show", "watched")[0] == 0
+    assert quiver(OWNER_UID, *drop, "--dry-run") == (
+        0,
+        "quiver: would drop subscriber late of topic watched and 3 bundles it is owed\n",
+    )
+    code, said = quiver(GUEST_UID, *drop, "--yes")
+    assert code == 2
+    assert "may not" in said
+    assert quiver(OWNER_UID, *drop, "--yes")[0] == 0
+    assert "no subscriber 'late'" in quiver(OWNER_UID, "subscribers", "drop", "late", "--yes")[1]
 
 
 def test_without_a_group_nobody_else_reaches_the_socket() -> None:

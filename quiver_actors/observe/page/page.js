@@ -2,7 +2,10 @@
 // Shows status.json and history.json, anew every 5 seconds. Everything that comes from the node is set as text, never as markup.
 
 const INTERVAL_MS = 5000;
-const WINDOW_NS = 15 * 60 * 1e9;
+const WINDOW_NS_MAX = 15 * 60 * 1e9;
+const WINDOW_NS_MIN = 60 * 1e9;
+const ROWS_SHOWN = 40;
+const PROBLEMS_SHOWN = 8;
 const GOOD = new Set(["ready"]);
 const WARN = new Set(["degraded", "draining", "starting", "recovering", "restarting", "ended", "closed"]);
 
@@ -37,6 +40,9 @@ const PLOTS = [
   ["Pressure", "pressure", (value) => value.toFixed(2)],
 ];
 
+const percent = (value) => (value * 100).toFixed(value < 0.1 ? 1 : 0) + " %";
+
+// [title, text or node of a row, kind]
 const COLUMNS = {
   workers: [
     ["worker", (w) => "core_" + w.core], ["state", (w) => w.state, "state"], ["pid", (w) => w.pid ?? "-", "number"],
@@ -46,27 +52,82 @@ const COLUMNS = {
     ["waiting pushes", (w) => w.pushes_waiting, "number"], ["longest turn", (w) => nanoseconds(w.loop_gap_ns_max), "number"],
     ["last exit", (w) => w.last_exit ?? "-"],
   ],
-  engines: [
-    ["topic", (e) => e.topic], ["core", (e) => e.core, "number"], ["state", (e) => e.state, "state"],
-    ["bundles", (e) => count(e.bundles_in), "number"], ["rows", (e) => count(e.rows_in), "number"],
-    ["bytes", (e) => bytes(e.bytes_in), "number"], ["log", (e) => bytes(e.wal_bytes), "number"],
-    ["segments", (e) => e.segments, "number"], ["on disk", (e) => bytes(e.disk_bytes), "number"],
-    ["last sync", (e) => nanoseconds(e.sync_ns_last), "number"], ["refused", (e) => count(e.refused), "number"],
-    ["quarantined", (e) => e.quarantined, "number"],
+  room: [
+    ["worker", (c) => "core_" + c.core], ["used", (c) => bytes(c.used_bytes), "number"],
+    ["may have", (c) => (c.grant_bytes === null ? "no limit" : bytes(c.grant_bytes)), "number"],
+    ["of the cap", (c) => (c.cap_fraction === null ? "-" : percent(c.cap_fraction)), "number"],
+    ["pressure", (c) => c.pressure.toFixed(2), "number"], ["", (c) => bar(c.pressure)],
+    ["eases it by", (c) => c.steps.join(", ") || "-"],
+  ],
+  shares: [
+    ["topic", (s) => s.topic], ["used", (s) => bytes(s.used_bytes), "number"], ["may have", (s) => bytes(s.limit_bytes), "number"],
+    ["", (s) => bar(s.limit_bytes ? s.used_bytes / s.limit_bytes : 0)], ["pushes wait for", (s) => bytes(s.wanted_bytes), "number"],
+  ],
+  losses: [
+    ["topic", (l) => l.topic], ["core", (l) => l.core, "number"], ["reason", (l) => l.reason],
+    ["bundles", (l) => count(l.bundles), "number"], ["rows", (l) => count(l.rows), "number"],
+    ["bytes", (l) => bytes(l.size_bytes), "number"],
+  ],
+  topics: [
+    ["topic", (t) => t.topic], ["state", (t) => t.state, "state"], ["on", (t) => t.where],
+    ["bundles", (t) => count(t.bundles_in), "number"], ["rows", (t) => count(t.rows_in), "number"],
+    ["bytes", (t) => bytes(t.bytes_in), "number"], ["log", (t) => bytes(t.wal_bytes), "number"],
+    ["segments", (t) => t.segments, "number"], ["on disk", (t) => bytes(t.disk_bytes), "number"],
+    ["last sync", (t) => (t.sync_ns_last ? nanoseconds(t.sync_ns_last) : "-"), "number"],
+    ["refused", (t) => count(t.refused), "number"], ["quarantined", (t) => t.quarantined, "number"],
   ],
   subscribers: [
-    ["topic", (s) => s.topic], ["subscriber", (s) => s.subscriber], ["core", (s) => s.core, "number"],
+    ["subscriber", (s) => s.subscriber], ["topic", (s) => s.topic],
     ["lag", (s) => count(s.lag_bundles), "number"], ["oldest", (s) => nanoseconds(s.oldest_age_ns), "number"],
-    ["consumers", (s) => s.connections, "number"], ["claimed", (s) => count(s.claimed), "number"],
-    ["delivered", (s) => count(s.delivered), "number"], ["acked", (s) => count(s.acked), "number"],
-    ["redelivered", (s) => count(s.redelivered), "number"], ["dropped", (s) => count(s.dropped), "number"],
-    ["gaps", (s) => s.gaps, "number"],
+    ["consumers", (s) => s.connections || "nobody", "number"], ["claimed", (s) => count(s.claimed), "number"],
+    ["blocked", (s) => count(s.blocked), "number"], ["delivered", (s) => count(s.delivered), "number"],
+    ["acked", (s) => count(s.acked), "number"], ["redelivered", (s) => count(s.redelivered), "number"],
+    ["dropped", (s) => count(s.dropped), "number"], ["gaps", (s) => s.gaps, "number"],
   ],
   errors: [
-    ["core", (e) => e.core, "number"], ["ago", (e) => nanoseconds(e.age_ns), "number"],
+    ["worker", (e) => "core_" + e.core], ["ago", (e) => nanoseconds(e.age_ns), "number"],
     ["times", (e) => e.count, "number"], ["message", (e) => e.message, "message"],
   ],
 };
+
+// --- the cores of a topic or subscriber as one row ---------------------------------------------------------------------
+
+function grouped(rows, keyOf) {
+  const groups = new Map();
+  for (const row of rows) groups.set(keyOf(row), [...(groups.get(keyOf(row)) || []), row]);
+  return [...groups.values()];
+}
+const sum = (rows, field) => rows.reduce((total, row) => total + row[field], 0);
+const most = (rows, field) => rows.reduce((highest, row) => (row[field] > (highest ?? -1) ? row[field] : highest), null);
+
+// Engines come worst first: the first of a group has its worst state.
+function topicsOf(engines) {
+  const topics = grouped(engines, (engine) => engine.topic).map((group) => {
+    const state = group[0].state;
+    const such = group.filter((engine) => engine.state === state);
+    const where = such.length < group.length || !GOOD.has(state) ? such.map((e) => "core_" + e.core).join(", ") : group.length + " cores";
+    const made = { topic: group[0].topic, state, where, sync_ns_last: most(group, "sync_ns_last") };
+    for (const field of ["bundles_in", "rows_in", "bytes_in", "wal_bytes", "segments", "disk_bytes", "refused", "quarantined"])
+      made[field] = sum(group, field);
+    return made;
+  });
+  const well = topics.filter((topic) => GOOD.has(topic.state));
+  well.sort((one, other) => other.disk_bytes - one.disk_bytes || other.bundles_in - one.bundles_in);
+  return [...topics.filter((topic) => !GOOD.has(topic.state)), ...well];
+}
+
+function subscribersOf(subscribers) {
+  const found = grouped(subscribers, (each) => each.topic + "/" + each.subscriber).map((group) => {
+    const made = { topic: group[0].topic, subscriber: group[0].subscriber, connections: most(group, "connections"),
+      oldest_age_ns: most(group, "oldest_age_ns") };
+    for (const field of ["lag_bundles", "claimed", "blocked", "delivered", "acked", "redelivered", "dropped", "gaps"])
+      made[field] = sum(group, field);
+    return made;
+  });
+  return found.sort((one, other) => other.lag_bundles - one.lag_bundles);
+}
+
+// --- drawing -----------------------------------------------------------------------------------------------------------
 
 function element(name, text, className) {
   const made = document.createElement(name);
@@ -76,63 +137,95 @@ function element(name, text, className) {
 }
 const gradeOf = (state) => (GOOD.has(state) ? "good" : WARN.has(state) ? "warn" : "bad");
 
+const shownWhole = new Set();
+
 function fillTable(id, rows) {
-  const table = document.getElementById(id);
   const columns = COLUMNS[id];
   const head = element("tr");
   for (const [title, , kind] of columns) head.append(element("th", title, kind === "number" ? "number" : ""));
-  const body = rows.map((row) => {
+  const body = (shownWhole.has(id) ? rows : rows.slice(0, ROWS_SHOWN)).map((row) => {
     const line = element("tr");
     for (const [, read, kind] of columns) {
-      const text = String(read(row));
-      line.append(element("td", text, kind === "state" ? gradeOf(text) : kind));
+      const value = read(row);
+      const cell = element("td", undefined, kind === "state" ? gradeOf(value) : kind);
+      cell.append(value instanceof Node ? value : String(value));
+      line.append(cell);
     }
     return line;
   });
-  if (!rows.length) {
-    const line = element("tr");
-    const cell = element("td", "none", "none");
-    cell.colSpan = columns.length;
-    line.append(cell);
-    body.push(line);
+  if (!rows.length) body.push(wideLine(columns, "none"));
+  if (body.length < rows.length) body.push(moreLine(id, columns, rows));
+  document.getElementById(id).replaceChildren(head, ...body);
+}
+
+function wideLine(columns, content) {
+  const cell = element("td", undefined, "none");
+  cell.colSpan = columns.length;
+  cell.append(content);
+  const line = element("tr");
+  line.append(cell);
+  return line;
+}
+
+function moreLine(id, columns, rows) {
+  const button = element("button", `and ${rows.length - ROWS_SHOWN} more`);
+  button.addEventListener("click", () => { shownWhole.add(id); fillTable(id, rows); });
+  return wideLine(columns, button);
+}
+
+function shape(name, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+function bar(fraction) {
+  const svg = shape("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none", class: "bar" });
+  const grade = fraction >= 0.95 ? "bad" : fraction >= 0.75 ? "warn" : "good";
+  svg.append(shape("rect", { width: 100, height: 8 }), shape("rect", { width: 100 * Math.min(1, fraction), height: 8, class: grade }));
+  return svg;
+}
+
+// Stretches of samples while the node ran: nothing is drawn where it did not.
+function stretches(samples) {
+  const found = [];
+  let was = false;
+  for (const sample of samples) {
+    if (sample.running && was) found[found.length - 1].push(sample);
+    else if (sample.running) found.push([sample]);
+    was = sample.running;
   }
-  table.replaceChildren(head, ...body);
+  return found;
+}
+
+function windowOf(samples) {
+  const span = samples.length ? samples[samples.length - 1].unix_ns - samples[0].unix_ns : 0;
+  return Math.min(WINDOW_NS_MAX, Math.max(WINDOW_NS_MIN, span));
 }
 
 function drawing(samples, field, top) {
-  const ns = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(ns, "svg");
-  svg.setAttribute("viewBox", "0 0 300 48");
-  svg.setAttribute("preserveAspectRatio", "none");
+  const svg = shape("svg", { viewBox: "0 0 300 48", preserveAspectRatio: "none" });
   const end = samples.length ? samples[samples.length - 1].unix_ns : 0;
-  const x = (sample) => (300 * (1 - (end - sample.unix_ns) / WINDOW_NS)).toFixed(1);
+  const x = (sample) => (300 * (1 - (end - sample.unix_ns) / windowOf(samples))).toFixed(1);
   const y = (sample) => (46 - 44 * (sample[field] / top)).toFixed(1);
-  const pieces = [];
-  let piece = [];
-  for (const sample of samples) {
-    if (sample.running) piece.push(sample);
-    else if (piece.length) { pieces.push(piece); piece = []; }
-  }
-  if (piece.length) pieces.push(piece);
-  for (const points of pieces) {
-    const line = points.map((sample) => x(sample) + " " + y(sample)).join(" L ");
-    for (const [kind, d] of [["area", `M ${x(points[0])} 46 L ${line} L ${x(points[points.length - 1])} 46 Z`], ["line", "M " + line]]) {
-      const path = document.createElementNS(ns, "path");
-      path.setAttribute("d", d);
-      path.setAttribute("class", kind);
-      svg.append(path);
-    }
+  svg.append(shape("path", { d: "M 0 47 H 300", class: "ground" }));
+  for (const points of stretches(samples)) {
+    const line = [...points, points[points.length - 1]].map((sample) => x(sample) + " " + y(sample)).join(" L ");
+    const area = `M ${x(points[0])} 46 L ${line} L ${x(points[points.length - 1])} 46 Z`;
+    svg.append(shape("path", { d: area, class: "area" }), shape("path", { d: "M " + line, class: "line" }));
   }
   return svg;
 }
 
 function fillPlots(samples) {
   const last = samples[samples.length - 1];
-  const cards = PLOTS.filter(([, field]) => samples.some((sample) => field in sample)).map(([title, field, format]) => {
-    const most = Math.max(0, ...samples.map((sample) => sample[field] || 0));
+  const minutes = windowOf(samples) / 6e10;
+  document.getElementById("window").textContent = minutes < 1.5 ? "Last minute" : `Last ${minutes.toFixed(0)} minutes`;
+  const cards = PLOTS.map(([title, field, format]) => {
+    const highest = Math.max(0, ...samples.map((sample) => sample[field]));
     const card = element("div", undefined, "plot");
-    card.append(element("h3", title), element("span", "most " + format(most), "most"));
-    card.append(element("span", last ? format(last[field]) : "-", "now"), drawing(samples, field, most || 1));
+    card.append(element("h3", title), element("span", "most " + format(highest), "most"));
+    card.append(element("span", last ? format(last[field]) : "-", "now"), drawing(samples, field, highest || 1));
     return card;
   });
   document.getElementById("plots").replaceChildren(...cards);
@@ -147,13 +240,31 @@ function fillHead(status) {
   const facts = [`pid ${node.pid}`, `up ${nanoseconds(node.uptime_ns)}`, `data ${node.data_dir}`, `run ${node.run_dir}`,
     `shared memory ${bytes(status.shared_memory.total_bytes)}`];
   document.getElementById("facts").textContent = facts.join("  ·  ");
-  fillProblems(node.problems);
+  fillProblems(node.problems, node.warnings, node.advice);
 }
 
-function fillProblems(problems) {
+function fillProblems(problems, warnings = [], advice = []) {
+  const shown = problems.slice(0, PROBLEMS_SHOWN);
+  if (problems.length > shown.length) shown.push(`and ${problems.length - shown.length} more`);
   const list = document.getElementById("problems");
-  list.hidden = problems.length === 0;
-  list.replaceChildren(...problems.map((problem) => element("li", problem)));
+  list.hidden = !problems.length && !warnings.length;
+  list.className = problems.length ? "bad" : "warn";
+  const lines = [...shown, ...warnings].map((line) => element("li", line));
+  list.replaceChildren(...lines, ...advice.map((line) => element("li", line, "advice")));
+}
+
+function fillCap(status) {
+  const { cap_bytes: cap, used_bytes: used, is_over: isOver } = status.storage;
+  const line = document.getElementById("cap");
+  if (!cap) line.textContent = "No cap on the disk (retention.size_cap = 0).";
+  else line.replaceChildren(bar(used / cap), ` ${bytes(used)} of ${bytes(cap)} used${isOver ? ": over its soft limit" : ""}`);
+}
+
+function fillTables(status) {
+  const tables = { workers: status.workers, room: status.cores, topics: topicsOf(status.engines), errors: status.errors,
+    shares: status.shares, losses: status.losses.filter((loss) => loss.bundles), subscribers: subscribersOf(status.subscribers) };
+  for (const [id, rows] of Object.entries(tables)) fillTable(id, rows);
+  for (const id of ["shares", "losses", "errors"]) document.getElementById(id + "_section").hidden = tables[id].length === 0;
 }
 
 function showAbsence(reason) {
@@ -171,8 +282,8 @@ async function refresh() {
     const document_ = await status.json();
     if (!status.ok) { showAbsence(document_.error); return; }
     fillHead(document_);
-    for (const id of ["workers", "engines", "subscribers", "errors"]) fillTable(id, document_[id]);
-    document.getElementById("errors_section").hidden = document_.errors.length === 0;
+    fillCap(document_);
+    fillTables(document_);
   } catch (error) {
     showAbsence("this page cannot reach the metrics server: " + error.message);
   }

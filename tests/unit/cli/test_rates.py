@@ -65,6 +65,7 @@ def test_subscribers_are_sorted_by_lag() -> None:
 
 
 def test_a_sparkline_shows_the_newest_values_against_the_highest() -> None:
+    assert sparkline([0.02, 0.5, 1.0], highest=1.0) == "▁▄█"
     assert sparkline([]) == ""
     assert sparkline([0, 0]) == "  "
     assert sparkline([0, 1, 50, 100]) == " ▁▄█"

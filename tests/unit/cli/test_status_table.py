@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from quiver_actors.cli.status_table import render
+from quiver_actors.cli.advice import ADVICE, advice_on, waiting_for_room
+from quiver_actors.cli.status_storage import ShareView
+from quiver_actors.cli.status_table import ROWS_SHOWN, render
 from quiver_actors.cli.status_view import (
     ENGINE_STATES,
     WORST_FIRST,
@@ -20,12 +22,13 @@ from quiver_actors.cli.status_view import (
     worst,
 )
 from quiver_actors.metrics.figures import EngineFigure, SubscriberFigure, WorkerFigure, WorkerState
+from quiver_actors.units import format_size
 
 LARGE = 10**10
 COLUMNS_MAX = 120
 
 
-def view(state: str = "ready", *, count: int = 2, running: bool = True) -> StatusView:
+def view(state: str = "ready", *, count: int = 2, running: bool = True, problems: int = 0) -> StatusView:
     """A node with large figures everywhere."""
     engine: dict[str, Any] = dict.fromkeys(EngineView.__struct_fields__, LARGE)
     subscriber: dict[str, Any] = dict.fromkeys(SubscriberView.__struct_fields__, LARGE)
@@ -36,7 +39,8 @@ def view(state: str = "ready", *, count: int = 2, running: bool = True) -> Statu
             running=running,
             ready=running,
             healthy=running,
-            problems=[],
+            problems=[f"topic t{number} on core_0 is full" for number in range(problems)],
+            advice=advice_on([state]),
             pid=4_000_000,
             data_dir="/var/lib/quiver",
             run_dir="/run/quiver",
@@ -60,7 +64,7 @@ def view(state: str = "ready", *, count: int = 2, running: bool = True) -> Statu
 
 
 def test_render_fits_into_a_terminal() -> None:
-    assert max(len(line) for line in render(view("recovering"), colour=False).splitlines()) <= COLUMNS_MAX
+    assert max(len(line) for line in render(view("recovering", problems=9), colour=False).splitlines()) <= COLUMNS_MAX
 
 
 def test_render_aligns_numbers_to_the_right_under_their_heading() -> None:
@@ -76,7 +80,7 @@ def test_render_aligns_numbers_to_the_right_under_their_heading() -> None:
 )
 def test_render_in_colour_paints_states_only(state: str, paint: str) -> None:
     text = render(view(state), colour=True)
-    assert text.count(paint) == 5
+    assert text.count(paint) == (4 if state == "ready" else 5)
     assert text.replace(paint, "").replace("\x1b[0m", "") == render(view(state), colour=False)
 
 
@@ -86,6 +90,71 @@ def test_render_without_topics_or_errors_leaves_their_tables_out() -> None:
     assert "WORKER" in text
     assert "TOPIC" not in text
     assert "ERROR" not in text
+
+
+def many(topics: int) -> StatusView:
+    """Topics that are well on two cores each, later ones larger; but for the first, on one of them."""
+    (first, second), (one, _) = view().engines, view().subscribers
+    engines = [
+        msgspec.structs.replace(each, topic=f"t{number:03}", disk_bytes=number, bundles_in=number)
+        for number in range(topics)
+        for each in (first, second)
+    ]
+    engines[0] = msgspec.structs.replace(engines[0], state="full")
+    subscribers = [msgspec.structs.replace(one, subscriber=f"s{n:03}", lag_bundles=n) for n in range(topics)]
+    return msgspec.structs.replace(view(), engines=engines, subscribers=subscribers)
+
+
+def test_render_counts_what_is_well_and_small_and_shows_the_rest() -> None:
+    lines = render(many(500), colour=False).splitlines()
+    assert len(lines) < 70
+    topics = [line.split()[:4] for line in lines if line.startswith("t0") or line.startswith("t4")]
+    assert topics[0][:3] == ["t000", "full", "core_0"]
+    assert topics[1] == ["t499", "ready", "2", "cores"]
+    assert next(line for line in lines if line.startswith("t499")).split()[4] == "998", "its cores are summed"
+    assert len(topics) == 1 + ROWS_SHOWN
+    hidden_bytes = format_size(2 * sum(range(500 - ROWS_SHOWN)))
+    assert f"and {500 - ROWS_SHOWN} more topics, ready, {hidden_bytes} on disk together: --all shows them" in lines
+    assert f"and {500 - ROWS_SHOWN} more, {500 - ROWS_SHOWN - 1} bundles behind at most: --all shows them" in lines
+    in_full = render(many(500), colour=False, in_full=True).splitlines()
+    assert sum(line.startswith("t") and "core_" in line for line in in_full) == 1000
+    assert sum(line.startswith("s") and line[1:4].isdigit() for line in in_full) == 500
+
+
+def test_render_says_what_is_wrong_and_what_to_do() -> None:
+    lines = render(view("full", problems=9), colour=False).splitlines()
+    assert lines[1] == "  topic t0 on core_0 is full"
+    assert lines[7] == "  and 3 more"
+    assert " ".join("".join(lines[8:10]).split()) == f"-> full: {ADVICE['full']}"
+
+
+def test_pushes_that_wait_are_told_with_who_keeps_the_data() -> None:
+    calm = view()
+    assert waiting_for_room(calm) == []
+    workers = [msgspec.structs.replace(calm.workers[0], pushes_waiting=3)]
+    share = ShareView(topic="default", limit_bytes=4096, used_bytes=4096, wanted_bytes=1024)
+    other = msgspec.structs.replace(calm.subscribers[0], subscriber="far", topic="elsewhere", lag_bundles=10**12)
+    pressed = msgspec.structs.replace(calm, workers=workers, shares=[share], subscribers=[*calm.subscribers, other])
+    assert waiting_for_room(pressed) == [
+        "pushes wait for room on core_0: 3",
+        "pushes to topic default wait: it has 4.00 KiB of the 4.00 KiB that it may have",
+        "subscriber exporter of topic default is 20,000,000,000 bundles behind",
+    ]
+    on_a_full_node = msgspec.structs.replace(pressed, shares=[])
+    assert waiting_for_room(on_a_full_node)[1:] == [
+        "subscriber far of topic elsewhere is 1,000,000,000,000 bundles behind"
+    ]
+
+
+def test_every_state_but_the_good_one_has_advice() -> None:
+    assert set(ADVICE) == set(WORST_FIRST) - {"ready"}
+
+
+def test_render_shows_the_whole_of_a_message() -> None:
+    message = "write of 4096 bytes failed: " + "no space left on device " * 5 + "- free some"
+    error = ErrorView(core=0, message=message, count=3, unix_ns=LARGE, age_ns=LARGE)
+    text = render(msgspec.structs.replace(view(), errors=[error]), colour=False)
+    assert " ".join(text.partition("MESSAGE")[2].split()[3:]) == " ".join(message.split())
 
 
 def test_render_dead_node_says_how_old_its_figures_are() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from quiver_actors.doctor.facts import Clock, Facts, Limits, Memory, Place, Processor, Session, Software, Storage
 from quiver_actors.doctor.judgement import Finding, Level, judge
-from quiver_actors.units import GIB, MIB
+from quiver_actors.units import GIB, KIB, MIB
 
 NOW_NS = 1_800_000_000_000_000_000
 PACKAGES = {
@@ -39,7 +39,9 @@ def good() -> Facts:
         cores=4,
         arena_bytes=64 * MIB,
         min_free_bytes=GIB,
-        limits=Limits(open_files=65536, open_files_max=65536, file_size_bytes=None, memfd_error=None),
+        limits=Limits(
+            open_files=65536, open_files_max=65536, locked_memory_bytes=64 * KIB, file_size_bytes=None, memfd_error=None
+        ),
         memory=Memory(
             shm_size_bytes=GIB,
             shm_free_bytes=GIB,
@@ -140,7 +142,7 @@ def test_each_fault_is_found_once_and_comes_with_advice(
 
 def test_the_worst_comes_first() -> None:
     facts = changed("clock", is_synchronised=False)
-    facts.limits = Limits(open_files=64, open_files_max=64, file_size_bytes=1, memfd_error="no")
+    facts.limits = Limits(open_files=64, open_files_max=64, locked_memory_bytes=0, file_size_bytes=1, memfd_error="no")
     levels = [finding.level for finding in judge(facts)]
     assert levels == sorted(levels, key=[Level.FAILURE, Level.WARNING, Level.OK].index)
     assert {Level.FAILURE, Level.WARNING, Level.OK} == set(levels)

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from quiver_actors.observe.collector import families
+from quiver_actors.observe.history import Sample
 from quiver_actors.observe.reference import table
 from tests.unit.observe.documents import document
 
@@ -54,3 +55,13 @@ def test_the_reference_is_complete_and_printed_as_it_is() -> None:
     )
     named = set(re.findall(r"^\| `(quiver_\w+)`", documented, re.MULTILINE))
     assert named == {re.sub("_(bucket|sum|count)$", "", name) if "latency" in name else name for name in exported()}
+
+
+def test_the_page_plots_figures_that_there_are() -> None:
+    text = files("quiver_actors.observe").joinpath("page", "page.js").read_text()
+    plots = text.partition("const PLOTS = [")[2].partition("];")[0]
+    fields = re.findall(r'\["[^"]+", "(\w+)"', plots)
+    assert "pressure" in fields
+    functions = re.findall(r"^(?:async )?function (\w+)", text, re.MULTILINE)
+    assert len(functions) == len(set(functions)), "the later one of two would hold"
+    assert set(fields) | {"unix_ns", "running"} == set(Sample.__struct_fields__)

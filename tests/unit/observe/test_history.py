@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from quiver_actors.cli.status_storage import CoreStorageView
 from quiver_actors.observe.history import SAMPLES_MAX, History
 from tests.unit.observe.documents import document
 
@@ -10,9 +13,11 @@ SECOND_NS = 1_000_000_000
 
 def test_the_first_sample_has_levels_but_no_rates() -> None:
     history = History()
-    history.add(document(base=100))
+    pressed = [CoreStorageView(core=0, pressure=0.2), CoreStorageView(core=1, pressure=0.7)]
+    history.add(msgspec.structs.replace(document(base=100), cores=pressed))
     (sample,) = history.samples()
     assert sample.running
+    assert sample.pressure == 0.7
     assert sample.bundles_in_per_second == 0
     assert sample.lag_bundles == document(base=100).subscribers[0].lag_bundles
 
