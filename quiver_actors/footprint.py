@@ -1,17 +1,26 @@
 """What the small files of one engine take on disk: everything in its directory but the logs and segments that it knows. Blocking.
 
-They are few (two a subscriber, the core's own, what lies in quarantine), so they are counted whole, by their blocks.
+They are few (two a subscriber, the core's own, what lies in quarantine), so they are counted one by one, by their blocks. Segments may be
+many: their directory is not listed each time, only its `strays` are looked at, which are names that the engine's own jobs may have left
+there. The whole of it is listed now and then, for what somebody else has put there.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.errors import DiskError
 from quiver_actors.jobs import Job
-from quiver_actors.paths import BALLAST_NAME, SEGMENT_SUFFIX, STAGE_SUFFIX, EnginePaths, segment_seq_of
+from quiver_actors.paths import (
+    BALLAST_NAME,
+    SEGMENT_SUFFIX,
+    STAGE_SUFFIX,
+    EnginePaths,
+    segment_name,
+)
 from quiver_actors.retention.account import SmallFiles
 from quiver_actors.subscriber.gaps import FILE_PREFIX as GAPS_PREFIX
 from quiver_actors.subscriber.progress import FILE_PREFIX as PROGRESS_PREFIX
@@ -19,23 +28,38 @@ from quiver_actors.supervisor.log import log_event
 from quiver_actors.wal.layout import ACTIVE_NAME, CURSOR_NAME
 
 
-class MeasureJob(Job):
-    """Count them again; `small` is what was found."""
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What was found."""
 
-    def __init__(self, disk: Disk, paths: EnginePaths, segment_seqs: Collection[int]) -> None:
+    small: SmallFiles
+    strays: frozenset[str]
+    """Names beside the segments that take room there."""
+
+
+class MeasureJob(Job):
+    """Count them again; `found` is None where a directory could not be looked at."""
+
+    def __init__(
+        self, disk: Disk, paths: EnginePaths, strays: frozenset[str], segment_seqs: Collection[int] | None = None
+    ) -> None:
         """
         Args:
-            segment_seqs: those that the engine knows and counts itself.
+            strays: names that may be beside the segments.
+            segment_seqs: those that the engine knows and counts itself; then all names are looked at.
         """
         super().__init__()
         self._disk = disk
         self._paths = paths
+        self.strays_watched = strays
         self._segment_seqs = segment_seqs
-        self.small = SmallFiles()
-        self.is_failed = False
+        self.found: Footprint | None = None
 
     def work(self) -> None:
-        self.small = measure_small_files(self._disk, self._paths, self._segment_seqs)
+        strays: Collection[str] = self.strays_watched
+        if self._segment_seqs is not None:
+            strays = list_strays(self._disk, self._paths, self._segment_seqs)
+        self.found = measure_small_files(self._disk, self._paths, strays)
 
     def run(self) -> None:
         super().run()
@@ -43,28 +67,43 @@ class MeasureJob(Job):
             # Counted again soon: what cannot be looked at now is no reason to fail an engine.
             fields: dict[str, object] = {"path": self._paths.root, "reason": str(self.error)}
             log_event("retention.unmeasured", fields, logging.WARNING)
-            self.error, self.is_failed = None, True
+            self.error = self.found = None
 
 
-def measure_small_files(disk: Disk, paths: EnginePaths, segment_seqs: Collection[int]) -> SmallFiles:
+def list_strays(disk: Disk, paths: EnginePaths, segment_seqs: Collection[int]) -> set[str]:
+    """Names in the segments' directory that are none of those segments. Raises DiskError: it cannot be listed."""
+    return set(disk.list_directory(paths.segments)).difference(map(segment_name, segment_seqs))
+
+
+def measure_small_files(disk: Disk, paths: EnginePaths, strays: Collection[str]) -> Footprint:
     """Raises DiskError: a directory cannot be listed."""
     counted = dict.fromkeys(
         ("compaction_bytes", "progress_bytes", "gaps_bytes", "quarantine_bytes", "ballast_bytes", "other_bytes"), 0
     )
-    directories = (paths.root, paths.wal, paths.segments, paths.quarantine, paths.staged)
-    for directory in directories:
+    for directory in (paths.root, paths.wal, paths.segments, paths.quarantine, paths.staged):
         counted["other_bytes"] += disk.allocated_bytes(directory)
+    for kind, path in _small_files(disk, paths):
+        counted[kind] += disk.allocated_bytes(path)
+    present = set()
+    for name in strays:
+        size_bytes = disk.allocated_bytes(f"{paths.segments}/{name}")
+        counted["quarantine_bytes" if name.endswith(SEGMENT_SUFFIX) else "compaction_bytes"] += size_bytes
+        present.update([name] if size_bytes else [])
+    return Footprint(SmallFiles(**counted), frozenset(present))
+
+
+def _small_files(disk: Disk, paths: EnginePaths) -> Iterator[tuple[str, str]]:
+    """(the field that it counts for, path) of everything that is not beside the segments."""
+    directories = {paths.wal, paths.segments, paths.quarantine, paths.staged}
+    for directory in (paths.root, paths.wal, paths.quarantine, paths.staged):
         for name in disk.list_directory(directory):
-            kind = None if segment_seq_of(name) in segment_seqs else _kind_of(directory, name, paths)
-            if kind is not None and f"{directory}/{name}" not in directories:
-                counted[kind] += disk.allocated_bytes(f"{directory}/{name}")
-    return SmallFiles(**counted)
+            path, kind = f"{directory}/{name}", _kind_of(directory, name, paths)
+            if kind is not None and path not in directories:
+                yield kind, path
 
 
 def _kind_of(directory: str, name: str, paths: EnginePaths) -> str | None:
     """The field that a file counts for; None for logs and parts of stages."""
-    if directory == paths.segments:
-        return "quarantine_bytes" if name.endswith(SEGMENT_SUFFIX) else "compaction_bytes"
     if directory == paths.wal:
         return None if name.startswith(ACTIVE_NAME) and not name.startswith(CURSOR_NAME) else "other_bytes"
     if directory == paths.staged:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ from quiver_actors.disk.protocol import (
     write_atomically,
 )
 from quiver_actors.errors import DiskError, FormatError, QuiverError
-from quiver_actors.paths import EnginePaths
+from quiver_actors.paths import EnginePaths, names_beside
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.quarantine import move_to_quarantine, trim_quarantine
 from quiver_actors.sealing import seal_file, write_cursor
@@ -40,6 +40,8 @@ class Job:
 
     writes_anew: ClassVar[bool] = False
     """Each attempt writes new files, so that even a sync that found no room may be followed by another attempt."""
+    strays: Collection[str] = ()
+    """Names beside the segments under which it may leave a file that the engine does not know as one of them."""
 
     def __init__(self) -> None:
         self.error: QuiverError | None = None
@@ -357,6 +359,7 @@ class QuarantineJob(Job):
 
     def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int) -> None:
         super().__init__()
+        self.strays = names_beside(segment_seq)
         self._disk = disk
         self._paths = paths
         self.segment_seq = segment_seq

@@ -63,7 +63,7 @@ class EnginePaths:
         return f"{self.wal}/{ACTIVE_NAME}.spare-{number}{TEMPORARY_SUFFIX}"
 
     def segment(self, segment_seq: int) -> str:
-        return f"{self.segments}/{segment_seq:016}{SEGMENT_SUFFIX}"
+        return f"{self.segments}/{segment_name(segment_seq)}"
 
     def rescued(self, segment_seq: int) -> str:
         return self.segment(segment_seq) + RESCUED_SUFFIX
@@ -88,6 +88,18 @@ class EnginePaths:
 
     def in_root(self, name: str) -> str:
         return f"{self.root}/{name}"
+
+
+def segment_name(segment_seq: int) -> str:
+    """Of its file."""
+    return f"{segment_seq:016}{SEGMENT_SUFFIX}"
+
+
+def names_beside(segment_seq: int) -> tuple[str, ...]:
+    """Every name under which work on that segment may leave a file in its directory, the segment's own among them."""
+    name = segment_name(segment_seq)
+    rescued = name + RESCUED_SUFFIX
+    return name, name + TEMPORARY_SUFFIX, rescued, rescued + TEMPORARY_SUFFIX
 
 
 def segment_seq_of(name: str) -> int | None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.jobs import Job
-from quiver_actors.paths import RESCUED_SUFFIX, TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.paths import RESCUED_SUFFIX, TEMPORARY_SUFFIX, EnginePaths, names_beside
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.quarantine import move_to_quarantine
 from quiver_actors.rebuild import Hints, Rebuilt, count_bundles, rebuild
@@ -74,6 +74,7 @@ class RescueJob(Job):
         keeps_unprovable: bool = False,
     ) -> None:
         super().__init__()
+        self.strays = names_beside(segment_seq)
         self._disk = disk
         self._paths = paths
         self._cfg_hash = cfg_hash
@@ -116,6 +117,7 @@ class SwapJob(Job):
 
     def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int, rescued: Rescued) -> None:
         super().__init__()
+        self.strays = names_beside(segment_seq)
         self._disk = disk
         self._paths = paths
         self.segment_seq = segment_seq

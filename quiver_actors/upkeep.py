@@ -24,7 +24,7 @@ from quiver_actors.clock import Clock
 from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, UNREADABLE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError, FormatError, InvalidFormat
 from quiver_actors.jobs import Job
-from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths, names_beside
 from quiver_actors.segment.check import run_to_end, verify_steps
 from quiver_actors.segment.codec import decode_directory
 from quiver_actors.segment.compaction import Rewriting, Verdict, check_rewriting, judge
@@ -126,6 +126,7 @@ class CompactJob(SlicedJob):
         self.has_no_room = False
         self._free_bytes_min = free_bytes_min
         super().__init__(disk, paths, segment_seq)
+        self.strays = names_beside(segment_seq)
 
     def steps(self) -> _Steps:
         path = self._paths.segment(self.segment_seq)

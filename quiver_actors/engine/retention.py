@@ -17,8 +17,8 @@ from quiver_actors.engine.log_queue import LogQueue
 from quiver_actors.engine.progress import Progress
 from quiver_actors.engine.shelf import Shelf
 from quiver_actors.events import Event
-from quiver_actors.footprint import MeasureJob, measure_small_files
-from quiver_actors.paths import EnginePaths
+from quiver_actors.footprint import MeasureJob, list_strays, measure_small_files
+from quiver_actors.paths import EnginePaths, segment_seq_of
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.retention.account import DiskUse, block_bytes
 from quiver_actors.retention.ages import Ages
@@ -28,6 +28,8 @@ from quiver_actors.supervisor.figures import NO_LIMIT, EvictionClass
 from quiver_actors.units import SECOND_NS
 
 MEASURE_INTERVAL_NS = 2 * SECOND_NS
+LIST_INTERVAL_NS = 60 * SECOND_NS
+"""How often the directory of the segments is listed, for files that somebody else has put there."""
 HELD_RETRY_NS = SECOND_NS
 """When a segment that is over age and held by a consumer is looked at again."""
 
@@ -61,9 +63,11 @@ class Retention:
         self._shelf = shelf
         self._ages = Ages()
         self._recheck_ns = 0
-        self._small = measure_small_files(disk, paths, shelf.segments)
+        found = measure_small_files(disk, paths, list_strays(disk, paths, shelf.segments))
+        self._small, self._strays = found.small, set(found.strays)
         self._is_measured = True
         self._measure_due_ns = 0
+        self._list_due_ns = clock.monotonic_ns() + LIST_INTERVAL_NS
 
     @property
     def settings(self) -> RetentionSettings:
@@ -177,22 +181,38 @@ class Retention:
         """Small files may have changed."""
         self._is_measured = False
 
+    def look_again(self) -> bool:
+        """Asked now and then, also while nothing happens: have the directory of the segments listed if that is long ago. Whether it is."""
+        is_due = bool(self._shelf.segments) and self._clock.monotonic_ns() >= self._list_due_ns
+        if is_due:
+            self.touched()
+        return is_due
+
+    def watch(self, strays: Collection[str]) -> None:
+        """Work is begun that may leave files of these names beside the segments."""
+        self._strays.update(strays)
+
     def measure_job(self) -> MeasureJob | None:
         now_ns = self._clock.monotonic_ns()
         if self._is_measured or now_ns < self._measure_due_ns:
             return None
         self._is_measured = True
         self._measure_due_ns = now_ns + MEASURE_INTERVAL_NS
-        return MeasureJob(self._disk, self._paths, frozenset(self._shelf.segments))
+        segments, lists_all = self._shelf.segments, now_ns >= self._list_due_ns
+        if lists_all:
+            self._list_due_ns = now_ns + LIST_INTERVAL_NS
+        self._strays = {name for name in self._strays if segment_seq_of(name) not in segments}
+        return MeasureJob(self._disk, self._paths, frozenset(self._strays), frozenset(segments) if lists_all else None)
 
     def measure_due_ns(self) -> int | None:
         return None if self._is_measured else self._measure_due_ns
 
     def finish_measure(self, job: MeasureJob) -> list[Event]:
-        if job.is_failed:
+        if job.found is None:
             self._is_measured = False
         else:
-            self._small = job.small
+            self._small = job.found.small
+            self._strays = self._strays - job.strays_watched | job.found.strays
         return []
 
     def disk_use(self) -> DiskUse:

@@ -70,6 +70,8 @@ class Shelf:
         self._cursor_owed: int | None = None
         self._searched = -1
         """After so many flushes there was nothing to delete."""
+        self._kept: set[int] = set()
+        """What was processed then."""
 
     def __iter__(self) -> Iterator[SegmentInfo]:
         """Oldest first."""
@@ -182,16 +184,32 @@ class Shelf:
         if self._searched == self._progress.flushes:
             return None
         durable = self._progress.durable
-        processed = self.processed()
+        processed = self._processed_now()
         kept = self.spool(processed) - self._released.keys() if processed else set()
-        wanted = [seq for seq in processed if seq not in kept]
-        wanted += [seq for seq, (_, ticket) in self._dropped.items() if ticket <= durable and seq not in set(wanted)]
+        wanted = {seq for seq in processed if seq not in kept}
+        wanted.update(seq for seq, (_, ticket) in self._dropped.items() if ticket <= durable)
         deletable = sorted(seq for seq in wanted if seq not in spared)
         if not deletable:
             self._searched = self._progress.flushes
             return None
+        self.search_again()  # also should this job find no room for its cursor
         self._doomed.update(deletable)
         return jobs.DeleteJob(self._disk, self._paths, deletable, self._cursor_owed)
+
+    def _processed_now(self) -> list[int]:
+        """As `processed`, unless there can be nothing new in it: then nothing. Asked after every flush, so that it does not ask the
+        subscribers about everything that there is, but about what flushes have settled and what was processed before."""
+        if self._progress.is_forgetting:
+            return []
+        settled, registry = self._progress.registry.take_settled(), self._progress.registry
+        if settled is None or self._searched < 0:
+            processed = registry.deletable(self.segments)
+        elif settled:
+            processed = registry.deletable(seq for seq in settled | self._kept if seq in self.segments)
+        else:
+            return []
+        self._kept = set(processed)
+        return processed
 
     def search_again(self) -> None:
         """Something other than a flush has changed that can make a segment go."""

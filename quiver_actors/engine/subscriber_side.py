@@ -5,7 +5,7 @@ Owner: the engine, on the loop thread. It owns no state: progress, segments and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from quiver_actors.clock import Clock
 from quiver_actors.engine.log_queue import LogQueue
@@ -251,8 +251,7 @@ class SubscriberSide:
         oldest = state.oldest_pending() if in_order else None
         if oldest is not None and oldest < notice.position:
             return None
-        lease_ns = state.lease_ns
-        state.gaps.give(notice, owner, self._clock.monotonic_ns() + lease_ns if lease_ns else 0)
+        state.give_gap(notice, owner, self._clock.monotonic_ns())
         return notice
 
     def ack_gap(self, subscriber: str, notice: int) -> int:
@@ -338,14 +337,20 @@ class SubscriberSide:
             return 0
         return int(times[bundle_index]) if 0 <= bundle_index < len(times) else 0
 
-    def subscriber_figures(self) -> dict[str, SubscriberFigures]:
-        """A snapshot per subscriber."""
-        return {subscriber: self.figures_of(subscriber) for subscriber in self.subscribers()}
+    def subscriber_figures(self, subscribers: Iterable[str] | None = None) -> dict[str, SubscriberFigures]:
+        """A snapshot of each of these, or of all. Raises UnknownSubscriber."""
+        unannounced = self._unannounced()
+        wanted = self.subscribers() if subscribers is None else subscribers
+        return {subscriber: self._figures_of(subscriber, unannounced) for subscriber in wanted}
 
     def figures_of(self, subscriber: str) -> SubscriberFigures:
         """A snapshot of one subscriber. Raises UnknownSubscriber."""
+        return self._figures_of(subscriber, self._unannounced())
+
+    def _figures_of(self, subscriber: str, unannounced: Mapping[int, int]) -> SubscriberFigures:
         state = self._progress.registry.get(subscriber)
-        lag = state.unresolved_count + self._unsealed_of(state)
+        lag = state.unresolved_count
+        lag += sum(state.unresolved_in_unsealed(seq, count) for seq, count in unannounced.items())
         return SubscriberFigures(
             lag_bundles=lag,
             oldest_unix_ns=self._oldest_unix_ns(state.oldest_unresolved()) if lag else 0,

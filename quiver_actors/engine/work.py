@@ -48,7 +48,10 @@ class Work:
 
     def next(self) -> Job | None:
         """The next job, None if there is nothing to do or one is out."""
-        return self._schedule.next()
+        job = self._schedule.next()
+        if job is not None and job.strays:
+            self._parts.retention.watch(job.strays)
+        return job
 
     def finish(self, job: Job) -> list[Event]:
         """A job comes back."""

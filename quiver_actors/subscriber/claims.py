@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from quiver_actors.errors import AlreadyResolved, NotClaimed, UsageError
 from quiver_actors.subscriber import bitmap as bitmaps
+from quiver_actors.subscriber.attention import Attention
 from quiver_actors.subscriber.bundle_states import BundleStates, Resolved
 from quiver_actors.subscriber.claim_order import NEWEST_BACKFILL, OLDEST, ClaimOrder, SizesOf
-from quiver_actors.subscriber.gaps import GapLedger
+from quiver_actors.subscriber.gaps import GapLedger, GapNotice
 from quiver_actors.subscriber.grants import (
     BACKFILL_CYCLE,
     Grant,
@@ -64,6 +65,7 @@ class SubscriberState(Standing):
         version: int = 0,
         tokens: TokenSource | None = None,
         sizes_of: SizesOf = lambda _: None,
+        attention: Attention[SubscriberState] | None = None,
     ) -> None:
         super().__init__(version)
         self.subscriber = subscriber
@@ -74,6 +76,7 @@ class SubscriberState(Standing):
         self._order = ClaimOrder(self.segments, self._tokens, sizes_of)
         self._leases = Leases(self._tokens)
         self._aside = SetAside(self.segments)
+        self._attention: Attention[SubscriberState] = attention or Attention()
 
     def __repr__(self) -> str:
         return f"<SubscriberState {self.subscriber} claimed={self.claimed_count} {super().__repr__()}>"
@@ -108,6 +111,12 @@ class SubscriberState(Standing):
             raise UsageError(f"lease of {lease_ns} ns, {max_deliveries} deliveries: expected 0 (no limit) or more")
         self._aside.max_deliveries, self._aside.target = max_deliveries, target
         self._leases.set_lease(lease_ns, now_ns)
+        self._note_lease(now_ns)
+
+    def _note_lease(self, now_ns: int) -> None:
+        """Leases that begin now end then."""
+        if self._leases.lease_ns:
+            self._attention.call_at(self, now_ns + self._leases.lease_ns)
 
     @property
     def lease_ns(self) -> int:
@@ -192,6 +201,10 @@ class SubscriberState(Standing):
             passed = bundle_count if seq < segment_seq else min(bundle_index + 1, bundle_count)
             self.acked += self.pass_unsealed(seq, passed)
 
+    def _set_complete(self, segment_seq: int, bundle_count: int) -> None:
+        super()._set_complete(segment_seq, bundle_count)
+        self._attention.completing[self] = None
+
     # --- claims ------------------------------------------------------------------------------------------------------------
 
     def held_segments(self) -> set[int]:
@@ -248,6 +261,8 @@ class SubscriberState(Standing):
                 self.delivered += live.held
                 self.redelivered += live.held - first_deliveries(grant.counts)
                 granted.append(grant)
+        if granted:
+            self._note_lease(now_ns)
         return granted
 
     def claim_ref(self, owner: object, segment_seq: int, bundle_index: int, now_ns: int) -> Grant:
@@ -346,6 +361,7 @@ class SubscriberState(Standing):
             again = self._without_exhausted(live.segment_seq, states, moved)
         if target == DEFERRED and delay_ns > 0:
             self._aside.defer(live.segment_seq, states, live.token, again, now_ns + delay_ns)
+            self._attention.call_at(self, now_ns + delay_ns)
         else:
             self._make_pending(live.segment_seq, states, again)
         self._leases.count_off(live, len(moved), states.sizes.of(moved))
@@ -387,6 +403,11 @@ class SubscriberState(Standing):
             self._make_pending(segment_seq, states, self._without_exhausted(segment_seq, states, indexes))
             states.rest()
         return taken
+
+    def give_gap(self, notice: GapNotice, owner: object, now_ns: int) -> None:
+        """A notice is being sent to that owner, which has as long as a lease to acknowledge it."""
+        self.gaps.give(notice, owner, now_ns + self.lease_ns if self.lease_ns else 0)
+        self._note_lease(now_ns)
 
     # --- time --------------------------------------------------------------------------------------------------------------
 

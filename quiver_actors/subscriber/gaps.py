@@ -19,6 +19,7 @@ Owner: the engine of its worker, on the loop thread. Pure.
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,6 +79,12 @@ class GapLedger:
         self._withdrawn: dict[int, tuple[int, GapNotice]] = {}
         """With the version of the ledger that no longer has them."""
         self._told_count = 0
+        self._free: list[tuple[tuple[int, int], int]] = []
+        """Heap of (position, notice) of those that are untold and with nobody, and of some that are not any more."""
+        self._given: dict[int, GapNotice] = {}
+        """Those that are with an owner and not acknowledged."""
+        self._retries: list[tuple[int, int]] = []
+        """Heap of (when, notice) of those, and of some that are not any more."""
 
     def __iter__(self) -> Iterator[GapNotice]:
         return iter(self._notices.values())
@@ -109,8 +116,13 @@ class GapLedger:
             self.next_notice, segment_seq, first, bundle_count, row_count, reason, self.version, progress_version
         )
         self.next_notice += 1
-        self._notices[notice.notice] = notice
+        self._hold(notice)
         return notice
+
+    def _hold(self, notice: GapNotice) -> None:
+        self._notices[notice.notice] = notice
+        if not notice.is_told:
+            heapq.heappush(self._free, (notice.position, notice.notice))
 
     def covers(self, segment_seq: int) -> bool:
         """Whether some notice names bundles of that segment."""
@@ -118,10 +130,12 @@ class GapLedger:
 
     def next_untold(self) -> GapNotice | None:
         """The notice of the oldest bundles that is with nobody."""
-        if not self.untold_count:
-            return None
-        free = (notice for notice in self if not notice.is_told and notice.owner is None)
-        return min(free, key=lambda notice: notice.position, default=None)
+        while self._free:
+            notice = self._notices.get(self._free[0][1])
+            if notice is not None and not notice.is_told and notice.owner is None:
+                return notice
+            heapq.heappop(self._free)
+        return None
 
     def is_durable(self, notice: GapNotice) -> bool:
         """Whether a crash cannot take it back: before that its bundles could be delivered again."""
@@ -131,39 +145,53 @@ class GapLedger:
         """It is being sent to that owner."""
         notice.owner = owner
         notice.retry_ns = retry_ns
+        self._given[notice.notice] = notice
+        if retry_ns:
+            heapq.heappush(self._retries, (retry_ns, notice.notice))
 
     def release(self, owner: object) -> bool:
         """An owner is gone; returns whether a notice came back by it."""
-        returned = [notice for notice in self if notice.owner is owner and not notice.is_told]
+        returned = [notice for notice in self._given.values() if notice.owner is owner]
         for notice in returned:
-            notice.owner = None
+            self._take_back(notice)
         return bool(returned)
+
+    def _take_back(self, notice: GapNotice) -> None:
+        del self._given[notice.notice]
+        notice.owner = None
+        heapq.heappush(self._free, (notice.position, notice.notice))
 
     def due(self, now_ns: int) -> bool:
         """Take notices back from owners that have been silent for too long; returns whether there were any."""
-        late = [n for n in self if n.owner is not None and not n.is_told and 0 < n.retry_ns <= now_ns]
-        for notice in late:
-            notice.owner = None
-        return bool(late)
+        has_returned = False
+        while (due_ns := self.next_due_ns()) is not None and due_ns <= now_ns:
+            self._take_back(self._given[self._retries[0][1]])
+            has_returned = True
+        return has_returned
 
     def next_due_ns(self) -> int | None:
         """When `due` should be called next."""
-        if not self.untold_count:
-            return None
-        times = (n.retry_ns for n in self if n.owner is not None and not n.is_told and n.retry_ns)
-        return min(times, default=None)
+        while self._retries:
+            retry_ns, number = self._retries[0]
+            notice = self._given.get(number)
+            if notice is not None and notice.retry_ns == retry_ns:
+                return retry_ns
+            heapq.heappop(self._retries)
+        return None
 
     def ack(self, number: int) -> None:
         """A consumer has been told. Again, or of one that is not known any more: no change."""
         notice = self._notices.get(number)
         if notice is not None and not notice.is_told:
             notice.is_told = True
+            self._given.pop(number, None)
             self._told_count += 1
             self.version += 1
 
     def withdraw(self, number: int) -> None:
         """Its bundles can be had again: forget it. The file keeps it until the progress that says so is durable."""
         notice = self._notices.pop(number)
+        self._given.pop(number, None)
         self._told_count -= notice.is_told
         self.version += 1
         self._withdrawn[number] = (self.version, notice)
@@ -226,17 +254,16 @@ def decode_gaps(data: bytes) -> GapLedger:
     ledger = GapLedger()
     ledger.next_notice = next_notice
     for offset in range(header_size, header_size + count * _RECORD.size, _RECORD.size):
-        ledger._notices.update(_decode_record(body, offset))
+        ledger._hold(_decode_record(body, offset))
     ledger._told_count = sum(notice.is_told for notice in ledger)
     return ledger
 
 
-def _decode_record(body: memoryview, offset: int) -> dict[int, GapNotice]:
+def _decode_record(body: memoryview, offset: int) -> GapNotice:
     number, segment_seq, first, count, rows, reason, flags = _RECORD.unpack_from(body, offset)
     if reason >= len(REASONS):
         raise InvalidFormat(f"gap file: notice {number} has reason {reason}, expected 0..{len(REASONS) - 1}")
-    notice = GapNotice(number, segment_seq, first, count, rows, REASONS[reason], is_told=bool(flags & _TOLD))
-    return {number: notice}
+    return GapNotice(number, segment_seq, first, count, rows, REASONS[reason], is_told=bool(flags & _TOLD))
 
 
 def gaps_file_name(subscriber: str) -> str:

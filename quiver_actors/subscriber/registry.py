@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from quiver_actors.errors import UnknownSubscriber, UsageError
 from quiver_actors.model import check_id
+from quiver_actors.subscriber.attention import Attention
 from quiver_actors.subscriber.claim_order import SizesOf
 from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.gaps import GapLedger, GapNotice
@@ -35,6 +36,9 @@ class SubscriberRegistry:
         """The engine's: the exact sizes of a sealed segment's bundles, for windows in bytes."""
         self._version_start = 0
         self._tokens = TokenSource()
+        self._attention = Attention[SubscriberState]()
+        self._settled: set[int] | None = None
+        """See `take_settled`."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -109,6 +113,7 @@ class SubscriberRegistry:
             version=self._version_start,
             tokens=self._tokens,
             sizes_of=self._exact_sizes,
+            attention=self._attention,
         )
 
     def _exact_sizes(self, segment_seq: int) -> BundleSizes | None:
@@ -116,6 +121,9 @@ class SubscriberRegistry:
 
     def _adopt(self, state: SubscriberState) -> SubscriberState:
         self._states[state.subscriber] = state
+        self._settled = None
+        if (due_ns := state.next_due_ns()) is not None:
+            self._attention.call_at(state, due_ns)
         state.begin()
         for segment_seq in sorted(self._sealed):
             state.add_segment(segment_seq, *self._sealed[segment_seq])
@@ -130,6 +138,7 @@ class SubscriberRegistry:
             The notices of what it skips.
         """
         old = self._states.pop(subscriber)
+        self._attention.forget(old)
         for notice in plan.withdrawn:
             old.gaps.withdraw(notice.notice)
         self._version_start = max(self._version_start, old.version)
@@ -154,6 +163,8 @@ class SubscriberRegistry:
         """
         state = self.get(subscriber)
         del self._states[subscriber]
+        self._attention.forget(state)
+        self._settled = None
         # A flush of it may be under way: a new subscriber of that id must not take the answer for its own.
         self._version_start = max(self._version_start, state.version)
         return state.unresolved_count
@@ -239,6 +250,12 @@ class SubscriberRegistry:
                 break
         return left
 
+    def take_settled(self) -> set[int] | None:
+        """Of which segments the answer of `deletable` may have grown since the last call, as far as flushes and subscribers that come
+        and go decide about it; None: of any."""
+        settled, self._settled = self._settled, set()
+        return settled
+
     def held_segments(self) -> set[int]:
         """Segments of which some consumer holds bundles now."""
         return {seq for state in self for seq in state.held_segments()}
@@ -257,7 +274,9 @@ class SubscriberRegistry:
 
     def completed_since(self) -> list[tuple[str, int]]:
         """(subscriber, segment) for each segment that a subscriber has completed since the last call."""
-        return [(state.subscriber, seq) for state in self for seq in state.completed_since()]
+        completing = list(self._attention.completing)
+        self._attention.completing.clear()
+        return [(state.subscriber, seq) for state in completing for seq in state.completed_since()]
 
     # --- owners and time -------------------------------------------------------------------------------------------------
 
@@ -267,12 +286,11 @@ class SubscriberRegistry:
 
     def due(self, now_ns: int) -> list[str]:
         """End the delays that have passed; returns the subscribers that have bundles to claim by it."""
-        return [state.subscriber for state in self if state.due(now_ns)]
+        return [state.subscriber for state in self._attention.due(now_ns) if state.due(now_ns)]
 
     def next_due_ns(self) -> int | None:
         """When `due` should be called next; None if nothing is deferred."""
-        times = [time for state in self if (time := state.next_due_ns()) is not None]
-        return min(times, default=None)
+        return self._attention.next_due_ns()
 
     # --- durable progress ------------------------------------------------------------------------------------------------
 
@@ -287,8 +305,13 @@ class SubscriberRegistry:
     def mark_flushed(self, subscriber: str, version: int) -> None:
         """The progress that `dirty` gave out with that version is durable. Ignored if the subscriber is gone."""
         state = self._states.get(subscriber)
-        if state is not None:
-            state.mark_flushed(version)
+        if state is None:
+            return
+        settled = state.mark_flushed(version)
+        if settled is None:
+            self._settled = None
+        elif self._settled is not None:
+            self._settled.update(settled)
 
     def mark_gaps_flushed(self, subscriber: str, version: int) -> None:
         """The gap notices as they stood at that version are durable. Ignored if the subscriber is gone."""

@@ -172,11 +172,10 @@ class Standing:
         """
         if not segment_seqs or self.flushed_version < self._begun_version:
             return []
-        complete, unflushed = self._complete, self._unflushed
-        if self._floor <= min(segment_seqs):
+        complete, unflushed, floor = self._complete, self._unflushed, self._floor
+        if len(complete) < len(segment_seqs) and floor <= min(segment_seqs):
             asked = set(segment_seqs) if complete else set()
             return [seq for seq in sorted(complete) if seq in asked and seq not in unflushed]
-        floor = self._floor
         return [seq for seq in segment_seqs if (seq < floor or seq in complete) and seq not in unflushed]
 
     @property
@@ -288,10 +287,18 @@ class Standing:
         states.rest()
         return entry
 
-    def mark_flushed(self, version: int) -> None:
-        """A snapshot that was taken at `version` is durable."""
+    def mark_flushed(self, version: int) -> list[int] | None:
+        """A snapshot that was taken at `version` is durable.
+
+        Returns:
+            The segments that `durably_complete` may name by it and did not name before; None: it may be any.
+        """
+        is_first = self.flushed_version < self._begun_version
         self.flushed_version = max(self.flushed_version, version)
-        self._unflushed = {seq: at for seq, at in self._unflushed.items() if at > self.flushed_version}
+        settled = [seq for seq, at in self._unflushed.items() if at <= self.flushed_version]
+        for segment_seq in settled:
+            del self._unflushed[segment_seq]
+        return None if is_first else settled
 
     @property
     def is_dirty(self) -> bool:

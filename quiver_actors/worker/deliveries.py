@@ -13,7 +13,7 @@ from __future__ import annotations
 import array
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -88,25 +88,45 @@ class Deliveries:
         self._attachments: dict[tuple[Session, str], Attachment] = {}
         self._order: deque[Attachment] = deque()
         """All attachments; who is served first changes with every round."""
+        self._of_subscriber: dict[str, list[Attachment]] = {}
+        """The same by subscriber, without empty lists."""
         self.terms: dict[str, Terms] = {}
         """By subscriber: those of its newest Register."""
         self._detached: dict[str, tuple[int, int]] = {}
         """(monotonic, UNIX) time since when nobody is attached to a subscriber."""
         self._started = (self._clock.monotonic_ns(), self._clock.unix_ns())
-        self.is_due = False
-        """Something may be claimable for somebody with credit."""
+        self._due: set[str] = set()
+        """Subscribers that something may be claimable for, or to be told."""
+        self._all_are_due = False
         self._awaited: deque[tuple[int, Session, Done | Sought]] = deque()
         """(progress ticket, who waits for it, the answer), rising."""
         self._failed_by: QuiverError | None = None
         self.is_open = True
         """False: nothing new is delivered."""
 
+    @property
+    def is_due(self) -> bool:
+        """Something may be claimable for somebody with credit."""
+        return self._all_are_due or bool(self._due)
+
+    def wake(self, subscriber: str | None = None) -> None:
+        """Something has happened by which that subscriber, None: any of them, may get something."""
+        if subscriber is None:
+            self._all_are_due = True
+        else:
+            self._due.add(subscriber)
+
+    @property
+    def attached(self) -> Collection[str]:
+        """Subscribers with a connection."""
+        return self._of_subscriber
+
     def connections(self, subscriber: str) -> int:
-        return sum(attachment.subscriber == subscriber for attachment in self._order)
+        return len(self._of_subscriber.get(subscriber, ()))
 
     def windows_full(self, subscriber: str) -> int:
         """Connections that could have more but for the window of their terms."""
-        return sum(attachment.subscriber == subscriber and attachment.is_window_full for attachment in self._order)
+        return sum(attachment.is_window_full for attachment in self._of_subscriber.get(subscriber, ()))
 
     def detached_since_unix_ns(self, subscriber: str) -> int:
         """0 while a connection is attached."""
@@ -131,10 +151,11 @@ class Deliveries:
         self._detached.pop(subscriber, None)
         key = (session, subscriber)
         if key not in self._attachments:
-            self._attachments[key] = Attachment(session, subscriber)
-            self._order.append(self._attachments[key])
+            attachment = self._attachments[key] = Attachment(session, subscriber)
+            self._order.append(attachment)
+            self._of_subscriber.setdefault(subscriber, []).append(attachment)
         self._attachments[key].terms = terms
-        self.is_due = True
+        self.wake(subscriber)
         self._await(ticket, session, Done(message.tag))
 
     def unregister(self, session: Session, message: Unregister) -> None:
@@ -154,7 +175,7 @@ class Deliveries:
 
     def _unregister(self, subscriber: str) -> tuple[int, int]:
         ticket, owed = self._engine.unregister(subscriber)
-        for attachment in [a for a in self._order if a.subscriber == subscriber]:
+        for attachment in list(self._of_subscriber.get(subscriber, ())):
             self._drop(attachment)
         self._detached.pop(subscriber, None)
         self.terms.pop(subscriber, None)
@@ -174,7 +195,7 @@ class Deliveries:
             return
         if subscriber in self.terms:
             self._set_terms(subscriber)
-        self.is_due = True
+        self.wake(subscriber)
         self._journal.event(
             "subscriber.seek",
             topic=self._topic,
@@ -196,8 +217,7 @@ class Deliveries:
         if not self.is_open:
             return False
         now_ns = self._clock.monotonic_ns()
-        attached = {attachment.subscriber for attachment in self._order}
-        idle = [name for name in self._engine.subscribers() if name not in attached]
+        idle = [name for name in self._engine.subscribers() if name not in self._of_subscriber]
         late = [
             name
             for name in idle
@@ -223,8 +243,9 @@ class Deliveries:
             if not self.connections(attachment.subscriber):
                 self._detached[attachment.subscriber] = self._clock.monotonic_ns(), self._clock.unix_ns()
         # Also without an attachment: bundles claimed by reference.
-        if self._engine.release(session) or mine:
-            self.is_due = True
+        released = self._engine.release(session)
+        if released or mine:
+            self.wake()
             return True
         return False
 
@@ -237,7 +258,7 @@ class Deliveries:
             UnknownSubscriber: the connection is not attached to it (any more).
         """
         self._attachment(session, message.subscriber).credit_total = message.total
-        self.is_due = True
+        self.wake(message.subscriber)
 
     def claim_ref(self, session: Session, message: ClaimRef) -> None:
         """
@@ -250,6 +271,7 @@ class Deliveries:
             raise InvalidFormat(
                 f"segment {message.segment_seq} of topic {self._topic!r} cannot be read now: it is being checked"
             )
+        self.wake(message.subscriber)
 
     def resolve(self, session: Session, message: Resolve) -> None:
         """
@@ -269,7 +291,8 @@ class Deliveries:
             indexes,
             message.delay_ns,
         )
-        self.is_due |= message.outcome in ("defer", "return") or self._has_window(session, message.subscriber)
+        if message.outcome in ("defer", "return") or self._has_window(session, message.subscriber):
+            self.wake(message.subscriber)
         self._refuse(session, message, refused)
         if message.durable:
             self._await(self._engine.flush_progress(), session, Done(message.tag))
@@ -282,10 +305,12 @@ class Deliveries:
 
     def ack_through(self, session: Session, message: AckThrough) -> None:
         ticket = self._engine.ack_through(message.subscriber, message.segment_seq, message.bundle_index)
+        self.wake(message.subscriber)
         self._await(ticket, session, Done(message.tag))
 
     def gap_ack(self, session: Session, message: GapAck) -> None:
         self._await(self._engine.ack_gap(message.subscriber, message.notice), session, Done(message.tag))
+        self.wake(message.subscriber)
 
     def unreadable(self, session: Session, message: Unreadable) -> None:
         """A consumer cannot read what it was given: give it back, and have the file looked at."""
@@ -358,18 +383,21 @@ class Deliveries:
         """Hand out what is claimable to those who have credit and read their answers, evenly, round by round."""
         if not self.is_due:
             return
-        self.is_due = False
+        due = self._of_subscriber.keys() if self._all_are_due else self._due
+        self._due, self._all_are_due = set(), False
         if not self.is_open:
             return
-        while self._round():
+        while self._round(due):
             self._order.rotate(-1)
 
-    def _round(self) -> bool:
-        """Give everybody who can take something a fair share; whether anything was given."""
+    def _round(self, due: Collection[str]) -> bool:
+        """Give everybody of these subscribers who can take something a fair share; whether anything was given."""
         ready: dict[str, list[Attachment]] = {}
         for attachment in self._order:
+            if attachment.subscriber not in due:
+                continue
             if attachment.session.connection.is_congested:
-                self.is_due = True
+                self.wake(attachment.subscriber)
             else:
                 ready.setdefault(attachment.subscriber, []).append(attachment)
         has_given = False
@@ -391,7 +419,7 @@ class Deliveries:
 
     def sealed(self, segment_seq: int) -> None:
         """A segment can be read."""
-        self.is_due = True
+        self.wake()
         self._sealed_ns[segment_seq] = self._clock.monotonic_ns()
         if len(self._sealed_ns) > _LATENCIES_MAX:
             # Nobody reads this topic: how long its oldest segments wait says nothing about delivery.
@@ -420,6 +448,7 @@ class Deliveries:
             session.refuse(0, error)
         self._attachments.clear()
         self._order.clear()
+        self._of_subscriber.clear()
 
     # --- private -------------------------------------------------------------------------------------------------------
 
@@ -541,9 +570,13 @@ class Deliveries:
     def _drop(self, attachment: Attachment) -> None:
         del self._attachments[attachment.session, attachment.subscriber]
         self._order.remove(attachment)
+        others = self._of_subscriber[attachment.subscriber]
+        others.remove(attachment)
+        if not others:
+            del self._of_subscriber[attachment.subscriber]
 
     def _sessions_of(self, subscriber: str) -> list[Session]:
-        return [attachment.session for attachment in self._order if attachment.subscriber == subscriber]
+        return [attachment.session for attachment in self._of_subscriber.get(subscriber, ())]
 
 
 def _indexes(packed: bytes) -> array.array[int]:

@@ -6,6 +6,7 @@ Owner: the loop thread, every `PUBLISH_INTERVAL_NS`. Only words that changed are
 from __future__ import annotations
 
 import enum
+import itertools
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 from quiver_actors.clock import Clock
 from quiver_actors.engine import Engine
+from quiver_actors.engine_figures import SubscriberFigures
 from quiver_actors.metrics.figures import (
     EngineFigure,
     ErrorFigure,
@@ -27,10 +29,15 @@ from quiver_actors.retention.losses import EVICTION_REASONS, LOSS_REASONS
 from quiver_actors.shm.counters import RegionWriter, RowWriter
 from quiver_actors.shm.errors import ShmError
 from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.worker.deliveries import Deliveries
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.journal import Journal
 
 PUBLISH_INTERVAL_NS = 100 * MILLISECOND_NS
+_ROUNDS = 10
+"""In so many publications every subscriber has its turn, also one that nobody is attached to."""
+_SUBSCRIBERS_MIN = 8
+"""So few are not shared out among publications."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,10 @@ class FigurePublisher:
         self._engines: dict[str, _Row] = {}
         self._latencies: dict[tuple[str, str], _Row] = {}
         self._retention: dict[str, _Row] = {}
-        self._subscribers: dict[tuple[str, str], _Row] = {}
+        self._subscribers: dict[str, dict[str, _Row]] = {}
+        """By topic."""
+        self._behind: dict[str, dict[str, None]] = {}
+        """Subscribers of each topic whose rows are behind, those that have waited longest first."""
         self._error: _Row | None = None
         self._error_count = 0
         self._table_is_full = False
@@ -111,12 +121,13 @@ class FigurePublisher:
         self.heartbeat()
         try:
             for topic, host in hosts.items():
-                if host not in recent:
-                    continue
-                self._publish_engine(topic, host)
-                self._publish_latencies(topic, host)
-                self._publish_retention(topic, host)
-                self._publish_subscribers(topic, host)
+                if host in recent:
+                    self._publish_engine(topic, host)
+                    self._publish_latencies(topic, host)
+                    self._publish_retention(topic, host)
+                    self._behind.setdefault(topic, {}).update(dict.fromkeys(host.engine.subscribers()))
+                if topic in self._behind:
+                    self._publish_subscribers(topic, host)
             self._publish_error()
             self._drop_gone(hosts)
         except ShmError as error:
@@ -162,24 +173,37 @@ class FigurePublisher:
         row.publish(enumerate(retention_words(host.engine)))
 
     def _publish_subscribers(self, topic: str, host: EngineHost) -> None:
-        present = host.engine.subscriber_figures()
-        for subscriber, figures in present.items():
-            key = (topic, subscriber)
-            row = self._subscribers.get(key)
-            if row is None:
-                label = f"{topic}/{subscriber}"
-                row = self._subscribers[key] = _Row(self._region.row(RowKind.SUBSCRIBER, label))
-            row.publish(_subscriber_values(figures))
-            deliveries = host.deliveries
-            row.publish(
-                [
-                    (SubscriberFigure.CONNECTIONS, deliveries.connections(subscriber)),
-                    (SubscriberFigure.WINDOW_FULL, deliveries.windows_full(subscriber)),
-                    (SubscriberFigure.DETACHED_SINCE_UNIX_NS, deliveries.detached_since_unix_ns(subscriber)),
-                ]
-            )
-        for key in [key for key in self._subscribers if key[0] == topic and key[1] not in present]:
-            self._region.drop(self._subscribers.pop(key).writer)
+        """Those that somebody is attached to, new ones, and of the others a part: each of those is up to date within a second."""
+        rows, behind = self._subscribers.setdefault(topic, {}), self._behind[topic]
+        present = dict.fromkeys(host.engine.subscribers())
+        for gone in [*(rows.keys() - present.keys())]:
+            self._region.drop(rows.pop(gone).writer)
+        for gone in [*(behind.keys() - present.keys())]:
+            del behind[gone]
+        attached = [name for name in host.deliveries.attached if name in behind]
+        new = [name for name in behind if name not in rows]
+        others = itertools.islice(behind, max(_SUBSCRIBERS_MIN, -(-len(present) // _ROUNDS)))
+        for name, figures in host.engine.subscriber_figures(dict.fromkeys([*attached, *new, *others])).items():
+            self._publish_subscriber(topic, name, figures, host.deliveries)
+            del behind[name]
+        if not behind:
+            del self._behind[topic]
+
+    def _publish_subscriber(
+        self, topic: str, subscriber: str, figures: SubscriberFigures, deliveries: Deliveries
+    ) -> None:
+        rows = self._subscribers[topic]
+        row = rows.get(subscriber)
+        if row is None:
+            row = rows[subscriber] = _Row(self._region.row(RowKind.SUBSCRIBER, f"{topic}/{subscriber}"))
+        row.publish(_subscriber_values(figures))
+        row.publish(
+            [
+                (SubscriberFigure.CONNECTIONS, deliveries.connections(subscriber)),
+                (SubscriberFigure.WINDOW_FULL, deliveries.windows_full(subscriber)),
+                (SubscriberFigure.DETACHED_SINCE_UNIX_NS, deliveries.detached_since_unix_ns(subscriber)),
+            ]
+        )
 
     def _drop_gone(self, hosts: Mapping[str, EngineHost]) -> None:
         """Rows of topics that are no more."""
@@ -187,9 +211,11 @@ class FigurePublisher:
             return
         for topic in [topic for topic in self._engines if topic not in hosts]:
             self._region.drop(self._engines.pop(topic).writer)
-            for table in (self._latencies, self._subscribers):
-                for key in [key for key in table if key[0] == topic]:
-                    self._region.drop(table.pop(key).writer)
+            for key in [key for key in self._latencies if key[0] == topic]:
+                self._region.drop(self._latencies.pop(key).writer)
+            for row in self._subscribers.pop(topic, {}).values():
+                self._region.drop(row.writer)
+            self._behind.pop(topic, None)
 
     def _publish_error(self) -> None:
         journal = self._journal

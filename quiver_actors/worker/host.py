@@ -315,18 +315,18 @@ class EngineHost:
                     self.ingest.sealed(event.segment_seq)
                     self.deliveries.sealed(event.segment_seq)
                 case events.Claimable():
-                    self.deliveries.is_due = True
+                    self.deliveries.wake(event.subscriber)
                 case events.Replaced():
                     self.deliveries.replaced(event.segment_seq)
                 case events.StagePrepared() | events.StageDropped() | events.StagesPublished():
                     self.staging.apply(event)
                 case events.ProgressDurable():
                     # Notices that became durable with it can be told.
-                    self.deliveries.is_due = True
+                    self.deliveries.wake()
                 case events.Retired():
                     self.deliveries.retired(event)
                 case events.GapFound():
-                    self.deliveries.is_due = True
+                    self.deliveries.wake(event.subscriber)
                     self._journal.event(
                         "subscriber.gap",
                         level=logging.WARNING,
@@ -356,7 +356,7 @@ class EngineHost:
     def sweep(self) -> None:
         """What needs to be looked at now and then."""
         self.ingest.trim()
-        if self.deliveries.drop_orphans():
+        if self.deliveries.drop_orphans() or self.engine.retention.look_again():
             self.touch()
         for stage in self.engine.stages.take_expired():
             self._ask_about(stage)

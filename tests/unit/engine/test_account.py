@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from quiver_actors.config import RetentionSettings
+from quiver_actors.disk.interposed import Call, InterposedDisk, Result
 from quiver_actors.disk.protocol import Disk
+from quiver_actors.engine.retention import LIST_INTERVAL_NS, MEASURE_INTERVAL_NS
 from quiver_actors.jobs import Job
 from quiver_actors.retention.account import DiskUse
 from quiver_actors.supervisor.measure import measure
@@ -123,3 +126,54 @@ def test_a_log_that_is_becoming_a_segment_counts_as_allocated(disk: Disk, tmp_pa
     assert use.sealing_bytes > 32 * MIB
     driver.settle()
     assert assert_agrees(driver, tmp_path).sealing_bytes == 0
+
+
+class Listings(InterposedDisk):
+    """Counts how often each directory is listed."""
+
+    def __init__(self, inner: Disk) -> None:
+        super().__init__(inner)
+        self.listed: list[str] = []
+
+    def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
+        if call.kind == "list_directory":
+            self.listed.append(call.path)
+        return proceed()
+
+
+def test_what_somebody_else_puts_beside_the_segments_counts_within_a_minute_and_until_it_is_gone(
+    disk: Disk, tmp_path: Path
+) -> None:
+    driver = StageDriver(disk, topic_settings(segment_compaction="off"))
+    driver.engine.register("a", "earliest")
+    driver.push_numbered(0, COUNT)
+    driver.settle()
+    driver.seal()
+    driver.run_for(3 * MEASURE_INTERVAL_NS)
+    foreign = tmp_path / ENGINE / "segments" / "left-by-somebody"
+    foreign.write_bytes(bytes(MIB))
+    before = driver.engine.disk_bytes
+    driver.run_for(LIST_INTERVAL_NS)
+    assert driver.engine.retention.look_again(), "also while nothing happens"
+    driver.settle()
+    assert driver.engine.disk_bytes == before + MIB
+    assert not driver.engine.retention.look_again()
+    foreign.unlink()
+    driver.push_numbered(COUNT)
+    driver.run_for(3 * MEASURE_INTERVAL_NS)
+    assert_agrees(driver, tmp_path)
+    assert driver.engine.retention.disk_use().small.compaction_bytes == 0
+
+
+def test_segments_that_are_known_are_not_listed_with_every_measurement(disk: Disk) -> None:
+    listings = Listings(disk)
+    driver = StageDriver(listings, topic_settings(segment_compaction="off"))
+    driver.engine.register("a", "earliest")
+    driver.run_for(SECOND_NS)
+    listings.listed.clear()
+    for number in range(30):
+        driver.push_numbered(number)
+        driver.seal()
+        driver.run_for(MEASURE_INTERVAL_NS)
+    assert listings.listed.count(ENGINE) >= 20, "small files are measured again and again"
+    assert listings.listed.count(f"{ENGINE}/segments") <= 1

@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable
+from random import Random
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from quiver_actors.config import RetentionSettings
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.units import SECOND_NS
+from quiver_actors.subscriber.grants import Grant
+from quiver_actors.units import KIB, SECOND_NS
 from tests.support.engine_driver import EngineDriver, topic_settings
 
 
@@ -129,3 +132,40 @@ def test_asking_for_background_work_costs_the_same_whatever_is_stored() -> None:
         driver.flush_progress()
         costs.append(instructions(driver.engine.next_background))
     assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_nothing_that_nobody_needs_stays(seed: int) -> None:
+    """What is searched after a flush is only a part of the segments: it must be the part in which there can be something."""
+    random, headroom = Random(seed), RetentionSettings(steady_state_headroom_bytes=seed % 3 * 16 * KIB)
+    driver = EngineDriver(SimDisk(), topic_settings(segment_compaction="off", retention=headroom))
+    engine, names, held = driver.engine, ["a", "b", "c"], list[tuple[str, Grant]]()
+    engine.register("a", "earliest")
+    for number in range(120):
+        name = random.choice(names)
+        step = random.choice(["push", "push", "claim", "ack", "ack", "register", "leave", "seek", "drop", "reopen"])
+        present = name in engine.subscribers()
+        if step == "push":
+            driver.push_numbered(number)
+            driver.seal()
+        elif step == "claim" and present:
+            held += [(name, grant) for grant in driver.claim(name, "owner", 3)]
+        elif step == "ack" and held:
+            who, grant = held.pop(random.randrange(len(held)))
+            if who in engine.subscribers():
+                engine.resolve(who, "owner", grant.segment_seq, grant.token, "ack", grant.indexes, 0)
+        elif step == "register":
+            engine.register(name, random.choice(["latest", "earliest"]))
+        elif step == "leave" and present and random.random() < 0.3:
+            engine.unregister(name)
+        elif step == "seek" and present:
+            engine.seek(name, random.choice(["latest", "earliest"]))
+        elif step == "drop" and (segments := stored(driver)) and random.random() < 0.3:
+            engine.drop_segment(random.choice(segments), "dropped")
+        elif step == "reopen" and random.random() < 0.2:
+            driver.drain_and_close()
+            engine, held = driver.reopen(), []
+        driver.settle()
+        driver.run_for(SECOND_NS)
+        processed = engine._parts.shelf.processed()
+        assert set(processed) == engine.retention.spool(processed), f"after {step} of {name}"

@@ -8,19 +8,23 @@ from collections.abc import Iterator
 import pytest
 
 from quiver_actors.clock import SystemClock
-from quiver_actors.metrics.figures import ErrorFigure, RowKind, WorkerFigure, WorkerState
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.metrics.figures import ErrorFigure, RowKind, SubscriberFigure, WorkerFigure, WorkerState
 from quiver_actors.shm.counters import CountersPage, RowSnapshot
 from quiver_actors.shm.names import new_name
+from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.figures import FigurePublisher, LoopFigures, tell_supervisor
+from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.loop import PHASE_TRANSITIONS, Phase
+from tests.support.engine_driver import EngineDriver
 
 LOOP = LoopFigures(sessions=3, arena_bytes=1 << 20, arena_used_bytes=64, loop_gap_ns_max=5, turns=7)
 
 
 @pytest.fixture
-def page() -> Iterator[CountersPage]:
-    page = CountersPage.create(new_name(), 2, 2)
+def page(request: pytest.FixtureRequest) -> Iterator[CountersPage]:
+    page = CountersPage.create(new_name(), 2, getattr(request, "param", 2))
     page.writer(1).begin(os.getpid(), 1)
     yield page
     page.unlink()
@@ -92,3 +96,37 @@ def test_every_phase_has_its_transitions_and_all_lead_to_leaving() -> None:
                 pending.append(following)
         assert phase is Phase.LEAVING or Phase.LEAVING in reached
         assert phase not in reached
+
+
+@pytest.mark.parametrize("page", [128], indirect=True)
+def test_many_subscribers_are_shown_in_turn_and_all_of_them_within_a_second(page: CountersPage) -> None:
+    driver = EngineDriver(SimDisk())
+    names = {f"s{number:02}" for number in range(100)}
+    for name in names:
+        driver.engine.register(name, "earliest")
+    host = EngineHost(
+        driver.engine,
+        commit=lambda *_: None,
+        background=lambda *_: None,
+        ask=lambda *_: None,
+        own_log="decisions",
+        journal=Journal(0),
+        agenda=Agenda(),
+    )
+    publisher = publisher_on(page, Journal(4))
+
+    def lags() -> list[int]:
+        return [row.values[SubscriberFigure.LAG_BUNDLES] for row in rows(page, RowKind.SUBSCRIBER)]
+
+    publisher.publish(LOOP, {"default": host}, {host})
+    assert {row.label for row in rows(page, RowKind.SUBSCRIBER)} == {f"default/{name}" for name in names}
+    driver.push_numbered(0, 3)
+    publisher.publish(LOOP, {"default": host}, {host})
+    assert sum(lag == 3 for lag in lags()) == 10
+    for _ in range(9):
+        publisher.publish(LOOP, {"default": host})
+    assert lags() == [3] * 100, "also when nothing has happened since"
+    for name in sorted(names)[1:]:
+        driver.engine.unregister(name)
+    publisher.publish(LOOP, {"default": host}, {host})
+    assert [row.label for row in rows(page, RowKind.SUBSCRIBER)] == ["default/s00"]
