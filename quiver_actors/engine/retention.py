@@ -17,7 +17,7 @@ from quiver_actors.engine.log_queue import LogQueue
 from quiver_actors.engine.progress import Progress
 from quiver_actors.engine.shelf import Shelf
 from quiver_actors.events import Event
-from quiver_actors.footprint import MeasureJob, list_strays, measure_small_files
+from quiver_actors.footprint import Footprint, MeasureJob, list_strays, measure_small_files
 from quiver_actors.paths import EnginePaths, segment_seq_of
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.retention.account import DiskUse, block_bytes
@@ -63,8 +63,8 @@ class Retention:
         self._shelf = shelf
         self._ages = Ages()
         self._recheck_ns = 0
-        found = measure_small_files(disk, paths, list_strays(disk, paths, shelf.segments))
-        self._small, self._strays = found.small, set(found.strays)
+        self._strays: set[str] = set()
+        self._take(measure_small_files(disk, paths, list_strays(disk, paths, shelf.segments)))
         self._is_measured = True
         self._measure_due_ns = 0
         self._list_due_ns = clock.monotonic_ns() + LIST_INTERVAL_NS
@@ -211,9 +211,15 @@ class Retention:
         if job.found is None:
             self._is_measured = False
         else:
-            self._small = job.found.small
-            self._strays = self._strays - job.strays_watched | job.found.strays
+            self._strays -= job.strays_watched
+            self._take(job.found)
         return []
+
+    def _take(self, found: Footprint) -> None:
+        self._small = replace(found.small, ballast_bytes=0)
+        self._small_bytes = self._small.total_bytes
+        """All but the ballast, which is known at every moment."""
+        self._strays.update(found.strays)
 
     def disk_use(self) -> DiskUse:
         """Everything in the directory, as it is now."""
@@ -226,7 +232,9 @@ class Retention:
 
     @property
     def used_bytes(self) -> int:
-        return self.disk_use().total_bytes
+        """The total of `disk_use`."""
+        segments_bytes = self._shelf.segments.block_bytes
+        return self._logs.allocated_bytes + segments_bytes + self._small_bytes + self._ballast.counted_bytes
 
     @property
     def doomed_bytes(self) -> int:

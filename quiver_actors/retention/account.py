@@ -30,6 +30,10 @@ class SmallFiles:
     other_bytes: int = 0
     """Numbers, cursor, lock, and the directories themselves."""
 
+    @property
+    def total_bytes(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
@@ -44,5 +48,4 @@ class DiskUse:
 
     @property
     def total_bytes(self) -> int:
-        small = sum(getattr(self.small, field.name) for field in fields(self.small))
-        return int(self.log_bytes + self.sealing_bytes + self.segment_bytes + small)
+        return self.log_bytes + self.sealing_bytes + self.segment_bytes + self.small.total_bytes

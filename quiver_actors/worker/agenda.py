@@ -48,6 +48,7 @@ class Agenda:
 
     def touch(self, host: EngineHost) -> None:
         self._touched[host] = None
+        self.moved.add(host)
 
     def next_alarm_ns(self) -> int | None:
         return self._alarms[0][0] if self._alarms else None

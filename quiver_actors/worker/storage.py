@@ -32,7 +32,7 @@ from quiver_actors.supervisor.figures import (
 )
 from quiver_actors.units import MILLISECOND_NS
 from quiver_actors.worker.agenda import Agenda
-from quiver_actors.worker.evictions import candidates_of, carry_out
+from quiver_actors.worker.evictions import Candidates, carry_out
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.topic_shares import TopicShares
 
@@ -118,6 +118,8 @@ class StorageShare:
         self._was_over = False
         self._offered_ns = 0
         self._was_near = False
+        self._candidates = Candidates()
+        self._offered: list[Candidate] = []
         self.topics = TopicShares(page, region, hosts, lambda: self._node_word(NodeStorageFigure.CAP_BYTES))
         """Those of topics that may have only a part of the cap."""
 
@@ -142,9 +144,7 @@ class StorageShare:
 
     @property
     def used_bytes(self) -> int:
-        """Of all topics, as it is now. Where nothing is to be kept to, those that nothing has happened to are as they were reckoned up."""
-        if self._limit_bytes < NO_LIMIT:
-            return sum(host.engine.disk_bytes for host in self._hosts.values())
+        """Of all topics, as it is now. Those that nothing has happened to are as they were reckoned up."""
         known, moved = self._known, [host for host in self._agenda.moved if not host.is_given_up]
         return self._sums.used_bytes + sum(
             host.engine.disk_bytes - (known[host].used_bytes if host in known else 0) for host in moved
@@ -153,8 +153,9 @@ class StorageShare:
     def _reckon_up(self) -> None:
         """Not in the middle of a host's turn: what that goes on to take would be missed."""
         known, moved = self._known, self._agenda.moved
-        if self._limit_bytes < NO_LIMIT:
-            moved.update(self._hosts.values())
+        if self.topics.has_any:
+            # What they want may be theirs to ask for again, or not, by what happens in another process.
+            moved.update(host for host in self._hosts.values() if self.topics.is_limited(host.engine.topic))
         if not moved and len(known) == len(self._hosts):
             return
         known.update((host, self._look_at(host)) for host in moved if not host.is_given_up)
@@ -268,7 +269,7 @@ class StorageShare:
         is_near, was_near = self._is_near(), self._was_near
         self._was_near = is_near
         if is_over or is_near != was_near or now_ns >= self._offered_ns + OFFER_INTERVAL_NS:
-            candidates = candidates_of(self._hosts) if is_over or is_near else []
+            candidates = self._candidates.of(self._hosts, now_ns) if is_over or is_near else []
             self._offer(candidates, now_ns)
         if self._claim > row.get(StorageFigure.CLAIM_DONE) and not doomed_bytes:
             row.set(StorageFigure.CLAIM_DONE, self._claim)
@@ -285,7 +286,10 @@ class StorageShare:
     def _offer(self, candidates: list[Candidate], now_ns: int) -> None:
         """Say what would go first."""
         self._offered_ns = now_ns
-        row, first = self._row, min(candidates, default=None)
+        if candidates is self._offered:
+            return
+        self._offered = candidates
+        row, first = self._row, self._candidates.first if candidates else None
         same = [each for each in candidates if first is not None and each.eviction_class == first.eviction_class]
         row.set(StorageFigure.EVICTABLE_BYTES, sum(each.size_bytes for each in same))
         row.set(StorageFigure.EVICTABLE_OLDEST_UNIX_NS, first.unix_ns if first is not None else 0)
@@ -307,6 +311,7 @@ class StorageShare:
             claim[GrantFigure.CLAIM_BYTES],
         )
         carry_out(self._hosts, chosen)
+        self._candidates.forget()
 
     def started(self) -> None:
         """Before the worker is ready: what it has on disk is known from now on."""

@@ -26,7 +26,7 @@ from quiver_actors.supervisor.coordinator import RESPONSIVE_NS
 from quiver_actors.supervisor.figures import NO_LIMIT, SUPERVISOR_REGION, EvictionClass
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.units import MILLISECOND_NS
-from quiver_actors.worker.evictions import candidates_of, carry_out
+from quiver_actors.worker.evictions import Candidates, carry_out
 from quiver_actors.worker.host import EngineHost
 
 _MISSING_RETRY_NS = 100 * MILLISECOND_NS
@@ -79,6 +79,7 @@ class TopicShare:
         """The limit, not the worker's grant, is what was last in the way."""
         self.is_short = False
         """Somewhere pushes wait for room, or there is more than there may be."""
+        self._candidates = Candidates()
 
     def end(self, hosts: Mapping[str, EngineHost], releases_spare: bool) -> None:
         """The topic is gone, or may have as much as there is."""
@@ -124,8 +125,8 @@ class TopicShare:
         if self.is_refused and taken + min(wishes) <= limit_bytes:
             _touch_all(hosts)
         self._ease(hosts, releases_spare)
-        candidates = candidates_of(hosts) if self.is_short or taken > _NEAR * limit_bytes else []
-        self._offer(min(candidates, default=None))
+        candidates = self._candidates.of(hosts, now_ns) if self.is_short or taken > _NEAR * limit_bytes else []
+        self._offer(self._candidates.first if candidates else None)
         shortage = taken + waiting - going - limit_bytes
         if shortage > 0 and candidates and not doomed:
             last = EvictionClass.CLAIMED if waiting else EvictionClass.UNPROCESSED
@@ -157,7 +158,8 @@ class TopicShare:
     def _let_go(
         self, hosts: Mapping[str, EngineHost], now_ns: int, candidates: list[Candidate], last: int, shortage: int
     ) -> None:
-        first = min(candidates)
+        first = self._candidates.first
+        assert first is not None
         rivals = sorted(
             (peer.oldest(), region)
             for region, peer in self._peers.items()
@@ -166,6 +168,7 @@ class TopicShare:
         if first.eviction_class <= last and (not rivals or self._is_before(first, *rivals[0])):
             same = [oldest for (kind, oldest), _ in rivals if kind == first.eviction_class]
             carry_out(hosts, choose(candidates, first.eviction_class, min(same, default=NO_LIMIT), shortage))
+            self._candidates.forget()
 
     def _is_before(self, first: Candidate, oldest: tuple[int, int], region: int) -> bool:
         return ((first.eviction_class, first.unix_ns), self._region.region) < (oldest, region)
@@ -206,6 +209,15 @@ class TopicShares:
         """What the topic's engines want is not the worker's to ask for: their topic has what it may have."""
         share = self._shares.get(topic)
         return share is not None and share.is_refused
+
+    @property
+    def has_any(self) -> bool:
+        """Some topic has a limit of its own."""
+        return bool(self._shares)
+
+    def is_limited(self, topic: str) -> bool:
+        """That one has."""
+        return topic in self._shares
 
     @property
     def is_short(self) -> bool:
