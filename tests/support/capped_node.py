@@ -20,7 +20,6 @@ from quiver_actors.supervisor.spec import ChildSpec, Patience
 from quiver_actors.supervisor.state import ChildState
 from quiver_actors.supervisor.storage import Coordination, StorageSpec
 from quiver_actors.units import MILLISECOND_NS
-from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.storage import StorageShare
 from tests.support.engine_driver import ManualClock
 from tests.support.host_bench import HostBench, clocks_of
@@ -53,7 +52,7 @@ class CappedNode:
     def _share(self, core: int, page: CountersPage) -> StorageShare:
         engine, hosts = self.benches[core].driver.engine, dict.fromkeys(["default"], self.benches[core].host)
         region = page.writer(region_of(core))
-        share = StorageShare(page, region, f"core_{core}", hosts, Agenda(), self.coordination.wake)
+        share = StorageShare(page, region, f"core_{core}", hosts, self.benches[core].agenda, self.coordination.wake)
         engine.share_room(lambda size_bytes: share.admits_for(engine, size_bytes))
         return share
 

@@ -55,6 +55,7 @@ class HostBench:
         self.clock = clock
         self.pressure = Pressure()
         self.load = Load(self.pressure)
+        self.agenda = Agenda()
         self.jobs: deque[tuple[Job, Finished]] = deque()
         self.commits: list[int] = []
         """When each group commit began."""
@@ -65,7 +66,7 @@ class HostBench:
             ask=self._submit,
             own_log="decisions",
             journal=Journal(0),
-            agenda=Agenda(),
+            agenda=self.agenda,
             pressure=self.pressure,
         )
         near, self._far = socket.socketpair()
