@@ -21,8 +21,8 @@ from quiver_actors.errors import DiskError
 
 Buffer = bytes | bytearray | memoryview
 
-NO_SPACE_ERRNOS = frozenset([errno.ENOSPC, errno.EDQUOT])
-"""There is no room: the same call may succeed later."""
+NO_SPACE_ERRNOS = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+"""There is no room, on the disk, for the user, or below RLIMIT_FSIZE: the same call may succeed later."""
 UNREADABLE_ERRNOS = frozenset([errno.EIO, errno.EBADMSG, errno.EUCLEAN])
 """Of a read: the disk does not give these bytes back, or knows that they are wrong. They count as damaged."""
 

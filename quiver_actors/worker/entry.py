@@ -37,6 +37,7 @@ from quiver_actors.worker.listener import Listener
 from quiver_actors.worker.load import Load
 from quiver_actors.worker.loop import WorkerLoop
 from quiver_actors.worker.requests import Requests
+from quiver_actors.worker.room import open_when_there_is_room
 from quiver_actors.worker.storage import StorageShare
 from quiver_actors.worker.threads import AskThread, JobThread
 from quiver_actors.worker.topics import Topics
@@ -86,13 +87,14 @@ class Worker:
         self._topics: Topics | None = None
         self._adoption: Adoption | None = None
         self._pressure = Pressure()
+        self._is_open = False
         self._share: StorageShare
         """From `open` on."""
         self.loop: WorkerLoop
         """From `open` on."""
 
     def open(self) -> None:
-        """Recover every topic's engine, then listen. Blocking.
+        """Recover every topic's engine, then listen. Blocking, for as long as the disk is full too.
 
         Raises:
             QuiverError: an engine cannot be opened; the others are open, `close` closes them.
@@ -139,6 +141,7 @@ class Worker:
             load=Load(self._pressure),
         )
         self._share.started()
+        self._is_open = True
 
     def _make_topics(self, kind: type[T], core: int, make_host: Callable[[Engine], EngineHost], seal: JobThread) -> T:
         return kind(
@@ -197,8 +200,14 @@ class Worker:
         tell_supervisor(self._context.wakeup_fd)
 
     def _open_engine(self, topic: str, settings: TopicSettings, *, core: int) -> Engine:
-        bring_back(self._disk, topic, core)
-        return Engine.open(self._disk, f"{topic}/core_{core}", settings, core, self._clock)
+        def open_engine() -> Engine:
+            bring_back(self._disk, topic, core)
+            return Engine.open(self._disk, f"{topic}/core_{core}", settings, core, self._clock)
+
+        # Later there is a loop that goes on without the topic and tries it again.
+        if self._is_open:
+            return open_engine()
+        return open_when_there_is_room(open_engine, self._journal, self._figures.heartbeat)
 
     @property
     def _own_log(self) -> str:

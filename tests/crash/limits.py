@@ -44,6 +44,8 @@ from tests.crash.mounts import isolate, small_image, small_memory, why_not
 ROOM_BYTES = 48 * MIB
 _INODES = 96
 _LAST_ROOM_BYTES = 6 * MIB
+_DEATHS_MAX = 10
+"""As the product has it. For want of room nobody dies: he would be given up, and would not come back when there is some."""
 _PUSH_TIMEOUT_SECONDS = 1.0
 _FELT_SECONDS = 10.0
 _CONFIG = f"""
@@ -91,6 +93,8 @@ class Pressure:
     """What is taken from a node, and given back."""
 
     is_felt_for_sure = False
+    deaths_max = 1_000_000
+    """In a minute: who dies for want of descriptors or memory is started again."""
 
     def __init__(self, node: LiveNode, random: Random) -> None:
         self.node = node
@@ -110,6 +114,7 @@ class NoRoom(Pressure):
     """All blocks of the file system go to a file; or most, and the node takes the rest as a stopped subscriber lets it delete nothing."""
 
     is_felt_for_sure = True
+    deaths_max = _DEATHS_MAX
 
     def press(self) -> None:
         self._filler = self.node.data.with_name("filler")
@@ -147,6 +152,7 @@ class NoInode(Pressure):
     """Empty files take all inodes."""
 
     is_felt_for_sure = True
+    deaths_max = _DEATHS_MAX
 
     def press(self) -> None:
         self._made: list[Path] = []
@@ -201,6 +207,7 @@ class SoftLimit(Pressure):
 class FileSize(SoftLimit):
     kind = resource.RLIMIT_FSIZE
     is_felt_for_sure = True
+    deaths_max = _DEATHS_MAX
 
     def now(self, pid: int) -> int:
         return 0
@@ -339,6 +346,7 @@ def run(rounds: int, seed: int, names: list[str]) -> LimitTally:
                 pause_seconds=0.005,
                 push_timeout_seconds=_PUSH_TIMEOUT_SECONDS,
                 tolerated=_TOLERATED,
+                deaths_max=LIMITS[name][0].deaths_max,
             ) as node,
         ):
             limits = Limits(name, node, random, tally)

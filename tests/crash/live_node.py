@@ -50,6 +50,7 @@ class LiveNode:
         sleepers: subscribers that are registered and never come, so that nothing is deleted.
         pause_seconds, push_timeout_seconds: of a producer.
         tolerated: codes of errors that clients may get, beside those that can be waited out.
+        deaths_max: so often a worker may die in a minute before it is given up.
         copied_between: the data are a copy of another node's, taken between these two of its books.
     """
 
@@ -65,10 +66,12 @@ class LiveNode:
         pause_seconds: float = 0.05,
         push_timeout_seconds: float = 60.0,
         tolerated: frozenset[str] = frozenset(),
+        deaths_max: int = 1_000_000,
         copied_between: tuple[Book, Book] | None = None,
     ) -> None:
         self._cores = cores
         self._sleepers = sleepers
+        self._deaths_max = deaths_max
         self._produce = functools.partial(produce, pause_seconds=pause_seconds, timeout_seconds=push_timeout_seconds)
         self.directories = Directories()
         self.data = data or self.directories.data
@@ -121,7 +124,7 @@ class LiveNode:
 
     def _spawn_node(self) -> int:
         arguments = [self._config, self.data, self.directories.run, self._cores, self.directories.base / "points"]
-        command = [sys.executable, "-m", "tests.crash.node", *map(str, arguments)]
+        command = [sys.executable, "-m", "tests.crash.node", *map(str, arguments), str(self._deaths_max)]
         logged = (os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         actions = [(os.POSIX_SPAWN_OPEN, 1, str(self._log), *logged), (os.POSIX_SPAWN_DUP2, 1, 2)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -90,7 +90,7 @@ def big_batch(number: int) -> pa.RecordBatch:
 # --- ingest waits and resumes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("no_space_errno", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("no_space_errno", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_everything_taken_is_kept_and_ingest_resumes_when_consumers_make_room(no_space_errno: int) -> None:
     disk = small_disk(no_space_errno)
     driver = store(OrderMonitor(disk))
