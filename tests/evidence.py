@@ -41,11 +41,7 @@ class Effort:
     """How much is done."""
 
     parser_inputs: int
-    """For each parser that stands alone."""
-    parser_inputs_fewer: int
-    """For those that stand behind one of the others."""
-    parser_inputs_slow: int
-    """For the tools that read a segment several times."""
+    """For each parser."""
     flips: int | None
     """Sampled flips in each kind of file; None: every bit of it."""
     fault_cases: int
@@ -53,9 +49,8 @@ class Effort:
     kills: int
 
 
-QUICK = Effort(100_000, 30_000, 6_000, 500, 320, 200)
-LONG = Effort(400_000, 200_000, 100_000, None, 0, 2_000)
-_FEWER, _SLOW = ("tables", "schema", "core"), ("segment_tools",)
+QUICK = Effort(100_000, 500, 320, 200)
+LONG = Effort(400_000, None, 0, 2_000)
 
 
 @dataclass
@@ -87,8 +82,7 @@ class Evidence:
 
 def parser_counts(effort: Effort) -> dict[str, int]:
     """Inputs of each parser."""
-    special = dict.fromkeys(_FEWER, effort.parser_inputs_fewer) | dict.fromkeys(_SLOW, effort.parser_inputs_slow)
-    return {name: special.get(name, effort.parser_inputs) for name in TARGETS}
+    return dict.fromkeys(TARGETS, effort.parser_inputs)
 
 
 def parsers(effort: Effort, seed: int = 0) -> dict[str, FuzzTally]:

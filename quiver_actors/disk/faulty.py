@@ -21,7 +21,7 @@ ANY = "any"
 """As a kind: every call."""
 MUTATING = "mutating"
 """As a kind: every call that changes the disk."""
-SPACE_KINDS = frozenset(["create", "write", "allocate", "fdatasync", "fsync", "rename", "make_directory"])
+SPACE_KINDS = frozenset(["create", "write", "allocate", "fdatasync", "fsync", "rename", "link", "make_directory"])
 """Calls that may need space."""
 
 

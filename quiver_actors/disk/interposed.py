@@ -22,6 +22,7 @@ MUTATING_KINDS = frozenset(
         "fsync",
         "make_read_only",
         "rename",
+        "link",
         "unlink",
         "make_directory",
         "sync_directory",
@@ -53,7 +54,7 @@ class Call(NamedTuple):
     kind: str
     path: str
     target: str = ""
-    """Of a rename."""
+    """Of a rename or link."""
     file: InterposedFile | None = None
     """Of calls on a file."""
     buffers: Sequence[Buffer] = ()
@@ -137,6 +138,9 @@ class InterposedDisk:
 
     def rename(self, source: str, target: str) -> None:
         self.around(Call("rename", source, target), lambda: self.inner.rename(source, target))
+
+    def link(self, source: str, target: str) -> None:
+        self.around(Call("link", source, target), lambda: self.inner.link(source, target))
 
     def unlink(self, path: str) -> None:
         self.around(Call("unlink", path), lambda: self.inner.unlink(path))

@@ -129,12 +129,12 @@ class OrderMonitor(InterposedDisk):
             tracked = self._files[call.file]
             if tracked.failed_sync or (tracked.failed_write and call.kind not in SYNC_KINDS):
                 self._broken(f"{call} although it failed before: {tracked.failed_sync or tracked.failed_write}")
-        elif call.kind == "rename":
-            self._check_rename(call)
+        elif call.kind in ("rename", "link"):
+            self._check_named(call)
         elif call.kind == "unlink" and call.path.endswith(_SEGMENT) and not self.may_unlink(call.path):
             self._broken(f"{call} although it may be needed")
 
-    def _check_rename(self, call: Call) -> None:
+    def _check_named(self, call: Call) -> None:
         tracked = self._by_name.get(call.path)
         if tracked is not None and not _is_temporary(call.target):
             is_active = call.target.endswith(_ACTIVE_LOG)
@@ -161,6 +161,11 @@ class OrderMonitor(InterposedDisk):
                     tracked.durable_name = tracked.name
         elif call.kind == "unlink":
             self._lose_name(call.path)
+        elif call.kind == "link":
+            if call.path not in self._by_name:
+                self._track(call.path, is_durable=True)
+            tracked = self._by_name[call.target] = self._by_name[call.path]
+            tracked.name = call.target
         elif call.kind == "rename":
             self._lose_name(call.target)
             if call.path not in self._by_name:
@@ -171,7 +176,7 @@ class OrderMonitor(InterposedDisk):
 
     def _lose_name(self, path: str) -> None:
         gone = self._by_name.pop(path, None)
-        if gone is not None:
+        if gone is not None and gone.name == path:
             gone.name = None
 
 

@@ -139,9 +139,14 @@ class PosixLock:
 
 
 class PosixDisk:
-    """Files below one root directory, which must exist. See `protocol.Disk`."""
+    """Files below one root directory, which must exist. See `protocol.Disk`.
 
-    def __init__(self, root: str) -> None:
+    Args:
+        directory_mode: of directories that are made.
+    """
+
+    def __init__(self, root: str, *, directory_mode: int = _DIRECTORY_MODE) -> None:
+        self._directory_mode = directory_mode
         try:
             self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -174,6 +179,12 @@ class PosixDisk:
         except OSError as error:
             raise _disk_error("rename", f"{source} to {target}", error) from error
 
+    def link(self, source: str, target: str) -> None:
+        try:
+            os.link(source, target, src_dir_fd=self._root, dst_dir_fd=self._root, follow_symlinks=False)
+        except OSError as error:
+            raise _disk_error("link", f"{source} to {target}", error) from error
+
     def unlink(self, path: str) -> None:
         try:
             os.unlink(path, dir_fd=self._root)
@@ -189,7 +200,7 @@ class PosixDisk:
         if parent:
             self.make_directory(parent)
         try:
-            os.mkdir(path, _DIRECTORY_MODE, dir_fd=self._root)
+            os.mkdir(path, self._directory_mode, dir_fd=self._root)
         except FileExistsError:
             return
         except OSError as error:

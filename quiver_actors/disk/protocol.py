@@ -5,7 +5,7 @@ root, with `/` between parts. Every failing call raises `DiskError` with the cal
 
 What may be assumed after a power loss:
 - bytes of a file: only those written before the last `fdatasync` or `fsync` of that file that returned;
-- a name (created, renamed, unlinked): only after `sync_directory` of its directory returned;
+- a name (created, linked, renamed, unlinked): only after `sync_directory` of its directory returned;
 - a rename over an existing name is atomic: one of the two files has the name, never none.
 After a process is killed, everything that was written is there: the kernel has it.
 """
@@ -79,6 +79,9 @@ class Disk(Protocol):
     def open_read(self, path: str) -> DiskFile: ...
 
     def rename(self, source: str, target: str) -> None: ...
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name. EEXIST where the name is taken: of two that want it exactly one succeeds."""
 
     def unlink(self, path: str) -> None: ...
 

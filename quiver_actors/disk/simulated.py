@@ -283,10 +283,16 @@ class SimDisk:
         with self.mutex:
             names = apply_names(self._durable, surviving_names(self._pending, mode, random))
             left = self._like_this()
+            files: dict[int, _Inode] = {}
             for path in sorted(names):
                 node = names[path]
-                if all(parent in names for parent in _parents(path)):
-                    left._durable[path] = node if not isinstance(node, _Inode) else _crashed(node, mode, random)
+                if isinstance(node, _Inode) and all(parent in names for parent in _parents(path)):
+                    # One file may have two names.
+                    left._durable[path] = files.get(id(node)) or files.setdefault(
+                        id(node), _crashed(node, mode, random)
+                    )
+                elif all(parent in names for parent in _parents(path)):
+                    left._durable[path] = node
         left._names = dict(left._durable)
         return left
 
@@ -412,6 +418,15 @@ class SimDisk:
         gone = [(path, None) for path, _ in inside]
         come = [(target + path.removeprefix(source), node) for path, node in inside]
         self._change_names((*gone, *come), _parent(target))
+
+    def link(self, source: str, target: str) -> None:
+        with self.mutex:
+            operation, both = "link", f"{source} to {target}"
+            inode = self._inode(operation, source)
+            self._check_parent(operation, target, both)
+            if self._node(target) is not None:
+                raise DiskError(operation, both, errno.EEXIST)
+            self._change_names(((target, inode),), _parent(target))
 
     def unlink(self, path: str) -> None:
         with self.mutex:

@@ -110,7 +110,7 @@ class MemberDirectory:
                     found[member.node] = member
         except OSError as error:
             raise DiskError("read", self.uri, error.errno or 0, str(error)) from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"node directory {self.uri!r} has an entry that no node wrote: {error}") from error
         return dict(sorted(found.items()))
 

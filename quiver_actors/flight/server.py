@@ -137,7 +137,7 @@ class _Explained:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (QuiverError, msgspec.DecodeError)):
+        if isinstance(error, (QuiverError, msgspec.DecodeError, UnicodeDecodeError)):
             raise _travelling(error) from error
 
 

@@ -152,6 +152,11 @@ class PreviewDisk:
         self._files[target] = self._content(source)
         self._files[source] = None
 
+    def link(self, source: str, target: str) -> None:
+        if self.exists(target):
+            raise DiskError("link", f"{source} to {target}", errno.EEXIST)
+        self._files[target] = self._files[source] = self._content(source)
+
     def unlink(self, path: str) -> None:
         self._files[path] = None
 

@@ -11,6 +11,7 @@ A directory without damage is not touched. A dry run is the same code over a `Pr
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 
 from quiver_actors.config import TopicSettings
 from quiver_actors.core_file import CORE_NAME
-from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, UNREADABLE_ERRNOS, Disk, read_whole, write_atomically
+from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, read_whole, write_atomically
 from quiver_actors.errors import AlreadyRunning, DiskError, FormatError
 from quiver_actors.inspection import directory as directories
 from quiver_actors.inspection import structures
@@ -28,7 +29,7 @@ from quiver_actors.inspection.findings import Finding, Severity, has_damage
 from quiver_actors.inspection.preview import PreviewDisk
 from quiver_actors.inspection.segments import SegmentLook, examine_segment
 from quiver_actors.inspection.small_files import examine_progress
-from quiver_actors.inspection.source import CHUNK_BYTES, Tree, is_about_access
+from quiver_actors.inspection.source import CHUNK_BYTES, Tree
 from quiver_actors.inspection.verification import Totals, verify_engine
 from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths, segment_seq_of
 from quiver_actors.quarantine import copy_span, move_to_quarantine
@@ -49,6 +50,8 @@ _GAP = (
     "a log file, or the end of one, is missing. Put it back if you can; the logs are not sealed here, because that hides the gap. "
     "Starting the node seals them as they are"
 )
+_NO_FILE_ERRNOS = frozenset([errno.ELOOP, errno.EISDIR])
+"""A link or a directory stands where a file should be. Whatever else fails may succeed the next time, or at the start of the node."""
 _BY_RECOVERY = ("log.", "progress", "core", "file.unreadable")
 
 
@@ -208,7 +211,8 @@ class _EngineRepairer:
         hash_of_slots = segment_cfg_hash(self._settings)
         job = RescueJob(self._disk, self._paths, segment_seq, self._reason(path), count, hash_of_slots)
         job.run()
-        if isinstance(job.error, DiskError) and job.error.errno in NO_SPACE_ERRNOS:
+        if isinstance(job.error, DiskError) and (job.error.path != path or job.error.errno not in _NO_FILE_ERRNOS):
+            # A change that failed says nothing about the segment: what can be proven of it is not to be moved aside with the rest.
             raise job.error
         if job.rescued is not None:
             lost = len(job.rescued.lost) if job.rescued.info is not None else "all"
@@ -237,7 +241,7 @@ class _EngineRepairer:
             with self._tree.open(path) as source:
                 return examine_segment(source, segment_seq, deep=deep, limit=0)
         except DiskError as error:
-            if is_about_access(error):
+            if error.errno not in _NO_FILE_ERRNOS:
                 raise
             return None
 

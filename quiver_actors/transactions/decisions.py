@@ -10,43 +10,44 @@ Owner: any process. Values of this class may be pickled; nothing is kept open.
 
 from __future__ import annotations
 
-import errno
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import TypeVar
 
 import msgspec
 
-from quiver_actors.disk.exclusive import create_once, remove_once
-from quiver_actors.errors import DecisionUnavailable, TransactionAborted, TransactionDecided, UsageError
+from quiver_actors.errors import (
+    DecisionUnavailable,
+    DiskError,
+    InvalidFormat,
+    TransactionAborted,
+    TransactionDecided,
+    UsageError,
+)
+from quiver_actors.transactions.decision_files import DecisionFiles, files_at
 from quiver_actors.transactions.model import ABORT, COMMIT, Decision, Token, check_txn_id
 from quiver_actors.units import SECOND_NS
-
-if TYPE_CHECKING:
-    import pyarrow.fs as pa_fs
 
 T = TypeVar("T")
 
 COMMIT_MARGIN_NS = 60 * SECOND_NS
-_DECISION_BYTES_MAX = 256 << 20
 
 
 class Decisions:
     """See the module."""
 
-    def __init__(self, location: str, *, by: str = "") -> None:
+    def __init__(self, location: str, *, by: str = "", files: DecisionFiles | None = None) -> None:
         """
         Args:
             location: path of a directory, or a URI that pyarrow.fs understands. Made when the first decision is.
             by: who decides, for people who look at the files.
+            files: where they are, for simulations; None: at the location.
         """
         self.location = location
         self.by = by or f"{os.uname().nodename}/{os.getpid()}"
-        self._files = _files_at(location)
+        self._files = files or files_at(location)
 
     def __reduce__(self) -> tuple[Callable[[str], Decisions], tuple[str]]:
         return Decisions, (self.location,)
@@ -161,8 +162,8 @@ class Decisions:
         if content is None:
             return None
         try:
-            found = msgspec.json.decode(content, type=Decision)
-        except msgspec.DecodeError as error:
+            found = Decision.decode(content)
+        except InvalidFormat as error:
             raise DecisionUnavailable(
                 f"{self.location}/{_name(txn_id, epoch)} is no decision: {error}; repair or restore the file, nothing is decided against it"
             ) from error
@@ -181,7 +182,7 @@ class Decisions:
     def _guarded(self, action: Callable[[], T]) -> T:
         try:
             return action()
-        except OSError as error:
+        except (OSError, DiskError) as error:
             raise DecisionUnavailable(
                 f"decision log {self.location} cannot be used: {error}; what is prepared stays, try again"
             ) from error
@@ -198,98 +199,3 @@ def _check_time_left(txn_id: str, tokens: Sequence[Token]) -> None:
             f"transaction {txn_id!r}: a token expires within {COMMIT_MARGIN_NS // SECOND_NS} s, too late to commit it safely on this file "
             "system; run it again with a longer ttl, or keep decisions on a local or shared POSIX path"
         )
-
-
-class _Files(Protocol):
-    """Where decision files are. Raises OSError."""
-
-    is_exclusive: bool
-    """Of two that create the same file exactly one succeeds."""
-
-    def read(self, name: str) -> bytes | None: ...
-
-    def create(self, name: str, content: bytes) -> None:
-        """Make it unless it is there."""
-
-    def remove(self, name: str) -> None: ...
-
-
-class _LocalFiles:
-    is_exclusive = True
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-
-    def read(self, name: str) -> bytes | None:
-        try:
-            with open(os.path.join(self._directory, name), "rb") as file:
-                return file.read(_DECISION_BYTES_MAX)
-        except FileNotFoundError:
-            return None
-
-    def create(self, name: str, content: bytes) -> None:
-        create_once(self._directory, name, content)
-
-    def remove(self, name: str) -> None:
-        remove_once(self._directory, name)
-
-
-class _ArrowFiles:
-    is_exclusive = False
-
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self._opened: tuple[pa_fs.FileSystem, str] | None = None
-
-    def _open(self) -> tuple[pa_fs.FileSystem, str]:
-        """Imported late: sinks are planned in processes that must start fast."""
-        if self._opened is None:
-            import pyarrow as pa
-            import pyarrow.fs as pa_fs
-
-            try:
-                self._opened = pa_fs.FileSystem.from_uri(self._uri)
-            except pa.ArrowException as error:
-                raise OSError(errno.EINVAL, f"{self._uri} is no file system that pyarrow.fs knows: {error}") from error
-        return self._opened
-
-    def read(self, name: str) -> bytes | None:
-        files, root = self._open()
-        try:
-            with files.open_input_stream(f"{root}/{name}") as stream:
-                return bytes(stream.read(_DECISION_BYTES_MAX))
-        except FileNotFoundError:
-            return None
-
-    def create(self, name: str, content: bytes) -> None:
-        files, root = self._open()
-        if self.read(name) is not None:
-            return
-        files.create_dir(root, recursive=True)
-        # Under its name only when it is whole: a reader must never see half a decision.
-        temporary = f"{root}/.{name}.{secrets.token_hex(8)}.tmp"
-        with files.open_output_stream(temporary) as stream:
-            stream.write(content)
-        if self.read(name) is None:
-            files.move(temporary, f"{root}/{name}")
-        else:
-            files.delete_file(temporary)
-
-    def remove(self, name: str) -> None:
-        files, root = self._open()
-        if self.read(name) is not None:
-            files.delete_file(f"{root}/{name}")
-
-
-def _files_at(location: str) -> _Files:
-    """
-    Raises:
-        UsageError: it is empty, or a relative path, which would be another place in another process.
-    """
-    parts = urlsplit(location)
-    path = unquote(parts.path) if parts.scheme == "file" else location
-    if parts.scheme and parts.scheme != "file":
-        return _ArrowFiles(location.rstrip("/"))
-    if not os.path.isabs(path):
-        raise UsageError(f"decision log {location!r}: expected an absolute path or a URI such as s3://bucket/decisions")
-    return _LocalFiles(path.rstrip("/") or "/")

@@ -185,7 +185,7 @@ def decode_windows(data: bytes) -> Windows:
         listed = msgspec.msgpack.decode(
             decode_frame(PRODUCERS_MAGIC, data, "quiver.producers"), type=list[tuple[str, list[KeyRun]]]
         )
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidFormat(f"quiver.producers: {error}") from error
     for producer, runs in listed:
         floor = runs[0].first if runs else None

@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from quiver_actors.errors import InvalidId, UsageError
+from quiver_actors.errors import InvalidFormat, InvalidId, UsageError
 
 COMMIT = "commit"
 ABORT = "abort"
@@ -72,7 +72,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         try:
             return msgspec.json.decode(text, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"this is no token of a transaction: {error}") from error
 
 
@@ -89,6 +89,17 @@ class Decision(msgspec.Struct, frozen=True):
     by: str = ""
     """Who decided: for people."""
     v: int = 1
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """
+        Raises:
+            InvalidFormat: it is none.
+        """
+        try:
+            return msgspec.json.decode(content, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidFormat(str(error)) from error
 
     @property
     def is_commit(self) -> bool:

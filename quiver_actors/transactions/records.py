@@ -152,5 +152,5 @@ def decode_frame(magic: bytes, data: bytes, name: str) -> bytes:
 def _decode(magic: bytes, data: bytes, kind: type[R]) -> R:
     try:
         return msgspec.msgpack.decode(decode_frame(magic, data, kind.__name__), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidFormat(f"{kind.__name__}: {error}") from error

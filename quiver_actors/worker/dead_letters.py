@@ -11,7 +11,7 @@ import mmap
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quiver_actors.encoding.entries import lay_out, plan
 from quiver_actors.encoding.streams import StreamTable
@@ -26,9 +26,6 @@ from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.threads import Submit
 
-if TYPE_CHECKING:
-    from quiver_actors.worker.host import EngineHost
-
 IN_FLIGHT_MAX = 16
 """Bundles on their way at a time; each is held in memory once."""
 POLL_NS = 2 * MILLISECOND_NS
@@ -36,6 +33,18 @@ POLL_NS = 2 * MILLISECOND_NS
 ROOM_POLL_NS = 100 * MILLISECOND_NS
 """The same while it has no room for one: that may last."""
 RETRY_NS = SECOND_NS
+
+
+class LetterHost(Protocol):
+    """Where a topic of this core lives, as far as letters go: an `EngineHost`."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def is_given_up(self) -> bool: ...
+
+    def touch(self) -> None: ...
 
 
 def dead_letter_topic(topic: str, terms: Terms) -> str | None:
@@ -88,7 +97,7 @@ class DeadLetters:
         self,
         engine: Engine,
         terms: dict[str, Terms],
-        host_of: Callable[[str], EngineHost | None],
+        host_of: Callable[[str], LetterHost | None],
         background: Submit,
         journal: Journal,
     ) -> None:
@@ -104,7 +113,7 @@ class DeadLetters:
         self._journal = journal
         self._reading = 0
         self._laid_out: list[LetterJob] = []
-        self._written: list[tuple[int, EngineHost, Origin]] = []
+        self._written: list[tuple[int, LetterHost, Origin]] = []
         """(its sequence, where, what), until it is durable."""
         self._paused_until_ns = 0
 
@@ -170,7 +179,7 @@ class DeadLetters:
             else:
                 self._stage(host, job, job.push, now_ns)
 
-    def _stage(self, host: EngineHost, job: LetterJob, push: Push, now_ns: int) -> None:
+    def _stage(self, host: LetterHost, job: LetterJob, push: Push, now_ns: int) -> None:
         host.touch()
         try:
             run = host.engine.stage(job.memory, push, job.schemas)[-1]

@@ -245,10 +245,31 @@ def test_a_renamed_directory_takes_along_what_is_in_it(disk: Disk) -> None:
     assert disk.list_directory("one") == []
 
 
+def test_of_two_that_link_to_a_name_the_first_has_it(disk: Disk) -> None:
+    put(disk, "a", b"first")
+    put(disk, "b", b"second")
+    disk.link("a", "c")
+    failing(disk, lambda: disk.link("b", "c"), errno.EEXIST)
+    failing(disk, lambda: disk.link("nothing", "d"), errno.ENOENT)
+    disk.unlink("a")
+    assert disk.list_directory(".") == ["b", "c"]
+    assert content(disk, "c") == b"first"
+
+
+def test_both_names_of_a_file_show_what_is_written_to_it(disk: Disk) -> None:
+    put(disk, "a", b"abc")
+    disk.link("a", "b")
+    file = disk.open_write("a")
+    file.write([b"XY"], 0)
+    file.close()
+    assert content(disk, "b") == b"XYc"
+
+
 def test_a_name_in_a_missing_directory_is_refused(disk: Disk) -> None:
     put(disk, "a", b"abc")
     failing(disk, lambda: disk.create("missing/b"), errno.ENOENT)
     failing(disk, lambda: disk.rename("a", "missing/b"), errno.ENOENT)
+    failing(disk, lambda: disk.link("a", "missing/b"), errno.ENOENT)
     failing(disk, lambda: disk.sync_directory("missing"), errno.ENOENT)
     assert content(disk, "a") == b"abc"
 

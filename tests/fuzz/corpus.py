@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import crc32c
+import msgspec
 import pyarrow as pa
 
 from quiver_actors.checksum import crc32
+from quiver_actors.config import TopicSettings
 from quiver_actors.core_file import CoreFile, encode_core
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.protocol import messages
@@ -25,7 +27,21 @@ from quiver_actors.segment.compaction import Rewriting
 from quiver_actors.segment.outline import read_outline
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.subscriber.bitmap import word_count
+from quiver_actors.subscriber.gaps import REASONS, GapLedger
 from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress, encode_progress
+from quiver_actors.topics.catalogue import Catalogue, Topic, encode_catalogue
+from quiver_actors.transactions.keys import KeyRun, Windows
+from quiver_actors.transactions.model import COMMIT, Decision, Token
+from quiver_actors.transactions.records import (
+    DroppedRecord,
+    JournalRecord,
+    PartRecord,
+    PreparedRecord,
+    PublishingRecord,
+    StageOrder,
+    encode_journal,
+    encode_prepared,
+)
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import encode_cursor
 from tests.support.engine_driver import EngineDriver
@@ -59,6 +75,17 @@ def small_bundles() -> list[Bundle]:
     return [{0: number}, {0: number, 7: text}, {1: _words("a", "b")}, {1: _words("a", "b", "c")}, {1: _words("z", "y")}]
 
 
+def tiny_bundles() -> list[list[Bundle]]:
+    """Each by itself takes every step of a parser, in a tenth of the time."""
+    number = pa.record_batch({"n": pa.array([1, None, 3], pa.int16())})
+    return [[{0: number}], [{1: _words("a", "b")}]]
+
+
+def _mostly_tiny(specimens: Callable[[list[Bundle]], list[Specimen]]) -> list[Specimen]:
+    """Four mutants of a tiny file for one of a small one."""
+    return 4 * [one for bundles in tiny_bundles() for one in specimens(bundles)] + 2 * specimens(small_bundles())
+
+
 def store(bundles: Sequence[Bundle], *, seal: bool) -> EngineDriver:
     """An engine that has these bundles, each committed by itself; always the same bytes."""
     disk = SimDisk()
@@ -88,8 +115,13 @@ def content_of(driver: EngineDriver, path: str) -> bytes:
 
 @functools.cache
 def log_specimens() -> list[Specimen]:
+    """Logs of ours and of another writer."""
+    return _mostly_tiny(lambda bundles: _logs_of(bundles[-4:-1] or bundles))
+
+
+def _logs_of(bundles: Sequence[Bundle]) -> list[Specimen]:
     """A log of ours, not preallocated, and one as another writer lays it out: small header, nothing aligned."""
-    driver = store(small_bundles()[1:4], seal=False)
+    driver = store(bundles, seal=False)
     whole = content_of(driver, "wal/quiver.wal")
     ends = entry_ends(whole, layout.HEADER_BYTES)
     ours = whole[: ends[-1]] + bytes(8)
@@ -140,7 +172,16 @@ def _mend(content: bytearray, at: int, start: int) -> None:
 @functools.cache
 def segment_specimens() -> list[Specimen]:
     """Sealed in place, and compacted."""
-    in_place = content_of(store(small_bundles(), seal=True), "segments/0000000000000000.qseg")
+    return _segments_of(small_bundles())
+
+
+@functools.cache
+def tiny_and_small_segments() -> list[Specimen]:
+    return _mostly_tiny(_segments_of)
+
+
+def _segments_of(bundles: Sequence[Bundle]) -> list[Specimen]:
+    in_place = content_of(store(bundles, seal=True), "segments/0000000000000000.qseg")
     outline = read_outline(reader_of(in_place), len(in_place))
     compacted = b"".join(Rewriting(outline, reader_of(in_place)).parts())
     return [_segment_specimen(in_place), _segment_specimen(compacted)]
@@ -234,6 +275,55 @@ def _mend_sized(content: bytearray) -> None:
 def core_specimens() -> list[Specimen]:
     content = encode_core(CoreFile(bytes(range(16)), 3, 1024, 1 << 20, clean_shutdown=True))
     return [Specimen(content, [(8, 2), (10, 2), (28, 4), (32, 8), (40, 8), (48, 1)], _mend_sized)]
+
+
+def _behind(kind: bytes, content: bytes, mend: Mend) -> Specimen:
+    """A flag byte in front says what it is."""
+
+    def mend_behind(mutant: bytearray) -> None:
+        inner = mutant[1:]
+        mend(inner)
+        mutant[1:] = inner
+
+    return Specimen(kind + content, [(at, 4) for at in range(9, len(content) - 4, 4)], mend_behind)
+
+
+@functools.cache
+def record_specimens() -> list[Specimen]:
+    """The small files of transactions, producers, gap notices and topics: see `parsers.RECORDS` for the flags."""
+    order, part = StageOrder("txn", 1, 2, 0, "s3://b/d", 1 << 40), PartRecord(3, 9, 4096, 7, bytes(24))
+    prepared = PreparedRecord(5, order, bytes(16), bytes(16), [part], 1, 2)
+    journal = JournalRecord(9, [PublishingRecord(5, 0, 7, 100, 4096)], [DroppedRecord(4, "txn", 0, "aborted", 1)], 2)
+    windows, gaps = Windows(), GapLedger()
+    for number in range(3):
+        windows.add("paula", KeyRun(number * 10, 2, number, 0, number * 10))
+        gaps.add(number, 1, 2, 30, REASONS[number], 0)
+    catalogue = Catalogue(version=3, topics={"default": Topic(settings=TopicSettings(name="default"))})
+    token = Token("txn", 1, 2, 0, "node-a", "default", 0, "ab" * 16, 5, 3, 30, 4096, 1 << 60)
+    decision = Decision("txn", 1, COMMIT, (token,), 1 << 60, "host/1")
+    return [
+        _behind(b"p", encode_prepared(prepared), mend_frame),
+        _behind(b"j", encode_journal(journal), mend_frame),
+        _behind(b"w", windows.encode(), mend_frame),
+        _behind(b"g", gaps.encode(0), mend_progress),
+        _behind(b"c", encode_catalogue(catalogue), mend_catalogue),
+        _behind(b"t", token.encode().encode(), lambda mutant: None),
+        _behind(b"d", msgspec.json.encode(decision), lambda mutant: None),
+    ]
+
+
+def mend_frame(content: bytearray) -> None:
+    """Of `transactions.records`: the CRC stands where the body ends, if it does."""
+    if len(content) >= 16:
+        end = int.from_bytes(content[10:12], "little") + int.from_bytes(content[12:16], "little")
+        if end + 4 <= len(content):
+            _mend(content, end, 0)
+
+
+def mend_catalogue(content: bytearray) -> None:
+    head, newline, body = bytes(content).partition(b"\n")
+    if newline:
+        content[:] = b" ".join([*head.split(b" ")[:2], b"%08x" % crc32(body)]) + newline + body
 
 
 # --- control messages ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,12 @@ from quiver_actors.segment.compaction import Rewriting
 from quiver_actors.segment.outline import read_outline
 from quiver_actors.segment.reader import SegmentReader, read_footer
 from quiver_actors.segment.salvage import salvage
+from quiver_actors.subscriber.gaps import decode_gaps
 from quiver_actors.subscriber.progress import decode_progress
+from quiver_actors.topics.catalogue import decode_catalogue
+from quiver_actors.transactions.keys import decode_windows
+from quiver_actors.transactions.model import Decision, Token
+from quiver_actors.transactions.records import decode_journal, decode_prepared
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import check_push
 from quiver_actors.wal.codec import decode_cursor
@@ -53,13 +58,13 @@ def parse_segment(content: bytes) -> None:
 
 
 def parse_segment_tools(content: bytes) -> None:
-    """As open, scrub, compaction and rescue do."""
+    """As open and scrub do; as compaction does with a file that is what its checksum says; as rescue does with any other."""
     read = reader_of(content)
-    for attempt in (_open_and_verify, _rewrite, _salvage):
-        try:
-            attempt(read, len(content))
-        except QuiverError:
-            continue
+    try:
+        _open_and_verify(read, len(content))
+        _rewrite(read, len(content))
+    except QuiverError:
+        _salvage(read, len(content))
 
 
 def _open_and_verify(read: Callable[[int, int], bytes], size: int) -> None:
@@ -120,6 +125,23 @@ def _parse_core(content: bytes) -> None:
     decode_core(content)
 
 
+RECORDS: dict[bytes, Callable[[bytes], object]] = {
+    b"p": decode_prepared,
+    b"j": decode_journal,
+    b"w": decode_windows,
+    b"g": decode_gaps,
+    b"c": decode_catalogue,
+    b"t": Token.decode,
+    b"d": Decision.decode,
+}
+
+
+def _parse_record(content: bytes) -> None:
+    decode = RECORDS.get(content[:1])
+    if decode is not None:
+        decode(content[1:])
+
+
 @dataclass(frozen=True)
 class Target:
     parse: Parse
@@ -128,12 +150,13 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "log": Target(parse_log, corpus.log_specimens),
-    "segment": Target(parse_segment, corpus.segment_specimens),
-    "segment_tools": Target(parse_segment_tools, corpus.segment_specimens),
+    "segment": Target(parse_segment, corpus.tiny_and_small_segments),
+    "segment_tools": Target(parse_segment_tools, corpus.tiny_and_small_segments),
     "tables": Target(parse_table, corpus.table_specimens),
     "progress": Target(_parse_progress, corpus.progress_specimens),
     "cursor": Target(_parse_cursor, corpus.cursor_specimens),
     "core": Target(_parse_core, corpus.core_specimens),
+    "records": Target(_parse_record, corpus.record_specimens),
     "schema": Target(parse_schema, corpus.schema_specimens),
     "frames": Target(parse_frames, corpus.frame_specimens),
     "push": Target(parse_push, corpus.push_specimens),

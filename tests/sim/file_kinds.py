@@ -20,12 +20,12 @@ KINDS = {
     "transactions": r"quiver\.transactions(\.tmp)?",
     "producers": r"quiver\.producers(\.tmp)?",
     "quarantined file": r"quarantine/.*",
+    "decision": r"quiver\.decisions/.*",
     "list of topics": r"quiver\.topics(\.tmp)?",
     "list of topics before": r"quiver\.topics\.previous(\.tmp)?",
 }
 """What to tell them by: the path in the directory of an engine, or in the data directory."""
 ELSEWHERE = {
-    "quiver.decisions": "on any file system, by link(2): tests/unit/transactions/test_decisions.py",
     "quiver.version": "one line, written before there is any data: tests/unit/test_packaging.py",
 }
 """Names of files that no simulated disk holds, and why."""

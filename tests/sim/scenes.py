@@ -19,6 +19,8 @@ from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import BLOCK_BYTES, SimDisk
 from quiver_actors.engine import Engine
 from quiver_actors.events import Event, GapFound
+from quiver_actors.inspection.repair import repair_engine
+from quiver_actors.inspection.source import Tree
 from quiver_actors.paths import EnginePaths
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.units import SECOND_NS
@@ -176,6 +178,16 @@ def _damage_scene(name: str, seed: int) -> Scene:
     _DAMAGES[name](left)
     world.oracle.finds_by_sequence = True
     return Scene(name, left, _announced_judge(world, untold), opening(world.oracle))
+
+
+def _repair_scene(name: str, seed: int) -> Scene:
+    """`quiver repair` of a damaged directory, cut off anywhere: the next start still finds everything, or says what is lost."""
+    scene = _damage_scene(name.removeprefix("repair, "), seed)
+
+    def work(disk: Disk) -> None:
+        repair_engine(Tree(OrderMonitor(disk), ""), DIRECTORY, PROFILES[0].settings, dry_run=False)
+
+    return replace(scene, name=name, work=work)
 
 
 def _interrupted_scene(name: str, seed: int) -> Scene:
@@ -451,12 +463,15 @@ AFTER_ERRORS = {
     "segment entry flipped": CallSite("unlink", "quiver_actors.rescue", "_Rescue._write_rebuilt"),
     "log entry flipped": CallSite("unlink", "quiver_actors.quarantine", "copy_span"),
     "compaction": CallSite("unlink", "quiver_actors.upkeep", "CompactJob._drop"),
+    "publish that lacks segments": CallSite("unlink", "quiver_actors.transactions.recovery", "_Recovery._renew"),
+    "transaction": CallSite("unlink", "quiver_actors.transactions.jobs", "StageAllocateJob._create"),
 }
 """What is called only after another call has failed: to be crashed there too."""
 _COMPACTED: dict[str, Callable[[SimDisk], None]] = {
     "compacted segment batch flipped": _rewrite(".qseg", lambda content: _flip(len(content) // 3)(content)),
     "compacted segment of nothing": _rewrite(".qseg", _ZERO),
 }
+_REPAIRED = ("core, cursor and segment flipped", "log entry flipped")
 _WITHOUT_A_TRACE = frozenset(["segment empty", "segment zero", "segment missing"])
 
 SCENES: dict[str, Callable[[str, int], Scene]] = {
@@ -466,6 +481,7 @@ SCENES: dict[str, Callable[[str, int], Scene]] = {
     "log with entries" + _FULL: _interrupted_scene,
     **dict.fromkeys([*_RESCUES, "rescue without room"], _rescue_scene),
     "compaction": _compaction_scene,
+    **dict.fromkeys([f"repair, {name}" for name in _REPAIRED], _repair_scene),
     **dict.fromkeys(_COMPACTED, _compacted_scene),
     "segment of many dictionaries flipped": _dictionaries_scene,
 }

@@ -16,8 +16,10 @@ from quiver_actors.disk.faulty import CallSite
 from quiver_actors.disk.interposed import KINDS, MUTATING_KINDS
 
 ROOT = Path(str(quiver_actors.__file__)).parent
-PARTS = frozenset(["disk", "engine", "recovery", "retention", "segment", "subscriber", "wal"])
-"""Packages of which an engine consists, beside the modules at the top. What its stages call is crashed too, and not counted here."""
+PARTS = frozenset(["disk", "engine", "recovery", "retention", "segment", "subscriber", "transactions", "wal"])
+"""Packages of which an engine consists, beside the modules at the top."""
+MODULES = frozenset(["topics.catalogue", "worker.adoption"])
+"""What else changes files that data depend on."""
 OTHER_PARTS = frozenset(["node"])
 """At the top, but no part of an engine."""
 _DISKS = frozenset(["crashes", "faulty", "interposed", "monitor", "posix", "simulated"])
@@ -27,17 +29,6 @@ _OPENING = frozenset(["create", "open_read", "open_write"])
 _READS = frozenset(["read", "pread", "_read", "_pread"])
 """Names of functions that were handed over: `Read`."""
 
-_UNREACHED = {
-    # It needs a real descriptor, which a simulated disk does not have; the contract suite and the worker's tests open it.
-    ("Shelf.open", "open_read"),
-    ("Shelf.open", "size"),
-    # Keys of idempotent producers: not every seed comes to them; tests/unit/transactions/test_keys.py and test_key_holes.py crash those
-    # that do.
-    ("save_producers", "sync_directory"),
-    ("FoundProducers.save", "sync_directory"),
-    ("Settlement._put_in_place", "rename"),
-    ("Settlement._put_in_place", "sync_directory"),
-}
 _READS_OF_OTHERS = {
     # Through `SalvageReader` or `LogSource`, whose own calls count; or of bytes in memory: a mapped segment, the tail that was just built.
     "quiver_actors.rebuild",
@@ -48,7 +39,9 @@ _READS_OF_OTHERS = {
     "quiver_actors.segment.reader:SegmentReader.__init__",
     "quiver_actors.segment.dictionaries",
     "quiver_actors.segment.tail",
-    # Decisions lie in any directory, on any file system: `disk.exclusive`.
+    # Of what replay has in memory.
+    "quiver_actors.transactions.keys",
+    # Of a transaction and an epoch.
     "quiver_actors.transactions.decisions",
 }
 
@@ -57,7 +50,7 @@ _READS_OF_OTHERS = {
 def call_sites() -> frozenset[CallSite]:
     """All of them."""
     found = {site for module, path in modules() for site in _sites_of(module, path)}
-    return frozenset(site for site in found if (site.function, site.kind) not in _UNREACHED)
+    return frozenset(found)
 
 
 def mutating_sites() -> set[CallSite]:
@@ -70,6 +63,7 @@ def modules() -> Iterator[tuple[str, Path]]:
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         is_part = parts[0] in PARTS if len(parts) > 1 else parts[0] not in OTHER_PARTS
+        is_part = is_part or ".".join(parts) in MODULES
         if is_part and not (parts[0] == "disk" and parts[-1] in _DISKS):
             yield ".".join(("quiver_actors", *parts)).removesuffix(".__init__"), path
 

@@ -13,7 +13,7 @@ from quiver_actors.disk.faulty import CallSite
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import TransactionLost
 from quiver_actors.topics.catalogue import Catalogue, read_catalogue, write_catalogue
-from tests.sim import scenes
+from tests.sim import scenes, worker_scenes
 from tests.sim.oracle import Oracle, push_plain
 from tests.sim.scenes import Judge, Scene, open_and_settle, opening
 from tests.sim.scenes import _flip as flip
@@ -34,15 +34,16 @@ _CUT_OFF: dict[str, Callable[[Moment], bool]] = {
     "drop that lacks its end": lambda moment: moment.site == CallSite("unlink", _JOBS, "delete_stage"),
 }
 """What is left, and by what to tell such a moment of a run."""
-_DAMAGED: dict[str, tuple[str, Callable[[SimDisk], None]]] = {
-    "prepared stage whose part is flipped": ("stage that is prepared", rewrite(".stage", flip(300), -1)),
-    "prepared stage without its part": ("stage that is prepared", remove(".stage", -1)),
-    "prepared stage whose record is flipped": ("stage that is prepared", rewrite(".prepared", flip(40), -1)),
-    "journal flipped": ("stage that is prepared", rewrite("quiver.transactions", flip(20))),
-    "publish whose part is flipped": ("publish that lacks segments", rewrite(".stage", flip(300), -1)),
-    "publish without a part": ("publish that lacks segments", remove(".stage", -1)),
+_PREPARED, _PUBLISHING = "stage that is prepared", "publish that lacks segments"
+_DAMAGED: dict[str, tuple[str, Callable[[Moment], Callable[[SimDisk], None]]]] = {
+    "prepared stage whose part is flipped": (_PREPARED, lambda _: rewrite(".stage", flip(300), -1)),
+    "prepared stage without its part": (_PREPARED, lambda _: remove(".stage", -1)),
+    "prepared stage whose record is flipped": (_PREPARED, lambda _: rewrite(".prepared", flip(40), -1)),
+    "journal flipped": (_PREPARED, lambda _: rewrite("quiver.transactions", flip(20))),
+    "publish whose part is flipped": (_PUBLISHING, lambda moment: rewrite(moment.path, flip(300))),
+    "publish without a part": (_PUBLISHING, lambda moment: remove(moment.path)),
 }
-"""What is done to which of them."""
+"""What is done to which of them; a publish is cut off at a write to one of its parts."""
 
 
 def _cut_off_scene(name: str, seed: int) -> Scene:
@@ -61,8 +62,8 @@ def _damaged_scene(name: str, seed: int) -> Scene:
     world, moment = _find(fits, name, seed)
     left = moment.disk.crash(CrashMode.KEEP)
     before = _numbers(left)
-    damage(left)
-    lost = [] if place != "stage that is prepared" or name.startswith("journal") else [max(before)]
+    damage(moment)(left)
+    lost = [] if place != _PREPARED or name.startswith("journal") else [max(before)]
     return Scene(name, left, _given_up_judge(world.oracle, lost), opening(world.oracle))
 
 
@@ -118,6 +119,7 @@ def _topics_scene(name: str, seed: int) -> Scene:
 
 SCENES: dict[str, Callable[[str, int], Scene]] = {
     **scenes.SCENES,
+    **worker_scenes.SCENES,
     "list of topics": _topics_scene,
     **dict.fromkeys(_CUT_OFF, _cut_off_scene),
     **dict.fromkeys(_DAMAGED, _damaged_scene),

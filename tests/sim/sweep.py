@@ -17,7 +17,7 @@ from random import Random
 
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import ANY, CallSite, FaultyDisk, call_site
-from quiver_actors.disk.interposed import Call
+from quiver_actors.disk.interposed import MUTATING_KINDS, Call
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import DiskError
@@ -213,11 +213,12 @@ def sweep_scene(scene: Scene, tally: Tally, *, modes_per_call: int = len(MODES),
 
 
 def sweep_after_error(scene: Scene, tally: Tally, errnos: Sequence[int], site: CallSite) -> None:
-    """Let one call of a scene after the other fail, until that leads to that call site; crash it there in every mode."""
+    """Let one change of a scene after the other fail, until that leads to that call site; crash it there in every mode."""
     counting = FaultyDisk(scene.disk.copy())
     scene.work(counting)
-    for nth in range(1, len(counting.history) + 1):
-        for code in errnos:
+    changes = [nth for nth, call in enumerate(counting.history, 1) if call.kind in MUTATING_KINDS]
+    for code in errnos:
+        for nth in changes:
             found = [moment for moment in _moments_after(scene, nth, code) if moment.site == site]
             for mode in MODES if found else ():
                 _crash_scene(scene, found[0], mode, nth, tally)

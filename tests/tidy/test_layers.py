@@ -47,6 +47,7 @@ RANKS = {
     "quiver_actors.transactions": 8,
     "quiver_actors.transactions.model": 3,
     "quiver_actors.transactions.decisions": 4,
+    "quiver_actors.transactions.decision_files": 4,
     "quiver_actors.upkeep": 8,
     "quiver_actors.footprint": 8,
     "quiver_actors.engine_figures": 8,

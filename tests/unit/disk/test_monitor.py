@@ -56,6 +56,17 @@ def test_naming_a_file_whose_bytes_are_not_synced_is_not(disk: OrderMonitor) -> 
     broken(lambda: disk.rename("core.tmp", "core"), "not synced")
 
 
+def test_a_second_name_asks_for_synced_bytes_too(disk: OrderMonitor) -> None:
+    put(disk, "a.tmp", b"abc", sync=False)
+    broken(lambda: disk.link("a.tmp", "a"), "not synced")
+    put(disk, "b.tmp", b"abc")
+    disk.link("b.tmp", "b")
+    disk.unlink("b.tmp")
+    disk.sync_directory(".")
+    put(disk, "c.tmp", b"abc")
+    disk.rename("c.tmp", "b")
+
+
 def test_the_active_log_may_have_grown_since_its_sync(disk: OrderMonitor) -> None:
     file = disk.create("wal/spare.tmp")
     file.write([b"abc"], 0)

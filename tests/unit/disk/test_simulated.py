@@ -68,6 +68,20 @@ def test_a_rename_is_durable_with_the_directory_of_the_new_name() -> None:
     assert (left.list_directory("one"), left.list_directory("two")) == ([], ["a"])
 
 
+def test_a_link_is_durable_with_its_directory_and_both_names_are_one_file() -> None:
+    disk = SimDisk()
+    put(disk, "a", b"abc")
+    disk.sync_directory(".")
+    disk.link("a", "b")
+    assert disk.crash(CrashMode.DROP).list_directory(".") == ["a"]
+    disk.sync_directory(".")
+    left = disk.crash(CrashMode.DROP)
+    assert left.list_directory(".") == ["a", "b"]
+    file = left.open_write("a")
+    file.write([b"X"], 0)
+    assert content(left, "b") == b"Xbc"
+
+
 def test_an_unlink_may_be_undone_until_its_directory_is_synced() -> None:
     disk = SimDisk()
     put(disk, "a", b"abc")

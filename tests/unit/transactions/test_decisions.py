@@ -10,8 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.monitor import OrderMonitor
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import DecisionUnavailable, InvalidId, TransactionAborted, TransactionDecided, UsageError
 from quiver_actors.transactions import Decision, Decisions, Token
+from quiver_actors.transactions.decision_files import LocalFiles
+from tests.sim.world import Recorder
 
 
 def token(number: int, *, txn_id: str = "t", epoch: int = 0, lives_seconds: float = 3600) -> Token:
@@ -79,6 +85,9 @@ def test_a_damaged_decision_decides_nothing(tmp_path: Path) -> None:
     (tmp_path / "t.0.json").write_bytes(b'{"txn_id": ')
     with pytest.raises(DecisionUnavailable, match=r"t\.0\.json is no decision"):
         log.find("t")
+    (tmp_path / "t.0.json").write_bytes(b'{"txn_id": "\xff", "epoch": 0, "outcome": "commit"}')
+    with pytest.raises(DecisionUnavailable, match=r"t\.0\.json is no decision"):
+        log.find("t")
     (tmp_path / "t.0.json").write_bytes(msgspec.json.encode(Decision("u", 0, "commit")))
     with pytest.raises(DecisionUnavailable, match="of something else"):
         log.find("t")
@@ -102,6 +111,46 @@ def test_it_pickles_and_reads_file_uris(tmp_path: Path) -> None:
     assert Token.decode(found.tokens[0].encode()) == found.tokens[0]
     with pytest.raises(UsageError, match="no token"):
         Token.decode("{}")
+
+
+def on(disk: Disk) -> Decisions:
+    return Decisions("/decisions", files=LocalFiles("/decisions", disk))
+
+
+def _decide(disk: Disk, heard: dict[str, Decision]) -> None:
+    """What a driver and a worker do; `heard` is what they were answered until they ended."""
+    driver, worker = on(disk), on(disk)
+    heard["commit"] = driver.commit("commit", 0, [token(1, txn_id="commit")])
+    heard["abort"] = worker.abort("abort", 0)
+    for txn_id in heard:
+        assert worker.abort(txn_id, 0) == driver.newest(txn_id) == heard[txn_id]
+
+
+def _moments() -> list[tuple[SimDisk, dict[str, Decision]]]:
+    """The disk as it is before each call that changes it, and at the end, with what was heard by then."""
+    disk, heard, moments = SimDisk(), dict[str, Decision](), list[tuple[SimDisk, dict[str, Decision]]]()
+    _decide(OrderMonitor(Recorder(disk, lambda call: moments.append((disk.copy(), dict(heard))))), heard)
+    return [*moments, (disk, heard)]
+
+
+@pytest.mark.parametrize("mode", CrashMode)
+def test_a_power_loss_at_any_call_leaves_every_decision_that_was_heard(mode: CrashMode) -> None:
+    for seed, (disk, heard) in enumerate(_moments()):
+        log = on(disk.crash(mode, seed))
+        for txn_id in ("commit", "abort"):
+            left = log.newest(txn_id)
+            assert left == heard.get(txn_id, left), "a decision that was heard is gone, or another one"
+            assert log.abort(txn_id, 0) == (left or log.newest(txn_id))
+
+
+def test_a_decision_that_was_read_is_durable_although_who_made_it_died_before_it_was() -> None:
+    """The publish that follows from it must not outlive it: the driver would run the transaction again."""
+    made = next(disk for disk, _ in _moments() if disk.exists("/decisions/commit.0.json"))
+    assert on(made.crash(CrashMode.DROP)).newest("commit") is None, "only the cache has it"
+    killed = made.crash(CrashMode.KEEP)
+    found = on(killed).newest("commit")
+    assert found is not None
+    assert on(killed.crash(CrashMode.DROP)).newest("commit") == found
 
 
 def _race(location: str, number: int, barrier: object, answers: object) -> None:
