@@ -68,4 +68,6 @@ def _who_keeps(subscribers: Sequence[SubscriberView]) -> list[str]:
         key = each.subscriber, each.topic
         behind[key] = behind.get(key, 0) + each.lag_bundles
     (subscriber, topic), lag_bundles = max(behind.items(), key=lambda item: item[1], default=(("", ""), 0))
-    return [f"subscriber {subscriber} of topic {topic} is {lag_bundles:,} bundles behind"] if lag_bundles else []
+    if not lag_bundles:
+        return ["no subscriber is behind: a topic without one keeps everything"]
+    return [f"subscriber {subscriber} of topic {topic} is {lag_bundles:,} bundles behind"]

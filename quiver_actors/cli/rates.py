@@ -39,7 +39,7 @@ class Rates:
 
     def __init__(self) -> None:
         self.topics: list[TopicRates] = []
-        """The busiest first, those that are not well before them."""
+        """The busiest first, then those with most on disk; those that are not well before them."""
         self.subscribers: list[SubscriberRates] = []
         """The furthest behind first."""
         self._before: StatusView | None = None
@@ -48,7 +48,8 @@ class Rates:
     def take(self, status: StatusView) -> None:
         seconds = (status.taken_unix_ns - self._before.taken_unix_ns) / 1e9 if self._before is not None else 0.0
         self.topics = sorted(
-            self._topics(status, seconds), key=lambda each: (each.state == "ready", -each.bytes_per_s, each.topic)
+            self._topics(status, seconds),
+            key=lambda each: (each.state == "ready", -each.bytes_per_s, -each.disk_bytes, each.topic),
         )
         self.subscribers = sorted(
             self._subscribers(status, seconds), key=lambda each: (-each.lag_bundles, each.topic, each.subscriber)

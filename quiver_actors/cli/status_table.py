@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from quiver_actors.cli.backlog import BehindView
 from quiver_actors.cli.status_view import (
     EngineView,
     ErrorView,
@@ -17,6 +15,9 @@ from quiver_actors.cli.status_view import (
     severity,
 )
 from quiver_actors.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from quiver_actors.cli.backlog import BehindView
 
 _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
 UNKNOWN = "-"
@@ -72,7 +73,8 @@ def _headline(node: NodeView, colour: bool) -> str:
             lines.append(f"  and {more:,} more")
         lines += [f"  {warning}" for warning in node.warnings]
     for advice in node.advice:
-        lines += textwrap.wrap(f"-> {advice}", _LINE_CHARACTERS, initial_indent="  ", subsequent_indent="     ")
+        first, *others = _wrapped(f"-> {advice}", _LINE_CHARACTERS)
+        lines += [f"  {first}", *(f"     {line}" for line in others)]
     return "\n".join(lines)
 
 
@@ -294,7 +296,7 @@ def _errors(status: StatusView) -> str:
 
 def _error_rows(error: ErrorView) -> list[list[str]]:
     """The whole message: what to do stands at its end."""
-    first, *others = textwrap.wrap(" ".join(error.message.split()), _MESSAGE_CHARACTERS) or [""]
+    first, *others = _wrapped(error.message, _MESSAGE_CHARACTERS)
     return [
         [f"core_{error.core}", _duration(error.age_ns), str(error.count), first],
         *(["", "", "", line] for line in others),
@@ -327,6 +329,14 @@ def _painted(state: str, text: str, colour: bool) -> str:
         return text
     paint = _GREEN if state == "ready" else _RED if severity(state) <= severity("stopped") else _YELLOW
     return f"{paint}{text}{_PLAIN}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """At least one line."""
+    # Imported here: what is well should be shown fast.
+    import textwrap
+
+    return textwrap.wrap(" ".join(text.split()), width) or [""]
 
 
 def _duration(duration_ns: int | None) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
+_NAMES_SHOWN = 10
 _EXIT_CODES = """
 exit codes:
   0    shown or done, and every worker that serves follows
@@ -240,10 +241,17 @@ def _carry_out(arguments: argparse.Namespace, request: Request, done: str, gone:
 def _topic_in(reply: TopicReply, name: str) -> Topic:
     topic = reply.topics.get(name)
     if topic is None:
-        raise UnknownTopic(
-            f"topic {name!r} does not exist on this node: its topics are {', '.join(sorted(reply.topics))}"
-        )
+        raise UnknownTopic(f"topic {name!r} does not exist on this node; {_near(name, sorted(reply.topics))}")
     return topic
+
+
+def _near(name: str, known: list[str]) -> str:
+    from quiver_actors.config.reading import nearest_key
+
+    if near := nearest_key(name, known):
+        return f"did you mean {near!r}?"
+    more = f" and {len(known) - _NAMES_SHOWN} more" if len(known) > _NAMES_SHOWN else ""
+    return f"its topics are {', '.join(known[:_NAMES_SHOWN])}{more}: `quiver topics list`"
 
 
 def _as_json(name: str, topic: Topic, reply: TopicReply) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -19,9 +20,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from quiver_actors.cli.examples import all_parsers, examples_of
 from quiver_actors.cli.main import build_parser, main
+from quiver_actors.cli.top import TopView
 from quiver_actors.client import Client
 from tests.integration.client_node import ClientNode, client_node, numbers
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, wait_until_dead
@@ -224,5 +227,13 @@ def test_top_shows_workers_topics_and_subscribers(quiet: ClientNode) -> None:
     assert text.count("quiver node ready") == 2
     assert all(word in text for word in ("core_0", "core_1", "PRESSURE", "default", "watched", "nobody"))
     assert "\x1b" not in text
+    fitted = Console(width=120, file=io.StringIO())
+    with quiet.connect() as client:
+        for name in ("one", "two", "three"):
+            client.create_topic(name)
+    fitted.print(TopView(str(quiet.directories.run)).look(12))
+    lines = fitted.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= 12
+    assert [line for line in lines if re.fullmatch(r"and \d more topics", line)]
     missing = command_line("quiver_actors.cli.main", "top", "--run-dir", str(quiet.directories.base / "missing"))
     assert subprocess.run(missing, cwd=ROOT, capture_output=True, check=False).returncode == 3

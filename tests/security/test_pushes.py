@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from quiver_actors.protocol import messages as m
+from quiver_actors.units import MIB
 from tests.security.guest import AS_ROOT, Besieged, besieged
 from tests.unit.worker.harness import Span, WireClient, table
 
@@ -260,6 +262,21 @@ def test_arrow_that_does_not_hold_together_is_refused(
     guest.acked(push_of(guest, batch, 1))
     push = push_of(guest, batch.replace_schema_metadata({"other": "schema"}), 2, spoil)
     assert guest.expect(m.Refused).tag == push.tag
+
+
+@AS_ROOT
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_decompression_bombs_are_refused_packed(guest: WireClient, codec: str) -> None:
+    bomb = pa.record_batch({"x": pa.array(np.zeros(8 * MIB, np.int64))})
+    guest.declare(1, bomb.schema, topic="open")
+    span = Span()
+    span.add([(1, 0, bomb)], compression=codec)
+    assert len(span.data) < MIB
+    push = guest.place(span, "open")
+    guest.send(push)
+    refusal = guest.expect(m.Refused)
+    assert refusal.tag == push.tag
+    assert "compressed" in refusal.message
 
 
 def test_the_nodes_own_user_is_not_validated_in_depth(node: Besieged) -> None:

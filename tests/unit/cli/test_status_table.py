@@ -140,6 +140,8 @@ def test_pushes_that_wait_are_told_with_who_keeps_the_data() -> None:
         "pushes to topic default wait: it has 4.00 KiB of the 4.00 KiB that it may have",
         "subscriber exporter of topic default is 20,000,000,000 bundles behind",
     ]
+    nobody = msgspec.structs.replace(pressed, subscribers=[])
+    assert waiting_for_room(nobody)[-1] == "no subscriber is behind: a topic without one keeps everything"
     on_a_full_node = msgspec.structs.replace(pressed, shares=[])
     assert waiting_for_room(on_a_full_node)[1:] == [
         "subscriber far of topic elsewhere is 1,000,000,000,000 bundles behind"
