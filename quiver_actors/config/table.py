@@ -165,7 +165,7 @@ _TOPIC = (
     ),
     Setting(
         key="segment.target_size", field="segment.target_size_bytes", kind=SIZE, minimum=64 * KIB, maximum=GIB,
-        about="An open segment is sealed at this size.",
+        about="An open segment is sealed before it grows beyond this size; a larger message has a segment of its own.",
     ),
     Setting(
         key="segment.max_open_duration", field="segment.max_open_duration_ns", kind=DURATION, minimum=MILLISECOND_NS,
