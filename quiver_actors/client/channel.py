@@ -109,14 +109,24 @@ def refusal_error(refused: Refused) -> QuiverError:
     return error
 
 
+Undo: TypeAlias = Callable[["WorkerMessage", int], "Message | None"]
+
+
 class Call:
     """One request and its answer. Sent again on the next connection as long as it is not done."""
 
-    __slots__ = ("answer", "descriptor", "error", "make", "request", "tag")
+    __slots__ = ("answer", "descriptor", "error", "is_forgotten", "make", "request", "tag", "undo")
 
-    def __init__(self, make: Callable[[int], Message]) -> None:
-        """`make`: builds the request for a tag."""
+    def __init__(self, make: Callable[[int], Message], undo: Undo | None = None) -> None:
+        """
+        Args:
+            make: builds the request for a tag.
+            undo: builds what gives back that which an answer has granted, for a tag; None where it granted nothing. It is sent when an
+                answer comes for which nobody waits any more.
+        """
         self.make = make
+        self.undo = undo
+        self.is_forgotten = False
         self.tag = 0
         """0 while it is not under way."""
         self.request: Message | None = None
@@ -241,8 +251,16 @@ class Channel:
         self.send([call.request])
 
     def forget(self, call: Call) -> None:
-        """Nobody waits for the answer any more."""
-        self._calls.pop(call.tag, None)
+        """Nobody waits for the answer any more, if it has not come yet; what it grants will be given back."""
+        if call.undo is None:
+            self._calls.pop(call.tag, None)
+        else:
+            call.is_forgotten = not call.is_done
+
+    def _undo(self, call: Call) -> None:
+        message = call.undo(call.answer, self.next_tag()) if call.undo and call.answer is not None else None
+        if message is not None and self.is_open:
+            self.send([message])
 
     def handle_events(self, events: int) -> None:
         """See `Watched`."""
@@ -300,6 +318,8 @@ class Channel:
         if isinstance(message, Refused):
             call.error = refusal_error(message)
             self._note_refusal(call.error, getattr(call.request, "topic", ""))
+        if call.is_forgotten:
+            self._undo(call)
         self._answered(call)
         return True
 

@@ -39,7 +39,7 @@ from quiver_actors.errors import (
     UsageError,
 )
 from quiver_actors.protocol.base import Message
-from quiver_actors.protocol.messages import Done
+from quiver_actors.protocol.messages import Done, WorkerMessage
 from quiver_actors.protocol.stage_messages import (
     AbandonStage,
     BeginStage,
@@ -107,7 +107,7 @@ class Stage:
         core = self._producer.core_for(self._key)
         channel = yield from self._channels.opening(core, timeout_seconds)
         self._slots = channel.slots_of(self.wanted.topic)
-        call = Call(self._begin_message)
+        call = Call(self._begin_message, self._give_up_late)
         yield from self._channels.completing({core: call}, timeout_seconds)
         raise_refusals([call])
         assert isinstance(call.answer, Done), "only this answers BeginStage"
@@ -126,6 +126,10 @@ class Stage:
             wanted.decisions,
             ttl_ns,
         )
+
+    def _give_up_late(self, answer: WorkerMessage, _: int) -> AbandonStage | None:
+        """A stage that was begun after nobody waited for it."""
+        return AbandonStage(self.wanted.topic, answer.value) if isinstance(answer, Done) else None
 
     # --- pushing -------------------------------------------------------------------------------------------------------------
 
@@ -253,7 +257,7 @@ class Stage:
         Raises:
             TransactionAborted: the stage is gone. A token may exist all the same, if the connection was lost just now: nobody knows it,
                 and its worker drops it after the ttl.
-            WorkerUnavailable: no answer came in time; the same holds.
+            WorkerUnavailable: no answer came in time. If one comes later to this client, the token is dropped then.
         """
         return self._exchange.run(self.preparing(timeout))
 
@@ -288,7 +292,7 @@ class Stage:
     def _preparing(self, timeout_seconds: float) -> Flow[StageReady]:
         deadline_ns = deadline_after(timeout_seconds)
         channel, number = self._channel(), self._number
-        call = Call(lambda tag: PrepareStage(tag, self.wanted.topic, number))
+        call = Call(lambda tag: PrepareStage(tag, self.wanted.topic, number), self._drop_late)
         channel.call(call)
         try:
             while not call.is_done:
@@ -302,6 +306,12 @@ class Stage:
             raise _gone(call.error)
         assert isinstance(call.answer, StageReady), "only this answers PrepareStage"
         return call.answer
+
+    def _drop_late(self, answer: WorkerMessage, tag: int) -> DropStages | None:
+        """A token that nobody has got: nothing can decide for it."""
+        if not isinstance(answer, StageReady) or not answer.bundles:
+            return None
+        return DropStages(tag, self.wanted.topic, answer.incarnation, [answer.number], "its producer had given it up")
 
     def abort(self) -> None:
         """Give the stage up, if it is still open. A prepared one is given up by `Client.abort_tokens`. Never raises for a lost worker."""

@@ -1,0 +1,100 @@
+"""Stages whose worker answers when nobody waits any more: what the answer grants is given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from quiver_actors.client import Client
+from quiver_actors.errors import WorkerUnavailable
+from quiver_actors.protocol.messages import ClientMessage, Done, Refused
+from quiver_actors.protocol.stage_messages import AbandonStage, BeginStage, DropStages, PrepareStage, StageReady
+from tests.unit.client.feeding import batch
+from tests.unit.client.peer import Peer, PeerSession
+
+INCARNATION = "ab" * 16
+
+
+class Held:
+    """Requests of one kind that are answered later."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[PeerSession, int]] = []
+
+    def __call__(self, session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, BeginStage | PrepareStage)
+        self.requests.append((session, message.tag))
+        return True
+
+
+def begin(session: PeerSession, message: ClientMessage) -> bool:
+    assert isinstance(message, BeginStage)
+    session.send(Done(message.tag, 7))
+    return True
+
+
+def ready(tag: int) -> StageReady:
+    return StageReady(tag, INCARNATION, 7, bundles=1, rows=2, size_bytes=3, expires_unix_ns=4)
+
+
+def test_a_stage_that_begins_too_late_is_given_up(peer: Peer, client: Client) -> None:
+    held = peer.handlers[BeginStage] = Held()
+    client.push(batch(1))
+    with pytest.raises(WorkerUnavailable):
+        client.stage("t", timeout=0.05)
+    peer.wait_for(lambda: bool(held.requests))
+    ((session, tag),) = held.requests
+    session.send(Done(tag, 7))
+    client.push(batch(1))
+    peer.wait_for(lambda: any(isinstance(message, AbandonStage) for _, message in peer.received))
+    assert peer.of_type(AbandonStage) == [AbandonStage("default", 7)]
+
+
+def test_a_late_refusal_gives_nothing_back(peer: Peer, client: Client) -> None:
+    held = peer.handlers[BeginStage] = Held()
+    client.push(batch(1))
+    with pytest.raises(WorkerUnavailable):
+        client.stage("t", timeout=0.05)
+    peer.wait_for(lambda: bool(held.requests))
+    ((session, tag),) = held.requests
+    session.send(Refused(tag, "draining", "no"))
+    client.push(batch(1))
+    client.push(batch(1))
+    assert not peer.of_type(AbandonStage)
+
+
+def test_a_token_that_comes_too_late_is_dropped(peer: Peer, client: Client) -> None:
+    peer.handlers[BeginStage] = begin
+    held = peer.handlers[PrepareStage] = Held()
+    stage = client.stage("t")
+    stage.push(batch(1))
+    with pytest.raises(WorkerUnavailable):
+        stage.prepare(timeout=0.05)
+    peer.wait_for(lambda: bool(held.requests))
+    ((session, tag),) = held.requests
+    session.send(ready(tag))
+    client.push(batch(1))
+    peer.wait_for(lambda: any(isinstance(message, DropStages) for _, message in peer.received))
+    (drop,) = peer.of_type(DropStages)
+    assert isinstance(drop, DropStages)
+    assert (drop.topic, drop.incarnation, drop.numbers) == ("default", INCARNATION, [7])
+    session.send(Done(drop.tag))
+    client.push(batch(1))
+
+
+def test_a_token_that_comes_in_time_is_kept(peer: Peer, client: Client) -> None:
+    peer.handlers[BeginStage] = begin
+
+    def prepare(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, PrepareStage)
+        session.send(ready(message.tag))
+        return True
+
+    peer.handlers[PrepareStage] = prepare
+    with client.stage("t") as stage:
+        stage.push(batch(1))
+        token = stage.prepare()
+    client.push(batch(1))
+    assert token is not None
+    assert token.number == 7
+    assert not peer.of_type(DropStages)
+    assert not peer.of_type(AbandonStage)
