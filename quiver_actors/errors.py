@@ -255,6 +255,13 @@ class TransactionLost(QuiverError):
     code = "transaction_lost"
 
 
+class StageUnreadable(QuiverError):
+    """The disk does not give a prepared stage back. It is kept as it is, and read again each time that it is to be published."""
+
+    code = "stage_unreadable"
+    retriable = True
+
+
 class DecisionUnavailable(QuiverError):
     """The decision log of a transaction cannot be read or written. What is prepared stays prepared."""
 

@@ -99,6 +99,7 @@ class StagingClient:
             TransactionLost: a token was dropped, or its directory replaced.
             UnknownTransaction: a token is of another transaction.
             WorkerUnavailable, EngineFailed, Draining: call again; what is published stays so.
+            StageUnreadable: the disk does not give what was prepared back; it is kept: look at the disk, then call again.
         """
         self._exchange.run(publishing(self._channels, list(tokens), drop_others=drop_others, timeout_seconds=timeout))
 

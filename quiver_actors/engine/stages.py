@@ -27,6 +27,7 @@ from quiver_actors.errors import (
     Draining,
     EngineFailed,
     QuiverError,
+    StageUnreadable,
     TransactionAborted,
     TransactionLost,
     UnknownTransaction,
@@ -36,7 +37,14 @@ from quiver_actors.events import Event, Resumed, StageDropped, StagePrepared, St
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
 from quiver_actors.segment.builder import StreamSchema
-from quiver_actors.transactions.jobs import JournalJob, PrepareJob, PublishJob, StageAllocateJob, StageDropJob
+from quiver_actors.transactions.jobs import (
+    JournalJob,
+    PrepareJob,
+    PublishJob,
+    StageAllocateJob,
+    StageDropJob,
+    StageReadJob,
+)
 from quiver_actors.transactions.records import DroppedRecord, JournalRecord, PublishingRecord, StageOrder
 from quiver_actors.transactions.recovery import RecoveredStages, trim_dropped
 from quiver_actors.transactions.stage import Stage, begin_part, number_part
@@ -250,6 +258,7 @@ class Stages:
         Raises:
             TransactionLost: a stage was dropped, or its directory replaced; nothing was published by this call.
             UnknownTransaction: a stage is of another transaction, or was never prepared.
+            StageUnreadable: the disk does not give a stage back; nothing was published by this call.
         """
         self._check_incarnation(incarnation)
         wanted = [stage for number in numbers if (stage := self._publishable(txn_id, number)) is not None]
@@ -293,6 +302,12 @@ class Stages:
             raise TransactionLost(f"{self._place}: stage {number} of {txn_id!r} was dropped: {stage.reason}")
         if stage.state not in (StageState.PREPARED, StageState.PUBLISHING):
             raise UnknownTransaction(f"{self._place}: stage {number} of {txn_id!r} is not prepared")
+        if stage.unread is not None:
+            stage.wants_reading = True
+            raise StageUnreadable(
+                f"{self._place}: stage {number} of {txn_id!r} is kept, and cannot be read back now ({stage.reason}); it is read again: "
+                "ask again, and look at the disk"
+            )
         return stage
 
     def _check_was_published(self, number: int) -> None:
@@ -369,6 +384,22 @@ class Stages:
             return []
         stage.move(StageState.PREPARED)
         return [StagePrepared(stage.number)]
+
+    def read_job(self) -> StageReadJob | None:
+        """Reads back a stage that somebody wants to publish."""
+        stage = next((stage for stage in self.prepared if stage.wants_reading), None)
+        if stage is None or stage.unread is None:
+            return None
+        return StageReadJob(self._disk, self._paths, stage, stage.unread)
+
+    def finish_read(self, job: StageReadJob) -> list[Event]:
+        stage = job.stage
+        stage.wants_reading = False
+        if stage.state is StageState.PREPARED:
+            stage.reason = job.problem
+            if job.parts:
+                stage.parts, stage.unread = job.parts, None
+        return []
 
     def drop_job(self) -> StageDropJob | None:
         stages = [stage for stage in self if stage.state is StageState.DROPPING and not stage.is_allocating]

@@ -17,14 +17,21 @@ from quiver_actors.events import Event, Resumed
 from quiver_actors.footprint import MeasureJob
 from quiver_actors.jobs import Job
 from quiver_actors.rescue import RescueJob, SwapJob
-from quiver_actors.transactions.jobs import JournalJob, PrepareJob, PublishJob, StageAllocateJob, StageDropJob
+from quiver_actors.transactions.jobs import (
+    JournalJob,
+    PrepareJob,
+    PublishJob,
+    StageAllocateJob,
+    StageDropJob,
+    StageReadJob,
+)
 from quiver_actors.units import SECOND_NS
 from quiver_actors.upkeep import ScrubJob, SlicedJob
 
 _RETRY_BALLAST_NS = 1 * SECOND_NS
 _RETRY_RESCUE_NS = 10 * SECOND_NS
 """A rescue writes a whole segment before it can find that there is no room for it."""
-_CHANGES_NO_SIZE = (MeasureJob, ScrubJob, jobs.VerifyJob)
+_CHANGES_NO_SIZE = (MeasureJob, ScrubJob, jobs.VerifyJob, StageReadJob)
 
 
 class Work:
@@ -92,6 +99,7 @@ class Work:
             Line(PublishJob, stages.publish_job, stages.finish_publish, in_drain=True, spends_ballast=True),
             Line(PrepareJob, stages.prepare_job, stages.finish_prepare, in_drain=True),
             Line(StageDropJob, stages.drop_job, stages.finish_drop, in_drain=True, spends_ballast=True),
+            Line(StageReadJob, stages.read_job, stages.finish_read),
             Line(StageAllocateJob, stages.allocate_job, stages.finish_allocate, no_room=stages.no_room),
         ]
 

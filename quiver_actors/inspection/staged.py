@@ -14,8 +14,8 @@ from quiver_actors.inspection.recognise import FileKind
 from quiver_actors.inspection.source import Source
 from quiver_actors.paths import PREPARED_SUFFIX, EnginePaths
 from quiver_actors.transactions.keys import PRODUCERS_MAGIC, decode_windows
+from quiver_actors.transactions.loading import Parts, load_stage
 from quiver_actors.transactions.records import decode_frame, decode_journal, decode_prepared
-from quiver_actors.transactions.recovery import load_stage
 
 _BYTES_MAX = 64 << 20
 _ACTION = (
@@ -50,11 +50,20 @@ def check_prepared(disk: Disk, paths: EnginePaths, path: str, shown: str) -> Ite
     if not path.endswith(PREPARED_SUFFIX):
         return
     try:
-        _, damage = load_stage(disk, paths, decode_prepared(read_whole(disk, path, _BYTES_MAX)))
+        _, parts, problem = load_stage(disk, paths, decode_prepared(read_whole(disk, path, _BYTES_MAX)))
     except FormatError:
         return  # the look at the file has said so
-    if damage:
-        yield _damage("stage.part", shown, f"the prepared stage is damaged: {damage}")
+    if parts is Parts.DAMAGED:
+        yield _damage("stage.part", shown, f"the prepared stage is damaged: {problem}")
+    elif parts is Parts.UNREADABLE:
+        yield Finding(
+            severity=Severity.DAMAGE,
+            code="stage.unreadable",
+            path=shown,
+            offset=0,
+            message=f"the prepared stage cannot be read back now: {problem}",
+            action="look at the disk; the node keeps the stage, and reads it again when it is published",
+        )
 
 
 def _damage(code: str, path: str, message: str) -> Finding:

@@ -17,6 +17,7 @@ from quiver_actors.jobs import Job
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.sealing import seal_file, write_cursor
+from quiver_actors.transactions.loading import load_stage
 from quiver_actors.transactions.records import JournalRecord, PreparedRecord, encode_journal, encode_prepared
 from quiver_actors.transactions.stage import Stage
 from quiver_actors.wal.log import Log
@@ -136,7 +137,28 @@ class StageDropJob(Job):
             write_journal(self._disk, self._paths, self.journal)
         for stage in self.stages:
             stage.close_files()
-            delete_stage(self._disk, self._paths, stage.number, [part.path for part in stage.parts])
+            parts = [self._paths.stage_part(stage.number, index) for index in range(stage.part_count)]
+            delete_stage(self._disk, self._paths, stage.number, parts)
+
+
+class StageReadJob(Job):
+    """Read back the parts of a prepared stage that could not be read before. `problem`: why they still are not there."""
+
+    def __init__(self, disk: Disk, paths: EnginePaths, stage: Stage, record: PreparedRecord) -> None:
+        super().__init__()
+        self._disk = disk
+        self._paths = paths
+        self._record = record
+        self.stage = stage
+        self.parts: list[Log] = []
+        self.problem = ""
+
+    def work(self) -> None:
+        try:
+            found, _, self.problem = load_stage(self._disk, self._paths, self._record)
+            self.parts = found.parts
+        except DiskError as error:
+            self.problem = str(error)
 
 
 class PublishJob(Job):

@@ -8,7 +8,9 @@
 | whole          | publishing     | all, as staged or as segments  | PUBLISH: finish it                                           |
 | whole          | publishing     | one is missing or damaged      | PUBLISH the others; the damaged goes to quarantine, its      |
 |                |                |                                | segment number is never used, and it is recorded as dropped  |
+| whole          | publishing     | one cannot be read             | the start is given up and tried again, as for a log          |
 | whole          | neither        | all whole                      | KEEP: prepared                                               |
+| whole          | neither        | one cannot be read             | KEEP: prepared, and read again before it is published        |
 | whole          | neither        | one is missing or damaged      | DAMAGED: moved to quarantine, recorded as dropped            |
 | damaged        | any            | any                            | DAMAGED: moved to quarantine, recorded as dropped            |
 
@@ -26,25 +28,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
-from quiver_actors.checksum import crc32, crc32_combine
-from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, UNREADABLE_ERRNOS, Disk, DiskFile, read_whole
+from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, read_whole
 from quiver_actors.errors import DiskError, FormatError, UnsupportedVersion
 from quiver_actors.paths import PREPARED_SUFFIX, STAGE_SUFFIX, TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.quarantine import move_to_quarantine
-from quiver_actors.segment.builder import SegmentBuilder
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.transactions.jobs import delete_stage, publish_parts, write_journal
 from quiver_actors.transactions.keys import PRODUCERS_MAGIC
+from quiver_actors.transactions.loading import DamagedPart, Parts, load_part, load_stage, stage_of
 from quiver_actors.transactions.records import (
     DROPPED_MAX,
     JOURNAL_MAGIC,
     STAGE_MAGIC,
     DroppedRecord,
     JournalRecord,
-    PartRecord,
     PreparedRecord,
     PublishingRecord,
     decode_frame,
@@ -53,11 +52,9 @@ from quiver_actors.transactions.records import (
 )
 from quiver_actors.transactions.stage import Stage, number_part
 from quiver_actors.transactions.states import StageState
-from quiver_actors.wal import layout
-from quiver_actors.wal.codec import Identity, encode_header
+from quiver_actors.wal.codec import Identity
 from quiver_actors.wal.log import Log
-from quiver_actors.wal.reader import CHUNK_BYTES, LogReader
-from quiver_actors.wal.recovery import read_entry
+from quiver_actors.wal.reader import CHUNK_BYTES
 
 _DAMAGED = "damaged: "
 """How the reason of a drop begins that recovery has decided."""
@@ -72,7 +69,7 @@ class StageDecision(enum.Enum):
 
 
 def decide(
-    *, has_record: bool, record_is_whole: bool, is_dropped: bool, is_publishing: bool, parts_are_whole: bool
+    *, has_record: bool, record_is_whole: bool, is_dropped: bool, is_publishing: bool, parts: Parts
 ) -> StageDecision:
     """The table of this module."""
     if not has_record:
@@ -83,7 +80,7 @@ def decide(
         return StageDecision.DELETE
     if is_publishing:
         return StageDecision.PUBLISH
-    return StageDecision.KEEP if parts_are_whole else StageDecision.DAMAGED
+    return StageDecision.DAMAGED if parts is Parts.DAMAGED else StageDecision.KEEP
 
 
 @dataclass(slots=True)
@@ -99,12 +96,6 @@ class RecoveredStages:
     infos: dict[int, SegmentInfo] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     quarantined: int = 0
-
-
-class DamagedPart(FormatError):
-    """A part of a prepared stage is not what was staged."""
-
-    code = "damaged_part"
 
 
 def check_versions(disk: Disk, paths: EnginePaths) -> None:
@@ -212,16 +203,16 @@ class _Recovery:
 
     def _settle(self, number: int, has_record: bool, record: PreparedRecord | None) -> None:
         is_publishing = any(place.number == number for place in self._journal.publishing)
-        stage, damage = None, "its record is damaged"
+        stage, parts, damage = None, Parts.DAMAGED, "its record is damaged"
         if record is not None and not is_publishing:
-            stage, damage = load_stage(self._disk, self._paths, record)
+            stage, parts, damage = load_stage(self._disk, self._paths, record)
         was_damaged = number in self._damaged and not is_publishing
         decision = decide(
             has_record=has_record or was_damaged,
             record_is_whole=record is not None and not was_damaged,
             is_dropped=not was_damaged and any(dropped.number == number for dropped in self._journal.dropped),
             is_publishing=is_publishing,
-            parts_are_whole=stage is not None,
+            parts=parts,
         )
         if decision is StageDecision.DELETE:
             self._has_deleted = True
@@ -229,7 +220,8 @@ class _Recovery:
         elif decision is StageDecision.KEEP:
             assert stage is not None
             self._found.stages.append(stage)
-            self._found.notes.append(f"stage {number} of transaction {stage.order.txn_id} is prepared and kept")
+            cannot = f"; its parts cannot be read now: {damage}" if damage else ""
+            self._found.notes.append(f"stage {number} of transaction {stage.order.txn_id} is prepared and kept{cannot}")
         elif decision is StageDecision.PUBLISH:
             assert record is not None
             self._publish(record)
@@ -258,7 +250,7 @@ class _Recovery:
 
     def _publish(self, record: PreparedRecord) -> None:
         """Load what is not a segment yet; it is sealed together with the rest of its publish."""
-        stage = _stage_of(record)
+        stage = stage_of(record)
         self._left_over += self._parts.get(record.number, [])
         for place in sorted(self._places_of(record.number), key=lambda place: place.part):
             if self._has_segment(place.segment_seq):
@@ -343,36 +335,6 @@ class _Recovery:
             log_event("quarantine", {"path": path, "target": target, "reason": why}, logging.WARNING)
 
 
-def load_stage(disk: Disk, paths: EnginePaths, record: PreparedRecord) -> tuple[Stage | None, str]:
-    """A prepared stage with all its parts, or what is wrong with them."""
-    stage = _stage_of(record)
-    for index in range(len(record.parts)):
-        try:
-            stage.parts.append(load_part(disk, paths, record, index))
-        except DamagedPart as error:
-            return None, str(error)
-    return stage, ""
-
-
-def load_part(disk: Disk, paths: EnginePaths, record: PreparedRecord, index: int) -> Log:
-    """
-    Raises:
-        DamagedPart: it is not there, or its entries are not what was prepared.
-    """
-    path = paths.stage_part(record.number, index)
-    if not disk.exists(path):
-        raise DamagedPart(f"{path} is missing")
-    file = disk.open_read(path)
-    try:
-        return _read_part(file, path, record, record.parts[index])
-    except DiskError as error:
-        if error.errno not in UNREADABLE_ERRNOS:
-            raise
-        raise DamagedPart(str(error)) from error
-    finally:
-        file.close()
-
-
 def trim_dropped(dropped: list[DroppedRecord], floor: int) -> tuple[list[DroppedRecord], int]:
     """The newest records that are remembered, and the number below which none is."""
     ordered = sorted(dropped, key=lambda record: record.number)
@@ -382,48 +344,6 @@ def trim_dropped(dropped: list[DroppedRecord], floor: int) -> tuple[list[Dropped
     return kept, floor
 
 
-def _stage_of(record: PreparedRecord) -> Stage:
-    stage = Stage(record.number, record.order, None, record.cfg_hash, record.prepared_unix_ns)
-    stage.state = StageState.PREPARED
-    stage.was_prepared = True
-    stage.expires_unix_ns = record.expires_unix_ns
-    return stage
-
-
 def _number_of(name: str) -> int:
     digits = name.partition(".")[0]
     return int(digits) if digits.isascii() and digits.isdigit() else 0
-
-
-def _read_part(file: DiskFile, path: str, record: PreparedRecord, expected: PartRecord) -> Log:
-    reader = LogReader(file.read, expected.size_bytes)
-    found = reader.scan(layout.HEADER_BYTES, stride=layout.ALIGNMENT, last_sequence=-1)
-    if found.end != expected.size_bytes or found.damaged or found.entry_count != expected.bundles:
-        raise DamagedPart(
-            f"{path}: {found.entry_count} bundles up to byte {found.end}, expected {expected.bundles} up to {expected.size_bytes}"
-        )
-    log = Log(file, path, expected.size_bytes)
-    log.entry_type = layout.ENTRY_TYPE_STAGED
-    log.builder = SegmentBuilder(0, log.read)
-    counts = np.frombuffer(expected.item_counts, "<i8") if expected.item_counts else None
-    for index, span in enumerate(found.entries):
-        entry = read_entry(reader, span)
-        if entry.error or entry.sequence != index or entry.entry_type != layout.ENTRY_TYPE_STAGED:
-            raise DamagedPart(
-                f"{path}: the entry at byte {span.start} is not bundle {index} of the part; {entry.error}"
-            )
-        items = -1 if counts is None else int(counts[index])
-        log.builder.append(index, entry.ingestion_ts_nanos, items, span.end - span.start, entry.placements)
-    log.end = log.written_end = expected.size_bytes
-    if _crc_of_entries(file, expected.size_bytes) != expected.crc32:
-        raise DamagedPart(f"{path}: its entries do not have the checksum that was prepared")
-    log.header = encode_header(record.cfg_hash, 0, Identity(0, 0, record.incarnation))
-    log.crc = crc32_combine(crc32(log.header), expected.crc32, log.entry_bytes)
-    return log
-
-
-def _crc_of_entries(file: DiskFile, end: int) -> int:
-    value = 0
-    for offset in range(layout.HEADER_BYTES, end, CHUNK_BYTES):
-        value = crc32(file.read(min(CHUNK_BYTES, end - offset), offset), value)
-    return value

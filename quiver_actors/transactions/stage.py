@@ -30,7 +30,9 @@ class Stage:
         is_allocating: a job makes or enlarges the last part.
         wanted_bytes: size of a part that a push waits for, 0 if none does.
         cfg_hash: `segment_cfg_hash` of the topic when it was begun.
-        reason: why it was dropped.
+        reason: why it was dropped, or waits.
+        unread: what is to be read back before it is published: it has no parts until then. The disk did not give them back at open.
+        wants_reading: somebody waits for that.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Stage:
         self.asked_unix_ns = 0
         """When the decision log was asked last."""
         self.reason = ""
+        self.unread: PreparedRecord | None = None
+        self.wants_reading = False
 
     def move(self, state: StageState) -> None:
         assert state in STAGE_TRANSITIONS[self.state], f"stage {self.number}: {self.state} to {state}"
@@ -95,20 +99,32 @@ class Stage:
     # --- figures ---------------------------------------------------------------------------------------------------------------
 
     @property
+    def part_count(self) -> int:
+        return len(self.unread.parts) if self.unread else len(self.parts)
+
+    @property
     def bundle_count(self) -> int:
+        if self.unread:
+            return sum(part.bundles for part in self.unread.parts)
         return sum(part.builder.bundle_count for part in self.parts)
 
     @property
     def row_count(self) -> int:
-        return sum(part.builder.row_count for part in self.parts)
+        return (
+            sum(part.rows for part in self.unread.parts)
+            if self.unread
+            else sum(p.builder.row_count for p in self.parts)
+        )
 
     @property
     def disk_bytes(self) -> int:
-        return sum(part.capacity_bytes for part in self.parts)
+        return self.size_bytes if self.unread else sum(part.capacity_bytes for part in self.parts)
 
     @property
     def size_bytes(self) -> int:
-        return sum(part.end for part in self.parts)
+        return (
+            sum(part.size_bytes for part in self.unread.parts) if self.unread else sum(part.end for part in self.parts)
+        )
 
     @property
     def is_empty(self) -> bool:

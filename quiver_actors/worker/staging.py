@@ -17,6 +17,7 @@ from quiver_actors.errors import (
     EngineFailed,
     ProtocolError,
     QuiverError,
+    StageUnreadable,
     StorageFull,
     TransactionAborted,
     UsageError,
@@ -188,7 +189,10 @@ class Staging:
         elif answer.decision.lists(incarnation.hex(), stage.number):
             numbers = [token.number for token in answer.decision.tokens if token.incarnation == incarnation.hex()]
             here = [number for number in numbers if any(found.number == number for found in self._stages)]
-            self._stages.publish(stage.order.txn_id, incarnation, here)
+            try:
+                self._stages.publish(stage.order.txn_id, incarnation, here)
+            except StageUnreadable as error:
+                stage.reason = str(error)
         elif answer.decision.is_commit:
             self._stages.drop([stage.number], incarnation, "the transaction was decided without it")
         else:

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from quiver_actors.engine.stages import Stages
-from quiver_actors.errors import TransactionAborted
+from quiver_actors.errors import StageUnreadable, TransactionAborted
 from quiver_actors.events import Event, StageDropped, StagePrepared, StagesPublished
 from quiver_actors.transactions import stage as stage_sizes
 from quiver_actors.transactions.records import StageOrder
@@ -119,7 +119,10 @@ class Staging:
 
     def _decide(self, txn_id: str, chosen: Sequence[StageLife], *, drop_others: bool) -> None:
         now, numbers = self._world.calls, [life.number for life in chosen]
-        ticket = self._stages.publish(txn_id, self._world.engine.incarnation, numbers, drop_others=drop_others)
+        try:
+            ticket = self._stages.publish(txn_id, self._world.engine.incarnation, numbers, drop_others=drop_others)
+        except StageUnreadable:
+            return  # it is read again meanwhile
         for life in chosen:
             if life.publish_wanted == NEVER:
                 life.publish_wanted, life.ticket = now, ticket
