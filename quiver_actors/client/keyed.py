@@ -78,6 +78,8 @@ class _KeyedRun:
         self._under_way: deque[PushGroup] = deque()
         self._retry_at_ns = 0
         self._refusal: QuiverError | None = None
+        self._is_known = False
+        """The worker has told that it stores bundles of this producer, since the connection was lost last."""
 
     def opening(self) -> Flow[TopicSlots]:
         channel = yield from self._channels.opening(self._core, self._timeout_seconds)
@@ -137,8 +139,13 @@ class _KeyedRun:
             return
         if self._waiting:
             self._waiting[0].deadline_ns = self._deadline_ns
-        while self._waiting and channel.try_send(self._waiting[0], self._topic):
+        # Nor behind the first: for a worker that does not know the producer it begins with what comes first, if that one is refused.
+        while self._waiting and self._may_follow and channel.try_send(self._waiting[0], self._topic):
             self._under_way.append(self._waiting.popleft())
+
+    @property
+    def _may_follow(self) -> bool:
+        return self._is_known or not self._under_way
 
     def _collect(self) -> None:
         again: list[PushGroup] = []
@@ -148,6 +155,7 @@ class _KeyedRun:
                 break
             self._under_way.popleft()
             self._take_receipts(group)
+            self._is_known = not group.is_lost and (self._is_known or bool(group.acks))
             if group.error is not None:
                 self._note_refusal(group.error)
             if not group.is_acked:
