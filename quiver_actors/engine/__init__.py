@@ -12,7 +12,7 @@
 | shelf | sealed segments: which there are, which may be claimed, which can go |
 | mending | damaged segments: check, rescue, what is lost |
 | retention | what is kept and what goes; what is on the disk |
-| stages | staged bundles |
+| stages, publishes | staged bundles; those that are becoming visible |
 | parts | nothing: the above, put together |
 | schedule, work | background jobs: which is next, who takes it back; the table of them |
 | subscriber_side, storage_side | nothing: what subscribers, and the worker for the disk's sake, ask of an engine |

@@ -4,15 +4,11 @@ Owner: the engine, on the loop thread. Guarantees
 - Nothing of a stage is visible before its publish, and then all of one publish is at once, behind everything that was pushed before it.
 - A prepared stage stays, through every crash, until it is published or its drop is recorded.
 - A stage whose files cannot be written is dropped alone; what publishing or recording needs fails the engine, and recovery goes on.
-
-A publish takes its numbers when it begins: what is open is closed first, logs that begin later get higher numbers, and are sealed after it.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -22,6 +18,7 @@ from quiver_actors.disk.protocol import Disk
 from quiver_actors.engine.condition import Condition
 from quiver_actors.engine.log_queue import LogQueue
 from quiver_actors.engine.numbers import Numbers
+from quiver_actors.engine.publishes import Publishes
 from quiver_actors.engine.shelf import Shelf
 from quiver_actors.errors import (
     Draining,
@@ -35,7 +32,7 @@ from quiver_actors.errors import (
 )
 from quiver_actors.events import Event, Resumed, StageDropped, StagePrepared, StagesPublished
 from quiver_actors.paths import EnginePaths
-from quiver_actors.protocol.messages import AckRun, Push, SegmentInfo
+from quiver_actors.protocol.messages import AckRun, Push
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.transactions.jobs import (
     JournalJob,
@@ -45,36 +42,19 @@ from quiver_actors.transactions.jobs import (
     StageDropJob,
     StageReadJob,
 )
-from quiver_actors.transactions.records import DroppedRecord, JournalRecord, PublishingRecord, StageOrder
+from quiver_actors.transactions.records import DroppedRecord, JournalRecord, StageOrder
 from quiver_actors.transactions.recovery import RecoveredStages, trim_dropped
-from quiver_actors.transactions.stage import Stage, begin_part, number_part
+from quiver_actors.transactions.stage import Stage, begin_part
 from quiver_actors.transactions.states import StageState
 from quiver_actors.units import SECOND_NS
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import check_push
 from quiver_actors.wal.contract import segment_cfg_hash
-from quiver_actors.wal.log import Log
 
 STAGES_MAX = 4096
 """Stages of one engine that take bundles at a time."""
 ASK_AGAIN_NS = 60 * SECOND_NS
 """How long to wait before a decision log that gave no answer is asked again."""
-
-
-@dataclass(slots=True)
-class _Publish:
-    """Stages that become visible together."""
-
-    ticket: int
-    stages: list[Stage]
-    places: list[PublishingRecord] = field(default_factory=list)
-    """Where each part goes; empty until the numbers were taken."""
-    is_recorded: bool = False
-    infos: dict[int, SegmentInfo] = field(default_factory=dict)
-
-    @property
-    def parts(self) -> list[tuple[Stage, int, Log]]:
-        return [(stage, index, part) for stage in self.stages for index, part in enumerate(stage.parts)]
 
 
 class Stages:
@@ -101,13 +81,11 @@ class Stages:
         self._clock = clock
         self._condition = condition
         self._numbers = numbers
-        self._logs = logs
         self._shelf = shelf
         self._journal = recovered.journal
         self._stages = {stage.number: stage for stage in recovered.stages}
         self._next_number = max([recovered.journal.next_number, *(number + 1 for number in self._stages)])
-        self._publishes: deque[_Publish] = deque()
-        self._ticket = 0
+        self._publishes = Publishes(disk, paths, numbers, logs)
         self._allocating_bytes = 0
         self.room: Callable[[int], bool] = lambda _: True
         """Says whether the engine's worker may take so many bytes more of the disk."""
@@ -137,8 +115,7 @@ class Stages:
     def is_settled(self) -> bool:
         """Nothing is under way that a clean shutdown would cut off."""
         busy = (StageState.PREPARING, StageState.DROPPING)
-        numbered = any(publish.places for publish in self._publishes)
-        return not numbered and not any(stage.state in busy for stage in self)
+        return not self._publishes.places and not any(stage.state in busy for stage in self)
 
     @property
     def prepared(self) -> list[Stage]:
@@ -267,19 +244,7 @@ class Stages:
             if stage.state in (StageState.OPEN, StageState.PREPARED):
                 stage.drop("the transaction was decided without it")
         prepared = [stage for stage in wanted if stage.state is StageState.PREPARED]
-        if prepared:
-            return self._begin_publish(prepared)
-        running = [publish.ticket for publish in self._publishes if any(stage in wanted for stage in publish.stages)]
-        return max(running, default=0)
-
-    def _begin_publish(self, prepared: list[Stage]) -> int:
-        ordered = sorted(prepared, key=lambda stage: (stage.order.partition, stage.order.attempt, stage.number))
-        for stage in ordered:
-            stage.move(StageState.PUBLISHING)
-        self._ticket += 1
-        self._publishes.append(_Publish(self._ticket, ordered))
-        self._take_numbers()
-        return self._ticket
+        return self._publishes.begin(prepared) if prepared else self._publishes.ticket_of(wanted)
 
     def _check_incarnation(self, incarnation: bytes) -> None:
         if incarnation != self._numbers.incarnation:
@@ -418,8 +383,8 @@ class Stages:
 
     def journal_job(self) -> JournalJob | None:
         """Records the oldest publish that is not recorded yet: from then on nothing but a failed disk keeps it from becoming visible."""
-        self._take_numbers()
-        if not any(publish.places and not publish.is_recorded for publish in self._publishes):
+        self._publishes.take_numbers()
+        if not self._publishes.has_unrecorded:
             return None
         return JournalJob(self._disk, self._paths, self._current(self._journal.dropped, self._journal.dropped_floor))
 
@@ -428,16 +393,10 @@ class Stages:
         return []
 
     def publish_job(self) -> PublishJob | None:
-        publish = self._publishes[0] if self._publishes else None
-        if publish is None or not publish.is_recorded:
-            return None
-        sealed_next = self._logs.oldest_segment_seq
-        if sealed_next is not None and sealed_next < publish.places[0].segment_seq:
-            return None
-        return PublishJob(self._disk, self._paths, publish.stages, self._numbers.incarnation, publish.infos)
+        return self._publishes.job()
 
     def finish_publish(self, job: PublishJob) -> list[Event]:
-        publish = self._publishes.popleft()
+        publish = self._publishes.finish()
         events: list[Event] = []
         for stage in publish.stages:
             stage.move(StageState.PUBLISHED)
@@ -449,29 +408,9 @@ class Stages:
     @property
     def first_publishing(self) -> int | None:
         """The lowest segment number that a publish under way has taken."""
-        return next((publish.places[0].segment_seq for publish in self._publishes if publish.places), None)
+        return self._publishes.first_segment_seq
 
     # --- private -------------------------------------------------------------------------------------------------------------
-
-    def _take_numbers(self) -> None:
-        """Give publishes their places, in order, as far as numbers are reserved."""
-        for publish in self._publishes:
-            if publish.places:
-                continue
-            parts = publish.parts
-            bundles = sum(part.builder.bundle_count for _, _, part in parts)
-            if not self._numbers.has_many(len(parts), bundles):
-                return
-            self._logs.close_active()
-            for stage, index, part in parts:
-                publish.places.append(self._number(stage, index, part))
-
-    def _number(self, stage: Stage, index: int, part: Log) -> PublishingRecord:
-        identity, position = self._numbers.identity(), self._numbers.position
-        self._numbers.take_segment_seq()
-        self._numbers.advance(identity.first_sequence + part.builder.bundle_count, position + part.entry_bytes)
-        number_part(part, stage.cfg_hash, position, identity)
-        return PublishingRecord(stage.number, index, identity.segment_seq, identity.first_sequence, position)
 
     def _with_dropped(self, stages: Sequence[Stage]) -> JournalRecord:
         now_ns = self._clock.unix_ns()
@@ -483,12 +422,8 @@ class Stages:
         return self._current(*trim_dropped([*self._journal.dropped, *new], self._journal.dropped_floor))
 
     def _current(self, dropped: list[DroppedRecord], floor: int) -> JournalRecord:
-        places = [place for publish in self._publishes for place in publish.places]
-        return JournalRecord(self._next_number, places, dropped, floor)
+        return JournalRecord(self._next_number, self._publishes.places, dropped, floor)
 
     def _recorded(self, journal: JournalRecord) -> None:
         self._journal = msgspec.structs.replace(journal, publishing=[])
-        durable = {(place.number, place.part) for place in journal.publishing}
-        for publish in self._publishes:
-            if publish.places and all((place.number, place.part) in durable for place in publish.places):
-                publish.is_recorded = True
+        self._publishes.note_recorded(journal.publishing)
