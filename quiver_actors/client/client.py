@@ -16,6 +16,7 @@ from typing import Literal, Unpack, overload
 
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.channels import ChannelSet
+from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.hold import Hold
 from quiver_actors.client.keyed import pushing_keyed
@@ -36,7 +37,6 @@ from quiver_actors.errors import ClosedError
 from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.units import SECOND_NS
 
 PUSH_TIMEOUT_SECONDS = 30.0
 
@@ -265,7 +265,7 @@ class Client(StagingClient, TopicCommands):
             subscriber,
             start=start_text(start),
             starts={core: start_text(bundle_id) for core, bundle_id in (starts or {}).items()},
-            ttl_ns=round(ttl * SECOND_NS),
+            ttl_ns=nanoseconds("ttl", ttl),
             timeout_seconds=self._timeout_seconds,
         )
 

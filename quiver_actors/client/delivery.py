@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from quiver_actors.client.bundle import StoredBundle
+from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.gaps import GapNotice
 from quiver_actors.client.grants import Parcel
-from quiver_actors.errors import AlreadyResolved, ClosedError, UsageError
-from quiver_actors.units import SECOND_NS
+from quiver_actors.errors import AlreadyResolved, ClosedError
 
 if TYPE_CHECKING:
     from quiver_actors.client.consumer import Consumer
@@ -113,9 +113,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
 
     def _resolve(self, outcome: str, delay_seconds: float = 0) -> None:
         """Say what becomes of it. The same again changes nothing."""
-        if delay_seconds < 0:
-            raise UsageError(f"a delay of {delay_seconds} s is not possible: expected 0 or more")
-        delay_ns = round(delay_seconds * SECOND_NS)
+        delay_ns = nanoseconds("delay_seconds", delay_seconds)
         if self._outcome:
             self._check_same(outcome)
             return

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Generator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from quiver_actors.errors import ClosedError
+from quiver_actors.errors import ClosedError, UsageError
 from quiver_actors.units import SECOND_NS
 
 FOREVER_NS = 1 << 63
@@ -37,10 +37,17 @@ Steps: TypeAlias = Generator[Flow[Any], Any, T]
 
 
 def deadline_after(timeout_seconds: float | None) -> int:
-    """The monotonic time in ns that lies `timeout_seconds` ahead; None = never."""
+    """The monotonic time in ns that lies `timeout_seconds` ahead; None = never.
+
+    Raises:
+        UsageError: it is no number.
+    """
     if timeout_seconds is None:
         return FOREVER_NS
-    return time.monotonic_ns() + round(timeout_seconds * SECOND_NS)
+    try:
+        return time.monotonic_ns() + round(timeout_seconds * float(SECOND_NS))
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"a timeout of {timeout_seconds!r} is not possible: expected a number of seconds") from None
 
 
 class Watched(Protocol):

@@ -22,6 +22,7 @@ import msgspec
 
 from quiver_actors.client.channel import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
+from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Flow, deadline_after
 from quiver_actors.client.grouping import Planned
 from quiver_actors.client.producer import Producer
@@ -51,7 +52,6 @@ from quiver_actors.protocol.stage_messages import (
     StageReady,
 )
 from quiver_actors.transactions.model import Decision, Token, check_txn_id
-from quiver_actors.units import SECOND_NS
 
 __all__ = ["Stage", "StagePlan", "deciding", "dropping", "publishing"]
 
@@ -115,7 +115,7 @@ class Stage:
 
     def _begin_message(self, tag: int) -> BeginStage:
         wanted = self.wanted
-        ttl_ns = round(wanted.ttl_seconds * SECOND_NS)
+        ttl_ns = nanoseconds("ttl", wanted.ttl_seconds)
         return BeginStage(
             tag,
             wanted.topic,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
+from quiver_actors.client.durations import nanoseconds, positive_nanoseconds
 from quiver_actors.client.gaps import GapNotice
 from quiver_actors.client.projection import Asked
 from quiver_actors.errors import UsageError
 from quiver_actors.model import BundleId, check_id
 from quiver_actors.protocol.messages import Terms
-from quiver_actors.units import SECOND_NS
 
 Start: TypeAlias = "str | int | datetime.datetime | BundleId"
 Gaps: TypeAlias = Literal["log", "deliver"]
@@ -114,7 +114,7 @@ class Wanted:
             prefetch,
             _terms_of(options),
             Asked.parse(options.get("slots"), options.get("columns")),
-            options.get("idle_timeout"),
+            _idle_timeout(options),
             options.get("on_bundle"),
             options.get("on_gap"),
             gaps == "deliver",
@@ -154,14 +154,11 @@ def _terms_of(options: SubscribeOptions) -> Terms:
     order, exhausted = options.get("order", "oldest"), options.get("exhausted", "dead_letter")
     if order not in ORDERS or exhausted not in EXHAUSTED:
         raise UsageError(f"order={order!r}, exhausted={exhausted!r}: expected one of {ORDERS} and one of {EXHAUSTED}")
-    lease = options.get("lease", 30.0)
-    if lease is not None and not 0 < lease < _COUNT_MAX / SECOND_NS:
-        raise UsageError(f"a lease of {lease} s is not possible: expected more than 0, or None for no lease")
     ratio = options.get("backfill_ratio", 2)
-    if not 0 <= ratio <= 10:
-        raise UsageError(f"backfill_ratio {ratio} is not possible: expected 0..10, of 10 bundles")
+    if not isinstance(ratio, int) or not 0 <= ratio <= 10:
+        raise UsageError(f"backfill_ratio {ratio!r} is not possible: expected 0..10, of 10 bundles")
     return Terms(
-        lease_ns=0 if lease is None else round(lease * SECOND_NS),
+        lease_ns=positive_nanoseconds("lease", options.get("lease", 30.0), "no lease"),
         order=order,
         backfill_ratio=ratio,
         max_in_flight_bundles=_limit(options, "max_in_flight"),
@@ -169,19 +166,15 @@ def _terms_of(options: SubscribeOptions) -> Terms:
         max_deliveries=_limit(options, "max_deliveries"),
         exhausted=exhausted,
         dead_letter_topic=options.get("dead_letter_topic") or "",
-        orphan_ttl_ns=_orphan_ttl_ns(options),
+        orphan_ttl_ns=positive_nanoseconds("orphan_ttl", options.get("orphan_ttl"), "that of the topic"),
     )
 
 
-def _orphan_ttl_ns(options: SubscribeOptions) -> int:
-    ttl = options.get("orphan_ttl")
-    if ttl is None:
-        return 0
-    if not 0 < ttl < _COUNT_MAX / SECOND_NS:
-        raise UsageError(
-            f"an orphan_ttl of {ttl} s is not possible: expected more than 0, or None for that of the topic"
-        )
-    return round(ttl * SECOND_NS)
+def _idle_timeout(options: SubscribeOptions) -> float | None:
+    seconds = options.get("idle_timeout")
+    if seconds is not None:
+        nanoseconds("idle_timeout", seconds, "0 or more, or None for no end")
+    return seconds
 
 
 def _limit(options: SubscribeOptions, name: str) -> int:
@@ -193,5 +186,5 @@ def _limit(options: SubscribeOptions, name: str) -> int:
 
 def _check_count(name: str, value: object, least: int) -> int:
     if not isinstance(value, int) or not least <= value <= _COUNT_MAX:
-        raise UsageError(f"{name} {value} is not possible: expected at least {least}")
+        raise UsageError(f"{name} {value!r} is not possible: expected a number, at least {least}")
     return value
