@@ -40,7 +40,7 @@ KINDS = (
 SHIM_VARIABLE = "QUIVER_FAULT_SHIM"
 _SHIM_SOURCE = Path(__file__).with_name("fault_shim.c")
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
-_ATTACH_SECONDS = 10.0
+_ATTACH_SECONDS = 60.0
 
 Life = Callable[[int], int]
 """Takes the descriptor to report to, returns the exit code."""

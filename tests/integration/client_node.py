@@ -40,7 +40,7 @@ class ClientNode:
     pids: dict[int, int] = field(default_factory=dict)
     """The process of each worker, from the log."""
 
-    def connect(self, timeout: float = 20.0) -> Client:
+    def connect(self, timeout: float = 60.0) -> Client:
         return connect(self.directories.run, timeout=timeout)
 
     def wait_worker_ready(self, core: int) -> int:
@@ -110,7 +110,7 @@ def first_id(delivery: Delivery) -> int:
     return found
 
 
-def take(subscription: Subscription, count: int, *, timeout: float = 20.0) -> list[Delivery]:
+def take(subscription: Subscription, count: int, *, timeout: float = 60.0) -> list[Delivery]:
     """The next deliveries; fails the test when they do not come."""
     found = []
     while len(found) < count:

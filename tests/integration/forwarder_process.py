@@ -1,7 +1,7 @@
 """A process that forwards to Parquet files: `python -m tests.integration.forwarder_process RUN_DIR DIRECTORY END`.
 
-Says `ready` when it is subscribed. END: `idle`, when nothing comes any more; `killed`, never; `after-file`, by SIGKILL when a file is
-finished and nothing of it is acknowledged.
+Says `ready` when it is subscribed. END: `idle`, when nothing is left to be resolved; `killed`, never; `after-file`, by SIGKILL when a file
+is finished and nothing of it is acknowledged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def main(run_dir: str, directory: str, end: str) -> None:
         print("ready", flush=True)
         forwarder = Forwarder(subscription, files, retry=Backoff(initial=0.01), max_in_flight=200)
         signal.signal(signal.SIGTERM, lambda *_: forwarder.stop(10))
-        forwarder.run(idle_timeout=1 if end == "idle" else None)
+        forwarder.run(idle_timeout=0.3 if end == "idle" else None)
+        while end == "idle" and not subscription.all_drained():
+            forwarder.run(idle_timeout=0.3)
 
 
 if __name__ == "__main__":

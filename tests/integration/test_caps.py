@@ -162,7 +162,7 @@ def push_until_refused(client: Client, first: int = 0, key: str | None = None, t
 
 def push_until_taken(client: Client, number: int) -> Receipt:
     """Push a bundle again for as long as there is no room for it."""
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         try:
             return client.push(bundle(number), timeout=20.0)
@@ -197,7 +197,7 @@ def test_at_the_cap_pushes_are_refused_and_go_on_by_themselves_when_there_is_roo
         )
         seen = set()
         while len(seen) < len(stored):
-            delivery = subscription.get(10.0)
+            delivery = subscription.get(DEADLINE_SECONDS)
             assert delivery is not None
             with delivery:
                 seen.add(number_of(delivery))
@@ -351,7 +351,7 @@ def test_no_acknowledged_bundle_is_missing_without_its_notice_whoever_is_killed_
             client.flush()
             missing = set(acked) - set(delivered) - announced
             while missing:
-                event = subscription.get(20.0)
+                event = subscription.get(DEADLINE_SECONDS)
                 assert event is not None, (
                     f"{len(missing)} acknowledged bundles neither came nor were announced: {sorted(missing)[:3]}"
                 )
@@ -412,7 +412,7 @@ def note(event: Delivery | GapNotice, delivered: dict[BundleId, int], announced:
 
 def take_all(subscription: Subscription, count: int) -> Iterator[Delivery]:
     for _ in range(count):
-        delivery = subscription.get(20.0)
+        delivery = subscription.get(DEADLINE_SECONDS)
         assert delivery is not None
         with delivery:
             yield delivery
@@ -427,7 +427,7 @@ def drain(subscription: GapSubscription, pushed: set[BundleId]) -> tuple[set[Bun
     delivered: set[BundleId] = set()
     announced: set[BundleId] = set()
     while not pushed <= delivered | announced:
-        event = subscription.get(20.0)
+        event = subscription.get(DEADLINE_SECONDS)
         assert event is not None, f"{len(pushed - delivered - announced)} bundles neither came nor were announced"
         if isinstance(event, GapNotice):
             announced |= ids_of(event)

@@ -37,10 +37,10 @@ def pushed(client: Client, count: int, *, key: str = "k") -> list[Receipt]:
     return receipts
 
 
-def ids_of(subscription: Subscription, seconds: float = 0.5) -> list[int]:
-    found = []
-    while (delivery := subscription.get(seconds)) is not None:
-        found.append(first_id(delivery))
+def ids_of(subscription: Subscription, count: int) -> list[int]:
+    """The first ids of the next bundles, behind which nothing comes."""
+    found = [first_id(delivery) for delivery in take(subscription, count)]
+    assert subscription.get(0.2) is None
     return found
 
 
@@ -49,9 +49,9 @@ def test_new_subscriber_starts_at_a_bundle_or_a_time(client: Client) -> None:
     between = time.time_ns()
     pushed(client, 5)
     with client.subscribe("at-bundle", start=first[12].bundle_id) as subscription:
-        assert sorted(ids_of(subscription)) == sorted([*range(12, 20), *range(5)])
+        assert sorted(ids_of(subscription, 13)) == sorted([*range(12, 20), *range(5)])
     with client.subscribe("at-time", start=between) as subscription:
-        assert ids_of(subscription) == list(range(5))
+        assert ids_of(subscription, 5) == list(range(5))
 
 
 def test_claim_by_reference(client: Client) -> None:
@@ -122,7 +122,7 @@ def test_newest_first(client: Client) -> None:
     client.subscribe("newest").close()
     pushed(client, 20)
     with client.subscribe("newest", order="newest") as subscription:
-        assert ids_of(subscription) == list(range(19, -1, -1))
+        assert ids_of(subscription, 20) == list(range(19, -1, -1))
 
 
 def test_in_flight_window_holds_back_until_something_is_resolved(node: ClientNode, client: Client) -> None:
@@ -145,11 +145,11 @@ def full_windows(node: ClientNode, subscriber: str) -> int:
 def test_exhausted_bundle_is_dropped(client: Client) -> None:
     with client.subscribe("dropper", max_deliveries=2, exhausted="drop") as subscription:
         pushed(client, 1)
-        counts = []
-        while (delivery := subscription.get(0.5)) is not None:
-            counts.append(delivery.delivery_count)
+        for count in (1, 2):
+            (delivery,) = take(subscription, 1)
+            assert delivery.delivery_count == count
             delivery.defer()
-        assert counts == [1, 2]
+        assert subscription.get(0.2) is None
         assert subscription.all_drained()
 
 

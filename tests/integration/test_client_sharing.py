@@ -175,7 +175,7 @@ def test_after_a_crash_exactly_what_was_not_acknowledged_comes_again() -> None:
         with client.subscribe("holes", prefetch=4096, lease=None) as subscription:
             deliveries: list[Delivery] = []
             while len(deliveries) < bundles:
-                more = subscription.get_many(4096, 20.0)
+                more = subscription.get_many(4096, DEADLINE_SECONDS)
                 assert more, f"only {len(deliveries)} came"
                 deliveries += more
             chance.shuffle(deliveries)
@@ -190,7 +190,7 @@ def test_after_a_crash_exactly_what_was_not_acknowledged_comes_again() -> None:
         with client.subscribe("holes", prefetch=4096, start="latest") as again:
             found = []
             while len(found) < len(kept):
-                more = again.get_many(4096, 20.0)
+                more = again.get_many(4096, DEADLINE_SECONDS)
                 assert more, f"only {len(found)} of {len(kept)} came again"
                 found += [delivery.bundle_id[2:] for delivery in more]
             assert again.get(0.3) is None
@@ -220,10 +220,10 @@ def test_bundles_of_a_stopped_consumer_go_to_another_and_its_late_ack_is_refused
     node: ClientNode, client: Client
 ) -> None:
     """The first consumer does not call `get` any more, which is what a stopped process looks like to the worker."""
-    with client.subscribe("fenced", lease=1.0) as first:
+    with client.subscribe("fenced", lease=3.0) as first:
         client.push(numbers(5))
         (late,) = take(first, 1)
-        with client.subscribe("fenced", lease=1.0) as second:
+        with client.subscribe("fenced", lease=3.0) as second:
             (delivery,) = take(second, 1)
             assert delivery.bundle_id == late.bundle_id
             # Those that hang are offered it again too.
@@ -238,16 +238,16 @@ def test_bundles_of_a_stopped_consumer_go_to_another_and_its_late_ack_is_refused
 
 
 def test_extended_lease_keeps_the_bundle(client: Client) -> None:
-    with client.subscribe("extender", lease=0.5) as first, client.subscribe("extender", lease=0.5) as second:
+    with client.subscribe("extender", lease=2.0) as first, client.subscribe("extender", lease=2.0) as second:
         client.push(numbers(5))
         holder, other = first, second
         held = holder.get(0.2)
         while held is None:
             holder, other = other, holder
             held = holder.get(0.2)
-        for _ in range(8):
+        for _ in range(4):
             held.extend()
-            assert other.get(0.2) is None
+            assert other.get(0.6) is None
         assert holder.extend([held]) == []
         held.ack().wait()
         assert holder.extend([held]) == [held]

@@ -135,7 +135,7 @@ def test_failures_are_retried_or_dropped_and_others_go_past_them(node: ClientNod
 
     with node.connect() as client, client.subscribe("caller") as subscription:
         client.push_many([numbers(n) for n in range(20)], key="k")
-        statistics = Forwarder(subscription, deliver, retry=Backoff(initial=0.02, jitter=0)).run(idle_timeout=1.5)
+        statistics = Forwarder(subscription, deliver, retry=Backoff(initial=0.02, jitter=0)).run(idle_timeout=5)
         assert (statistics.delivered, statistics.deferred, statistics.rejected) == (19, 3, 1)
         assert attempts[:20] == list(range(20))
         assert attempts[20:] == [1, 1, 1]
@@ -151,14 +151,14 @@ def test_leases_are_kept_while_a_delivery_is_under_way(node: ClientNode) -> None
         offered.set()
         return arrived
 
-    with node.connect() as client, client.subscribe("slow", lease=0.6) as subscription, ThreadPoolExecutor() as pool:
+    with node.connect() as client, client.subscribe("slow", lease=2.0) as subscription, ThreadPoolExecutor() as pool:
         forwarder = Forwarder(subscription, deliver)
         running = pool.submit(forwarder.run)
         try:
             client.push(numbers(1))
             assert offered.wait(DEADLINE_SECONDS)
-            with client.subscribe("slow", lease=0.6) as other:
-                assert other.get(2) is None, "the lease ran out"
+            with client.subscribe("slow", lease=2.0) as other:
+                assert other.get(4) is None, "the lease ran out"
             arrived.set_result(None)
         finally:
             assert forwarder.drain(10)

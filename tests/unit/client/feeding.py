@@ -79,7 +79,7 @@ class Feeder:
 def take(subscription: Subscription, count: int = 1) -> list[Delivery]:
     deliveries = []
     for _ in range(count):
-        delivery = subscription.get(10)
+        delivery = subscription.get(60)
         assert delivery is not None, "nothing was delivered in time"
         deliveries.append(delivery)
     return deliveries

@@ -57,7 +57,7 @@ TOPICS = [
     TopicInfo("default", {}, "wal", 0),
     TopicInfo("travel", {"flights": 3, "weather": 7}, "wal", 0),
 ]
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 
 def write_node_file(run_dir: Path, cores: int) -> None:

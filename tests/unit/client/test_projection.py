@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from quiver_actors.client import Client
+from quiver_actors.client import Client, connect
 from quiver_actors.client.projection import Projection
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.segments import MappedSegment
@@ -193,6 +193,6 @@ def test_read_gives_the_same_bundles_again_without_a_claim(peer: Peer, client: C
         client.read("travel", 0, at(4, 5), at(5, 25))
 
 
-def test_read_of_a_core_that_is_not_there(run_dir: Path, client: Client) -> None:
-    with pytest.raises((UsageError, WorkerUnavailable)):
+def test_read_of_a_core_that_is_not_there(peer: Peer) -> None:
+    with connect(peer.run_dir, timeout=0.2) as client, pytest.raises((UsageError, WorkerUnavailable)):
         client.read("travel", 3)

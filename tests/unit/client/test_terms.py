@@ -165,7 +165,7 @@ def test_slots_of_a_projection_must_exist(client: Client) -> None:
 def test_get_many_takes_what_is_there(feeder: Feeder, subscription: Subscription) -> None:
     found: list[Delivery] = []
     while len(found) < BUNDLES:
-        more = subscription.get_many(50, 10)
+        more = subscription.get_many(50, 60)
         assert 1 <= len(more) <= 50
         found += more
     assert [delivery.bundle_id.bundle_index for delivery in found] == list(range(BUNDLES))
@@ -205,7 +205,7 @@ def test_callback_gets_every_delivery_and_its_return_acknowledges(peer: Peer, fe
         if len(seen) == 5:
             delivery.reject()
 
-    with client.subscribe("exporter", topic="travel", on_bundle=on_bundle, idle_timeout=0.1) as subscription:
+    with client.subscribe("exporter", topic="travel", on_bundle=on_bundle, idle_timeout=1.0) as subscription:
         assert subscription.run() == BUNDLES
     assert seen == list(range(BUNDLES))
     assert ("reject", [4]) in [(outcome, indexes) for _, outcome, _, indexes in resolved(peer)]
@@ -386,6 +386,7 @@ def test_claim_that_comes_too_late_is_given_back(peer: Peer, client: Client, seg
     with client.subscribe("exporter", topic="travel") as subscription:
         with pytest.raises(WorkerUnavailable):
             subscription.claim(BundleId("travel", 0, 4, 12), timeout=0.05)
+        peer.wait_for(lambda: bool(held))
         ((session, tag),) = held
         open_segment(session, segment)
         deliver(session, 12, tag=tag)
@@ -432,7 +433,7 @@ def test_drop_orphan_spares_a_subscriber_with_a_consumer(peer: Peer, client: Cli
 
 
 def test_gap_notice_comes_where_its_bundles_would_have_come(peer: Peer, client: Client, segment: Path) -> None:
-    with client.subscribe("exporter", topic="travel", gaps="deliver", idle_timeout=0.2) as subscription:
+    with client.subscribe("exporter", topic="travel", gaps="deliver", idle_timeout=1.0) as subscription:
         peer.wait_for(lambda: bool(peer.of_type(Credit)))
         session = peer.sessions[-1]
         open_segment(session, segment)
@@ -462,7 +463,7 @@ def test_gap_ends_a_batch(peer: Peer, client: Client, segment: Path) -> None:
         found: list[object] = []
         sizes = []
         while len(found) < 4:
-            more = subscription.get_many(10, 10)
+            more = subscription.get_many(10, 60)
             sizes.append(len(more))
             found += more
         assert [isinstance(event, GapNotice) for event in found] == [False, False, True, False]
@@ -480,7 +481,7 @@ def test_notice_whose_callback_fails_comes_again(peer: Peer, client: Client) -> 
         peer.wait_for(lambda: bool(peer.of_type(Credit)))
         peer.sessions[-1].send(gap(31))
         with pytest.raises(LookupError):
-            subscription.get(10)
+            subscription.get(60)
         assert peer.of_type(GapAck) == []
         assert subscription.get(0) is None
         subscription.flush()

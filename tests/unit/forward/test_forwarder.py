@@ -13,7 +13,7 @@ from tests.unit.forward.stored import Shelf, Stored
 
 EXACT = Backoff(jitter=0)
 IDLE = 0.0
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 
 def numbers_of(delivery: Delivery) -> int:

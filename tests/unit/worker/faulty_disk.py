@@ -48,7 +48,7 @@ class FaultyFile(PosixFile):
         super().allocate(size_bytes)
 
     def fdatasync(self) -> None:
-        self._faults.gate.wait(20)
+        self._faults.gate.wait(60)
         self._faults.check("fdatasync", self.path)
         super().fdatasync()
 

@@ -35,7 +35,7 @@ from quiver_actors.worker.entry import Worker
 from quiver_actors.worker.figures import FigurePublisher
 from quiver_actors.worker.journal import Journal
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 Answer = TypeVar("Answer", bound=m.Message)

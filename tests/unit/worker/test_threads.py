@@ -12,7 +12,7 @@ import pytest
 
 from quiver_actors.worker.threads import JobThread
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 class Call:
