@@ -8,7 +8,7 @@ STAMP := $(VENV)/installed
 EXTRAS := spark,spark-jre,demo,metrics,top,docs,dev
 SOURCES := quiver_actors pyspark_quiver shm supervisor tests benchmarks
 PYTEST := $(BIN)/python -m pytest -q
-TESTS_AT_ONCE ?= 3
+TESTS_AT_ONCE ?= 4
 MINUTES ?= 30
 SEED ?= 0
 HOURS ?= 1
@@ -40,8 +40,8 @@ help:
 demo: $(STAMP)
 	@$(BIN)/python -m quiver_actors.demo
 
-# Several at a time: most of them wait for processes and disks. A file's tests stay together. In the order of the tree, so that the longest
-# files, which have few tests, do not come last.
+# Several at a time: many of them wait for processes and disks. A file's tests stay together, those of a Spark session too (tests/conftest.py).
+# In the order of the tree, so that the longest files, which have few tests, do not come last.
 test: lint types
 	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder tests
 
