@@ -11,6 +11,7 @@ are typed, ingest resumes by itself, and nothing that the `Book` demands is brok
     node_descriptors    RLIMIT_NOFILE of supervisor and workers right above what they have open, while clients come
     client_descriptors  the same of producers and subscribers, while segments come
     memory              RLIMIT_AS of the workers right above what they have mapped, while clients come
+    cap                 a size cap that drops the oldest, and a stopped subscriber: every bundle that it misses must be told
 
 File systems need root, ext4 loop devices too. Limits of processes need nothing: only the soft one is lowered, and raised again.
 """
@@ -53,11 +54,20 @@ arena_size = "4MiB"
 
 [retention]
 min_free = "{{min_free}}"
+{{cap}}
 
-[topics.{TOPIC}.segment]
+[segment]
 target_size = "1MiB"
 max_open_duration = "200ms"
+
+[topics.{TOPIC}]
 """
+_CAP = """
+size_cap = "24MiB"
+size_cap_policy = "drop_oldest"
+"""
+_OVER_CAP_BUNDLES = 2_500
+"""About twice as much as the cap."""
 _TOLERATED = frozenset({ProtocolError.code, SharedMemoryError.code, DiskError.code})
 """What a client gets that has no descriptor left, for a message or for a file, or whose worker has no memory for its arena."""
 
@@ -72,6 +82,8 @@ class LimitTally:
     """Rounds in which a client was refused."""
     kills: int = 0
     """Workers and nodes that were killed and had to come back meanwhile."""
+    told: int = 0
+    """Acknowledged bundles that were dropped on purpose, with notice."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Limits that cannot be set here, and why."""
     acknowledged: int = 0
@@ -83,6 +95,7 @@ class LimitTally:
         return {
             "limit_rounds": sum(self.rounds.values()),
             "limit_rounds_felt": sum(self.felt.values()),
+            "node_told_dropped": self.told,
             "node_kills": self.kills,
             "node_acknowledged": self.acknowledged,
             "open_failures": len(self.failures),
@@ -93,6 +106,8 @@ class Pressure:
     """What is taken from a node, and given back."""
 
     is_felt_for_sure = False
+    drops = False
+    """Bundles may be lost, with notice."""
     deaths_max = 1_000_000
     """In a minute: who dies for want of descriptors or memory is started again."""
 
@@ -107,6 +122,10 @@ class Pressure:
         """Called again and again while it lasts, and for processes that came meanwhile."""
 
     def let_go(self) -> None:
+        raise NotImplementedError
+
+    def is_over(self) -> bool:
+        """Of one that drops bundles: enough was."""
         raise NotImplementedError
 
 
@@ -244,6 +263,25 @@ class Memory(SoftLimit):
         return self.random.choice((256 * KIB, 2 * MIB, 8 * MIB))
 
 
+class OverCap(Pressure):
+    """Nobody reads, and more is pushed than the cap lets the node keep."""
+
+    drops = True
+
+    def press(self) -> None:
+        self._end = self.node.acknowledged() + _OVER_CAP_BUNDLES
+        self.keep_up()
+
+    def keep_up(self) -> None:
+        tell(map(self.node.pids.__getitem__, self.node.subscribers), signal.SIGSTOP)
+
+    def let_go(self) -> None:
+        tell(map(self.node.pids.__getitem__, self.node.subscribers), signal.SIGCONT)
+
+    def is_over(self) -> bool:
+        return self.node.acknowledged() >= self._end
+
+
 @contextlib.contextmanager
 def _inodes(target: Path, size_bytes: int) -> Iterator[Path]:
     with small_image(target, size_bytes, "-N", str(_INODES)) as made:
@@ -259,6 +297,7 @@ LIMITS: dict[str, tuple[type[Pressure], Place | None, tuple[str, ...]]] = {
     "node_descriptors": (NodeDescriptors, None, ()),
     "client_descriptors": (ClientDescriptors, None, ()),
     "memory": (Memory, None, ()),
+    "cap": (OverCap, None, ()),
 }
 """What presses, where the data lie, and the programs that need to be there."""
 
@@ -281,14 +320,15 @@ class Limits:
         self._strain()
         deadline = time.monotonic() + _FELT_SECONDS
 
-        def is_felt() -> bool:
+        def is_over() -> bool:
             node.book.update()
             pressure.keep_up()
-            return sum(node.book.refused.values()) > refused or (
-                not pressure.is_felt_for_sure and time.monotonic() > deadline
-            )
+            if pressure.drops:
+                return pressure.is_over()
+            is_felt = sum(node.book.refused.values()) > refused
+            return is_felt or (not pressure.is_felt_for_sure and time.monotonic() > deadline)
 
-        node.wait(is_felt, f"nobody feels {self._name}")
+        node.wait(is_over, f"nobody feels {self._name}")
         self._tally.felt[self._name] += sum(node.book.refused.values()) > refused
         pressure.let_go()
         node.wait_ready()
@@ -336,7 +376,8 @@ def run(rounds: int, seed: int, names: list[str]) -> LimitTally:
         isolate()
     for name in names:
         random = Random(f"limits {name} {seed}")
-        config = _CONFIG.format(min_free=random.choice(("0B", "1MiB")))
+        drops = LIMITS[name][0].drops
+        config = _CONFIG.format(min_free=random.choice(("0B", "1MiB")), cap=_CAP if drops else "")
         with (
             guarded(tally.failures.append, f"{name}, seed {seed}"),
             _place(name) as data,
@@ -353,7 +394,9 @@ def run(rounds: int, seed: int, names: list[str]) -> LimitTally:
             for _ in range(rounds):
                 limits.round()
             node.settle()
-            tally.failures += node.book.told()[:5]
+            told = node.book.told()
+            tally.told += len(told)
+            tally.failures += [] if drops else told[:5]
             tally.acknowledged += len(node.book.acknowledged)
             tally.delivered += node.book.counts["delivered"]
             for code, count in node.book.refused.items():
