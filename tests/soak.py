@@ -246,6 +246,9 @@ class Soak:
     # --- what goes on ------------------------------------------------------------------------------------------------------
 
     def _calibrate(self) -> None:
+        deadline = time.monotonic() + _READY_SECONDS
+        while not self.book.counts["delivered"] and time.monotonic() < deadline:
+            self._is_over.wait(0.2)
         self._is_over.wait(_CALIBRATION_SECONDS / 2)
         before, started = self.book.counts["acknowledged"], time.monotonic()
         self._is_over.wait(_CALIBRATION_SECONDS)

@@ -13,8 +13,8 @@ Needs root, loop devices, FUSE and the file system's programs; where something i
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import os
 import sys
 import tempfile
 import time
@@ -30,7 +30,7 @@ from tests.crash.book import Book
 from tests.crash.bundles import TOPIC
 from tests.crash.campaign import guarded
 from tests.crash.live_node import LiveNode
-from tests.crash.mounts import FILE_SYSTEMS, FileSystem, command, isolate, make_image, mounted, why_not
+from tests.crash.mounts import FILE_SYSTEMS, FileSystem, command, isolate, make_image, mount_image, why_not
 from tests.crash.recorded_disk import RecordedDisk, recorded_disk
 
 IMAGES_PER_LIFE = 4
@@ -95,7 +95,7 @@ class PowerCuts:
         make_image(empty, self._kind)
         with recorded_disk(empty) as disk:
             empty.unlink()
-            with self._mounted(disk.path, base / "live") as live:
+            with mount_image(disk.path, base / "live", self._kind) as live:
                 taken = self._take(disk, live, images, base)
         self._tally.pages_lost += disk.pages_lost
         self._tally.writes += disk.writes
@@ -103,10 +103,6 @@ class PowerCuts:
         for image in taken:
             self._check(image, base)
             image.path.unlink()
-
-    def _mounted(self, source: Path, target: Path) -> contextlib.AbstractContextManager[Path]:
-        options = ",".join(filter(None, ("loop", self._kind.options)))
-        return mounted(source, target, "-t", self._kind.name, "-o", options)
 
     def _take(self, disk: RecordedDisk, live: Path, images: int, base: Path) -> list[Image]:
         taken = []
@@ -128,11 +124,11 @@ class PowerCuts:
 
     def _check(self, image: Image, base: Path) -> None:
         target = base / "crashed"
-        with self._mounted(image.path, target):
+        with mount_image(image.path, target, self._kind):
             pass
         command(*self._kind.check, str(image.path))
         with (
-            self._mounted(image.path, target),
+            mount_image(image.path, target, self._kind),
             LiveNode(
                 config=CONFIG,
                 data=target / "data",
@@ -155,13 +151,21 @@ def directory() -> Iterator[Path]:
         yield Path(made)
 
 
+def _try(kind: FileSystem) -> None:
+    """Raises OSError: this machine has no such file system, no FUSE, or no loop devices for us."""
+    with directory() as base:
+        make_image(base / "image", kind)
+        with recorded_disk(base / "image") as disk, mount_image(disk.path, base / "mounted", kind):
+            pass
+
+
 def run(images: int, seed: int, names: list[str]) -> ImageTally:
     """So many images, spread over the file systems that can be used here."""
     tally = ImageTally()
     for name in names:
-        reason = why_not(FILE_SYSTEMS[name].make[0], FILE_SYSTEMS[name].check[0], loop=True)
-        if reason or not os.path.exists("/dev/fuse"):
-            tally.skipped[name] = reason or "this machine has no /dev/fuse"
+        kind = FILE_SYSTEMS[name]
+        if reason := why_not(functools.partial(_try, kind), kind.make[0], kind.check[0]):
+            tally.skipped[name] = reason
     usable = [name for name in names if name not in tally.skipped]
     if usable:
         isolate()

@@ -10,11 +10,12 @@ import os
 import select
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from quiver_actors.units import MIB
+from tests.crash.small_store import fork, read_all
 
 _CLONE_NEWNS = 0x00020000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
@@ -39,15 +40,25 @@ FILE_SYSTEMS = {
 }
 
 
-def why_not(*programs: str, loop: bool = False) -> str:
-    """What keeps this process from mounting; empty if nothing does."""
+def why_not(trial: Callable[[], object], *programs: str) -> str:
+    """What keeps this process from mounting; empty if nothing does. The trial is made in a process with mounts of its own."""
     if os.geteuid() != 0:
         return "only root may mount"
     if missing := [program for program in programs if shutil.which(program) is None]:
         return f"{', '.join(missing)} not installed"
-    if loop and not os.path.exists("/dev/loop-control"):
-        return "this machine has no loop devices"
-    return ""
+
+    def attempt(descriptor: int) -> int:
+        try:
+            isolate()
+            trial()
+        except OSError as error:
+            os.write(descriptor, str(error).encode())
+        return 0
+
+    pid, descriptor = fork(attempt)
+    said = read_all(descriptor).decode()
+    _, status = os.waitpid(pid, 0)
+    return said or ("" if status == 0 else f"a trial ended with status {status}")
 
 
 def isolate() -> None:
@@ -90,10 +101,14 @@ def small_image(target: Path, size_bytes: int, *options: str) -> Iterator[Path]:
     image, kind = target.with_suffix(".image"), FILE_SYSTEMS["ext4"]
     make_image(image, kind._replace(size_bytes=size_bytes, make=(*kind.make, *options)))
     try:
-        with mounted(image, target, "-t", "ext4", "-o", "loop") as made:
+        with mount_image(image, target, kind) as made:
             yield made
     finally:
         image.unlink()
+
+
+def mount_image(image: Path, target: Path, kind: FileSystem) -> contextlib.AbstractContextManager[Path]:
+    return mounted(image, target, "-t", kind.name, "-o", ",".join(filter(None, ("loop", kind.options))))
 
 
 def make_image(image: Path, kind: FileSystem) -> None:
