@@ -101,6 +101,8 @@ class FigurePublisher:
         """By topic."""
         self._behind: dict[str, dict[str, None]] = {}
         """Subscribers of each topic whose rows are behind, those that have waited longest first."""
+        self._waiting: set[EngineHost] = set()
+        """Those where pushes wait. Of hundreds of idle topics nothing is asked."""
         self._error: _Row | None = None
         self._error_count = 0
         self._table_is_full = False
@@ -119,6 +121,7 @@ class FigurePublisher:
     def publish(self, loop: LoopFigures, hosts: Mapping[str, EngineHost], recent: Collection[EngineHost] = ()) -> None:
         """`recent`: those whose figures may have changed since the last time."""
         self.heartbeat()
+        self._waiting = {host for host in (*self._waiting, *recent) if host.ingest.waiting_count}
         try:
             for topic, host in hosts.items():
                 if host in recent:
@@ -132,9 +135,9 @@ class FigurePublisher:
             self._drop_gone(hosts)
         except ShmError as error:
             self._report_full_table(error)
-        self._publish_worker(loop, hosts)
+        self._publish_worker(loop)
 
-    def _publish_worker(self, loop: LoopFigures, hosts: Mapping[str, EngineHost]) -> None:
+    def _publish_worker(self, loop: LoopFigures) -> None:
         self._worker.publish(
             [
                 (WorkerFigure.STATE, int(self.state)),
@@ -143,7 +146,7 @@ class FigurePublisher:
                 (WorkerFigure.ARENA_BYTES, loop.arena_bytes),
                 (WorkerFigure.ARENA_USED_BYTES, loop.arena_used_bytes),
                 (WorkerFigure.LOOP_GAP_NS_MAX, loop.loop_gap_ns_max),
-                (WorkerFigure.PUSHES_WAITING, sum(host.ingest.waiting_count for host in hosts.values())),
+                (WorkerFigure.PUSHES_WAITING, sum(host.ingest.waiting_count for host in self._waiting)),
                 (WorkerFigure.TURNS, loop.turns),
                 (WorkerFigure.INTAKE_STOPPED, int(loop.intake_stopped)),
                 (WorkerFigure.TOPICS_VERSION, loop.topics_version),
