@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _WAIT_INTERVAL_SECONDS = 0.05
+_PROBLEMS_SHOWN = 5
 
 _DESCRIPTION = """\
 Show workers, topics, subscribers, shared memory and last errors, the worst first, and what to do about what is wrong. Reads the
@@ -96,7 +97,7 @@ def _check(where: str, wanted: str, as_json: bool) -> int:
         raise NotRunning(f"the supervisor of {where} (pid {status.node.pid}) is dead")
     if _holds(status, wanted):
         return StatusExit.OK
-    print(f"quiver: not {wanted}: {'; '.join(status.node.problems) or status.node.state}", file=sys.stderr)
+    print(f"quiver: not {wanted}: {_why(status)}", file=sys.stderr)
     return StatusExit.CHECK_FAILED
 
 
@@ -107,7 +108,7 @@ def _wait(where: str, wanted: str, timeout_ns: int, as_json: bool) -> int:
             status = _take(where)
             if _holds(status, wanted):
                 break
-            reason = "; ".join(status.node.problems) or status.node.state
+            reason = _why(status)
         except NotRunning as error:
             reason = str(error)
         if time.monotonic_ns() >= deadline_ns:
@@ -148,6 +149,13 @@ def _use_since(status: StatusView, previous: StatusView) -> None:
         now_ns = status.taken_unix_ns - (worker.figures_age_ns or 0)
         elapsed_ns = now_ns - (previous.taken_unix_ns - (then.figures_age_ns or 0))
         worker.cpu_percent = round(100 * (worker.cpu_ns - then.cpu_ns) / elapsed_ns, 1) if elapsed_ns > 0 else None
+
+
+def _why(status: StatusView) -> str:
+    """In one line, which a probe's log can hold also where a node has hundreds of topics."""
+    problems = status.node.problems
+    more = [f"and {len(problems) - _PROBLEMS_SHOWN:,} more"] if len(problems) > _PROBLEMS_SHOWN else []
+    return "; ".join([*problems[:_PROBLEMS_SHOWN], *more]) or status.node.state
 
 
 def _holds(status: StatusView, wanted: str) -> bool:

@@ -171,9 +171,10 @@ def test_a_browser_shows_the_page(address: str, tmp_path: Path) -> None:
     )
     page = done.stdout
     assert '<span id="state" class="state good">ready</span>' in page, done.stderr[-2000:]
-    assert page.count('class="plot"') >= 8
+    assert page.count('class="plot"') == 9
+    assert "No cap on the disk" in page
     assert "<td>core_0</td>" in page
-    assert "<td>travel</td>" in page
+    assert '<td>travel</td><td class="good">ready</td><td>core_0</td>' in page
 
 
 def test_the_server_outlives_the_node() -> None:

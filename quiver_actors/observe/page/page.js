@@ -105,7 +105,8 @@ function topicsOf(engines) {
   const topics = grouped(engines, (engine) => engine.topic).map((group) => {
     const state = group[0].state;
     const such = group.filter((engine) => engine.state === state);
-    const where = such.length < group.length || !GOOD.has(state) ? such.map((e) => "core_" + e.core).join(", ") : group.length + " cores";
+    const isWhole = group.length > 1 && such.length === group.length && GOOD.has(state);
+    const where = isWhole ? group.length + " cores" : such.map((engine) => "core_" + engine.core).join(", ");
     const made = { topic: group[0].topic, state, where, sync_ns_last: most(group, "sync_ns_last") };
     for (const field of ["bundles_in", "rows_in", "bytes_in", "wal_bytes", "segments", "disk_bytes", "refused", "quarantined"])
       made[field] = sum(group, field);
