@@ -74,7 +74,10 @@ class Adoption(Mapping[str, EngineHost]):
         topic, at, core = name.partition("@")
         if not at:
             return self._own[topic]
-        return next(adopted.topics[topic] for adopted in self.cores if str(adopted.core) == core)
+        for adopted in self.cores:
+            if str(adopted.core) == core:
+                return adopted.topics[topic]
+        raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._own

@@ -116,3 +116,4 @@ def test_an_adopted_core_takes_no_pushes_and_goes_while_a_consumer_is_attached()
             (last,) = read_some(subscription, 1)
             assert last[1] == 2000, "the consumer goes on"
             other.close()
+        assert "worker.end" not in node.process.logged(), "the worker lives on when it has retired a core"

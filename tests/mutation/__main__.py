@@ -44,7 +44,7 @@ _COPIED = (
 _PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 _UNIT = "tests/unit/engine"
 _NODE = ("-m", "tests.sim.node", "--steps", "1000")
-_FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 _FAILED_SEED = re.compile(r"^seed (\d+) fails", re.MULTILINE)
 
 

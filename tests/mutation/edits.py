@@ -21,16 +21,18 @@ class Edit(NamedTuple):
 _JOBS = "quiver_actors/jobs.py"
 _SEALING = "quiver_actors/sealing.py"
 _COMMIT = "quiver_actors/engine/group_commit.py"
-_SUBSCRIBER = ("tests/unit/subscriber", "tests/property/test_subscriber_claims.py")
+_BITMAP = ("tests/unit/subscriber/test_bitmap.py",)
+_LEASES = ("tests/unit/subscriber/test_leases.py",)
 _ENGINE = ("tests/unit/engine/test_engine.py",)
 _GROUP_COMMIT = ("tests/unit/engine/test_group_commit.py",)
 _NUMBERS = ("tests/unit/engine/test_numbers.py",)
 _POWER = ("tests/unit/engine/test_power_loss.py",)
 _RECOVERY = ("tests/unit/engine/test_recovery_table.py",)
 _WAL = ("tests/unit/wal", "tests/property/test_uniform_pushes.py")
-_CLIENT = ("tests/unit/client",)
-_TRANSACTIONS = ("tests/unit/transactions",)
-_RETENTION = ("tests/unit/retention", "tests/unit/supervisor")
+_CLIENT = ("tests/unit/client/test_push.py", "tests/unit/client")
+_STAGE_CRASHES = ("tests/unit/transactions/test_stage_crashes.py",)
+_RULES = ("tests/unit/retention/test_rules.py",)
+_COORDINATOR = ("tests/unit/supervisor/test_coordinator.py",)
 
 EDITS: tuple[Edit, ...] = (
     # --- syncs, renames and their order
@@ -272,42 +274,42 @@ EDITS: tuple[Edit, ...] = (
         "quiver_actors/subscriber/bitmap.py",
         "    return -(-bundle_count // WORD_BITS)\n",
         "    return bundle_count // WORD_BITS\n",
-        _SUBSCRIBER,
+        _BITMAP,
     ),
     Edit(
         "off by one in the full bitmap",
         "quiver_actors/subscriber/bitmap.py",
         "    return ((1 << bundle_count) - 1).to_bytes(",
         "    return ((1 << bundle_count - 1) - 1 if bundle_count else 0).to_bytes(",
-        _SUBSCRIBER,
+        _BITMAP,
     ),
     Edit(
         "off by one in the first unresolved",
         "quiver_actors/subscriber/bitmap.py",
         "    return (~bits & (bits + 1)).bit_length() - 1\n",
         "    return (~bits & (bits + 1)).bit_length()\n",
-        _SUBSCRIBER,
+        _BITMAP,
     ),
     Edit(
         "resolve what another consumer holds",
         "quiver_actors/subscriber/leases.py",
         "        return live if live is not None and live.owner_key is key and live.segment_seq == segment_seq else None\n",
         "        return live if live is not None and live.segment_seq == segment_seq else None\n",
-        _SUBSCRIBER,
+        _LEASES,
     ),
     Edit(
         "extend what another consumer holds",
         "quiver_actors/subscriber/leases.py",
         "            if live is None or live.owner_key is not key:\n",
         "            if live is None:\n",
-        _SUBSCRIBER,
+        _LEASES,
     ),
     Edit(
         "leases that never start anew",
         "quiver_actors/subscriber/leases.py",
         "            else:\n                self._lease(live, now_ns)\n",
         "",
-        _SUBSCRIBER,
+        _LEASES,
     ),
     # --- retention
     Edit(
@@ -315,35 +317,35 @@ EDITS: tuple[Edit, ...] = (
         "quiver_actors/retention/rules.py",
         "    needed = EvictionClass.CLAIMED if facts.is_held else EvictionClass.UNPROCESSED\n",
         "    needed = EvictionClass.UNPROCESSED\n",
-        _RETENTION,
+        _RULES,
     ),
     Edit(
         "delete without a notice",
         "quiver_actors/retention/rules.py",
         "Outcome(Verdict.DELETE if facts.is_processed else Verdict.DROP, reason)",
         "Outcome(Verdict.DELETE, reason)",
-        _RETENTION,
+        _RULES,
     ),
     Edit(
         "drop under backpressure",
         "quiver_actors/retention/rules.py",
         "    return not facts.is_processed and facts.policy == DROP_OLDEST and facts.claimed_class >= needed\n",
         "    return not facts.is_processed and facts.claimed_class >= needed\n",
-        _RETENTION,
+        _RULES,
     ),
     Edit(
         "grants that add up to more than the cap",
         "supervisor/coordinator.py",
         "            free -= max(0, raised - held)\n",
         "",
-        _RETENTION,
+        _COORDINATOR,
     ),
     Edit(
         "grants that forget what is still used",
         "supervisor/coordinator.py",
         "        held = max(new[index], holding.seen_bytes, holding.used_bytes)\n",
         "        held = new[index]\n",
-        _RETENTION,
+        _COORDINATOR,
     ),
     # --- transactions
     Edit(
@@ -351,14 +353,14 @@ EDITS: tuple[Edit, ...] = (
         "quiver_actors/transactions/jobs.py",
         "                part.file.fsync()\n                part.file.close()\n",
         "                part.file.close()\n",
-        _TRANSACTIONS,
+        _STAGE_CRASHES,
     ),
     Edit(
         "forget the directory of prepared stages",
         "quiver_actors/transactions/jobs.py",
         "encode_prepared(self.record))\n            self._disk.sync_directory(self._paths.staged)\n",
         "encode_prepared(self.record))\n",
-        _TRANSACTIONS,
+        _STAGE_CRASHES,
     ),
     Edit(
         "store again what a producer sends again",
@@ -368,11 +370,23 @@ EDITS: tuple[Edit, ...] = (
         ("tests/unit/transactions/test_keys.py",),
     ),
     Edit(
-        "delete a stage before the record that says what it is",
+        "forget a stage before its parts are segments",
         "quiver_actors/transactions/jobs.py",
-        "    for path in [paths.prepared(number), *parts]:\n",
-        "    for path in [*parts, paths.prepared(number)]:\n",
-        ("tests/unit/transactions/test_stage_crashes.py",),
+        """    for part in [part for stage in stages for part in stage.parts]:
+        if part.segment_seq not in infos:
+            infos[part.segment_seq] = _publish_part(disk, paths, part, incarnation)
+    for stage in stages:
+        disk.unlink(paths.prepared(stage.number))
+    disk.sync_directory(paths.staged)
+""",
+        """    for stage in stages:
+        disk.unlink(paths.prepared(stage.number))
+    disk.sync_directory(paths.staged)
+    for part in [part for stage in stages for part in stage.parts]:
+        if part.segment_seq not in infos:
+            infos[part.segment_seq] = _publish_part(disk, paths, part, incarnation)
+""",
+        _STAGE_CRASHES,
     ),
     # --- clients
     Edit(
@@ -380,7 +394,7 @@ EDITS: tuple[Edit, ...] = (
         "quiver_actors/client/producer.py",
         "            if not group.is_acked:\n                self._send_again(group)\n",
         "",
-        (*_CLIENT, "tests/integration/test_client_failures.py"),
+        _CLIENT,
     ),
     Edit(
         "requests that are not sent again after a loss",

@@ -14,8 +14,9 @@ from quiver_actors.errors import QuiverError, TopicDeleted, TopicRecreated, Tran
 from quiver_actors.topics.requests import Create, Delete, List
 from quiver_actors.transactions.model import Token
 from tests.sim.node.clients import Running, SimProducer, SimSubscriber
-from tests.sim.node.machine import SMALL_SEGMENTS, Machine
+from tests.sim.node.machine import Machine
 from tests.sim.node.model import Model, Outcome, PushKey
+from tests.sim.node.room import SMALL_SEGMENTS
 
 _TTL_SECONDS = 0.2
 

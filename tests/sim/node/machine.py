@@ -14,15 +14,15 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import msgspec
 
+from quiver_actors.adoption_watch import AdoptionWatch
 from quiver_actors.clock import SystemClock
-from quiver_actors.config import NodeSettings, RetentionSettings, SegmentSettings, TopicSettings, WalSettings
 from quiver_actors.config.reading import Resolved
+from quiver_actors.core_dirs import adopted_cores
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import SimulatedCrash
 from quiver_actors.disk.simulated import SimDisk
@@ -48,14 +48,15 @@ from quiver_actors.topics.catalogue import CATALOGUE_NAME, Catalogue
 from quiver_actors.topics.keeper import TopicKeeper
 from quiver_actors.topics.requests import SUBJECT, TopicReply, TopicRequest
 from quiver_actors.topics.versions import topic_versions
-from quiver_actors.units import KIB, MILLISECOND_NS, SECOND_NS
+from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.worker.figures import FigurePublisher
+from tests.sim.node.cores import disk_of, keeps_damage, served_by, show_directories
 from tests.sim.node.polls import Delays
+from tests.sim.node.room import CORES_MAX, Room, node_settings
 from tests.sim.node.shared_disk import CoreDisk, SupervisorDisk
 from tests.sim.node.simulated_time import SimulatedTime
 from tests.sim.node.workers import SimThread, SimWorker
 
-TOPIC = "default"
 POWER_LOSSES = tuple(mode for mode in CrashMode if mode is not CrashMode.KEEP)
 _PATIENCE = Patience(
     restart=RestartPolicy(backoff_first_ns=MILLISECOND_NS, backoff_max_ns=20 * MILLISECOND_NS, intensity_count=1 << 30),
@@ -63,50 +64,6 @@ _PATIENCE = Patience(
     drain_timeout_ns=3600 * SECOND_NS,
     observe_interval_ns=MILLISECOND_NS,
 )
-
-
-TIGHT_BYTES = 520 * KIB
-
-
-@dataclass(frozen=True)
-class Room:
-    """How much of the disk the node may have, and what happens at its end."""
-
-    cap_bytes: int = 0
-    """0 = no cap."""
-    policy: str = "backpressure"
-
-    @property
-    def is_tight(self) -> bool:
-        """Only for topics with very small segments."""
-        return 0 < self.cap_bytes < TIGHT_BYTES
-
-    @property
-    def drops(self) -> bool:
-        """Bundles that somebody still needs may go, with notice."""
-        return self.cap_bytes > 0 and self.policy == "drop_oldest"
-
-
-SMALL_SEGMENTS = {"segment.target_size": "64KiB", "segment.max_open_duration": "20ms", "wal.max_rotated_files": 3}
-"""Of a topic that is created at run time: as small as a command may make them."""
-
-
-def node_settings(run_dir: str, cores: int, room: Room) -> NodeSettings:
-    """Small segments, so that everything happens often."""
-    topic = TopicSettings(
-        name=TOPIC,
-        segment=SegmentSettings(target_size_bytes=8 * KIB, max_open_duration_ns=20 * MILLISECOND_NS),
-        wal=WalSettings(max_rotated_files=3),
-        retention=RetentionSettings(size_cap_policy=room.policy),
-    )
-    return NodeSettings(
-        data_dir=run_dir,
-        run_dir=run_dir,
-        cores=cores,
-        arena_bytes=64 * KIB,
-        size_cap_bytes=room.cap_bytes,
-        topics={TOPIC: topic},
-    )
 
 
 class Machine:
@@ -125,10 +82,10 @@ class Machine:
         self.run_dir = str(self._base)
         self.settings = node_settings(self.run_dir, cores, room)
         self.shared = SimDisk()
-        self.disks = [SimDisk(shows_descriptors=True) for _ in range(cores)]
-        self.workers: list[SimWorker | None] = [None] * cores
+        self.disks = [SimDisk(shows_descriptors=True) for _ in range(CORES_MAX)]
+        self.workers: list[SimWorker | None] = [None] * CORES_MAX
         self._pids = itertools.count(1 << 22)
-        self._page = CountersPage.create(new_name(), region_of(cores), 64, FIGURES_VERSION)
+        self._page = CountersPage.create(new_name(), region_of(CORES_MAX), 64, FIGURES_VERSION)
         self._wakeups = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._own = self._page.writer(SUPERVISOR_REGION)
         self._stamps = itertools.count(1)
@@ -136,6 +93,7 @@ class Machine:
 
     def start_supervisor(self) -> None:
         """The first one, or the one after a power loss."""
+        self.adopted()
         self.supervision = self._new_supervision()
         self._show_children()
         self.supervisor_disk = SupervisorDisk(self.shared, self.disks)
@@ -148,6 +106,19 @@ class Machine:
             announce=self._announce,
         )
         self._announce(self.keeper.catalogue)
+        self._watch = AdoptionWatch(self.keeper, self.adopted, lambda: self._announce(self.keeper.catalogue))
+
+    def adopted(self) -> list[int]:
+        """Cores that have directories and no worker."""
+        show_directories(self.run_dir, self.settings.cores, self.disks)
+        return adopted_cores(self.run_dir, self.settings.cores)
+
+    def left_over(self) -> list[int]:
+        """Adopted cores that must go once everybody has everything: they hold no damage."""
+        return [core for core in self.adopted() if not keeps_damage(core, self.disks[core])]
+
+    def _served_by(self, core: int) -> list[int]:
+        return served_by(core, self.settings.cores, len(self.disks))
 
     def _announce(self, catalogue: Catalogue) -> None:
         """As `node` does; and what workers look at to see that there is a new list of topics is a real file."""
@@ -172,7 +143,7 @@ class Machine:
         storage = StorageSpec(
             root=".",
             cap_bytes=lambda: self.room.cap_bytes,
-            directories=lambda core: (f"core_{core}",),
+            directories=lambda core: tuple(f"core_{served}" for served in self._served_by(core)),
             measuring=self._measuring,
         )
         self._coordination = Coordination(storage, supervision.children, self._page, self._own)
@@ -205,7 +176,7 @@ class Machine:
         self._act(self.supervision.tick(now_ns))
         self._show_children()
         self._coordination.turn(self.supervision.children)
-        self.keeper.step(now_ns)
+        self._watch.step(now_ns)
         self.supervisor_disk.empty_deleted()
 
     @property
@@ -225,6 +196,7 @@ class Machine:
                     self._signal(index, number)
 
     def _fork(self, core: int) -> None:
+        self.adopted()
         region = self._page.writer(region_of(core))
         pid = next(self._pids)
         region.begin(pid, self.time.unix_ns())
@@ -241,7 +213,7 @@ class Machine:
         self._feed(Forked(core, pid))
         worker = SimWorker(
             context,
-            CoreDisk(self.disks[core], lambda: self.shared),
+            CoreDisk(disk_of(core, self.settings.cores, self.disks), lambda: self.shared),
             self.delays,
             lambda journal: FigurePublisher(region, core, SystemClock(), journal),
         )
@@ -274,7 +246,8 @@ class Machine:
         if worker is not None:
             worker.kill()
             # Locks and open files of a process end with it; what it wrote stays in the cache.
-            self.disks[core] = self.disks[core].copy()
+            for served in self._served_by(core):
+                self.disks[served] = self.disks[served].copy()
             self._feed(Exited(core, wait_status))
 
     def request_stop(self) -> None:
@@ -349,7 +322,7 @@ class Machine:
         worker = self.workers[core]
         if worker is not None:
             self.log.append(f"arm {kind} error {number} on core_{core}")
-            self.failing_cores.add(core)
+            self.failing_cores.update(self._served_by(core))
             worker.faulty.fail(kind, nth, number)
 
     def limit_disk(self, core: int, free_bytes: int | None) -> None:
@@ -357,16 +330,22 @@ class Machine:
         disk.capacity_bytes = None if free_bytes is None else disk.used_bytes + free_bytes
         self.log.append(f"core_{core} has {free_bytes} bytes free")
 
-    def lose_power(self, mode: CrashMode, seed: int) -> None:
-        """All processes end, and the disks keep what they must; KEEP: only the supervisor was killed, which its workers do not survive."""
-        self.log.append(f"power loss {mode.name}")
+    def lose_power(self, mode: CrashMode, seed: int, cores: int) -> None:
+        """All processes end, and the disks keep what they must; KEEP: only the supervisor was killed, which its workers do not survive.
+
+        Args:
+            cores: so many workers there are from now on.
+        """
+        self.log.append(f"power loss {mode.name}, {cores} cores from now on")
+        self.counts["cores_changed"] += cores != self.settings.cores
         self.counts["power_losses"] += mode is not CrashMode.KEEP
         for core, worker in enumerate(self.workers):
             if worker is not None:
                 worker.kill()
                 self.workers[core] = None
             self.disks[core] = self.disks[core].crash(mode, seed + core)
-        self.shared = self.shared.crash(mode, seed + len(self.disks))
+        self.shared = self.shared.crash(mode, seed + len(self.disks) - 1)
+        self.settings = msgspec.structs.replace(self.settings, cores=cores)
         self.start_supervisor()
 
     def refuse_memory(self, core: int, arenas: int) -> None:

@@ -1,10 +1,11 @@
 """One run: a seeded scheduler that lets one actor after the other do one thing, and breaks things.
 
-Who acts: the supervisor (decisions, coordinator of the size cap, owner of the topics), two workers and their threads, producers, an
+Who acts: the supervisor (decisions, coordinator of the size cap, owner of the topics), workers and their threads, producers, an
 idempotent producer, one with transactions, subscribers of two topics, an operator who creates and deletes one of these topics.
 
 What breaks (`Run._faults`): a worker is killed at once or at one of its next calls on the disk; power is lost in every mode of
-`disk.crashes`, or the supervisor is killed with its workers; calls on the disk fail; the disk is full; connections break; clients die;
+`disk.crashes`, or the supervisor is killed with its workers, and in some seeds there are more or fewer workers afterwards, which adopt
+the directories of those that are gone; calls on the disk fail; the disk is full; connections break; clients die;
 messages are late and overtake those of other connections; somebody is slow; memory for arenas is refused; the wall clock jumps; time
 passes. Half of all seeds have a size cap, with one of the three policies.
 
@@ -41,13 +42,16 @@ from tests.sim.node.actors import (
     TransactionActor,
     World,
 )
-from tests.sim.node.machine import POWER_LOSSES, TIGHT_BYTES, Machine, Room
+from tests.sim.node.machine import POWER_LOSSES, Machine
 from tests.sim.node.model import Violation
+from tests.sim.node.room import CORES_MAX, TIGHT_BYTES, Room
 from tests.sim.node.simulated_time import SimulatedTime
 
 REST_ROUNDS_MAX = 5_000
 """Rounds, in each of which everybody does something, in which everything must have come to rest once nothing breaks any more."""
 _CORES = 2
+_CORES_CHANGE_SHARE = 0.2
+"""Of seeds with room for it, those in which the number of workers changes."""
 _SIDE = "side"
 _OVERSHOOT_BYTES = 64 * KIB
 """Of each core: the tail of a seal, and small files between two of their measurements."""
@@ -68,12 +72,16 @@ class Run:
         self.faults = 0
         self.step_number = 0
         self.machine = Machine(time, Random(seed + 1), _CORES, _room(Random(seed + 2)))
+        self._changes_cores = self.machine.room.is_wide and Random(seed + 3).random() < _CORES_CHANGE_SHARE
         self.world = World(self.machine, self.random)
         self.place, self.side = Place(DEFAULT_TOPIC, is_there=True), Place(_SIDE, is_there=False)
         side_producer = ProducerActor("s", self.world, self.side)
         if self.machine.room.is_tight:
             # A topic that is made at run time has larger segments than such a cap has room for.
             self.without = {*without, "operator"}
+        if self._changes_cores:
+            # Where it pushes follows from the number of workers: what it repeats across a change is stored again, as documented.
+            self.without = {*self.without, "n"}
         pushers: list[Actor] = [
             *(ProducerActor(name, self.world, self.place) for name in ("p", "q")),
             NumberedActor("n", self.world, self.place),
@@ -131,14 +139,17 @@ class Run:
         # A transaction needs many turns before a connection is lost.
         pushers = [*self.pushers, *(actor for actor in self.pushers if isinstance(actor, TransactionActor))]
         return [
-            (lambda: self._worker_step(self.random.randrange(_CORES)), 30),
-            (lambda: self._job_step(self.random.randrange(_CORES)), 22),
+            (lambda: self._worker_step(self._core()), 30),
+            (lambda: self._job_step(self._core()), 22),
             (lambda: self._client_step(pushers), 26),
             (lambda: self._client_step(self.subscribers), 22),
             (self._operator_step, 1),
             (self._supervisor_step, 4),
             (lambda: self.time.advance(self.random.choice((10_000, 200_000, MILLISECOND_NS, 5 * MILLISECOND_NS))), 10),
         ]
+
+    def _core(self) -> int:
+        return self.random.randrange(self.machine.settings.cores)
 
     def _worker_step(self, core: int) -> None:
         if not self._is_slow(f"core_{core}"):
@@ -169,10 +180,7 @@ class Run:
     # --- what breaks -------------------------------------------------------------------------------------------------------
 
     def _faults(self) -> list[tuple[Callable[[], None], int]]:
-        random, machine = self.random, self.machine
-
-        def core() -> int:
-            return random.randrange(_CORES)
+        random, machine, core = self.random, self.machine, self._core
 
         def client() -> Actor:
             return random.choice(self.clients)
@@ -181,7 +189,10 @@ class Run:
         found: list[tuple[Callable[[], Callable[[], None]], int]] = [
             (lambda: _bind(machine.kill, core()), 6),
             (lambda: _bind(machine.arm_kill, core(), random.randint(1, 12)), 10),
-            (lambda: _bind(machine.lose_power, random.choice(losses), random.randrange(1 << 30)), 4),
+            (
+                lambda: _bind(machine.lose_power, random.choice(losses), random.randrange(1 << 30), self._cores()),
+                16 if self._changes_cores else 4,
+            ),
             (lambda: _bind(machine.arm_error, core(), *self._disk_error()), 4),
             (lambda: _bind(machine.limit_disk, core(), random.choice((None, None, 0, 20_000, 200_000))), 4),
             (lambda: _bind(machine.refuse_memory, core(), random.randint(1, 3)), 2),
@@ -201,6 +212,10 @@ class Run:
             self.machine.counts["faults"] += 1
             fault()
 
+    def _cores(self) -> int:
+        """How many workers there are after the next start."""
+        return self.random.randint(1, CORES_MAX) if self._changes_cores else _CORES
+
     def _disk_error(self) -> tuple[str, int, int]:
         kind = self.random.choice(
             ("write", "fdatasync", "fsync", "rename", "allocate", "read", "unlink", "sync_directory")
@@ -208,7 +223,7 @@ class Run:
         return kind, self.random.randint(1, 4), self.random.choice((errno.EIO, errno.ENOSPC))
 
     def _somebody(self) -> str:
-        processes = [f"core_{core}" for core in range(_CORES)]
+        processes = [f"core_{core}" for core in range(self.machine.settings.cores)]
         threads = [f"threads of {name}" for name in processes]
         names = [*processes, *threads, "supervisor", *(actor.name for actor in self.clients)]
         return self.random.choice(names)
@@ -239,7 +254,7 @@ class Run:
         if sum(granted) > cap_bytes and NO_LIMIT not in granted:
             raise Violation(f"grants of {granted} bytes are more than the cap of {cap_bytes}")
         used = [disk.used_bytes for disk in self.machine.disks]
-        if sum(used) > cap_bytes + _CORES * _OVERSHOOT_BYTES:
+        if sum(used) > cap_bytes + len(used) * _OVERSHOOT_BYTES:
             raise Violation(f"{used} bytes are on the disks, the cap is {cap_bytes}")
 
     # --- the calm ----------------------------------------------------------------------------------------------------------
@@ -267,7 +282,7 @@ class Run:
 
     def _processes_round(self) -> None:
         self.machine.step_supervisor()
-        for core in range(_CORES):
+        for core in range(self.machine.settings.cores):
             self.machine.step_worker(core)
             for _ in range(3):
                 self.machine.step_job(core)
@@ -280,7 +295,12 @@ class Run:
             and not any(self._missing().values())
             and not any(self._torn().values())
             and not any(self.machine.staged())
+            and not self._left_over()
         )
+
+    def _left_over(self) -> list[int]:
+        """Of a topic without one of its subscribers nobody knows whether it is owed something: its directories stay."""
+        return [] if {"ann", "ben", "sid"} & {*self.without} else self.machine.left_over()
 
     def _missing(self) -> dict[str, list[Any]]:
         return {each.name: each.model.missing(each.name)[:5] for each in self.subscribers if each.place.is_there}
@@ -290,7 +310,7 @@ class Run:
 
     def _unrest(self) -> str:
         busy = [actor.name for actor in (*self.clients, self.operator) if not actor.is_idle]
-        return f"busy {busy}, missing {self._missing()}, torn {self._torn()}, staged {self.machine.staged()}"
+        return f"busy {busy}, missing {self._missing()}, torn {self._torn()}, staged {self.machine.staged()}, adopted {self._left_over()}"
 
     def _check_nothing_is_held(self) -> None:
         """All clients die: within a few rounds no worker has a session, an arena or a claim of theirs."""

@@ -18,6 +18,7 @@ FIRST_SEED = int(os.environ.get("NODE_SEED_FIRST", "0"))
 _PROCESSES = 2
 HAPPENS = (
     "acknowledged",
+    "cores_changed",
     "delivered",
     "faults",
     "memory_refused",

@@ -71,6 +71,17 @@ def test_what_a_child_has_not_noticed_yet_is_not_given_away() -> None:
     assert grants[0] >= 1600 * MIB
 
 
+def test_what_is_free_is_given_away_once() -> None:
+    late = holding(2, 0, seen_bytes=CAP - STEP)
+    waiting = [holding(n, 0, wanted_bytes=STEP, waiting_since_ns=NOW) for n in (0, 1)]
+    grants = share_out(NOW, CAP, [*waiting, late], {2: CAP - STEP})
+    assert sorted((grants[0], grants[1])) == [0, STEP], "all that the third child does not have"
+
+
+def test_a_coordinator_that_starts_in_the_middle_grants_at_once_what_is_in_use() -> None:
+    assert share_out(NOW, CAP, [holding(0, CAP - STEP)], {})[0] >= CAP - STEP
+
+
 def test_over_the_cap_nobody_may_grow_and_grants_still_sum_to_the_cap() -> None:
     holdings = [holding(0, 3 * CAP), holding(1, CAP, wanted_bytes=STEP, waiting_since_ns=1)]
     grants = settled(holdings)

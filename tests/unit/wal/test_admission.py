@@ -1,0 +1,124 @@
+"""What the door of the log refuses: one thing is wrong at a time, and the error says which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from quiver_actors.checksum import crc32
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.errors import ProtocolError
+from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW, Push
+from quiver_actors.segment.builder import StreamSchema
+from quiver_actors.wal import layout
+from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, check_push
+from tests.support.engine_driver import EngineDriver, numbered_batch
+
+SPAN_BYTES, CRC, BITMAP, ITEMS, TIME, SLOTS = range(6)
+"""Fields of an entry's row."""
+HANDLE, PAYLOAD, PAYLOAD_BYTES, ROWS, BATCH, METADATA, BODY, DICTIONARIES = range(8)
+"""Fields of a slot's row."""
+
+
+class Sent(NamedTuple):
+    span: bytes
+    push: Push
+    schemas: dict[int, StreamSchema]
+
+    def with_entry(self, field: int, value: int) -> Sent:
+        return self._with("entries", ENTRY_ROW, 0, field, value)
+
+    def with_slot(self, field: int, value: int, row: int = 0) -> Sent:
+        return self._with("slots", SLOT_ROW, row, field, value)
+
+    def _with(self, name: str, packed: object, row: int, field: int, value: int) -> Sent:
+        rows = [list(each) for each in packed.iter_unpack(getattr(self.push, name))]  # type: ignore[attr-defined]
+        rows[row][field] = value
+        content = b"".join(packed.pack(*each) for each in rows)  # type: ignore[attr-defined]
+        return self._replace(push=msgspec.structs.replace(self.push, **{name: content}))
+
+    def with_rows(self, **rows: bytes) -> Sent:
+        return self._replace(push=msgspec.structs.replace(self.push, **rows))
+
+    def with_bytes(self, change: Callable[[bytearray], None]) -> Sent:
+        """Of the first entry's slots; their CRC fits."""
+        span = bytearray(self.span)
+        change(span)
+        (entry_bytes, *_), *_ = ENTRY_ROW.iter_unpack(self.push.entries)
+        crc = crc32(span[layout.ENTRY_HEAD.size : entry_bytes - layout.ENTRY_CRC.size])
+        return self._replace(span=bytes(span)).with_entry(CRC, crc)
+
+    def slot(self, field: int) -> int:
+        return int(next(SLOT_ROW.iter_unpack(self.push.slots))[field])
+
+
+def sent(*slots: pa.RecordBatch) -> Sent:
+    """One bundle with these batches in slots 0, 1 ..."""
+    memory, push, schemas = EngineDriver(SimDisk()).layout([dict(enumerate(slots))])
+    return Sent(bytes(memory), push, schemas)
+
+
+ONE = sent(numbered_batch(1))
+TWO = sent(numbered_batch(1), pa.record_batch({"x": [1]}))
+WORDS = sent(pa.record_batch({"w": pa.array(["a", "b"]).dictionary_encode()}))
+PREFIX_AT = layout.ENTRY_HEAD.size + layout.SLOT_HEAD.size + ONE.slot(BATCH)
+
+
+def spoil_prefix(span: bytearray) -> None:
+    span[PREFIX_AT] = 0
+
+
+@pytest.mark.parametrize("case", [ONE, TWO, WORDS], ids=["one slot", "two slots", "dictionary"])
+def test_what_is_right_is_let_in(case: Sent) -> None:
+    entries, _ = check_push(memoryview(bytearray(case.span)), layout.HEADER_BYTES, case.push, case.schemas)
+    assert len(entries) == 1
+
+
+REFUSED = {
+    "rows cut off": (ONE.with_rows(entries=ONE.push.entries[:-1]), "wrong length"),
+    "no entries": (ONE.with_rows(entries=b"", slots=b""), "0 entries"),
+    "too many entries": (
+        ONE.with_rows(entries=ONE.push.entries * (PUSH_ENTRIES_MAX + 1)),
+        f"{PUSH_ENTRIES_MAX + 1} entries",
+    ),
+    "odd size": (ONE.with_entry(SPAN_BYTES, len(ONE.span) - 1), "expected a multiple of 64"),
+    "beyond the span": (ONE.with_entry(SPAN_BYTES, len(ONE.span) + 64), "leaves the span"),
+    "short of the span": (ONE._replace(span=ONE.span + bytes(64)), "belong to no entry"),
+    "negative count": (ONE.with_entry(ITEMS, -2), "is negative"),
+    "negative time": (ONE.with_entry(TIME, -1), "is negative"),
+    "no slots": (ONE.with_entry(SLOTS, 0), "0 slots"),
+    "slots and bitmap differ": (ONE.with_entry(BITMAP, 3), "1 slots against bitmap"),
+    "another CRC": (ONE.with_entry(CRC, 1), "CRC of the slots"),
+    "another slot": (ONE.with_entry(BITMAP, 2), "is not in the bitmap"),
+    "another second slot": (TWO.with_entry(BITMAP, 5), "stands twice or out of order"),
+    "bytes behind the last slot": (ONE.with_slot(PAYLOAD_BYTES, ONE.slot(PAYLOAD_BYTES) - 64), "not what the row"),
+    "payload elsewhere": (ONE.with_slot(PAYLOAD, ONE.slot(PAYLOAD) + 8), "does not follow its slot head"),
+    "payload too long": (ONE.with_slot(PAYLOAD_BYTES, len(ONE.span)), "does not follow its slot head"),
+    "too few slot rows": (TWO.with_rows(slots=TWO.push.slots[: SLOT_ROW.size]), "fewer slot rows"),
+    "too many slot rows": (ONE.with_rows(slots=ONE.push.slots * 2), "more slot or dictionary rows"),
+    "schema not declared": (ONE.with_slot(HANDLE, 77), "handle 77 was not declared"),
+    "other row count": (ONE.with_slot(ROWS, 99), "not what the row and the declared schema say"),
+    "message beyond the payload": (ONE.with_slot(BODY, 1 << 40), "does not fit its payload"),
+    "message not aligned": (ONE.with_slot(BATCH, ONE.slot(BATCH) + 4), "does not fit its payload"),
+    "no message there": (ONE.with_bytes(spoil_prefix), "no IPC message"),
+    "too few dictionary rows": (WORDS.with_rows(dictionaries=b""), "fewer dictionary rows"),
+    "too many dictionary rows": (
+        WORDS.with_rows(dictionaries=WORDS.push.dictionaries * 2),
+        "more slot or dictionary rows",
+    ),
+    "dictionary of no field": (
+        WORDS.with_rows(dictionaries=DICTIONARY_ROW.pack(9, *DICTIONARY_ROW.unpack(WORDS.push.dictionaries)[1:])),
+        "dictionar",
+    ),
+    "no dictionary": (WORDS.with_slot(DICTIONARIES, 0).with_rows(dictionaries=b""), "dictionar"),
+}
+
+
+@pytest.mark.parametrize(("case", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_is_refused_and_named(case: Sent, said: str) -> None:
+    with pytest.raises(ProtocolError, match=said):
+        check_push(memoryview(bytearray(case.span)), layout.HEADER_BYTES, case.push, case.schemas)
