@@ -36,7 +36,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 ROUND_STATES = 20_000
 _LONG_MINUTES = 15
-_ROUNDS_PER_FULL_ROUND = 8
+_ROUNDS_PER_FULL_ROUND = 16
 """A round with errors and damaged directories takes four times as long as one of crashes alone."""
 _SEEDS_PER_ROUND = 1_000
 _ROUNDS_PER_NODE_ROUND = 4

@@ -447,8 +447,9 @@ class SimDisk:
             node = self._node(path)
             if node is not None and node is not _DIRECTORY:
                 raise DiskError("list", path, errno.ENOTDIR)
+            directory = _normal(path)
             return sorted(
-                name.rpartition("/")[2] for name in self._names if _parent(name) == _normal(path) and name != _ROOT
+                name.rpartition("/")[2] for name in self._names if _parent(name) == directory and name != _ROOT
             )
 
     def sync_directory(self, path: str) -> None:

@@ -75,8 +75,8 @@ class Share:
     """How much of the states is taken further: one in so many."""
 
     nested: int = 30
-    repeat: int = 15
-    go_on: int = 15
+    repeat: int = 40
+    go_on: int = 30
 
 
 class CrashSweep:
@@ -119,7 +119,7 @@ class CrashSweep:
         self._seen.add(key)
         self.tally.count(key[0], moment)
         nested: list[Moment] | None = [] if self._one_in(self._share.nested) else None
-        self._judge(world.oracle, left, moment.at, mode is CrashMode.KEEP, nested)
+        self._judge(world.oracle, left, key[0], moment.at, mode is CrashMode.KEEP, nested)
         for inner in nested or ():
             self._crash_recovery(world, moment, inner, mode)
 
@@ -128,10 +128,11 @@ class CrashSweep:
         mode, seed = self._random.choice(MODES), self._random.randrange(1 << 30)
         left = inner.disk.crash(mode, seed)
         self.tally.recoveries_crashed += 1
-        self.tally.count(left.fingerprint(), inner)
+        image = left.fingerprint()
+        self.tally.count(image, inner)
         is_kill = outer is CrashMode.KEEP and mode is CrashMode.KEEP
         try:
-            self._judge(world.oracle, left, moment.at, is_kill, None)
+            self._judge(world.oracle, left, image, moment.at, is_kill, None)
         except Exception as error:
             raise StateFailed(
                 f"then recovery at call {inner.at} ({inner.site}), {mode.name}, seed {seed}: {error}"
@@ -140,12 +141,14 @@ class CrashSweep:
     def _one_in(self, count: int) -> bool:
         return self._random.randrange(count) == 0
 
-    def _judge(self, oracle: Oracle, left: SimDisk, at: int, is_kill: bool, moments: list[Moment] | None) -> None:
+    def _judge(
+        self, oracle: Oracle, left: SimDisk, image: int, at: int, is_kill: bool, moments: list[Moment] | None
+    ) -> None:
         if self._one_in(self._share.repeat):
             check_repeated_recovery(oracle, left)
             self.tally.repeated += 1
         goes_on = moments is None and self._one_in(self._share.go_on)
-        key = (left.fingerprint(), left.capacity_bytes)
+        key = (image, left.capacity_bytes)
         if moments is None and not goes_on and key in self._surveys:
             oracle.check(self._surveys[key], at, is_kill=is_kill)
             return

@@ -22,7 +22,7 @@ from quiver_actors.cli.status_view import (
     worst,
 )
 from quiver_actors.metrics.figures import EngineFigure, SubscriberFigure, WorkerFigure, WorkerState
-from quiver_actors.units import format_size
+from quiver_actors.units import SECOND_NS, format_size
 
 LARGE = 10**10
 COLUMNS_MAX = 120
@@ -65,6 +65,21 @@ def view(state: str = "ready", *, count: int = 2, running: bool = True, problems
 
 def test_render_fits_into_a_terminal() -> None:
     assert max(len(line) for line in render(view("recovering", problems=9), colour=False).splitlines()) <= COLUMNS_MAX
+
+
+@pytest.mark.parametrize(
+    ("segments", "age_ns", "shown"),
+    [
+        (3, 7_500 * SECOND_NS, "last scrub 2h05m ago"),
+        (3, None, "not all scrubbed yet"),
+        (0, None, "sealed segments: none stored"),
+    ],
+)
+def test_render_says_how_old_the_oldest_check_of_a_segment_is(segments: int, age_ns: int | None, shown: str) -> None:
+    status = view()
+    changes: dict[str, Any] = {"segments": segments, "last_scrub_age_ns": age_ns}
+    engines = [msgspec.structs.replace(engine, **changes) for engine in status.engines]
+    assert shown in render(msgspec.structs.replace(status, engines=engines), colour=False)
 
 
 def test_render_aligns_numbers_to_the_right_under_their_heading() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from quiver_actors.inspection.findings import has_damage
 from quiver_actors.inspection.views import FileView
+from quiver_actors.segment.outline import Outline, read_outline
+from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
+from tests.fuzz import corpus
 from tests.support.engine_driver import numbered_batch
 from tests.unit.inspection.stores import ACTIVE, CORE, CURSOR, GOLDEN, PROGRESS, ROTATED, SEGMENT, looked_at
 
@@ -81,6 +86,90 @@ def test_flipped_bits_of_contiguous_segments_are_seen(made_by: str) -> None:
     bits = range(0, 8 * len(data), 79)
     unseen = [bit for bit in bits if not has_damage(looked_at(flipped(data, bit), name).findings)]
     assert unseen == []
+
+
+# --- what no checksum tells --------------------------------------------------------------------------------------------------------
+
+
+def forge(content: bytes, at: int, value: bytes) -> bytes:
+    """With other bytes there, and a checksum that holds."""
+    forged = bytearray(content)
+    forged[at : at + len(value)] = value
+    corpus.mend_segment(forged)
+    return bytes(forged)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the numbers of a compacted segment stand that name something else."""
+
+    content: bytes
+
+    @property
+    def outline(self) -> Outline:
+        return read_outline(corpus.reader_of(self.content), len(self.content))
+
+    def column(self, values: Sequence[int], bytes_each: int, first: int) -> int:
+        """The place of that column, which is unlike all others behind `first`."""
+        packed = b"".join(value.to_bytes(bytes_each, "little") for value in values)
+        assert self.content.count(packed, first) == 1
+        return self.content.index(packed, first)
+
+    @property
+    def chunk_counts(self) -> int:
+        streams = SegmentReader(self.content).streams
+        return self.column([s.chunk_count for s in streams], 4, self.outline.footer.directory_offset)
+
+    @property
+    def row_counts(self) -> int:
+        streams = SegmentReader(self.content).streams
+        return self.column([s.row_count for s in streams], 8, self.outline.footer.directory_offset)
+
+    @property
+    def refs(self) -> int:
+        """Of the manifest: numbers of chunks."""
+        return self.column(self.outline.columns.refs[:, 2].tolist(), 4, self.outline.footer.manifest_offset)
+
+    @property
+    def bundle_count(self) -> int:
+        """Of the footer."""
+        return len(self.content) - 16 - int.from_bytes(self.content[-16:-12], "little") + 6
+
+    @property
+    def batch(self) -> int:
+        """The metadata of the first batch, behind its length."""
+        return int(self.outline.streams[0].batches[0][0]) + 8
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "code"),
+    [
+        ("refs", b"\x4d\0\0\0", "segment.reference"),
+        ("chunk_counts", b"\x4d\0\0\0", "segment.stream"),
+        ("row_counts", b"\x4d\0\0\0", "segment.directory"),
+        ("bundle_count", b"\x4d\0\0\0", "segment.manifest"),
+        ("batch", b"\xff" * 24, "segment.batch"),
+    ],
+)
+def test_references_that_lead_nowhere_are_damage_although_every_checksum_holds(
+    where: str, value: bytes, code: str
+) -> None:
+    content = corpus.segment_specimens()[1].content
+    name = "0000000000000000.qseg"
+    assert not has_damage(looked_at(content, name).findings)
+    findings = looked_at(forge(content, getattr(Places(content), where), value), name).findings
+    assert code in {finding.code for finding in findings}
+    assert "segment.checksum" not in {finding.code for finding in findings}
+    assert has_damage(findings)
+
+
+def test_two_bundles_that_name_one_batch_are_damage() -> None:
+    content = corpus.segment_specimens()[1].content
+    places = Places(content)
+    refs = places.outline.columns.refs.tolist()
+    second = next(index for index, ref in enumerate(refs) if ref[2] == 1)
+    findings = looked_at(forge(content, places.refs + 4 * second, bytes(4)), "0000000000000000.qseg").findings
+    assert any("two bundles refer to chunk 0" in finding.message for finding in findings)
 
 
 # --- what breaks still shows ------------------------------------------------------------------------------------------------------
