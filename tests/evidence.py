@@ -15,6 +15,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,13 +142,26 @@ def _run(module: str, outcome: type[Outcome], *arguments: str, environment: Mapp
 def run(effort: Effort, seed: int = 0) -> Evidence:
     """All suites. Where no system call can be made to fail, that is said and counted as none."""
     logging.disable(logging.CRITICAL)
-    evidence = Evidence(parsers(effort, seed), flips(effort))
-    evidence.kills = kills(effort, seed + 1)
-    try:
-        evidence.faults = syscall_faults(effort)
-    except OSError as error:
-        print(f"no system calls were made to fail: {error}", file=sys.stderr)
+    evidence = Evidence()
+    with _timed("parsers"):
+        evidence.parsers = parsers(effort, seed)
+    with _timed("flipped bits"):
+        evidence.flips = flips(effort)
+    with _timed("kills"):
+        evidence.kills = kills(effort, seed + 1)
+    with _timed("system calls"):
+        try:
+            evidence.faults = syscall_faults(effort)
+        except OSError as error:
+            print(f"no system calls were made to fail: {error}", file=sys.stderr)
     return evidence
+
+
+@contextlib.contextmanager
+def _timed(suite: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    print(f"# {suite}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
 
 @functools.cache
