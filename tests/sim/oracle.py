@@ -72,8 +72,6 @@ class Survey:
     """Segments that are to be deleted."""
     staged: set[int]
     """Numbers of the stages that wait for their decision."""
-    unreadable: set[int]
-    """Numbers of those that were given up because a test made their files unreadable."""
 
     def sequence_of(self, id_: BundleId) -> int:
         return self.segments[id_[0]].bundles[id_[1]][0]
@@ -140,8 +138,7 @@ class Oracle:
         failures = [event for event in events if isinstance(event, Failed)]
         assert not failures, failures
         staged = {stage.number for stage in engine.stages if stage.state is not StageState.OPEN}
-        unreadable = {record.number for record in engine.stages.dropped if "simulated" in record.reason}
-        return Survey(segments, deliverable, events, doomed, staged, unreadable)
+        return Survey(segments, deliverable, events, doomed, staged)
 
     def content(self, disk: Disk, segment_seq: int) -> SegmentContent:
         """A segment's bundles, each compared with what was pushed under its id."""
@@ -186,7 +183,7 @@ class Oracle:
 
     def seen(self, survey: Survey, at: int) -> Seen:
         """What the ledger of stages has to know."""
-        return Seen(survey.staged, survey.unreadable, survey.holds, lambda id_: self.ledger.may_be_deleted(id_[0], at))
+        return Seen(survey.staged, survey.holds, lambda id_: self.ledger.may_be_deleted(id_[0], at))
 
     def check_order(self, survey: Survey) -> None:
         """Sequences rise through all segments."""

@@ -59,7 +59,6 @@ class Seen:
     """What an opened engine shows, as far as stages go."""
 
     staged: Collection[int]
-    unreadable: Collection[int]
     holds: Callable[[BundleId], bool]
     may_be_deleted: Callable[[BundleId], bool]
 
@@ -96,8 +95,6 @@ class StageLedger:
         lives = [life for life in self.lives if life.since <= at < life.until]
         by_ticket: dict[int, set[bool]] = {}
         for life in lives:
-            if life.number in seen.unreadable:
-                continue
             is_visible = self._check_life(seen, life, life.at(at))
             if life.publish_wanted <= at and life.ticket:
                 by_ticket.setdefault(life.ticket, set()).add(is_visible)
