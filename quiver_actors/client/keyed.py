@@ -23,7 +23,7 @@ from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.client.targets import Key
 from quiver_actors.encoding.entries import BundlePlan, PlannedBundles, plan
 from quiver_actors.envelope import TraceContext, parse_trace
-from quiver_actors.errors import PushTimeout, QuiverError, SequenceGap, UsageError
+from quiver_actors.errors import DurabilityUnknown, PushTimeout, QuiverError, SequenceGap, UsageError
 from quiver_actors.model import ENVELOPE_SLOT, Durability
 from quiver_actors.transactions.keys import check_key, with_key
 
@@ -164,9 +164,10 @@ class _KeyedRun:
             self._waiting = deque(sorted([*self._waiting, *again], key=lambda group: group.number))
 
     def _note_refusal(self, error: QuiverError) -> None:
-        """A worker that is being replaced is asked again; so is what came behind such a refusal, and was a gap by that."""
+        """A worker that is being replaced is asked again; so is what came behind such a refusal, and was a gap by that. What may have been
+        stored is not stored again."""
         is_behind = isinstance(error, SequenceGap) and self._refusal is not None
-        if not is_retried(error) and not is_behind:
+        if not is_retried(error) and not is_behind and not isinstance(error, DurabilityUnknown):
             raise error
         self._refusal = self._refusal or error
         self._retry_at_ns = retry_at_ns(error)

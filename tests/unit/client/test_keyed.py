@@ -39,3 +39,14 @@ def test_nor_the_first_one_after_the_connection_was_lost(peer: Peer, client: Cli
     peer.handlers[KeyedPush] = lose_then_refuse
     client.push_many((batch(number) for number in range(200)), producer="p", sequence=1)
     assert seen == [1, 65, 65, 65, 129, 193]
+
+
+def test_what_may_or_may_not_have_been_stored_is_pushed_again(peer: Peer, client: Client) -> None:
+    to_refuse = ["durability_unknown"]
+
+    def refuse_first(session: PeerSession, message: ClientMessage) -> bool:
+        return refuse(to_refuse.pop())(session, message) if to_refuse else False
+
+    peer.handlers[KeyedPush] = refuse_first
+    assert len(client.push_many((batch(number) for number in range(70)), producer="p", sequence=5)) == 70
+    assert first_numbers(peer) == [5, 5, 69]
