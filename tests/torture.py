@@ -104,8 +104,8 @@ class Torture:
             seed = (self._seed << 20) + _SEEDS_PER_ROUND * (1 + number)
             with tempfile.NamedTemporaryFile() as images:
                 arguments = ["--report", "--alone", "--crash-states", str(self._round_states), "--seed", str(seed)]
-                if number % _ROUNDS_PER_FULL_ROUND != self._full_round:
-                    arguments.append("--crashes-only")
+                is_full = number % _ROUNDS_PER_FULL_ROUND == self._full_round
+                arguments.append("--all-errors" if is_full else "--crashes-only")
                 self._run("tests.sim", *arguments, "--processes", "1", "--images", images.name)
                 self._add_images(np.frombuffer(images.read(), np.uint64).tolist())
 

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from quiver_actors.disk.interposed import MUTATING_KINDS, SYNC_KINDS, Call, InterposedDisk, InterposedFile, Result
@@ -185,5 +186,9 @@ def call_site(kind: str) -> CallSite:
             break
         is_inside = is_inside or is_wrapper
         frame = frame.f_back
-    function = frame.f_code.co_qualname.partition(".<locals>")[0]
-    return CallSite(kind, str(frame.f_globals.get("__name__")), function)
+    return _site(kind, str(frame.f_globals.get("__name__")), frame.f_code.co_qualname)
+
+
+@lru_cache(maxsize=1024)
+def _site(kind: str, module: str, function: str) -> CallSite:
+    return CallSite(kind, module, function.partition(".<locals>")[0])

@@ -341,8 +341,8 @@ class SimDisk:
     @property
     def used_bytes(self) -> int:
         """Blocks of all files that have a name or are open."""
-        held = self._open_inodes | {id(inode): inode for _, inode in self._files()}
-        return sum(inode.allocated_bytes for inode in held.values())
+        held = {*self._names.values(), *self._open_inodes.values()}
+        return sum([node.allocated_bytes for node in held if isinstance(node, _Inode)])
 
     def reserve(self, inode: _Inode, size_bytes: int) -> int:
         """Take blocks so that the file holds `[0, size_bytes)`; returns the size up to which it can. For `SimFile`."""

@@ -35,6 +35,9 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=0, help="how many, 0 for one for each CPU")
     parser.add_argument("--images", type=Path, help="file for the 64-bit hashes of the distinct states")
     parser.add_argument("--crashes-only", action="store_true", help="no errors, no damaged directories")
+    parser.add_argument(
+        "--all-errors", action="store_true", help="every call with every errno, as where there are more states"
+    )
     parser.add_argument("--alone", action="store_true", help="only what needs nothing but the simulated disk")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -42,9 +45,8 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     started = time.monotonic()
     try:
-        report = run_all(
-            Effort(arguments.crash_states, arguments.seed), arguments.processes, crashes_only=arguments.crashes_only
-        )
+        effort = Effort(arguments.crash_states, arguments.seed, arguments.all_errors)
+        report = run_all(effort, arguments.processes, crashes_only=arguments.crashes_only)
         print(f"# crash and error sweeps: {time.monotonic() - started:.0f} s", flush=True)
         others = evidence.quick() if arguments.report and not arguments.alone else evidence.Evidence()
     except AssertionError as error:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from zlib import crc32
 
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import ANY, SPACE_KINDS, CallSite, Fault, FaultyDisk
@@ -32,6 +33,11 @@ from tests.sim.scenes import Scene
 from tests.sim.world import Profile, World
 
 OPERATIONS, OPERATIONS_OF_TRANSACTIONS = 40, 110
+ERRNOS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+_USUAL_SHARE = 4
+"""What the start of every directory calls fails in one of so many of them."""
+ErrnosOf = Callable[[CallSite], Sequence[int]]
+"""What a call site is to fail with, in one run or scene after the other."""
 WAITING_SITES = frozenset(
     [
         CallSite("create", "quiver_actors.jobs", "AllocateJob.work"),
@@ -70,6 +76,31 @@ TOLERATED_SITES = frozenset(
     ]
 )
 """Where a failure follows another one, which is the one that is reported, or costs a compaction or a stage and nothing else."""
+
+
+def every_errno(site: CallSite) -> Sequence[int]:
+    return ERRNOS
+
+
+def one_errno(turn: int) -> ErrnosOf:
+    """One for each call site, and the next one in the next turn."""
+    return lambda site: (ERRNOS[_number(site, turn) % len(ERRNOS)],)
+
+
+def fewer_errnos(turn: int, usual: Container[CallSite], errnos: Sequence[int]) -> ErrnosOf:
+    """These where few directories lead to; of what is usual one of all, in some of the turns."""
+
+    def errnos_of(site: CallSite) -> Sequence[int]:
+        share, number = divmod(_number(site, turn), _USUAL_SHARE)
+        if site in usual:
+            return (ERRNOS[share % len(ERRNOS)],) if number == 0 else ()
+        return errnos
+
+    return errnos_of
+
+
+def _number(site: CallSite, turn: int) -> int:
+    return crc32(str(site).encode()) + turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +171,7 @@ def history(profile: Profile, seed: int) -> list[CallSite]:
 
 
 def cases(
-    calls: Sequence[CallSite], random: Random, per_site: int, errnos: Sequence[int], sites: Container[CallSite] | None
+    calls: Sequence[CallSite], random: Random, per_site: int, errnos: ErrnosOf, sites: Container[CallSite] | None
 ) -> Iterator[FaultCase]:
     """Which of those calls are to fail: at most `per_site` of each call site, and with `sites` only of those."""
     numbers: dict[CallSite, list[int]] = defaultdict(list)
@@ -150,9 +181,8 @@ def cases(
         if sites is not None and site not in sites:
             continue
         for nth in random.sample(found, min(per_site, len(found))):
-            for code in errnos:
-                if site.kind == "make_read_only" and code in NO_SPACE_ERRNOS:
-                    continue  # by the contract of the seam
+            # By the contract of the seam that one needs no space.
+            for code in (errno.EIO,) if site.kind == "make_read_only" else errnos(site):
                 share = random.choice((0.0, 0.3, 0.99)) if site.kind == "write" else 0.0
                 yield FaultCase(nth, site, code, random.random() < 0.5, share)
 
@@ -262,7 +292,7 @@ def sweep(
     seed: int,
     per_site: int,
     tally: FaultTally,
-    errnos: Sequence[int],
+    errnos: ErrnosOf,
     sites: Container[CallSite] | None = None,
 ) -> None:
     """All cases of one run; with `sites` only those, and what nothing but another failure leads to.
@@ -287,19 +317,22 @@ def _run_case(profile: Profile, seed: int, case: FaultCase, tally: FaultTally) -
     return run
 
 
-def sweep_scene(scene: Scene, tally: FaultTally, errnos: Sequence[int], hits_max: int) -> None:
-    """Let each call site of one directory's recovery fail once; the next start must find everything.
+def calls_of(scene: Scene) -> list[CallSite]:
+    """What a scene calls where nothing fails."""
+    counting = FaultyDisk(scene.disk.copy())
+    scene.work(counting)
+    return counting.history
 
-    Sites that have failed `hits_max` times before are left out: most of what a recovery does is the same for every directory.
+
+def sweep_scene(scene: Scene, tally: FaultTally, errnos: ErrnosOf) -> None:
+    """Let call sites of one directory's recovery fail once; the next start must find everything.
 
     Raises:
         AssertionError: names the case.
     """
-    counting = FaultyDisk(scene.disk.copy())
-    scene.work(counting)
-    first = {site: number for number, site in reversed(list(enumerate(counting.history, 1)))}
+    first = {site: number for number, site in reversed(list(enumerate(calls_of(scene), 1)))}
     for site, nth in first.items():
-        for code in errnos if tally.sites[site] < hits_max else ():
+        for code in errnos(site):
             case = FaultCase(nth, site, code, always=False)
             faulty = _run_scene(scene, case, tally)
             for second in case.followed_by(faulty, first, tally):

@@ -15,22 +15,24 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 
 from quiver_actors.disk.faulty import CallSite
 from tests.sim import faults
-from tests.sim.faults import FaultTally
+from tests.sim.faults import ERRNOS, FaultTally, calls_of, every_errno, fewer_errnos, one_errno
 from tests.sim.file_kinds import KINDS
 from tests.sim.sites import call_sites, mutating_sites
 from tests.sim.staged_scenes import SCENES, make_scene
-from tests.sim.sweep import MODES, CrashSweep, Tally, sweep_after_error, sweep_scene
+from tests.sim.sweep import MODES, CrashSweep, Tally, looked_at_once, sweep_after_error, sweep_scene
 from tests.sim.world import PROFILES, Profile, World
 
 STATES_DEFAULT = 20_000
 PARTS_PER_PROFILE = 2
 """Each with seeds of its own, so that no task is much longer than the others."""
 GAP_SEED_OFFSET, GAP_SEEDS = 1_000_000, 12
-ERRNOS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+_UNDAMAGED = "nothing"
+"""A scene."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Effort:
     crash_states: int
     """Distinct images that crashes leave of runs; those of damaged directories come on top."""
     seed: int = 0
+    all_errors: bool = False
 
     @property
     def scale(self) -> float:
@@ -51,12 +54,13 @@ class Effort:
         return min(len(MODES), max(1, round(2 * self.scale)))
 
     @property
-    def scene_faults_per_site(self) -> int:
-        return max(1, round(8 * self.scale))
+    def is_long(self) -> bool:
+        """Every call site fails with every errno in every run and scene; otherwise they take turns."""
+        return self.all_errors or self.scale > 1
 
     def errnos_of(self, scene: str) -> tuple[int, ...]:
         """In a small effort missing space has one of its two names for each scene: it is met by the same rule."""
-        return ERRNOS if self.scale > 1 else (errno.EIO, (errno.ENOSPC, errno.EDQUOT)[len(scene) % 2])
+        return ERRNOS if self.is_long else (errno.EIO, (errno.ENOSPC, errno.EDQUOT)[len(scene) % 2])
 
     @property
     def fault_seeds(self) -> int:
@@ -140,9 +144,10 @@ class FaultTask:
     effort: Effort
 
     def run(self) -> Report:
-        report = Report()
+        report, profile = Report(), profile_named(self.profile)
+        errnos = every_errno if self.effort.is_long else one_errno(PROFILES.index(profile))
         for seed in range(self.effort.seed, self.effort.seed + self.effort.fault_seeds):
-            faults.sweep(profile_named(self.profile), seed, 1, report.faults, ERRNOS)
+            faults.sweep(profile, seed, 1, report.faults, errnos)
         return report
 
 
@@ -154,16 +159,24 @@ class SceneTask:
     effort: Effort
 
     def run(self) -> Report:
-        report, scene = Report(), make_scene(self.scene, self.effort.seed)
+        report, scene = Report(), looked_at_once(make_scene(self.scene, self.effort.seed))
         modes, errnos = self.effort.modes_per_call, self.effort.errnos_of(self.scene)
         sweep_scene(scene, report.crashes, modes_per_call=modes, seed=self.effort.seed)
         if scene.after_errors is not None:
             sweep_after_error(scene, report.crashes, errnos, scene.after_errors)
-        faults.sweep_scene(scene, report.faults, errnos, self.effort.scene_faults_per_site)
+        turn, usual = list(SCENES).index(self.scene), usual_calls(self.effort.seed)
+        errnos_of = every_errno if self.effort.is_long else fewer_errnos(turn, usual, errnos)
+        faults.sweep_scene(scene, report.faults, errnos_of)
         return report
 
 
 Task = CrashTask | FaultTask | SceneTask
+
+
+@lru_cache
+def usual_calls(seed: int) -> frozenset[CallSite]:
+    """What the start of a directory calls in which nothing is wrong."""
+    return frozenset(calls_of(make_scene(_UNDAMAGED, seed)))
 
 
 def profile_named(name: str) -> Profile:
@@ -211,7 +224,7 @@ def close_gaps(report: Report, effort: Effort) -> None:
             if missing := report.sites_without_crash():
                 CrashSweep(report.crashes, seed).sweep(finished_run(profile, seed), missing)
             if missing := report.sites_without_error():
-                faults.sweep(profile, seed, 1, report.faults, ERRNOS, missing)
+                faults.sweep(profile, seed, 1, report.faults, every_errno, missing)
 
 
 def processes(count: int = 0) -> Executor:

@@ -12,7 +12,7 @@ import contextlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from quiver_actors.disk.crashes import CrashMode
@@ -202,6 +202,19 @@ def _versions(ledger: Ledger) -> list[int]:
         times += [deletion.started_at, deletion.done_at]
     times += ledger.stages.times()
     return sorted(time for time in times if time != NEVER)
+
+
+def looked_at_once(scene: Scene) -> Scene:
+    """The same, but that a disk is judged only the first time that it comes about: by what it shows, and what of that is durable."""
+    seen: set[tuple[int, int, int | None]] = set()
+
+    def judge(disk: SimDisk) -> None:
+        key = (disk.fingerprint(), disk.crash(CrashMode.DROP).fingerprint(), disk.capacity_bytes)
+        if key not in seen:
+            scene.judge(disk)
+            seen.add(key)
+
+    return replace(scene, judge=judge)
 
 
 def sweep_scene(scene: Scene, tally: Tally, *, modes_per_call: int = len(MODES), seed: int = 0) -> None:
