@@ -14,6 +14,8 @@ SEED ?= 0
 HOURS ?= 1
 CRASH_STATES ?= 0
 
+# The tests start a thousand processes, each of which would compile all of the package first.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Builds of the few source-only packages see the same pins.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
