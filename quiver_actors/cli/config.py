@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,9 @@ def _check(arguments: argparse.Namespace) -> int:
     from quiver_actors.config.reading import examine
 
     try:
-        _, problems = examine(arguments.file)
+        resolved, problems = examine(arguments.file)
+        if resolved is not None:
+            problems = _problems_here(resolved)
     except ConfigError as error:
         problems = [str(error)]
     if arguments.json:
@@ -111,6 +114,19 @@ def _check(arguments: argparse.Namespace) -> int:
     if not problems and not arguments.json:
         print(f"{arguments.file or 'environment'}: nothing wrong")
     return 2 if problems else 0
+
+
+def _problems_here(resolved: Resolved) -> list[str]:
+    """What `quiver up` refuses on this machine alone: one worker for each of its cores may be too many for the settings."""
+    import msgspec
+
+    from quiver_actors.config.checks import contradictions
+
+    allowed = len(os.sched_getaffinity(0))
+    if resolved.settings.cores:
+        return []
+    here = msgspec.structs.replace(resolved.settings, cores=allowed)
+    return [f"on this machine, where cores = 0 means {allowed}: {problem}" for problem in contradictions(here)]
 
 
 def _reload(arguments: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from quiver_actors.errors import (
 )
 from quiver_actors.model import Durability
 from quiver_actors.topics.keeper import ASIDE_PREFIX
+from quiver_actors.units import MIB
 from tests.integration.client_node import CONFIG, ClientNode, client_node, first_id, numbers, take
 from tests.integration.node_process import run_quiver
 from tests.unit.worker.harness import until
@@ -160,6 +161,8 @@ def test_the_default_topic_and_configured_ones_stay(client: Client) -> None:
 
 def test_commands_list_create_change_and_delete(node: ClientNode) -> None:
     assert "created" in quiver(node, "topics", "create", "shop", "segment.target_size=2MiB", "slots=cart=0")
+    again = json.loads(quiver(node, "topics", "create", "shop", "--if-missing", "--json"))
+    assert again["topic"]["settings"]["segment.target_size"] == 2 * MIB
     listed = json.loads(quiver(node, "topics", "list", "--json"))
     assert listed["schema_version"] == 1
     assert "shop" in [topic["name"] for topic in listed["topics"]]
