@@ -1,4 +1,7 @@
-"""Examples for the `--help` of commands that do not bring their own. A test runs every example of every command."""
+"""What is printed below the options of commands that do not bring it themselves: examples, and the exit codes of their group.
+
+A test runs every example of every command.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "quiver deploy print": ("quiver deploy print systemd",),
 }
 _HEADING = "examples:\n"
+_EXIT_CODES = "exit codes:\n"
 
 
 def add_examples(parser: argparse.ArgumentParser) -> None:
@@ -40,15 +44,28 @@ def add_examples(parser: argparse.ArgumentParser) -> None:
             text = _HEADING + "".join(f"  {line}\n" for line in lines)
             each.epilog = text + (f"\n{each.epilog}" if each.epilog else "")
             each.formatter_class = argparse.RawDescriptionHelpFormatter
+        for inner in _commands_of(each):
+            _inherit_exit_codes(inner, each)
+
+
+def _inherit_exit_codes(command: argparse.ArgumentParser, group: argparse.ArgumentParser) -> None:
+    own, (_, heading, codes) = command.epilog or "", (group.epilog or "").partition(_EXIT_CODES)
+    if heading and _EXIT_CODES not in own:
+        command.epilog = (f"{own.rstrip()}\n\n" if own else "") + heading + codes
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def _commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.values()
 
 
 def all_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """A parser and those of all its commands, in the order in which they were added."""
     yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                yield from all_parsers(inner)
+    for inner in _commands_of(parser):
+        yield from all_parsers(inner)
 
 
 def examples_of(parser: argparse.ArgumentParser) -> list[str]:

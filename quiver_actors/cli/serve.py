@@ -24,9 +24,24 @@ Serve the node of a run directory to other hosts, beside its workers, until TERM
 --token-file anybody who reaches the port may read all topics: give one wherever the port is not on a loopback address.
 """
 
+_EPILOG = """\
+exit codes:
+  0    stopped by a signal; or --leave: it is out of the directory
+  1    unexpected error, or the address is taken
+  2    wrong arguments
+  3    not running
+  4    a file of the token or of TLS cannot be read
+"""
+
 
 def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("serve", help="serve a node to other hosts (Arrow Flight)", description=_DESCRIPTION)
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a node to other hosts (Arrow Flight)",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--run-dir", metavar="DIR", help="of the node (default: $QUIVER_RUN_DIR, else the user's)")
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default="0.0.0.0:8815", help="default 0.0.0.0:8815; port 0: any free one"

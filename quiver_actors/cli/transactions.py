@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
+_EPILOG = """\
+exit codes:
+  0    shown or done
+  1    unexpected error, or the decision log cannot be read or written
+  2    wrong arguments, nothing is staged for that transaction, or it was decided otherwise
+  3    not running
+"""
 _HEADINGS = (
     "TRANSACTION",
     "EPOCH",
@@ -55,6 +62,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "transactions",
         help="list staged bundles that are not decided yet, publish or drop them by hand",
         description="Look at the staged bundles of transactions, and end a transaction by hand.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = _add(commands, "list", "what is staged on this node, oldest first", _list)

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("version", help="print the version", description="Print the version.")
+    parser = subparsers.add_parser(
+        "version",
+        help="print the version",
+        description="Print the version.",
+        epilog="exit codes:\n  0    printed\n  2    wrong arguments\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
 

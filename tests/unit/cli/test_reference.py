@@ -27,6 +27,16 @@ def test_every_command_has_an_example_of_itself(name: str) -> None:
     assert all(example.startswith(name) for example in examples)
 
 
+@pytest.mark.parametrize("name", sorted(set(PARSERS) - {"quiver"}))
+def test_every_command_says_its_exit_codes(name: str) -> None:
+    _, heading, codes = PARSERS[name].format_help().partition("exit codes:\n")
+    assert heading
+    numbers = [int(line.split()[0]) for line in codes.splitlines() if line.strip()]
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] == 0
+    assert set(numbers) <= {0, 1, 2, 3, 4, 5, 130}
+
+
 @pytest.mark.parametrize("name", PARSERS)
 def test_examples_are_possible_command_lines(name: str) -> None:
     for example in examples_of(PARSERS[name]):
