@@ -137,7 +137,7 @@ class Progress:
         if self.due_ns is None or self._clock.monotonic_ns() < self.due_ns:
             return None
         writes = []
-        for name in sorted(self._removed.keys() - {state.subscriber for state in self.registry}):
+        for name in sorted(name for name in self._removed if name not in self.registry):
             writes.append(jobs.ProgressWrite(self._progress_path(name), None, name, 0))
             writes.append(jobs.ProgressWrite(self._gaps_path(name), None, name, 0))
         writes += self._gap_writes()
@@ -145,7 +145,8 @@ class Progress:
             content = encode_progress(progress)
             writes.append(jobs.ProgressWrite(self._progress_path(subscriber), content, subscriber, version))
         # Withdrawn notices go only after the progress that owes their bundles again.
-        writes += [self._gap_write(state, with_withdrawn=False) for state in self.registry if state.gaps.has_withdrawn]
+        withdrawing = [state for state in self.registry.changed() if state.gaps.has_withdrawn]
+        writes += [self._gap_write(state, with_withdrawn=False) for state in withdrawing]
         self.due_ns = None
         return jobs.ProgressJob(self._disk, self._paths, writes, self.ticket)
 
@@ -153,7 +154,7 @@ class Progress:
         # One that was unregistered and came back at once must not inherit the old notices.
         return [
             self._gap_write(state, with_withdrawn=True)
-            for state in self.registry
+            for state in self.registry.changed()
             if state.gaps.is_dirty or state.subscriber in self._removed
         ]
 

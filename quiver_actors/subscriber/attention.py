@@ -25,11 +25,13 @@ class Attention(Generic[S]):
     """See the module.
 
     Attributes:
-        completing: those that have completed segments which nobody has asked about, in that order.
+        changed: ids of those whose files may be behind: all that are, and perhaps others.
+        completing: ids of those that have completed segments which nobody has asked about, in that order.
     """
 
     def __init__(self) -> None:
-        self.completing: dict[S, None] = {}
+        self.changed: dict[str, None] = {}
+        self.completing: dict[str, None] = {}
         self._alarms: list[tuple[int, int, S]] = []
         self._alarm_ns: dict[S, int] = {}
         self._count = 0
@@ -45,7 +47,6 @@ class Attention(Generic[S]):
     def forget(self, subject: S) -> None:
         """It is not there any more."""
         self._alarm_ns.pop(subject, None)
-        self.completing.pop(subject, None)
 
     def next_due_ns(self) -> int | None:
         """When the first lease or delay of any of them ends."""

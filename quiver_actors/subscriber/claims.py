@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from quiver_actors.errors import AlreadyResolved, NotClaimed, UsageError
 from quiver_actors.subscriber import bitmap as bitmaps
@@ -69,14 +70,15 @@ class SubscriberState(Standing):
     ) -> None:
         super().__init__(version)
         self.subscriber = subscriber
+        self._attention: Attention[SubscriberState] = attention or Attention()
         self.delivered = self.redelivered = self.acked = self.rejected = self.deferred = self.dropped = 0
         self.expired = self.dead_lettered = 0
         self.gaps = GapLedger()
+        self._watch_gaps()
         self._tokens = tokens or TokenSource()
         self._order = ClaimOrder(self.segments, self._tokens, sizes_of)
         self._leases = Leases(self._tokens)
         self._aside = SetAside(self.segments)
-        self._attention: Attention[SubscriberState] = attention or Attention()
 
     def __repr__(self) -> str:
         return f"<SubscriberState {self.subscriber} claimed={self.claimed_count} {super().__repr__()}>"
@@ -86,8 +88,10 @@ class SubscriberState(Standing):
         self.load(progress)
         if gaps is not None:
             self.gaps = gaps
+            self._watch_gaps()
             # What the notices say goes into the progress file before any of them is removed.
-            self.version += 1 if len(gaps) else 0
+            if len(gaps):
+                self.version += 1
             for gap in gaps:
                 gap.progress_version = self.version
                 self.load_lost(gap.segment_seq, gap.bundle_index_first, gap.bundle_count)
@@ -201,9 +205,18 @@ class SubscriberState(Standing):
             passed = bundle_count if seq < segment_seq else min(bundle_index + 1, bundle_count)
             self.acked += self.pass_unsealed(seq, passed)
 
+    def _note_change(self) -> None:
+        self._attention.changed[self.subscriber] = None
+
+    def _watch_gaps(self) -> None:
+        """What happens to the notices is a change, too. By name: a ledger that knew this object would keep it alive."""
+        self.gaps.on_change = partial(self._attention.changed.setdefault, self.subscriber)
+        if self.is_behind:
+            self._note_change()
+
     def _set_complete(self, segment_seq: int, bundle_count: int) -> None:
         super()._set_complete(segment_seq, bundle_count)
-        self._attention.completing[self] = None
+        self._attention.completing[self.subscriber] = None
 
     # --- claims ------------------------------------------------------------------------------------------------------------
 
@@ -476,6 +489,11 @@ class SubscriberState(Standing):
     def claimable_count(self) -> int:
         """Bundles that `claim` could give out now."""
         return self.unresolved_count - self.claimed_count - self.waiting_count - self.blocked_count
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether one of its files is."""
+        return self.is_dirty or self.gaps.is_dirty or self.gaps.has_withdrawn
 
     @property
     def needs_nothing(self) -> bool:

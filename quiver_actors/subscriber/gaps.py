@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import crc32c
@@ -39,6 +39,10 @@ _HEADER = struct.Struct("<8sHHIQ8x")
 _RECORD = struct.Struct("<QQIIqBB14x")
 _CHECKSUM = struct.Struct("<I")
 _TOLD = 1 << 0
+
+
+def _nobody() -> None:
+    """Nobody keeps account of changes."""
 
 
 @dataclass(slots=True)
@@ -72,8 +76,9 @@ class GapLedger:
 
     def __init__(self) -> None:
         self.next_notice = 1
-        self.version = 0
-        """Rises with every change that must become durable."""
+        self.on_change: Callable[[], object] = _nobody
+        """Called with every change that must become durable."""
+        self._version = 0
         self.flushed_version = 0
         self._notices: dict[int, GapNotice] = {}
         self._withdrawn: dict[int, tuple[int, GapNotice]] = {}
@@ -93,8 +98,17 @@ class GapLedger:
         return len(self._notices)
 
     @property
+    def version(self) -> int:
+        """Rises with every change that must become durable."""
+        return self._version
+
+    def _change(self) -> None:
+        self._version += 1
+        self.on_change()
+
+    @property
     def is_dirty(self) -> bool:
-        return self.version > self.flushed_version
+        return self._version > self.flushed_version
 
     @property
     def untold_count(self) -> int:
@@ -111,7 +125,7 @@ class GapLedger:
         """
         if reason not in REASONS:
             raise UsageError(f"gap reason {reason!r} is unknown: expected one of {', '.join(REASONS)}")
-        self.version += 1
+        self._change()
         notice = GapNotice(
             self.next_notice, segment_seq, first, bundle_count, row_count, reason, self.version, progress_version
         )
@@ -186,14 +200,14 @@ class GapLedger:
             notice.is_told = True
             self._given.pop(number, None)
             self._told_count += 1
-            self.version += 1
+            self._change()
 
     def withdraw(self, number: int) -> None:
         """Its bundles can be had again: forget it. The file keeps it until the progress that says so is durable."""
         notice = self._notices.pop(number)
         self._given.pop(number, None)
         self._told_count -= notice.is_told
-        self.version += 1
+        self._change()
         self._withdrawn[number] = (self.version, notice)
 
     @property

@@ -138,12 +138,12 @@ class SubscriberRegistry:
             The notices of what it skips.
         """
         old = self._states.pop(subscriber)
-        self._attention.forget(old)
         for notice in plan.withdrawn:
             old.gaps.withdraw(notice.notice)
         self._version_start = max(self._version_start, old.version)
         state = self._new(subscriber)
         state.load_files(plan.progress, old.gaps)
+        self._attention.forget(old)
         state.version += 1
         state.succeed(old)
         state.dropped += plan.skipped_count
@@ -274,9 +274,9 @@ class SubscriberRegistry:
 
     def completed_since(self) -> list[tuple[str, int]]:
         """(subscriber, segment) for each segment that a subscriber has completed since the last call."""
-        completing = list(self._attention.completing)
+        completing = [name for name in self._attention.completing if name in self._states]
         self._attention.completing.clear()
-        return [(state.subscriber, seq) for state in completing for seq in state.completed_since()]
+        return [(name, seq) for name in completing for seq in self._states[name].completed_since()]
 
     # --- owners and time -------------------------------------------------------------------------------------------------
 
@@ -300,7 +300,16 @@ class SubscriberRegistry:
         Args:
             next_segment_seq: the oldest segment that is not sealed yet; see `SubscriberState.watermark`.
         """
-        return [(state.subscriber, state.version, state.snapshot(next_segment_seq)) for state in self if state.is_dirty]
+        dirty = (state for state in self.changed() if state.is_dirty)
+        return [(state.subscriber, state.version, state.snapshot(next_segment_seq)) for state in dirty]
+
+    def changed(self) -> list[SubscriberState]:
+        """All whose files are behind, and perhaps others."""
+        return [self._states[name] for name in self._attention.changed if name in self._states]
+
+    def _note_flush(self, state: SubscriberState) -> None:
+        if not state.is_behind:
+            self._attention.changed.pop(state.subscriber, None)
 
     def mark_flushed(self, subscriber: str, version: int) -> None:
         """The progress that `dirty` gave out with that version is durable. Ignored if the subscriber is gone."""
@@ -308,6 +317,7 @@ class SubscriberRegistry:
         if state is None:
             return
         settled = state.mark_flushed(version)
+        self._note_flush(state)
         if settled is None:
             self._settled = None
         elif self._settled is not None:
@@ -318,11 +328,12 @@ class SubscriberRegistry:
         state = self._states.get(subscriber)
         if state is not None:
             state.gaps.mark_flushed(version)
+            self._note_flush(state)
 
     @property
     def is_dirty(self) -> bool:
         """Whether any file is behind."""
-        return any(state.is_dirty or state.gaps.is_dirty for state in self)
+        return any(state.is_dirty or state.gaps.is_dirty for state in self.changed())
 
 
 def _drop(state: SubscriberState, segment_seq: int, lost: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -28,14 +28,14 @@ class Standing:
     """See the module.
 
     Attributes:
-        version: rises with every change that a flush must make durable.
+        version: rises with every change that a flush must make durable; whoever keeps account of changes hears of each.
         flushed_version: the highest version known to be durable.
         segments: the sealed segments with something unresolved; always the same dict.
         unresolved_count: bundles of those that are not resolved.
     """
 
     def __init__(self, version: int) -> None:
-        self.version = version
+        self._version = version
         self.flushed_version = version
         self.segments: dict[int, BundleStates] = {}
         self.unresolved_count = 0
@@ -53,6 +53,18 @@ class Standing:
             f"<Standing floor={self._floor} incomplete={len(self.segments)} "
             f"unresolved={self.unresolved_count} version={self.version}>"
         )
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = version
+        self._note_change()
+
+    def _note_change(self) -> None:
+        """Something is to be made durable."""
 
     # --- the start: only before any segment was added ----------------------------------------------------------------------
 
