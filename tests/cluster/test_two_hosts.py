@@ -20,7 +20,7 @@ from quiver_actors.client import connect
 from quiver_actors.spark.testing import ClusterNode, StandaloneCluster
 from tests.cluster.driver import slowly
 from tests.cluster.looking import everywhere, memory_bytes, numbers, staged
-from tests.integration.spark_node import wait_until
+from tests.integration.spark_node import ResumedQuery, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -149,8 +149,9 @@ def test_a_stream_through_both_nodes(spark: SparkSession, cluster: StandaloneClu
         source = spark.readStream.format("quiver").options(topic="stream", startingOffsets="earliest")
         stream = source.option("maxRowsPerTrigger", "1000").schema("id LONG").load()
         writer = stream.writeStream.format("quiver").option("topic", "copied")
-        query = writer.option("checkpointLocation", str(tmp_path / "ck")).trigger(availableNow=True).start()
-        assert query.awaitTermination(240)
+        ResumedQuery(
+            writer.option("checkpointLocation", str(tmp_path / "ck")).trigger(availableNow=True).start
+        ).finish()
 
     run()
     assert everywhere(cluster, "copied") == list(range(3000))
@@ -166,6 +167,7 @@ MANY = int(os.environ.get("QUIVER_TEST_MICRO_BATCHES", "1000"))
 MEMORY_GROWTH_MAX = 24 << 20
 
 
+@pytest.mark.timeout(3600)
 def test_a_thousand_micro_batches_in_flat_memory(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
@@ -175,7 +177,7 @@ def test_a_thousand_micro_batches_in_flat_memory(
             client.push_many((pa.record_batch({"id": [n]}) for n in range(number, MANY, 2)), topic="many")
     source = spark.readStream.format("quiver").options(topic="many", startingOffsets="earliest", maxRowsPerTrigger="1")
     writer = source.schema("id LONG").load().coalesce(1).writeStream.format("quiver").option("topic", "many_copied")
-    query = writer.option("checkpointLocation", str(tmp_path / "ck")).trigger(availableNow=True).start()
+    query = ResumedQuery(writer.option("checkpointLocation", str(tmp_path / "ck")).trigger(availableNow=True).start)
 
     def batches() -> int:
         # The newest number: Spark deletes old ones.
@@ -183,9 +185,9 @@ def test_a_thousand_micro_batches_in_flat_memory(
 
     found = []
     for count in (MANY // 4, MANY - 10):
-        wait_until(lambda count=count: batches() >= count or not query.isActive, f"micro-batch {count}", 1200)
+        wait_until(lambda count=count: batches() >= count or query.is_over(), f"micro-batch {count}", 1500)
         found.append(memory_bytes(cluster))
-    assert query.awaitTermination(240)
+    query.finish()
     assert batches() >= MANY
     assert everywhere(cluster, "many_copied") == list(range(MANY))
     early, late = found

@@ -16,6 +16,7 @@ from tests.integration.node_process import Directories, NodeProcess, command_lin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 DEADLINE_SECONDS = 120.0
 
@@ -79,6 +80,46 @@ def spark_session(directory: Path, *, master: str = "local[2,4]", **conf: str) -
         yield session
     finally:
         session.stop()
+
+
+class ResumedQuery:
+    """A streaming query that is started again, from its checkpoint, when Spark has given one of its Pythons up.
+
+    Spark waits ten seconds for a Python that it has started, however busy the machine is, and ends the query if that was too short.
+    """
+
+    STARTS_MAX = 5
+    GIVEN_UP = "Python worker failed to connect back"
+
+    def __init__(self, start: Callable[[], StreamingQuery]) -> None:
+        self._start = start
+        self._starts = 1
+        self.query = start()
+
+    def is_over(self) -> bool:
+        """Whether it has come to its end by itself.
+
+        Raises:
+            StreamingQueryException: something else has ended it.
+        """
+        from pyspark.errors import StreamingQueryException
+
+        if self.query.isActive:
+            return False
+        try:
+            self.query.awaitTermination(1)
+        except StreamingQueryException as error:
+            if self.GIVEN_UP not in str(error) or self._starts == self.STARTS_MAX:
+                raise
+            self._starts += 1
+            self.query = self._start()
+            return False
+        return True
+
+    def finish(self, seconds: float = 360.0) -> StreamingQuery:
+        """Wait for its end."""
+        wait_until(self.is_over, "the end of the query", seconds)
+        return self.query
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_SECONDS) -> None:

@@ -14,7 +14,7 @@ import pytest
 from quiver_actors import spark as qs
 from quiver_actors.spark import commit
 from quiver_actors.spark.writer import tokens_of
-from tests.integration.spark_node import Node, wait_until
+from tests.integration.spark_node import Node, ResumedQuery, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -214,8 +214,9 @@ class Sink:
     def run(self, partitions: int, **options: str) -> None:
         stream = self._spark.readStream.schema("id LONG").option("maxFilesPerTrigger", "1").json(str(self.source))
         writer = stream.repartition(partitions).writeStream.format("quiver").options(topic=self._topic, **options)
-        query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
-        assert query.awaitTermination(180)
+        ResumedQuery(
+            writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start
+        ).finish()
 
     def forget_last_commit(self) -> None:
         last = max((self.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL
-from tests.integration.spark_node import Node, wait_until
+from tests.integration.spark_node import Node, ResumedQuery, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,8 +70,7 @@ class Stream:
 
     def run_available(self) -> list[dict[str, Any]]:
         """Read what is there, and return the progress of each micro-batch that had rows."""
-        query = self.start(availableNow=True)
-        assert query.awaitTermination(360)
+        query = ResumedQuery(lambda: self.start(availableNow=True)).finish()
         return [json.loads(p.json) for p in query.recentProgress if p.numInputRows]
 
     def rows(self) -> list[int]:
