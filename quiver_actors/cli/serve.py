@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quiver_actors.errors import ConfigError, DiskError
+from quiver_actors.errors import ConfigError, DiskError, UsageError
 
 if TYPE_CHECKING:
     from quiver_actors.flight.members import Member, MemberDirectory
@@ -27,8 +27,8 @@ Serve the node of a run directory to other hosts, beside its workers, until TERM
 _EPILOG = """\
 exit codes:
   0    stopped by a signal; or --leave: it is out of the directory
-  1    unexpected error, or the address is taken
-  2    wrong arguments
+  1    unexpected error
+  2    wrong arguments, or the address is taken
   3    not running
   4    a file of the token or of TLS cannot be read
 """
@@ -62,6 +62,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import pyarrow as pa
+
     from quiver_actors.client import connect
     from quiver_actors.flight.local import LocalNode
     from quiver_actors.flight.server import NodeServer
@@ -81,7 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
         scheme = "grpc" if certificate is None else "grpc+tls"
         node = LocalNode(client.node, lambda: client)
         token = _token(arguments.token_file)
-        server = NodeServer(node, f"{scheme}://{host}:{port}", token=token, tls_certificate=certificate)
+        try:
+            server = NodeServer(node, f"{scheme}://{host}:{port}", token=token, tls_certificate=certificate)
+        except pa.ArrowException as error:
+            raise UsageError(
+                f"cannot serve on {arguments.listen}: {error}; is the address this host's and the port free? Name another one with --listen"
+            ) from error
         member = _member(client.node, scheme, arguments.host or host, server.port)
         if directory is not None:
             directory.announce(member)

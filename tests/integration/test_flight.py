@@ -136,6 +136,13 @@ def test_only_who_has_the_token_is_answered(node: Node, tmp_path: Path) -> None:
         for wrong in (None, "open", "open sesame "):
             with pytest.raises(NotAllowed, match="token"):
                 RemoteNode("node-a", location, token=wrong).look(Look("default"))
+        taken = location.rpartition("/")[2]
+        command = [sys.executable, "-m", "quiver_actors.cli.main", "serve", "--run-dir", str(node.run_dir)]
+        second = subprocess.run(
+            [*command, "--listen", taken], stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+        assert second.returncode == 2
+        assert f"cannot serve on {taken}" in second.stderr
 
 
 def test_only_who_trusts_the_certificate_and_has_the_token_reads(node: Node, tmp_path: Path) -> None:
