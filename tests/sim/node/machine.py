@@ -54,7 +54,7 @@ from tests.sim.node.cores import disk_of, keeps_damage, served_by, show_director
 from tests.sim.node.polls import Delays
 from tests.sim.node.room import CORES_MAX, Room, node_settings
 from tests.sim.node.shared_disk import CoreDisk, SupervisorDisk
-from tests.sim.node.simulated_time import SimulatedTime
+from tests.sim.node.simulated_time import Asleep, SimulatedTime
 from tests.sim.node.workers import SimThread, SimWorker
 
 POWER_LOSSES = tuple(mode for mode in CrashMode if mode is not CrashMode.KEEP)
@@ -225,6 +225,12 @@ class Machine:
     def _open(self, core: int, worker: SimWorker) -> None:
         try:
             worker.open()
+        except Asleep:
+            # It would wait for as long as nothing frees room. Nothing but a kill comes to it meanwhile, so that comes at once.
+            self.log.append(f"core_{core} waits for room, and is killed")
+            worker.close()
+            self._exited(core, signal.SIGKILL)
+            return
         except QuiverError as error:
             self.log.append(f"core_{core} cannot open: {error}")
             worker.close()
