@@ -34,6 +34,8 @@ SUITES: tuple[tuple[str, ...], ...] = (
         "tests/golden",
         "tests/property/test_contents.py",
         "tests/property/test_parsers.py",
+        # Works in processes of its own, which are not measured.
+        "--deselect=tests/property/test_parsers.py::test_mutants_are_refused_with_errors_of_ours_in_time_and_memory",
         "tests/property/test_subscriber_claims.py",
         "tests/property/test_subscriber_progress.py",
         "tests/property/test_uniform_pushes.py",

@@ -401,6 +401,6 @@ EDITS: tuple[Edit, ...] = (
         "quiver_actors/client/channel.py",
         "        for call in self._calls.values():\n            call.tag = 0\n",
         "",
-        (*_CLIENT, "tests/integration/test_client_failures.py"),
+        ("tests/unit/client/test_terms.py::test_a_question_whose_connection_is_lost_is_asked_again",),
     ),
 )

@@ -45,7 +45,7 @@ from quiver_actors.protocol.messages import (
     Unregister,
 )
 from tests.unit.client.feeding import BUNDLES, Feeder, deliver, gap, open_segment, resolved, take
-from tests.unit.client.peer import Handler, Peer, PeerSession, refuse
+from tests.unit.client.peer import Background, Handler, Peer, PeerSession, refuse
 
 SECOND_NS = 1_000_000_000
 UTC = datetime.UTC
@@ -411,6 +411,18 @@ def test_ack_through_and_questions(peer: Peer, client: Client) -> None:
         assert isinstance(last, Pending)
         assert (last.from_segment_seq, last.from_bundle_index) == (4, 12)
         assert (last.to_segment_seq, last.to_bundle_index) == (5, 0)
+
+
+def test_a_question_whose_connection_is_lost_is_asked_again(peer: Peer, client: Client) -> None:
+    with client.subscribe("exporter", topic="travel") as subscription:
+        peer.handlers[Pending] = lambda session, message: True  # no answer
+        asked = Background(subscription.pending_count)
+        peer.wait_for(lambda: len(peer.of_type(Pending)) == 1)
+        peer.handlers[Pending] = answer(lambda message: PendingInfo(message.tag, 5, 4, 3, 2, 1, 1, 4, 9, 6, False))
+        peer.kill(0)
+        peer.listen(0)
+        assert asked.result() == 15
+        assert len(peer.of_type(Pending)) == 2
 
 
 def test_drop_orphan_spares_a_subscriber_with_a_consumer(peer: Peer, client: Client) -> None:
