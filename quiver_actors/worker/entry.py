@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -207,7 +208,10 @@ class Worker:
         # Later there is a loop that goes on without the topic and tries it again.
         if self._is_open:
             return open_engine()
-        return open_when_there_is_room(open_engine, self._journal, self._figures.heartbeat)
+        return open_when_there_is_room(open_engine, self._journal, self._figures.heartbeat, self._rest)
+
+    def _rest(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     @property
     def _own_log(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections import deque
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 
 from quiver_actors.clock import SystemClock
 from quiver_actors.disk.monitor import OrderMonitor
+from quiver_actors.errors import DiskError
 from quiver_actors.metrics.figures import WorkerState
 from quiver_actors.node import WorkerContext
 from quiver_actors.worker.entry import Worker
@@ -98,6 +100,10 @@ class SimWorker(Worker):
         self.threads = [sync, seal, ask]
         self._wake_fd = wake_fd
         return sync, seal, ask
+
+    def _rest(self, seconds: float) -> None:
+        """There is one thread, in which nobody could make room meanwhile: the worker is started again later instead."""
+        raise DiskError("allocate", f"core_{self._context.core}", errno.ENOSPC, "it waits for room")
 
     def refuse_memory(self, arenas: int) -> None:
         """So many of the next arenas are refused."""
