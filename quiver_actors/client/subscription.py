@@ -125,6 +125,9 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
     def flush(self, timeout: float = 10.0) -> None:
         """Return when everything resolved so far is durable.
 
+        What was resolved over a connection that was lost before this call is not asked for: it may be delivered again, and
+        `Ticket.wait` tells of each bundle.
+
         Raises:
             WorkerUnavailable: a worker was lost or did not answer: some of its bundles may be delivered again.
             EngineFailed, QuiverError: a worker could not make it durable.
