@@ -452,7 +452,7 @@ class _View:
             return told
         if kernel_state in STOPPED_STATES:
             return "stopped"
-        if region.pid != supervised[ChildFigure.PID]:
+        if region.pid != supervised[ChildFigure.PID] or not region.state:
             return "starting"
         if region.state in (WorkerState.READY, WorkerState.DEGRADED) and self._is_old(region):
             return "silent"

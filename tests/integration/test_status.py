@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -234,16 +235,19 @@ def test_check_and_wait_follow_readiness(directories: Directories) -> None:
     os.mkfifo(directories.data / "go")
     wait = command_line("quiver_actors.cli.main", "status", "--run-dir", str(directories.run), "--wait", "ready")
     with (
-        subprocess.Popen([*wait, "--timeout", "30s"], cwd=ROOT) as waiting,
+        subprocess.Popen([*wait, "--timeout", "120s"], cwd=ROOT) as waiting,
         NodeProcess.small(directories, "last_core_waits") as node,
     ):
         node.wait_for("worker.ready", "worker=core_0")
-        starting = status(directories, "--check", "ready")
+        starting, deadline = status(directories, "--check", "ready"), time.monotonic() + 60
+        while "worker core_1 is recovering" not in starting.stderr:
+            assert "worker core_1 is starting" in starting.stderr
+            assert time.monotonic() < deadline
+            starting = status(directories, "--check", "ready")
         assert starting.returncode == 4
-        assert "worker core_1 is recovering" in starting.stderr
         assert waiting.poll() is None
         (directories.data / "go").write_bytes(b".")
-        assert waiting.wait(30) == 0
+        assert waiting.wait(120) == 0
         assert status(directories, "--check", "ready").returncode == 0
         assert node.stop() == 0
 
