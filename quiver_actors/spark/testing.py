@@ -194,7 +194,10 @@ class StandaloneCluster:
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(self.workspace / "warehouse"),
             "spark.local.dir": str(self.workspace / "driver-local"),
+            # Nothing runs before every host has its executor; Spark knows how many there will be from the number of cores.
+            "spark.cores.max": str(len(self.hosts)),
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
             **{key.replace("__", "."): value for key, value in conf.items()},
         }
 
