@@ -2,7 +2,7 @@
 
 A run's entries (encoding/entries.py has the layout) are written by one Arrow stream writer into warm private memory, with what stands
 between two record batches written in one piece; slot heads, CRCs and rows are filled in for all of them by numpy. The whole is copied
-into the ring with one call. Measured for 1 KiB bundles, 64 a message: 3.7 us of CPU a bundle instead of 7.2 (docs/performance.md).
+into the ring with one call. What that saves: `python -m benchmarks.push_cost`, docs/performance.md.
 
 Streams with dictionaries and large batches go the other way (`entries.plan`).
 """

@@ -116,6 +116,8 @@ class LogReader:
         at_hand = self._chunk[max(0, offset - self._base) :] if offset >= self._base else self._chunk[:0]
         kept = len(at_hand)
         memory = self._memory if length <= len(self._memory) else memoryview(bytearray(length))
+        # A read that fails leaves nothing at hand: what was there is being written over.
+        self._chunk = self._memory[:0]
         # Moves within one memory where it is the same one: a slice assignment is a memmove.
         memory[:kept] = at_hand
         filled = kept

@@ -228,3 +228,22 @@ def test_a_length_beyond_every_limit_is_never_believed() -> None:
     for length in (1, 24, 1 << 29, (1 << 32) - 1):
         data = laid.data[: laid.spans[2][0]] + length.to_bytes(4, "little") + laid.data[laid.spans[2][0] + 4 :]
         assert found(scan(data))[0] == [*laid.spans[:2], *laid.spans[3:]]
+
+
+def test_a_read_that_fails_leaves_nothing_wrong_behind() -> None:
+    data = bytes(range(256)) * 1024
+    failing = [False]
+
+    def read(length: int, offset: int) -> bytes:
+        if failing[0] and offset >= 100_000:
+            raise OSError("once")
+        return data[offset : offset + length]
+
+    reader = LogReader(read, len(data), 90_000)
+    assert reader.bytes_at(5, 10) == data[5:15]
+    failing[0] = True
+    with pytest.raises(OSError, match="once"):
+        reader.bytes_at(80_001, 90_000)
+    failing[0] = False
+    assert reader.bytes_at(5, 10) == data[5:15]
+    assert reader.bytes_at(80_001, 90_000) == data[80_001:170_001]
