@@ -135,23 +135,27 @@ def copy_tail(source: str, target: str) -> None:
 
 @contextlib.contextmanager
 def held(client: Client, count: int) -> Iterator[None]:
-    """Two consumers of one subscriber hold so many bundles, under a lease that does not end meanwhile."""
-    with contextlib.ExitStack() as stack:
-        taken: list[object] = []
-        if count:
-            client.subscribe("holder", start="earliest").close()
-            small = batch_of(64)
-            client.push_many([small] * count)
-            client.flush()
-        while len(taken) < count:
-            part = min(_HELD_AT_ONCE, count - len(taken))
-            subscription = client.subscribe("holder", prefetch=part, lease=600)
-            stack.callback(subscription.abort)
-            at_end = len(taken) + part
-            while len(taken) < at_end:
-                taken += subscription.get_many(at_end - len(taken), 20)
+    """A consumer of one subscriber holds so many bundles, under a lease that does not end meanwhile.
+
+    One alone: a second one's prefetch and its own would share what is left, and neither could have all of it.
+    """
+    if not count:
         yield
-        del taken
+        return
+    client.subscribe("holder", start="earliest").close()
+    client.push_many([batch_of(64)] * count)
+    client.flush()
+    subscription = client.subscribe("holder", prefetch=_HELD_AT_ONCE, lease=600)
+    taken: list[object] = []
+    while len(taken) < count:
+        got = subscription.get_many(count - len(taken), 20)
+        if not got:
+            raise TimeoutError(f"the holder got {len(taken)} of {count} bundles, and no more within 20 s")
+        taken += got
+    try:
+        yield
+    finally:
+        subscription.abort()
 
 
 # --- what a bundle costs -------------------------------------------------------------------------------------------------
