@@ -99,11 +99,10 @@ class Adoption:
 
     def _adopt_entry(self, adopter: _Adopter, reader: LogReader, read: Read, log: FoundLog, span: Span) -> None:
         entry = read_entry(reader, span)
-        if entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
+        is_bundle = entry.entry_type == layout.ENTRY_TYPE_BUNDLE
+        if is_bundle and self._shelf.holds(entry.sequence, _position_end(log, span)):
             return
-        if self._shelf.holds(entry.sequence, _position_end(log, span)):
-            return
-        if entry.error:
+        if entry.error or not is_bundle:
             self._findings.keep_span(read, log.name, span)
             return
         adopter.add(reader.body(span), entry.sequence)

@@ -224,7 +224,7 @@ class Settlement:
         for span in (*found.damaged, *replay.unusable):
             self._findings.keep_span(log.file.read, found.name, span)
         # Bundles that cannot be read any more are numbered, so that those behind keep their ids; they have no slots.
-        replay.skip_to(found.sequence_end)
+        replay.skip_to(found.proven_sequence_end)
         self._findings.notes += [f"bundle {log.segment_seq}/{index} is damaged" for index in replay.lost]
         self._producers.add(replay.keys, replay.lost)
         log.builder = replay.builder

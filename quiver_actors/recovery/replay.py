@@ -32,7 +32,8 @@ class Replay:
 
     Attributes:
         builder: the segment's books.
-        unusable: entries whose CRC holds and that are still no bundles of this log.
+        unusable: entries whose CRC holds and that are still no bundles of this log: with a number that none of its bundles can have, of
+            a type that nobody knows, or with payloads that cannot be used. The number of the latter two is that of a lost bundle.
         lost: indexes of bundles that are missing between others.
         keys: what idempotent producers have stored, by producer.
         crc: CRC-32 of the bytes `[0, end)` of the file; None if something stood between entries.
@@ -52,6 +53,7 @@ class Replay:
         self.crc: int | None = crc32(header)
         self.end = len(header)
         self._first_sequence = identity.first_sequence
+        self._sequence_end = identity.first_sequence + SEGMENT_BUNDLES_MAX
         self._form: Form | None = None
 
     def take(self, memory: memoryview, offset: int, ends: list[int]) -> None:
@@ -81,12 +83,14 @@ class Replay:
     def _take_one(self, memory: memoryview, offset: int, start: int, end: int) -> None:
         span = Span(offset + start, offset + end)
         entry = parse_entry(memory[start + layout.ENTRY_LENGTH_BYTES : end - layout.ENTRY_CRC.size], span)
-        if entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
-            return
-        if entry.error or not self._is_expected(entry.sequence):
+        if not self._is_expected(entry.sequence):
             self.unusable.append(span)
             return
         self.skip_to(entry.sequence)
+        if entry.error or entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
+            self.unusable.append(span)
+            self.skip_to(entry.sequence + 1)
+            return
         index = self.builder.append(entry.sequence, entry.ingestion_ts_nanos, -1, end - start, entry.placements)
         if entry.placements and entry.placements[-1][0].slot_id == ENVELOPE_SLOT:
             self._note_key(memory, offset, index, entry)
@@ -99,7 +103,7 @@ class Replay:
             self.keys.append((key[0], KeyRun(key[1], 1, self.builder.segment_seq, index, entry.sequence)))
 
     def _is_expected(self, sequence: int) -> bool:
-        return self._next_sequence <= sequence < self._next_sequence + SEGMENT_BUNDLES_MAX
+        return self._next_sequence <= sequence < self._sequence_end
 
     # --- many at a time ------------------------------------------------------------------------------------------------------
 
@@ -114,7 +118,7 @@ class Replay:
         if run is None or len(run.byte_counts) < _RUN_ENTRIES_MIN or not self._is_expected(run.first_sequence):
             return 0
         count = len(run.byte_counts)
-        if run.first_sequence - self._first_sequence + count > SEGMENT_BUNDLES_MAX:
+        if run.first_sequence + count > self._sequence_end:
             return 0
         self.skip_to(run.first_sequence)
         self.builder.append_run(run)

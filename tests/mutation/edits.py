@@ -235,8 +235,8 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         "give the number of a lost bundle to the one behind it",
         "quiver_actors/recovery/replay.py",
-        "        self.skip_to(entry.sequence)\n        index",
-        "        index",
+        "        self.skip_to(entry.sequence)\n        if entry.error",
+        "        if entry.error",
         ("tests/unit/recovery/test_replay.py",),
     ),
     Edit(

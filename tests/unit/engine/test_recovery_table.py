@@ -6,6 +6,7 @@ changes nothing.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -14,10 +15,14 @@ from pathlib import Path
 import pytest
 
 import tests.golden
+from quiver_actors.checksum import crc32
 from quiver_actors.core_file import CoreFile, encode_core
 from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.errors import DiskError
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import EnginePaths
 from quiver_actors.recovery.logs import has_valid_trailer
 from quiver_actors.segment.reader import SegmentReader
@@ -279,6 +284,64 @@ def test_the_last_log_is_cut_behind_its_last_whole_entry_and_nothing_is_announce
     driver.engine.register("late", "earliest")
     assert not told(driver)
     assert not [path for path in disk.contents() if path.startswith(PATHS.quarantine)]
+
+
+def changed(entry: bytes, at: int, content: bytes) -> bytes:
+    """With other bytes at that place, and a CRC that is right."""
+    body = entry[4:at] + content + entry[at + len(content) : -4]
+    return entry[:4] + body + crc32(body).to_bytes(4, "little")
+
+
+def kept(disk: SimDisk) -> bytes:
+    """What is in quarantine."""
+    return b"".join(content for path, content in disk.contents().items() if path.startswith(PATHS.quarantine))
+
+
+@pytest.mark.parametrize("header", [Header.OURS, Header.FOREIGN], ids=lambda header: header.value)
+def test_entries_that_are_whole_and_no_bundles_are_kept_aside(header: Header) -> None:
+    known, disk = samples(), SimDisk()
+    case = LogCase(Cursor.NONE, header, Entries.NONE, Behind.END, Held.NOTHING, False)
+    of_a_newer_type = changed(known.entries[1], layout.ENTRY_LENGTH_BYTES, b"\x09")
+    without_its_slot = changed(known.entries[2], layout.ENTRY_HEAD.size, b"\x05")
+    head = log_of(case).rstrip(b"\0").ljust(layout.HEADER_BYTES if header is Header.OURS else 38, b"\0")
+    put(disk, LOG, head + known.entries[0] + of_a_newer_type + without_its_slot + bytes(4096))
+    EngineDriver(OrderMonitor(disk), directory=DIRECTORY).run_background()
+    assert served(disk) == [1]
+    assert of_a_newer_type in kept(disk)
+    assert without_its_slot in kept(disk)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_entries_with_numbers_that_no_log_can_hold_do_not_keep_a_store_from_opening(count: int) -> None:
+    known, disk = samples(), SimDisk()
+    wild = [
+        changed(entry, layout.ENTRY_LENGTH_BYTES + 9, (SEGMENT_BUNDLES_MAX + 1 + number).to_bytes(8, "little"))
+        for number, entry in enumerate(known.entries[-count:])
+    ]
+    put(disk, LOG, known.header + b"".join([*known.entries[:-count], *wild]) + bytes(4096))
+    driver = EngineDriver(OrderMonitor(disk), directory=DIRECTORY)
+    driver.run_background()
+    assert served(disk) == list(SEQUENCES[:-count])
+    assert all(entry in kept(disk) for entry in wild)
+    driver.engine.close()
+    driver.reopen()
+    driver.engine.register("late", "earliest")
+    assert not told(driver)
+    assert driver.push_numbered(7)[0].sequence > SEGMENT_BUNDLES_MAX
+
+
+def test_damage_is_kept_once_however_often_a_start_is_cut_off() -> None:
+    known, disk = samples(), SimDisk()
+    damaged = known.entries[1][:90] + bytes([known.entries[1][90] ^ 1]) + known.entries[1][91:]
+    put(disk, LOG, known.header + known.entries[0] + damaged + known.entries[2] + bytes(4096))
+    for _ in range(2):
+        faulty = FaultyDisk(disk)
+        faulty.fail("rename", 1, errno.EIO, path_part=".qseg")
+        with pytest.raises(DiskError):
+            EngineDriver(faulty, directory=DIRECTORY)
+    EngineDriver(disk, directory=DIRECTORY).run_background()
+    assert served(disk) == [1, 3]
+    assert [content for path, content in disk.contents().items() if path.startswith(PATHS.quarantine)] == [damaged]
 
 
 def told(driver: EngineDriver) -> list[GapNotice]:

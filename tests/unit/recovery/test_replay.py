@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -15,14 +16,16 @@ from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.recovery.replay import Replay
 from quiver_actors.segment.builder import SegmentBuilder
 from quiver_actors.segment.tail import encode_tail
+from quiver_actors.wal.alike import form_of
 from quiver_actors.wal.codec import Identity, decode_header
-from quiver_actors.wal.layout import ENTRY_TYPE_BUNDLE, HEADER_BYTES
+from quiver_actors.wal.layout import ENTRY_LENGTH_BYTES, ENTRY_TYPE_BUNDLE, HEADER_BYTES
 from quiver_actors.wal.reader import LogReader, LogScan, Span
 from quiver_actors.wal.recovery import read_entry
 from tests.support.engine_driver import EngineDriver, topic_settings
 from tests.unit.wal.logs import reader_of
 
 LOG = "default/core_0/wal/quiver.wal"
+_SEQUENCE_AT = ENTRY_LENGTH_BYTES + 9
 CHUNKS = (1, 700, 4096, 1 << 20, 4 << 20)
 
 
@@ -34,7 +37,7 @@ def words(*values: str) -> pa.RecordBatch:
     return pa.record_batch({"w": pa.array(values).dictionary_encode()})
 
 
-ALIKE = [{0: numbers(rows)} for rows in (3, 3, 4, 5, 0, 3, 900, 2, 2, 2, 2, 2, 7, 1, 1, 1)]
+ALIKE = [{0: numbers(rows)} for rows in (3, 3, 4, 5, 6, 3, 900, 2, 2, 2, 2, 2, 7, 1, 1, 1)]
 MIXED = [
     *ALIKE,
     {1: numbers(2)},
@@ -42,22 +45,24 @@ MIXED = [
     {0: numbers(1), 2: numbers(2)},
     {0: words("a", "b")},
     {0: words("a", "b", "c")},
-    *[{3: numbers(n % 3)} for n in range(40)],
+    *[{3: numbers(n % 9)} for n in range(40)],  # of no rows: a message of another form
     {0: pa.record_batch({"x": pa.array([None, 1.5])})},
     *ALIKE[:9],
 ]
+LONG = numbers(2).replace_schema_metadata({"note": "n" * 20_000})
+BUNDLES = {"alike": ALIKE, "mixed": MIXED, "long schemas": [{0: LONG}] * 8}
 
 
 @lru_cache
 def log_of(name: str) -> tuple[bytes, list[Span]]:
     """A log that nobody sealed, and where its entries are."""
     driver = EngineDriver(SimDisk(), topic_settings(segment_target_size_bytes=1 << 20))
-    for bundle in {"alike": ALIKE, "mixed": MIXED}[name]:
+    for bundle in BUNDLES[name]:
         driver.push(bundle)
     driver.commit()
     data = driver.disk.contents()[LOG]  # type: ignore[attr-defined]
     scan = LogReader(reader_of(data), len(data)).scan(HEADER_BYTES, stride=64)
-    assert scan.entry_count == len({"alike": ALIKE, "mixed": MIXED}[name])
+    assert scan.entry_count == len(BUNDLES[name])
     return data[: scan.end + 5000], scan.entries
 
 
@@ -87,25 +92,27 @@ def replayed(data: bytes, chunk_bytes: int = 1 << 20) -> tuple[Replay, LogScan]:
 
 
 def one_by_one(data: bytes, entries: Sequence[Span]) -> tuple[SegmentBuilder, list[Span]]:
-    """The rule itself: bundle i has sequence first_sequence + i, what cannot be used or does not fit in is left out."""
+    """The rule itself: bundle i has sequence first_sequence + i, what cannot be used is lost, what does not fit in is left out."""
     reader, identity = LogReader(reader_of(data), len(data)), identity_of(data)
     builder = SegmentBuilder(identity.segment_seq, lambda offset, length: data[offset : offset + length])
     unusable = []
     for span in entries:
         entry = read_entry(reader, span)
-        if entry.entry_type != ENTRY_TYPE_BUNDLE:
-            continue
         expected = identity.first_sequence + builder.bundle_count
-        if entry.error or not expected <= entry.sequence < expected + SEGMENT_BUNDLES_MAX:
+        if not expected <= entry.sequence < identity.first_sequence + SEGMENT_BUNDLES_MAX:
             unusable.append(span)
             continue
         for missing in range(expected, entry.sequence):
             builder.append(missing, 0, 0, 0, ())
+        if entry.error or entry.entry_type != ENTRY_TYPE_BUNDLE:
+            unusable.append(span)
+            builder.append(entry.sequence, 0, 0, 0, ())
+            continue
         builder.append(entry.sequence, entry.ingestion_ts_nanos, -1, span.end - span.start, entry.placements)
     return builder, unusable
 
 
-@pytest.mark.parametrize("name", ["alike", "mixed"])
+@pytest.mark.parametrize("name", BUNDLES)
 def test_a_replay_in_chunks_of_any_size_writes_the_same_books(name: str) -> None:
     data, entries = log_of(name)
     builder, _ = one_by_one(data, entries)
@@ -132,6 +139,11 @@ def damaged(data: bytes, entries: Sequence[Span], random: Random) -> bytes:
 def test_entries_that_are_not_what_they_seem_are_taken_as_if_each_was_looked_at(seed: int) -> None:
     random = Random(seed)
     data, entries = log_of("alike")
+    form = form_of(memoryview(data), entries[0].start, entries[0].end)
+    assert form is not None
+    run = form.columns(memoryview(data), 0, np.array([entries[0].start, *(span.end for span in entries)]))
+    assert run is not None
+    assert len(run.byte_counts) == len(entries), "or all of them are looked at one by one"
     different = 0
     for _ in range(120):
         spoilt = damaged(data, entries, random)
@@ -153,3 +165,57 @@ def test_bundles_that_are_missing_between_others_keep_their_numbers() -> None:
     assert replay.lost == [6]
     assert replay.crc is None
     assert replay.builder.bundle_count == len(entries)
+
+
+def changed(data: bytes, span: Span, at: int, content: bytes) -> bytes:
+    """With other bytes at that place of an entry, whose CRC is right."""
+    entry = bytearray(data[span.start : span.end])
+    entry[at : at + len(content)] = content
+    entry[-4:] = zlib.crc32(entry[4:-4]).to_bytes(4, "little")
+    return data[: span.start] + entry + data[span.end :]
+
+
+@pytest.mark.parametrize("which", [6, 15])
+def test_an_entry_of_a_type_that_nobody_knows_keeps_its_number_and_is_no_bundle(which: int) -> None:
+    data, entries = log_of("alike")
+    newer = changed(data, entries[which], ENTRY_LENGTH_BYTES, b"\x09")
+    builder, _ = one_by_one(newer, entries)
+    replay, scan = replayed(newer)
+    assert (scan.entries, scan.damaged) == (entries, [])
+    assert (replay.lost, replay.unusable) == ([which], [entries[which]])
+    assert tail_of(replay.builder) == tail_of(builder)
+    assert replay.crc == zlib.crc32(newer[: replay.end]), "its bytes stay in the segment"
+
+
+@pytest.mark.parametrize("first", [SEGMENT_BUNDLES_MAX - 5, SEGMENT_BUNDLES_MAX, 2 * SEGMENT_BUNDLES_MAX])
+def test_entries_with_numbers_that_no_segment_of_the_log_can_have_are_set_aside(first: int) -> None:
+    """A log that a producer has stored as data looks like that where what was around it is damaged."""
+    data, entries = log_of("alike")
+    base = identity_of(data).first_sequence
+    for number, span in enumerate(entries[8:]):
+        data = changed(data, span, _SEQUENCE_AT, (base + first + number).to_bytes(8, "little"))
+    fitting = max(0, SEGMENT_BUNDLES_MAX - first)
+    replay, _ = replayed(data)
+    assert replay.unusable == list(entries[8 + fitting :])
+    assert replay.lost == (list(range(8, first)) if fitting else [])
+    assert replay.builder.bundle_count == (SEGMENT_BUNDLES_MAX if fitting else 8)
+
+
+@pytest.mark.parametrize("what", ["end mark", "rows", "body"])
+def test_the_first_of_many_alike_that_is_not_what_it_seems_is_set_aside(what: str) -> None:
+    data, entries = log_of("alike")
+    span = entries[8]
+    form = form_of(memoryview(data), span.start, span.end)
+    assert form is not None
+    body = int.from_bytes(data[span.start + form.body :][:8], "little")
+    places = {
+        "end mark": (form.batch + form.metadata_bytes + body, bytes(8)),
+        "rows": (form.rows, (-1).to_bytes(8, "little", signed=True)),
+        "body": (form.body, (1 << 40).to_bytes(8, "little")),
+    }
+    spoilt = changed(data, span, *places[what])
+    builder, unusable = one_by_one(spoilt, entries)
+    replay, _ = replayed(spoilt)
+    assert replay.unusable == unusable == [span]
+    assert replay.lost == [8]
+    assert tail_of(replay.builder) == tail_of(builder)
