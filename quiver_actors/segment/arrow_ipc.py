@@ -513,8 +513,6 @@ def encode_dictionary(dictionary_id: int, values: Buffer) -> bytes:
         values: the record batch message of a batch whose one column is the dictionary's values.
     """
     batch = _require_message(memoryview(values), 0)
-    if batch.kind != _RECORD_BATCH:
-        raise ArrowError(f"the values of dictionary {dictionary_id} are in a message of kind {batch.kind}")
     flatbuffer_bytes = _DICTIONARY_FLATBUFFER_BYTES + batch.flatbuffer.nbytes
     message, table = _DICTIONARY_MESSAGE, _DICTIONARY_TABLE
     head = _DICTIONARY_HEAD.pack(

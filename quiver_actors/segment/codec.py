@@ -109,9 +109,8 @@ class ManifestColumns(NamedTuple):
 
 def encode_footer_and_trailer(footer: SegmentFooter) -> bytes:
     """Footer, extension and trailer up to the CRC, which the caller appends once it knows it (`CRC.pack`)."""
-    encoded = FOOTER.pack(SEGMENT_VERSION, *footer[:6])
-    if footer.extension is not None:
-        encoded += EXTENSION.pack(EXTENSION.size, *footer.extension)
+    assert footer.extension is not None, "only other implementations write none"
+    encoded = FOOTER.pack(SEGMENT_VERSION, *footer[:6]) + EXTENSION.pack(EXTENSION.size, *footer.extension)
     return encoded + TRAILER_HEAD.pack(len(encoded), SEGMENT_MAGIC)
 
 

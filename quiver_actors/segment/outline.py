@@ -152,8 +152,6 @@ def manifest_columns(manifest: Manifest) -> ManifestColumns:
     if any(column is None or None in _nullable(column) for column in own):
         raise InvalidFormat("the manifest lacks the byte counts, sequences or times that our own segments have")
     ends = np.asarray(manifest.ref_ends, dtype=np.int64)
-    if not len(ends):
-        ends = np.zeros(1, np.int64)
     columns = (manifest.ref_slots, manifest.ref_streams, manifest.ref_chunks)
     refs = np.stack([np.asarray(column, dtype=np.uint32) for column in columns], axis=1)[ends[0] : ends[-1]]
     items = [-1] * manifest.bundle_count if manifest.item_count is None else manifest.item_count

@@ -112,10 +112,8 @@ def _candidates(
 
 def _is_compressed(stream: StreamOutline, read: Read) -> bool:
     """Judged by its first batch; a producer that changes its mind in the middle costs the compaction."""
-    if not len(stream.batches):
-        return False
-    offset, metadata_bytes, _ = stream.batches[0].tolist()
-    return has_compressed_body(read(metadata_bytes, offset))
+    first = stream.batches[:1].tolist()
+    return any(has_compressed_body(read(metadata_bytes, offset)) for offset, metadata_bytes, _ in first)
 
 
 def _hashable(array: pa.Array) -> pa.Array:

@@ -186,9 +186,7 @@ class BundleStates:
         return moved, refused
 
     def held(self, indexes: Sequence[int], token: int) -> tuple[Sequence[int], list[int]]:
-        """Split `indexes` by whether they are claimed under `token`; a repeated one is held once."""
-        if not self.claimed_count:
-            return [], list(indexes)
+        """Split `indexes` by whether they are claimed under `token`, which holds something; a repeated one is held once."""
         run = _as_run(indexes)
         size = len(run)
         states, tokens = self._states, self._tokens
@@ -279,14 +277,13 @@ class BundleStates:
         return count
 
     def move_exhausted(self, index: int, target: int) -> bool:
-        """Take an exhausted bundle to `target`; False if it is not exhausted (any more)."""
+        """Take an exhausted bundle to `target`, a resolved state; False if it is not exhausted (any more)."""
         if not self._states or self._states[index] != _EXHAUSTED:
             return False
         self._states[index] = target
         self.blocked_count -= 1
-        if target >= _ACKED:
-            self.resolved_count += 1
-            self._bitmap_is_current = False
+        self.resolved_count += 1
+        self._bitmap_is_current = False
         return True
 
     def resolve_span(self, start: int, stop: int, target: int) -> Resolved:

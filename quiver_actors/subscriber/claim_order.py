@@ -42,8 +42,8 @@ class ClaimOrder:
         self._newest: list[tuple[int, int, int]] | None = None  # (-segment, -end, start)
 
     def __len__(self) -> int:
-        """How many spans are kept for the order of the oldest."""
-        return len(self._oldest)
+        """How many spans are kept."""
+        return len(self._oldest) + len(self._newest or ())
 
     def offer(self, segment_seq: int, start: int, end: int) -> None:
         """Bundles of that span may be pending."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from quiver_actors.model import ENVELOPE_SLOT, BundleId
+from quiver_actors.model import ENVELOPE_SLOT
 
 PREFIX = "dead_letter."
 REASON = "max_deliveries"
@@ -42,10 +42,6 @@ class Origin:
     delivery_count: int
     reason: str = REASON
     ingestion_ts_nanos: int | None = None
-
-    @property
-    def bundle_id(self) -> BundleId:
-        return BundleId(self.topic, self.core, self.segment_seq, self.bundle_index)
 
 
 def envelope_of(origin: Origin, present: pa.RecordBatch | None) -> pa.RecordBatch:

@@ -62,7 +62,7 @@ class SetAside:
             self.exhausted.extend((segment_seq, index) for index in indexes)
 
     def bury(self, states: BundleStates, bundle_index: int, target: int) -> bool:
-        """Take an exhausted bundle to `target`; False if it is not exhausted (any more)."""
+        """Take an exhausted bundle to `target`, a resolved state; False if it is not exhausted (any more)."""
         buried = states.move_exhausted(bundle_index, target)
         self.blocked_count -= buried
         return buried

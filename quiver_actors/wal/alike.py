@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quiver_actors.errors import FormatError
 from quiver_actors.model import ENVELOPE_SLOT
 from quiver_actors.segment.arrow_ipc import batch_layout
 from quiver_actors.segment.builder import BundleRun, StreamSchema
@@ -66,6 +65,7 @@ class Form:
 
     def columns(self, memory: memoryview, offset: int, bounds: Integers) -> BundleRun | None:
         """As many of the entries from the first one on as are of this form, in rising sequence without a gap; None: not even that.
+        The first one must fit.
 
         Args:
             memory: bytes from `offset` of the file on.
@@ -74,8 +74,6 @@ class Form:
         sizes = np.diff(bounds)
         count = _leading(sizes >= self._entry_bytes_min)
         starts, sizes = bounds[:count], sizes[:count]
-        if not count:
-            return None
         heads = _gather(memory, starts, self.head.nbytes)
         sequences = _column(heads, _SEQUENCE, "<u8")
         rows, body = _column(heads, self.rows, "<i8"), _column(heads, self.body, "<i8")
@@ -112,10 +110,7 @@ def form_of(memory: memoryview, start: int, end: int) -> Form | None:
     if dictionaries or schema.slot_id == ENVELOPE_SLOT:
         return None
     batch = batch_offset - start
-    try:
-        found = batch_layout(memory[batch_offset : batch_offset + metadata_bytes])
-    except FormatError:
-        return None
+    found = batch_layout(memory[batch_offset : batch_offset + metadata_bytes])
     if found is None:
         return None
     structure, rows, body_length = found

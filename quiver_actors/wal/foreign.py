@@ -122,7 +122,7 @@ def _all_fields(schema: pa.Schema) -> Iterator[pa.Field]:
 def _children(kind: pa.DataType) -> Iterator[pa.Field]:
     if isinstance(kind, pa.DictionaryType):
         yield pa.field("values", kind.value_type)
-    elif not isinstance(kind, pa.BaseExtensionType):
+    else:
         yield from (kind.field(index) for index in range(kind.num_fields))
 
 

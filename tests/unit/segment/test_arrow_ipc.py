@@ -16,13 +16,18 @@ from quiver_actors.segment.arrow_ipc import (
     FILE_START,
     BatchSpan,
     DictionarySpan,
+    batch_layout,
     dictionary_ids,
     encode_footer,
+    has_compressed_body,
+    read_file_footer,
     read_footer_counts,
+    walk_messages,
     walk_stream,
 )
 from tests.unit.segment import batches
 from tests.unit.segment.logfile import encode_stream
+from tests.unit.wal.logs import reader_of
 
 
 def encode_file(payload: bytes) -> bytes:
@@ -184,3 +189,71 @@ def test_flatbuffer_that_points_before_itself_is_refused() -> None:
     message = struct.pack("<II", 0xFFFFFFFF, len(flatbuffer)) + flatbuffer
     with pytest.raises(ArrowError, match="before its start"):
         walk_stream(message, 0, len(message))
+
+
+# --- one message, one footer -------------------------------------------------------------------------------------------------
+
+
+def pointing_nowhere(message: bytes) -> bytes:
+    """With the root of its flatbuffer behind its end."""
+    return message[:8] + struct.pack("<I", 1 << 30) + message[12:]
+
+
+SCHEMA = batches.plain().schema.serialize().to_pybytes()
+BATCH = batches.plain().serialize().to_pybytes()
+NO_BATCHES = {
+    "schema": (SCHEMA, "expected a record"),
+    "end": (END_OF_STREAM, "expected a record"),
+    "broken": (pointing_nowhere(BATCH), "broken flatbuffer"),
+    "cut off": (BATCH[:40], "32 are left"),
+    "nothing": (b"", "expected a message"),
+}
+
+
+@pytest.mark.parametrize(("message", "said"), NO_BATCHES.values(), ids=NO_BATCHES)
+@pytest.mark.parametrize("look", [batch_layout, has_compressed_body])
+def test_what_is_no_record_batch_is_named(look: Callable[[bytes], object], message: bytes, said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        look(message)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (BATCH[:40], "bytes of metadata: its stream ends at 40"),
+        (pointing_nowhere(BATCH), "broken flatbuffer"),
+        (BATCH, "its stream ends"),
+    ],
+    ids=["cut off", "broken", "without an end mark"],
+)
+def test_walking_messages_stops_with_an_error_where_the_next_is_none(data: bytes, said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        list(walk_messages(reader_of(data), 0, len(data)))
+
+
+def test_a_file_footer_says_where_the_batches_are_and_what_their_schema_is() -> None:
+    payload = encode_stream(batches.plain())
+    data = encode_file(payload)
+    found = read_file_footer(reader_of(data), 0, len(data))
+    assert found.schema_message == SCHEMA
+    assert [block[0] for block in BLOCK.iter_unpack(found.batch_blocks)] == [8 + len(SCHEMA)]
+    at = data.rindex(SCHEMA[8:])
+    other = data[:at] + struct.pack("<I", 1 << 30) + data[at + 4 :]
+    left = read_file_footer(reader_of(other), 0, len(other))
+    assert left == found._replace(schema_message=None), "the blocks are as good without it"
+
+
+def test_what_is_no_file_footer_is_named() -> None:
+    data = encode_file(encode_stream(batches.plain()))
+    length = int.from_bytes(data[-10:-6], "little")
+    start = len(data) - 10 - length
+    wrong = {
+        "too short": data[:25],
+        "has no footer": data[:-1] + b"x",
+        "broken footer": data[:start] + struct.pack("<I", 1 << 30) + data[start + 4 :],
+    }
+    for said, content in wrong.items():
+        with pytest.raises(FormatError, match=said):
+            read_file_footer(reader_of(content), 0, len(content))
+    with pytest.raises(FormatError, match="has no footer"):
+        read_file_footer(reader_of(data[:-3]), 0, len(data))

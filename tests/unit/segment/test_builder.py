@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from quiver_actors.errors import ArrowError, InvalidBundle, Truncated
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
-from quiver_actors.segment.builder import SegmentBuilder, SlotPlacement, StreamSchema, place_payload
+from quiver_actors.segment.builder import BundleRun, SegmentBuilder, SlotPlacement, StreamSchema, place_payload
 from quiver_actors.segment.tail import encode_tail
 from tests.unit.segment import batches
 from tests.unit.segment.logfile import encode_stream
@@ -78,6 +79,21 @@ def test_full_segment_refuses_and_stays_as_it_is() -> None:
     with pytest.raises(InvalidBundle, match="65535"):
         builder.append(70_000, 1, 1, 1, slots)
     assert (builder.bundle_count, builder.last_sequence) == (SEGMENT_BUNDLES_MAX, SEGMENT_BUNDLES_MAX - 1)
+
+
+def test_a_run_that_does_not_fit_is_refused_whole() -> None:
+    def run(first_sequence: int, count: int) -> BundleRun:
+        each = np.full(count, 64)
+        return BundleRun(place()[0], first_sequence, each, each, each, each, 192 + 64 * np.arange(count), each, each)
+
+    builder = SegmentBuilder(9, no_read)
+    builder.append_run(run(0, SEGMENT_BUNDLES_MAX - 1))
+    assert repr(builder) == "<SegmentBuilder 9 bundles=65534 streams=1 rows=4194176>"
+    with pytest.raises(InvalidBundle, match="holds 65534 bundles: no 2 more fit"):
+        builder.append_run(run(SEGMENT_BUNDLES_MAX - 1, 2))
+    assert (builder.bundle_count, builder.streams[0].chunk_count) == (SEGMENT_BUNDLES_MAX - 1,) * 2
+    builder.append_run(run(SEGMENT_BUNDLES_MAX - 1, 1))
+    assert builder.last_sequence == SEGMENT_BUNDLES_MAX - 1
 
 
 def test_payload_without_its_dictionary_is_refused_and_adds_nothing() -> None:

@@ -10,15 +10,18 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.checksum import crc32
-from quiver_actors.errors import ArrowError, FormatError
+from quiver_actors.errors import ArrowError, FormatError, InvalidFormat
+from quiver_actors.segment.arrow_ipc import END_OF_STREAM, FILE_START
 from quiver_actors.segment.codec import Manifest
 from quiver_actors.segment.compaction import Rewriting, bundle_checksums, check_rewriting, judge
 from quiver_actors.segment.outline import READ_BYTES, Outline, Read, read_messages, read_outline
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.segment.salvage import salvage
+from quiver_actors.segment.unify import DICTIONARY_BYTES_MAX
 from tests.golden.parser import parse_segment
 from tests.unit.segment import batches
-from tests.unit.segment.logfile import LogFile
+from tests.unit.segment.logfile import LogFile, encode_stream
+from tests.unit.segment.test_outline import with_directory
 
 
 def reads(data: bytes) -> Read:
@@ -237,6 +240,84 @@ def test_what_cannot_be_brought_together_is_left_as_it_is(what: str) -> None:
     assert len(reader.streams) == 4
 
 
+def of_an_unknown_type(words: Sequence[str]) -> bytes:
+    """A payload with a dictionary column and one of a type that a later Arrow may have."""
+
+    def encoded(kind: pa.DataType) -> bytes:
+        column = batches.dictionary(words, range(len(words)))
+        return encode_stream(pa.record_batch({"c": column, "d": pa.nulls(len(words), kind)}))
+
+    text, binary = encoded(pa.string()), encoded(pa.binary())
+    (at,) = (at for at, pair in enumerate(zip(text, binary, strict=True)) if pair[0] != pair[1])
+    return text[:at] + b"\x63" + text[at + 1 :]
+
+
+def test_streams_of_a_schema_that_pyarrow_cannot_read_are_left_as_they_are() -> None:
+    log = LogFile()
+    payloads = [of_an_unknown_type(words) for words in (["a"], ["b", "a"])]
+    for payload in payloads:
+        with pytest.raises(pa.ArrowInvalid, match="Unrecognized type"):
+            pa.ipc.open_stream(payload)
+        log.push_payloads({5: payload}, {5: bytes(32)}, {5: 1})
+    data = rewritten(log.seal(), parse=False)
+    outline = read_outline(reads(data), len(data))
+    assert [len(stream.batches) for stream in outline.streams] == [1, 1]
+    for stream, payload in zip(outline.streams, payloads, strict=True):
+        (message,) = read_messages(reads(data), stream.batches)
+        assert message in payload
+
+
+def test_keys_that_cannot_serve_two_streams_leave_the_first_alone() -> None:
+    log = LogFile()
+    for name, count in (("a", 100), ("b", 60), ("c", 60)):
+        log.push({5: words_of([f"{name}-{n}" for n in range(count)], pa.int8())})
+    reader = compacted(log)
+    assert_same_values(log, reader)
+    assert [stream.chunk_count for stream in reader.streams] == [1, 2]
+
+
+def test_dictionaries_beyond_what_is_taken_into_memory_are_left_as_they_are() -> None:
+    log = LogFile()
+    for words in (["a"], ["b"], ["c" * (DICTIONARY_BYTES_MAX + 1)], ["d"]):
+        log.push({5: words_of(words)})
+    reader = compacted(log, parse=False)
+    assert_same_values(log, reader)
+    assert [stream.chunk_count for stream in reader.streams] == [2, 1, 1]
+
+
+def several_groups() -> LogFile:
+    """Streams whose batches get other keys, of two and of three messages of more than half of what is read at once."""
+    log = LogFile()
+    rows = READ_BYTES // 2 // 4 + 1000
+    for words, count in ((["a"], 1), (["b", "a"], 2), (["c", "a"], 3)):
+        for n in range(count):
+            log.push({5: batches.one_column(batches.dictionary(words, [n % len(words)] * rows))})
+    return log
+
+
+def test_large_batches_get_their_keys_a_few_at_a_time() -> None:
+    log = several_groups()
+    reader = compacted(log, parse=False)
+    assert [stream.chunk_count for stream in reader.streams] == [6]
+    for index, pushed in enumerate(log.pushed):
+        assert reader.bundle(index)[5].column(0).cast(pa.string()).equals(pushed[5].column(0).cast(pa.string()))
+
+
+@pytest.mark.parametrize(
+    ("bytes_there", "said"),
+    [(END_OF_STREAM, "ends its stream"), (b"\xff\xff\xff\xff\x10\0\0\0" + bytes(16), "cannot be decoded")],
+    ids=["end mark", "no message"],
+)
+def test_a_batch_that_is_none_ends_the_rewriting(bytes_there: bytes, said: str) -> None:
+    """Also where nobody has asked the checksum before: no file comes of it."""
+    data = bytearray(several_groups().seal())
+    outline = read_outline(reads(bytes(data)), len(data))
+    at = int(outline.streams[1].batches[1, 0])
+    data[at : at + len(bytes_there)] = bytes_there
+    with pytest.raises(ArrowError, match=said):
+        b"".join(Rewriting(outline, reads(bytes(data))).parts())
+
+
 def test_a_compressed_batch_in_the_middle_of_a_stream_is_refused() -> None:
     log = LogFile()
     long = [f"word-{n}" for n in range(100)]
@@ -260,6 +341,54 @@ def test_several_dictionaries_share_the_capacity_of_the_smallest_key() -> None:
     reader = compacted(log)
     assert_same_values(log, reader)
     assert [stream.chunk_count for stream in reader.streams] == [4, 2]
+
+
+def other_rows(outline: Outline) -> Outline:
+    return outline._replace(extension=outline.extension._replace(row_count=1))
+
+
+def other_sequences(outline: Outline) -> Outline:
+    return outline._replace(columns=outline.columns._replace(sequence=outline.columns.sequence + np.uint64(1)))
+
+
+def other_slots(outline: Outline) -> Outline:
+    refs = outline.columns.refs.copy()
+    refs[:, 0] += 1
+    return outline._replace(columns=outline.columns._replace(refs=refs))
+
+
+def other_batches(outline: Outline) -> Outline:
+    refs = outline.columns.refs.copy()
+    refs[:, 2] = 0
+    return outline._replace(columns=outline.columns._replace(refs=refs))
+
+
+def other_schemas(outline: Outline) -> Outline:
+    first, *rest = outline.streams
+    other = first._replace(schema=first.schema._replace(fingerprint=bytes(32)))
+    return outline._replace(streams=(other, *rest))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (other_rows, "its footer"),
+        (other_sequences, "sequence"),
+        (other_slots, "its footer"),
+        (other_batches, "other messages"),
+        (other_schemas, "other messages"),
+    ],
+)
+def test_a_rewriting_that_says_something_else_is_refused(change: Callable[[Outline], Outline], said: str) -> None:
+    log = LogFile()
+    for n in range(3):
+        log.push({1: batches.plain(n), 2: words_of([f"w{n}"])})
+    data = log.seal()
+    old = read_outline(reads(data), len(data))
+    new = rewritten(data)
+    outline = read_outline(reads(new), len(new))
+    with pytest.raises(InvalidFormat, match=said):
+        check_rewriting(old, change(outline))
 
 
 # --- policy -----------------------------------------------------------------------------------------------------------------
@@ -385,13 +514,28 @@ def test_damage_to_an_arrow_footer_costs_nothing() -> None:
         assert all(left_after(bytes(damaged)))
 
 
-def test_damage_to_a_dictionary_costs_its_stream_and_no_other() -> None:
+def test_damage_to_a_dictionary_or_schema_costs_its_stream_and_no_other() -> None:
     log = LogFile()
     for n in range(10):
         log.push({n % 2: words_of([f"w{n}", "x"]) if n % 2 else batches.plain(2, n)})
     data = bytearray(checksummed(log))
-    data[int(read_outline(reads(data), len(data)).streams[1].dictionaries[0, 0]) + 200] ^= 4
-    assert [bool(bundle) for bundle in left_after(bytes(data))] == [n % 2 == 0 for n in range(10)]
+    outline = read_outline(reads(data), len(data)).streams[1]
+    for at in (int(outline.dictionaries[0, 0]) + 200, outline.byte_offset + len(FILE_START)):
+        damaged = bytearray(data)
+        damaged[at] ^= 4
+        assert [bool(bundle) for bundle in left_after(bytes(damaged))] == [n % 2 == 0 for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"byte_length": 1 << 40}, {"chunk_count": 1 << 30}], ids=lambda each: next(iter(each))
+)
+def test_a_directory_that_names_a_stream_that_cannot_be_costs_that_stream(changes: dict[str, int]) -> None:
+    """Nothing is reserved for what it claims."""
+    log = LogFile()
+    for n in range(10):
+        log.push({1 + n % 2: batches.plain(2, n)})
+    data = with_directory(checksummed(log), 1, **changes)
+    assert [bool(bundle) for bundle in left_after(data)] == [n % 2 == 0 for n in range(10)]
 
 
 def test_without_checksums_nothing_is_proven() -> None:

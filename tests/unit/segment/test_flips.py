@@ -43,6 +43,16 @@ def test_two_flipped_bits_are_no_flipped_bit() -> None:
     assert flipped_bit(reader_of(bytes(content)), len(content)) is None
 
 
+def test_a_bit_that_would_lie_before_the_file_is_no_flipped_bit() -> None:
+    """The checksum of a short file that is wrong as one of a longer file with a flipped bit would be."""
+    body = Random(1).randbytes(100)
+    elsewhere = zlib.crc32(b"\1" + bytes(200)) ^ zlib.crc32(bytes(201))
+    content = body + (zlib.crc32(body) ^ elsewhere).to_bytes(4, "little")
+    assert flipped_bit(reader_of(content), len(content)) is None
+    longer = bytes(101) + body
+    assert flipped_bit(reader_of(longer + (zlib.crc32(longer) ^ elsewhere).to_bytes(4, "little")), 205) == (0, 1)
+
+
 def test_no_flipped_bit_of_what_stands_behind_the_streams_costs_a_compacted_segment_anything() -> None:
     """Directory and manifest are there once. Every bit of all files is flipped by `make torture`."""
     _, compacted = corpus.segment_specimens()

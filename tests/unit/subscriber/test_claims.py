@@ -280,6 +280,13 @@ def test_segment_added_twice_changes_nothing() -> None:
         state.add_segment(1, 3)
 
 
+def test_what_an_operator_sees_of_a_subscriber() -> None:
+    state = subscriber((0, 2), (1, 2))
+    state.claim(ALICE, 3)
+    resolve(state, ALICE, 0, "ack", 0)
+    assert repr(state) == "<SubscriberState sub claimed=2 <Standing floor=0 incomplete=2 unresolved=3 version=1>>"
+
+
 def test_segment_without_bundles_is_complete() -> None:
     state = subscriber((0, 0), (1, 1))
     assert state.is_complete(0)
@@ -621,9 +628,10 @@ def test_segment_at_rest_keeps_only_its_bitmap() -> None:
     assert states.claim(0, 50_000, Room(1, None), 2) == range(10, 11)
 
 
-def test_delivery_counts_stop_at_what_fits() -> None:
-    states, room = BundleStates(4), Room(4, None)
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_delivery_counts_stop_at_what_fits(at_once: int) -> None:
+    states, room = BundleStates(4), Room(at_once, None)
     for token in range(1, 65_540):
         run = states.claim(0, 4, room, token)
         states.set_claimed(run, 0)
-    assert [states.count(index) for index in range(4)] == [65_535] * 4
+    assert [states.count(index) for index in range(4)] == [65_535] * at_once + [0] * (4 - at_once)

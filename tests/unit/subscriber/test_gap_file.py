@@ -1,4 +1,4 @@
-"""The file of gap notices: what was noted comes back, and damage is told from a newer program's file."""
+"""Gap notices: who has them, and their file: what was noted comes back, and damage is told from a newer program's file."""
 
 from __future__ import annotations
 
@@ -72,3 +72,57 @@ def test_only_files_of_subscribers_are_theirs() -> None:
     assert gaps_subscriber_of(gaps_file_name("ann")) == "ann"
     assert gaps_subscriber_of("quiver.sub.ann") is None
     assert gaps_subscriber_of("quiver.gaps.ann.tmp") is None
+
+
+# --- who has them ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_notice_is_with_one_owner_until_that_is_silent_for_too_long_or_goes() -> None:
+    found = ledger()
+    first = found.next_untold()
+    assert first is not None
+    found.give(first, "ann", 100)
+    second = found.next_untold()
+    assert second is not None
+    assert (first.segment_seq, second.segment_seq) == (0, 1)
+    found.give(second, "bob", 0)
+    assert found.next_due_ns() == 100
+    assert not found.due(99)
+    assert found.due(100)
+    assert found.next_untold() is first
+    assert (found.next_due_ns(), found.due(1 << 60)) == (None, False), "the other one is bob's as long as he lives"
+    assert not found.release("ann")
+    assert found.release("bob")
+    found.give(first, "ann", 0)
+    assert found.next_untold() is second
+
+
+def test_the_time_of_a_former_owner_does_not_count_for_the_next() -> None:
+    found = ledger()
+    notice = found.next_untold()
+    assert notice is not None
+    found.give(notice, "ann", 100)
+    assert found.release("ann")
+    found.give(notice, "bob", 200)
+    assert found.next_due_ns() == 200
+    assert not found.due(199)
+    found.ack(notice.notice)
+    assert (found.next_due_ns(), found.due(200)) == (None, False)
+
+
+def test_what_was_told_stays_in_the_file_until_the_progress_that_counts_it_is_durable() -> None:
+    found = ledger()
+    version = found.version
+    found.ack(1)
+    assert found.version > version
+    version = found.version
+    found.ack(1)
+    found.ack(99)
+    assert found.version == version, "said before, and never noted: nothing to write"
+    again = decode_gaps(found.encode(0))
+    assert [(notice.notice, notice.is_told) for notice in again] == [(1, True), (2, False), (3, False), (4, False)]
+    assert again.untold_count == 3
+    following = again.next_untold()
+    assert following is not None
+    assert following.notice == 2
+    assert [notice.notice for notice in decode_gaps(found.encode(1))] == [2, 3, 4]

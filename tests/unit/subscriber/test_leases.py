@@ -11,6 +11,7 @@ from quiver_actors.errors import AlreadyResolved, NotClaimed, UsageError
 from quiver_actors.subscriber.claim_order import NEWEST, NEWEST_BACKFILL, OLDEST
 from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.grants import Grant, TokenSource
+from quiver_actors.subscriber.leases import Leases
 from quiver_actors.subscriber.progress import decode_progress, encode_progress
 from quiver_actors.subscriber.sizes import BundleSizes
 
@@ -123,7 +124,9 @@ def test_token_of_another_process_or_of_nobody_is_not_claimed() -> None:
         assert state.resolve(ALICE, 0, token, "ack", [0], 0, 0) == [("not_claimed", [0])]
     assert state.resolve(BOB, 0, grant.token, "ack", [0], 0, 0) == [("not_claimed", [0])]
     assert state.resolve(ALICE, 7, grant.token, "ack", [0], 0, 0) == [("not_claimed", [0])]
-    assert state.resolve(ALICE, 0, grant.token, "ack", [-1, 5, 3], 0, 0) == [("not_claimed", [-1, 5, 3])]
+    for outcome in ("ack", "defer"):
+        assert state.resolve(ALICE, 0, grant.token, outcome, [-1, 5, 3], 0, 0) == [("not_claimed", [-1, 5, 3])]
+    assert state.held(ALICE) == (2, 0)
 
 
 def test_owner_that_is_gone_is_fenced_too() -> None:
@@ -132,6 +135,37 @@ def test_owner_that_is_gone_is_fenced_too() -> None:
     state.release(ALICE)
     finish(state, BOB, state.claim(BOB, 1, 0)[0])
     assert finish(state, ALICE, late) == [("fenced", [0])]
+
+
+def test_a_grant_that_loses_its_bundles_one_by_one_can_finish_the_rest() -> None:
+    state = leased((0, 3))
+    (grant,) = state.claim(ALICE, 3, 0)
+    assert [state.drop(0, index, 1) for index in (0, 1)] == [[(0, 1)], [(1, 1)]]
+    assert state.held(ALICE) == (1, 0)
+    assert finish(state, ALICE, grant) == [("already_resolved", [0, 1])]
+    assert (state.acked, state.dropped, state.is_complete(0)) == (1, 2, True)
+
+
+def test_of_many_tokens_that_ended_the_oldest_is_forgotten() -> None:
+    leases = Leases(TokenSource(0))
+    for token in range(1, (1 << 16) + 2):
+        leases.note_ended(token, given_up=False)
+    assert [leases.has_ended(token) for token in (1, 2, (1 << 16) + 1)] == [False, True, True]
+
+
+def test_a_notice_goes_to_another_when_its_consumer_is_silent_for_a_lease() -> None:
+    state = leased((0, 1))
+    notice = state.gaps.add(0, 0, 1, -1, "evicted", state.version)
+    state.give_gap(notice, ALICE, 10)
+    assert state.next_due_ns() == 10 + LEASE
+    assert not state.due(9 + LEASE)
+    assert state.due(10 + LEASE)
+    assert state.gaps.next_untold() is notice
+    state.set_terms(lease_ns=0, max_deliveries=0, exhausted="drop", now_ns=200)
+    state.give_gap(notice, BOB, 200)
+    assert state.next_due_ns() is None
+    state.release(BOB)
+    assert state.gaps.next_untold() is notice
 
 
 # --- orders ----------------------------------------------------------------------------------------------------------------
@@ -181,6 +215,22 @@ def test_claims_of_newest_do_not_pile_up_hints() -> None:
     assert state.claim(BOB, 10, 0)[0].indexes == range(10)
 
 
+def test_claims_of_oldest_do_not_pile_up_hints_for_newest() -> None:
+    state = leased((0, 10))
+    state.claim(ALICE, 1, 0, order=NEWEST)
+    for _ in range(3000):
+        finish(state, BOB, state.claim(BOB, 1, 0)[0], "defer")
+    assert len(state._order) < 3000
+    assert indexes(state.claim(BOB, 10, 0, order=NEWEST)) == [(0, index) for index in range(8, -1, -1)]
+
+
+def test_newest_first_passes_over_what_was_given_up_meanwhile() -> None:
+    state = leased((0, 2), (1, 1), (2, 1))
+    assert indexes(state.claim(ALICE, 1, 0, order=NEWEST)) == [(2, 0)]
+    state.forget_segment(1)
+    assert indexes(state.claim(BOB, 9, 0, order=NEWEST)) == [(0, 1), (0, 0)]
+
+
 # --- claims by reference -----------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +252,9 @@ def test_claim_by_reference_takes_pending_deferred_and_blocked() -> None:
         state.claim_ref(ALICE, 0, 4, 0)
     with pytest.raises(NotClaimed):
         state.claim_ref(ALICE, 1, 0, 0)
+    state.ack_through(0, 3, {})
+    with pytest.raises(AlreadyResolved):
+        state.claim_ref(ALICE, 0, 4, 0)
 
 
 def test_delay_of_a_bundle_that_was_claimed_by_reference_and_deferred_again_counts_anew() -> None:
@@ -214,6 +267,17 @@ def test_delay_of_a_bundle_that_was_claimed_by_reference_and_deferred_again_coun
     assert state.claim(ALICE, 1, 10) == []
     assert state.due(55)
     assert len(state.claim(ALICE, 1, 55)) == 1
+
+
+def test_delay_of_a_bundle_that_was_claimed_by_reference_and_finished_wakes_nobody() -> None:
+    state = leased((0, 2))
+    (grant,) = state.claim(ALICE, 1, 0)
+    state.resolve(ALICE, 0, grant.token, "defer", [0], 10, 0)
+    finish(state, ALICE, state.claim_ref(ALICE, 0, 0, 5))
+    state.snapshot(1)  # after which only the bitmap of the segment is kept
+    assert state.next_due_ns() == 10
+    assert not state.due(10)
+    assert indexes(state.claim(BOB, 9, 10)) == [(0, 1)]
 
 
 # --- too many deliveries -------------------------------------------------------------------------------------------------------
@@ -248,6 +312,14 @@ def test_exhausted_bundle_is_dropped_however_it_came_back(way: str) -> None:
         state.due(LEASE)
     assert state.is_complete(0)
     assert (state.rejected, state.unresolved_count, state.claimed_count) == (1, 0, 0)
+
+
+def test_exhausted_bundle_does_not_wait_for_the_delay_that_its_holder_asked_for() -> None:
+    state = leased((0, 1), max_deliveries=1)
+    (grant,) = state.claim(ALICE, 1, 0)
+    assert state.resolve(ALICE, 0, grant.token, "defer", [0], 10, 0) == []
+    assert (state.waiting_count, state.blocked_count, state.next_due_ns()) == (0, 1, None)
+    assert list(state.exhausted) == [(0, 0)]
 
 
 def test_returned_bundle_was_not_delivered() -> None:
@@ -296,6 +368,9 @@ def test_ack_through_reaches_into_segments_that_are_not_sealed_yet() -> None:
     state.ack_through(2, 0, {1: 3, 2: 2})
     assert state.unresolved_in_unsealed(1, 3) == 0
     assert state.unresolved_in_unsealed(2, 5) == 4
+    version = state.version
+    state.ack_through(2, 0, {1: 3, 2: 2})
+    assert (state.version, state.acked) == (version, 6), "saying it again changes nothing"
     state.add_segment(1, 3)
     assert state.is_complete(1)
     assert state.durably_complete([1]) == []
@@ -321,6 +396,7 @@ def test_window_in_bytes_stops_a_claim() -> None:
     assert indexes(state.claim(ALICE, 20, size_limit_bytes=350)) == [(0, 0), (0, 1), (0, 2)]
     assert state.held(ALICE) == (3, 300)
     assert len(indexes(state.claim(BOB, 20, size_limit_bytes=2700))) == 9
+    assert indexes(state.claim(BOB, 20, order=NEWEST, size_limit_bytes=2700)) == [(1, 9), (1, 8)]
 
 
 SIZES = [10, 10, 1000, 30, 500, 5, 5, 200]
@@ -362,3 +438,4 @@ def test_pending_in_a_range() -> None:
     assert state.unresolved_between((0, 2), (2, 1)) == 1 + 4 + 1
     assert state.unresolved_between((1, 1), (1, 3)) == 2
     assert state.unresolved_between((3, 0), None) == 0
+    assert state.unresolved_between((0, 3), (1, 0)) == 0, "behind the last of one and before the first of the next"

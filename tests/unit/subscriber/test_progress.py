@@ -211,6 +211,12 @@ def test_encode_refuses_what_no_reader_accepts(progress: SubscriberProgress) -> 
         encode_progress(progress)
 
 
+def test_encode_refuses_more_segments_than_a_reader_accepts() -> None:
+    entries = dict.fromkeys(range(ENTRIES_MAX + 1), SegmentProgress(1, full(1)))
+    with pytest.raises(UsageError, match="1000001 segments: a file holds at most 1000000"):
+        encode_progress(SubscriberProgress(oldest_incomplete_seg=0, entries=entries, trusted_watermark=True))
+
+
 def test_file_names() -> None:
     assert progress_file_name("sub-a") == "quiver.sub.sub-a"
     assert subscriber_of("quiver.sub.sub-a") == "sub-a"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from quiver_actors.errors import InvalidId, UnknownSubscriber, UsageError
+from quiver_actors.subscriber.bitmap import full
 from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress, decode_progress, encode_progress
 from quiver_actors.subscriber.registry import SubscriberRegistry
+from quiver_actors.subscriber.seek import before_position, plan_seek
+from quiver_actors.subscriber.sizes import BundleSizes
 from tests.unit.subscriber.test_progress import GOLDEN
 
 OWNER = object()
@@ -85,6 +89,53 @@ def test_register_is_durable_with_the_next_flush() -> None:
     after.load("sub", decode_progress(encode_progress(progress)))
     after.add_segment(1, 5)
     assert claimed(after.get("sub"), 100) == [(1, [2, 3, 4])]
+
+
+def test_register_with_what_is_resolved_owes_the_rest_also_after_a_restart() -> None:
+    """As a subscriber that begins at a time: what is older lies here and there."""
+    registry = registry_with((0, 3), (1, 4))
+    state = registry.register_with(
+        "sub", {0: SegmentProgress(3, bytes([0b101]) + bytes(7)), 1: SegmentProgress(2, full(2))}
+    )
+    assert state.is_dirty
+    files = flush(registry, 2)
+    assert claimed(state, 100) == [(0, [1]), (1, [2, 3])]
+    after = registry_with((0, 3), (1, 4))
+    assert claimed(after.load("sub", decode_progress(files["sub"])), 100) == [(0, [1]), (1, [2, 3])]
+    with pytest.raises(InvalidId):
+        registry.register_with("../x", {})
+
+
+def test_windows_in_bytes_go_by_the_sizes_that_the_engine_knows() -> None:
+    registry = registry_with((0, 3))
+    registry.sizes_of = lambda _: BundleSizes(1, np.array([10, 500, 10], dtype=np.int64))
+    state = registry.register("sub", "earliest", (1, 0))
+    assert [list(grant.indexes) for grant in state.claim(OWNER, 9, size_limit_bytes=509)] == [[0]]
+
+
+def test_bundles_that_are_lost_are_announced_to_whoever_was_still_owed_them() -> None:
+    registry = registry_with((0, 5))
+    state = registry.register("sub", "earliest", (1, 0))
+    (grant,) = state.claim(OWNER, 5)
+    assert state.resolve(OWNER, 0, grant.token, "ack", [2, 3, 4], 0, 0) == []
+    noted = registry.give_up(0, 5, "damaged", lambda first, count: 10 * count, lost=[(0, 2), (2, 3)])
+    assert [(name, gap.bundle_index_first, gap.bundle_count, gap.row_count) for name, gap in noted] == [
+        ("sub", 0, 2, 20)
+    ]
+    assert (state.is_complete(0), state.dropped) == (True, 2)
+
+
+def test_a_notice_that_is_with_a_consumer_is_taken_back_in_time_also_behind_a_seek() -> None:
+    registry = registry_with((0, 3))
+    state = registry.register("sub", "earliest", (1, 0))
+    state.set_terms(lease_ns=100, max_deliveries=0, exhausted="drop", now_ns=0)
+    notice = state.gaps.add(7, 0, 1, -1, "evicted", state.version)
+    state.give_gap(notice, OWNER, 0)
+    registry.seek("sub", plan_seek(state, {0: 3}, before_position((0, 1), {0: 3}), 1))
+    assert registry.next_due_ns() == 100
+    assert registry.due(99) == []
+    assert registry.due(100) == ["sub"]
+    assert notice.owner is None
 
 
 @pytest.mark.parametrize("start", ["", "newest", "LATEST"])

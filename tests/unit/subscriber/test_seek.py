@@ -105,6 +105,21 @@ def test_claims_end_and_late_acknowledgements_are_refused() -> None:
     assert next(iter(state.claim("other", 1))).indexes[0] == 0
 
 
+def test_what_somebody_was_told_of_is_owed_again_and_not_announced_twice() -> None:
+    model = Model()
+    model.seek((4, 0))
+    state = model.registry.get("s")
+    (notice,) = state.gaps
+    assert announced_by(state.gaps) == {(3, index) for index in range(10)}
+    state.gaps.ack(notice.notice)
+    plan = plan_seek(state, STORED, before_position((3, 5), STORED), 8)
+    assert (plan.skipped_count, plan.skipped, plan.again_count, plan.withdrawn) == (0, {}, 5, [notice])
+    assert model.registry.seek("s", plan) == []
+    state = model.registry.get("s")
+    assert (list(state.gaps), state.gaps.untold_count) == ([], 0)
+    assert state.claim("me", 1)[0].indexes == range(5, 6)
+
+
 def test_progress_under_way_does_not_count_for_the_new_position() -> None:
     model = Model()
     model.ack(random.Random(1), 1)

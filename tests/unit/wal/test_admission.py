@@ -16,6 +16,7 @@ from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW,
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, check_push
+from quiver_actors.wal.uniform import UNIFORM_ENTRIES_MIN
 from tests.support.engine_driver import EngineDriver, numbered_batch
 
 SPAN_BYTES, CRC, BITMAP, ITEMS, TIME, SLOTS = range(6)
@@ -44,27 +45,42 @@ class Sent(NamedTuple):
     def with_rows(self, **rows: bytes) -> Sent:
         return self._replace(push=msgspec.structs.replace(self.push, **rows))
 
-    def with_bytes(self, change: Callable[[bytearray], None]) -> Sent:
-        """Of the first entry's slots; their CRC fits."""
+    def with_bytes(self, change: Callable[[bytearray], None], entry: int = 0) -> Sent:
+        """Of one entry's slots; their CRC fits."""
         span = bytearray(self.span)
         change(span)
-        (entry_bytes, *_), *_ = ENTRY_ROW.iter_unpack(self.push.entries)
-        crc = crc32(span[layout.ENTRY_HEAD.size : entry_bytes - layout.ENTRY_CRC.size])
-        return self._replace(span=bytes(span)).with_entry(CRC, crc)
+        start, end = self.bounds(entry)
+        crc = crc32(span[start + layout.ENTRY_HEAD.size : end - layout.ENTRY_CRC.size])
+        return self._replace(span=bytes(span))._with("entries", ENTRY_ROW, entry, CRC, crc)
+
+    def bounds(self, entry: int) -> tuple[int, int]:
+        """Where that entry stands in the span."""
+        sizes = [int(row[SPAN_BYTES]) for row in ENTRY_ROW.iter_unpack(self.push.entries)]
+        return sum(sizes[:entry]), sum(sizes[: entry + 1])
 
     def slot(self, field: int) -> int:
         return int(next(SLOT_ROW.iter_unpack(self.push.slots))[field])
 
 
-def sent(*slots: pa.RecordBatch) -> Sent:
-    """One bundle with these batches in slots 0, 1 ..."""
-    memory, push, schemas = EngineDriver(SimDisk()).layout([dict(enumerate(slots))])
+def sent(*slots: pa.RecordBatch, count: int = 1) -> Sent:
+    """So many bundles with these batches in slots 0, 1 ..."""
+    memory, push, schemas = EngineDriver(SimDisk()).layout([dict(enumerate(slots))] * count)
     return Sent(bytes(memory), push, schemas)
+
+
+def without_dictionaries(case: Sent) -> Sent:
+    """Whose rows say that there are none."""
+    for row in range(len(case.push.slots) // SLOT_ROW.size):
+        case = case.with_slot(DICTIONARIES, 0, row)
+    return case.with_rows(dictionaries=b"")
 
 
 ONE = sent(numbered_batch(1))
 TWO = sent(numbered_batch(1), pa.record_batch({"x": [1]}))
-WORDS = sent(pa.record_batch({"w": pa.array(["a", "b"]).dictionary_encode()}))
+WORDS_BATCH = pa.record_batch({"w": pa.array(["a", "b"]).dictionary_encode()})
+WORDS = sent(WORDS_BATCH)
+LONGER = ONE._replace(span=ONE.span[:-4] + bytes(64) + ONE.span[-4:]).with_entry(SPAN_BYTES, len(ONE.span) + 64)
+"""The same slots in a larger entry."""
 PREFIX_AT = layout.ENTRY_HEAD.size + layout.SLOT_HEAD.size + ONE.slot(BATCH)
 
 
@@ -95,7 +111,8 @@ REFUSED = {
     "another CRC": (ONE.with_entry(CRC, 1), "CRC of the slots"),
     "another slot": (ONE.with_entry(BITMAP, 2), "is not in the bitmap"),
     "another second slot": (TWO.with_entry(BITMAP, 5), "stands twice or out of order"),
-    "bytes behind the last slot": (ONE.with_slot(PAYLOAD_BYTES, ONE.slot(PAYLOAD_BYTES) - 64), "not what the row"),
+    "bytes behind the last slot": (LONGER.with_bytes(lambda _: None), "64 bytes behind the last slot"),
+    "payload shorter than it says": (ONE.with_slot(PAYLOAD_BYTES, ONE.slot(PAYLOAD_BYTES) - 64), "not what the row"),
     "payload elsewhere": (ONE.with_slot(PAYLOAD, ONE.slot(PAYLOAD) + 8), "does not follow its slot head"),
     "payload too long": (ONE.with_slot(PAYLOAD_BYTES, len(ONE.span)), "does not follow its slot head"),
     "too few slot rows": (TWO.with_rows(slots=TWO.push.slots[: SLOT_ROW.size]), "fewer slot rows"),
@@ -114,7 +131,8 @@ REFUSED = {
         WORDS.with_rows(dictionaries=DICTIONARY_ROW.pack(9, *DICTIONARY_ROW.unpack(WORDS.push.dictionaries)[1:])),
         "dictionar",
     ),
-    "no dictionary": (WORDS.with_slot(DICTIONARIES, 0).with_rows(dictionaries=b""), "dictionar"),
+    "no dictionary": (without_dictionaries(WORDS), "dictionar"),
+    "no dictionary in many alike": (without_dictionaries(sent(WORDS_BATCH, count=UNIFORM_ENTRIES_MIN)), "dictionar"),
 }
 
 

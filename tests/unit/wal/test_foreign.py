@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quiver_actors.errors import ArrowError
-from quiver_actors.wal.foreign import FIELDS_MAX, check_payload, check_schema
+from quiver_actors.errors import ArrowError, ProtocolError
+from quiver_actors.wal.foreign import FIELDS_MAX, check_foreign_push, check_payload, check_schema
+from tests.unit.wal.test_admission import ROWS, Sent, sent
 
 
 def encode(batch: pa.RecordBatch, **options: Any) -> tuple[bytearray, bytes]:
@@ -115,6 +116,25 @@ def test_more_than_one_batch_and_other_bytes_stay_out() -> None:
         check_payload(memoryview(sink.getvalue().to_pybytes()), schema, 3)
     with pytest.raises(ArrowError, match="one record batch"):
         check_payload(memoryview(bytes(64)), schema, 3)
+
+
+def let_in(case: Sent) -> None:
+    check_foreign_push(memoryview(bytearray(case.span)), case.push, case.schemas)
+
+
+def test_each_payload_of_a_push_is_looked_at() -> None:
+    push = sent(GOOD, pa.record_batch({"x": pa.array(["abcdefgh"])}), count=3)
+    let_in(push)
+    start, end = push.bounds(1)
+
+    def spoil(span: bytearray) -> None:
+        at = span.index(b"abcdefgh", start, end)
+        span[at] = 0xFF
+
+    with pytest.raises(ProtocolError, match=f"slot 1 at byte {start} of the span: the payload is not valid Arrow"):
+        let_in(push.with_bytes(spoil, entry=1))
+    with pytest.raises(ProtocolError, match="slot head and schema message"):
+        let_in(push.with_slot(ROWS, 9))
 
 
 def test_mutated_payloads_are_let_in_or_refused_but_nothing_else() -> None:

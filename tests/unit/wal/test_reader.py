@@ -230,6 +230,17 @@ def test_a_length_beyond_every_limit_is_never_believed() -> None:
         assert found(scan(data))[0] == [*laid.spans[:2], *laid.spans[3:]]
 
 
+@pytest.mark.parametrize("chunk_bytes", [64, 1000, 1 << 20])
+@pytest.mark.parametrize("missing", [1, 5, 64, 700, 4096, 9000])
+def test_a_file_that_is_shorter_than_it_was_ends_behind_its_last_whole_entry(missing: int, chunk_bytes: int) -> None:
+    laid = log()
+    kept = laid.data[:-missing]
+    result = LogReader(reader_of(kept), len(laid.data), chunk_bytes).scan(HEADER_BYTES, stride=64)
+    entries, damaged, end, _ = found(result)
+    assert (entries, damaged) == ([span for span in laid.spans if span[1] <= len(kept)], [])
+    assert end == entries[-1][1]
+
+
 def test_a_read_that_fails_leaves_nothing_wrong_behind() -> None:
     data = bytes(range(256)) * 1024
     failing = [False]
