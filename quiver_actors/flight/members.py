@@ -12,10 +12,10 @@ import re
 import time
 
 import msgspec
-import pyarrow as pa
 from pyarrow import fs
 
 from quiver_actors.errors import ConfigError, DiskError
+from quiver_actors.file_systems import open_uri
 
 NODES_VARIABLE = "QUIVER_NODES"
 _SUFFIX = ".json"
@@ -64,10 +64,10 @@ class MemberDirectory:
         self.uri = uri
         try:
             if "://" in uri or uri.startswith("file:"):
-                self._files, self._path = fs.FileSystem.from_uri(uri)
+                self._files, self._path = open_uri(uri)
             else:
                 self._files, self._path = fs.LocalFileSystem(), os.path.abspath(uri)
-        except (pa.ArrowException, OSError) as error:
+        except OSError as error:
             raise ConfigError(f"node directory {uri!r} cannot be used: {error}") from error
 
     def announce(self, member: Member) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from quiver_actors.errors import QuiverError, TransactionAborted, TransactionDecided, UsageError
+from quiver_actors.file_systems import below
 from quiver_actors.flight.contract import DropRun, Node
 from quiver_actors.flight.members import parse_static
 from quiver_actors.spark.nodes import node_set
@@ -68,10 +69,10 @@ def decisions_location(options: SourceOptions) -> str:
     All processes that take part must reach it: driver, tasks, and workers (which ask after a prepared bundle's time to live).
     """
     if options.checkpoint is not None:
-        return f"{_as_location(options.checkpoint)}/{DECISIONS_DIRECTORY}"
+        return below(_as_location(options.checkpoint), DECISIONS_DIRECTORY)
     nodes = node_set(options)
     if nodes.where is not None and parse_static(nodes.where) is None:
-        return f"{_as_location(nodes.where)}/{DECISIONS_DIRECTORY}"
+        return below(_as_location(nodes.where), DECISIONS_DIRECTORY)
     # One node's own log would not be found by the workers of others.
     local = nodes.local() if nodes.where is None else None
     if local is None:
@@ -87,7 +88,7 @@ def _as_location(text: str) -> str:
     found = re.match(r"^file:/+(.*)$", text)
     if found is not None:
         return f"/{found.group(1)}".rstrip("/")
-    return text.rstrip("/") if "://" in text else os.path.abspath(text)
+    return text if "://" in text else os.path.abspath(text)
 
 
 def decide(run: Run, tokens: Sequence[Token]) -> Decision:

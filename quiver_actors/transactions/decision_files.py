@@ -17,10 +17,14 @@ from quiver_actors.disk.exclusive import create_once, remove_once
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.protocol import Disk, read_whole
 from quiver_actors.errors import DiskError, UsageError
+from quiver_actors.file_systems import open_uri
+from quiver_actors.transactions.claims import PATIENCE, Patience, agree
 
 if TYPE_CHECKING:
     import pyarrow.fs as pa_fs
 
+CLAIMS = "_claims"
+"""Directory of the claims to decisions that were made through Arrow."""
 _DECISION_BYTES_MAX = 256 << 20
 _DIRECTORY_MODE = 0o750
 """Drivers and workers may be different users of one group."""
@@ -29,22 +33,17 @@ _DIRECTORY_MODE = 0o750
 class DecisionFiles(Protocol):
     """Files of one directory. Raises OSError or DiskError."""
 
-    is_exclusive: bool
-    """Of two that create the same file exactly one succeeds."""
-
     def read(self, name: str) -> bytes | None:
         """What is there, from then on durable; None if nothing is."""
 
     def create(self, name: str, content: bytes) -> None:
-        """Make it unless it is there."""
+        """Make it unless it is there. Of any number that do so at the same time one succeeds, and nobody returns before that."""
 
     def remove(self, name: str) -> None: ...
 
 
 class LocalFiles:
     """A directory of one disk, on which they are made by link(2)."""
-
-    is_exclusive = True
 
     def __init__(self, directory: str, disk: Disk | None = None, token: str = "") -> None:
         """
@@ -90,23 +89,18 @@ class LocalFiles:
 
 
 class ArrowFiles:
-    is_exclusive = False
+    """A directory on any file system that Arrow knows. None of them makes files exclusively: who decides at the same time agrees first."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(
+        self, uri: str, *, opened: tuple[pa_fs.FileSystem, str] | None = None, patience: Patience = PATIENCE
+    ) -> None:
+        """
+        Args:
+            opened: the file system and the path on it, for simulations; None: those of the URI.
+        """
         self._uri = uri
-        self._opened: tuple[pa_fs.FileSystem, str] | None = None
-
-    def _open(self) -> tuple[pa_fs.FileSystem, str]:
-        """Imported late: sinks are planned in processes that must start fast."""
-        if self._opened is None:
-            import pyarrow as pa
-            import pyarrow.fs as pa_fs
-
-            try:
-                self._opened = pa_fs.FileSystem.from_uri(self._uri)
-            except pa.ArrowException as error:
-                raise OSError(errno.EINVAL, f"{self._uri} is no file system that pyarrow.fs knows: {error}") from error
-        return self._opened
+        self._opened = opened
+        self._patience = patience
 
     def read(self, name: str) -> bytes | None:
         files, root = self._open()
@@ -120,20 +114,30 @@ class ArrowFiles:
         files, root = self._open()
         if self.read(name) is not None:
             return
-        files.create_dir(root, recursive=True)
-        # Under its name only when it is whole: a reader must never see half a decision.
+        agreed = agree(files, f"{root}/{CLAIMS}/{name}", content, lambda: self.read(name), self._patience)
+        if self.read(name) is not None:
+            return
+        # Under its name only when it is whole: a reader must never see half of it. Whoever does the same moves the same content there.
         temporary = f"{root}/.{name}.{secrets.token_hex(8)}.tmp"
         with files.open_output_stream(temporary) as stream:
-            stream.write(content)
-        if self.read(name) is None:
-            files.move(temporary, f"{root}/{name}")
-        else:
-            files.delete_file(temporary)
+            stream.write(agreed)
+        files.move(temporary, f"{root}/{name}")
 
     def remove(self, name: str) -> None:
+        import pyarrow.fs as pa_fs
+
         files, root = self._open()
-        if self.read(name) is not None:
-            files.delete_file(f"{root}/{name}")
+        for path in (f"{root}/{CLAIMS}/{name}", f"{root}/{name}"):
+            kind = files.get_file_info(path).type
+            if kind == pa_fs.FileType.Directory:
+                files.delete_dir(path)
+            elif kind == pa_fs.FileType.File:
+                files.delete_file(path)
+
+    def _open(self) -> tuple[pa_fs.FileSystem, str]:
+        if self._opened is None:
+            self._opened = open_uri(self._uri)
+        return self._opened
 
 
 def files_at(location: str) -> DecisionFiles:
@@ -144,7 +148,7 @@ def files_at(location: str) -> DecisionFiles:
     parts = urlsplit(location)
     path = unquote(parts.path) if parts.scheme == "file" else location
     if parts.scheme and parts.scheme != "file":
-        return ArrowFiles(location.rstrip("/"))
+        return ArrowFiles(location)
     if not os.path.isabs(path):
         raise UsageError(f"decision log {location!r}: expected an absolute path or a URI such as s3://bucket/decisions")
     return LocalFiles(path.rstrip("/") or "/")

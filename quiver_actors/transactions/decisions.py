@@ -2,8 +2,7 @@
 
 Whoever makes the file first decides: the driver that commits, or a worker whose prepared bundles have waited past their time and which
 aborts. On a local path the file is made by link(2), so that exactly one of them succeeds. Other file systems offer no exclusive create
-through Arrow: there the two keep out of each other's way by time. A commit is refused when a token has less than `COMMIT_MARGIN_NS`
-to live, and a worker asks only after that life: clocks may differ by less than the margin.
+through Arrow: there they agree first (`claims`).
 
 Owner: any process. Values of this class may be pickled; nothing is kept open.
 """
@@ -28,11 +27,8 @@ from quiver_actors.errors import (
 )
 from quiver_actors.transactions.decision_files import DecisionFiles, files_at
 from quiver_actors.transactions.model import ABORT, COMMIT, Decision, Token, check_txn_id
-from quiver_actors.units import SECOND_NS
 
 T = TypeVar("T")
-
-COMMIT_MARGIN_NS = 60 * SECOND_NS
 
 
 class Decisions:
@@ -111,8 +107,7 @@ class Decisions:
             The decision that stands. Publish *its* tokens: another run may have been first.
 
         Raises:
-            TransactionAborted: the epoch was aborted; run the transaction again in the next one. Or, where files cannot be made
-                exclusively, a token is about to expire.
+            TransactionAborted: the epoch was aborted; run the transaction again in the next one.
             DecisionUnavailable: the log cannot be written; nothing or this very decision was made: call again.
         """
         check_txn_id(txn_id)
@@ -122,8 +117,6 @@ class Decisions:
         standing = self.newest(txn_id)
         if standing is not None and standing.is_commit:
             return standing
-        if not self._files.is_exclusive:
-            _check_time_left(txn_id, tokens)
         standing = self._decide(Decision(txn_id, epoch, COMMIT, tuple(tokens), time.time_ns(), self.by))
         if not standing.is_commit:
             raise TransactionAborted(
@@ -190,12 +183,3 @@ class Decisions:
 
 def _name(txn_id: str, epoch: int) -> str:
     return f"{txn_id}.{epoch}.json"
-
-
-def _check_time_left(txn_id: str, tokens: Sequence[Token]) -> None:
-    first_ns = min((token.expires_unix_ns for token in tokens), default=None)
-    if first_ns is not None and time.time_ns() + COMMIT_MARGIN_NS > first_ns:
-        raise TransactionAborted(
-            f"transaction {txn_id!r}: a token expires within {COMMIT_MARGIN_NS // SECOND_NS} s, too late to commit it safely on this file "
-            "system; run it again with a longer ttl, or keep decisions on a local or shared POSIX path"
-        )

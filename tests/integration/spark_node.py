@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,11 @@ from tests.integration.node_process import Directories, NodeProcess, command_lin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import InputPartition
     from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.types import StructType
+
+    from quiver_actors.spark.stream import TopicStreamReader
 
 DEADLINE_SECONDS = 120.0
 
@@ -120,6 +125,18 @@ class ResumedQuery:
         """Wait for its end."""
         wait_until(self.is_over, "the end of the query", seconds)
         return self.query
+
+
+def first_micro_batch(options: dict[str, str], schema: StructType) -> tuple[TopicStreamReader, list[InputPartition]]:
+    """The reader of a new streaming query, asked as Spark's planner does, and what it plans for the first micro-batch."""
+    from quiver_actors.spark.options import READ_STREAM, parse_options
+    from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL, stream_reader
+
+    named = {} if HAS_ADMISSION_CONTROL else {"subscriber": f"query-{uuid.uuid4().hex}"}
+    reader: Any = stream_reader(parse_options({**named, **options}, READ_STREAM), schema)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit()) if HAS_ADMISSION_CONTROL else reader.latestOffset()
+    return reader, reader.partitions(start, end)
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_SECONDS) -> None:

@@ -32,10 +32,9 @@ from quiver_actors.flight.members import MemberDirectory, members_of
 from quiver_actors.flight.remote import RemoteNode
 from quiver_actors.flight.server import NodeServer
 from quiver_actors.spark.nodes import node_set
-from quiver_actors.spark.options import READ, READ_STREAM, parse_options
-from quiver_actors.spark.stream import LimitedStreamReader
+from quiver_actors.spark.options import READ, parse_options
 from tests.integration.flight_tls import written_to
-from tests.integration.spark_node import Node, wait_until
+from tests.integration.spark_node import Node, first_micro_batch, wait_until
 
 CONFIG = (
     "node = 'node-a'\n[segment]\nmax_open_duration = '200ms'\n[topics.held]\n[topics.other]\n[topics.raced]\n"
@@ -185,11 +184,8 @@ def test_planning_a_micro_batch_is_one_round_trip(node: Node, tmp_path: Path, to
             client.push_many([pa.record_batch({"n": range(40)}, schema=SCHEMA)], topic=topic)
             client.flush(topic)
         given = {"nodes": f"node-a=grpc://127.0.0.1:{server.port}", "runDir": str(tmp_path), "topic": topic}
-        options = parse_options({**given, "startingOffsets": "earliest", "pushTimeout": "30s"}, READ_STREAM)
-        reader = LimitedStreamReader(options, StructType([StructField("n", LongType())]))
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, reader.getDefaultReadLimit())
-        partitions = reader.partitions(start, end)
+        options = {**given, "startingOffsets": "earliest", "pushTimeout": "30s"}
+        reader, partitions = first_micro_batch(options, StructType([StructField("n", LongType())]))
         assert server.asked == ["Look", *asked]
         rows = [n for each in partitions for batch in reader.read(each) for n in batch.column("n").to_pylist()]
         assert sorted(rows) == list(range(40))

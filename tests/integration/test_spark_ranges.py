@@ -12,10 +12,9 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from quiver_actors.spark import offsets
-from quiver_actors.spark.options import READ, READ_STREAM, parse_options
+from quiver_actors.spark.options import READ, parse_options
 from quiver_actors.spark.reader import TopicReader
-from quiver_actors.spark.stream import LimitedStreamReader
-from tests.integration.spark_node import Node
+from tests.integration.spark_node import Node, first_micro_batch
 
 pytestmark = pytest.mark.spark
 
@@ -45,9 +44,7 @@ class Stored(NamedTuple):
 
     def read_stream(self, **options: str) -> list[int]:
         """The rows of a new query's first micro-batch."""
-        reader = LimitedStreamReader(parse_options(self.options(**options), READ_STREAM), SCHEMA)
-        start = reader.initialOffset()
-        return rows(reader, reader.partitions(start, reader.latestOffset(start, reader.getDefaultReadLimit())))
+        return rows(*first_micro_batch(self.options(**options), SCHEMA))
 
 
 def rows(reader: Any, partitions: list[Any]) -> list[int]:

@@ -48,6 +48,8 @@ RANKS = {
     "quiver_actors.transactions.model": 3,
     "quiver_actors.transactions.decisions": 4,
     "quiver_actors.transactions.decision_files": 4,
+    "quiver_actors.transactions.claims": 4,
+    "quiver_actors.file_systems": 3,
     "quiver_actors.upkeep": 8,
     "quiver_actors.footprint": 8,
     "quiver_actors.engine_figures": 8,

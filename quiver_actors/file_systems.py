@@ -1,0 +1,38 @@
+"""File systems that Arrow knows, by URI. pyarrow is imported when one is opened: most programs never do."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    import pyarrow.fs as pa_fs
+
+_HADOOP_NAMES = {"s3a": "s3", "s3n": "s3"}
+"""Schemes that Spark and Hadoop have other names for."""
+
+
+def open_uri(uri: str) -> tuple[pa_fs.FileSystem, str]:
+    """The file system of a URI, and the path on it, without a slash at its end. `s3a://` is `s3://`.
+
+    Raises:
+        OSError: there is none, or it cannot be reached.
+    """
+    import pyarrow as pa
+    import pyarrow.fs as pa_fs
+
+    scheme, separator, rest = uri.partition("://")
+    try:
+        files, path = pa_fs.FileSystem.from_uri(f"{_HADOOP_NAMES.get(scheme, scheme)}{separator}{rest}")
+    except pa.ArrowException as error:
+        raise OSError(errno.EINVAL, f"{uri} is no file system that pyarrow.fs knows: {error}") from error
+    return files, path.rstrip("/") or "/"
+
+
+def below(location: str, name: str) -> str:
+    """The location of an entry of a directory: a path, or a URI, whose query stays behind it."""
+    if "://" not in location:
+        return f"{location.rstrip('/')}/{name}"
+    parts = urlsplit(location)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))

@@ -1,0 +1,203 @@
+"""Agreeing without exclusive create: several deciders, one step of one of them at a time, in any order, some of them killed."""
+
+from __future__ import annotations
+
+import io
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.fs as fs
+import pytest
+
+from quiver_actors.transactions.claims import Patience
+from quiver_actors.transactions.decision_files import ArrowFiles
+
+T = TypeVar("T")
+DECIDERS = 3
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Turns:
+    """Lets one thread at a time take one step, chosen by a seed once all that are alive have come to their next one.
+
+    A thread takes several steps in a row, in some seeds many, so that others sleep for as long between two of theirs.
+    """
+
+    def __init__(self, seed: int, kills: float, alive: int = DECIDERS) -> None:
+        self._chance = random.Random(seed)
+        self._kills = kills
+        self._stays = self._chance.choice((0.5, 0.9, 0.97))
+        self._last: int | None = None
+        self._changed = threading.Condition()
+        self._waiting: dict[int, None] = {}
+        self._alive = alive
+        self._next: int | None = None
+
+    def step(self, action: Callable[[], T]) -> T:
+        me = threading.get_ident()
+        with self._changed:
+            self._waiting[me] = None
+            self._choose()
+            self._changed.wait_for(lambda: self._next == me)
+            self._next = None
+            del self._waiting[me]
+            # Before its effect, or behind it: nobody knows.
+            is_killed = self._chance.random() < self._kills
+            if is_killed and self._chance.random() < 0.5:
+                raise Killed
+            found = action()
+            if is_killed:
+                raise Killed
+            return found
+
+    def leave(self) -> None:
+        with self._changed:
+            self._alive -= 1
+            self._choose()
+
+    def _choose(self) -> None:
+        if self._next is None and self._waiting and len(self._waiting) == self._alive:
+            if self._last not in self._waiting or self._chance.random() >= self._stays:
+                self._last = self._chance.choice(list(self._waiting))
+            self._next = self._last
+            self._changed.notify_all()
+
+
+class SteppedStore(fs.FileSystemHandler):
+    """Files in memory that appear when they are closed; a listing is read entry by entry, with others going on between."""
+
+    def __init__(self, files: dict[str, bytes], turns: Turns) -> None:
+        self.files = files
+        self._turns = turns
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        found: list[fs.FileInfo] = []
+        looked_at = ""
+        while True:
+            name = self._turns.step(partial(self._next_name, selector.base_dir, looked_at))
+            if name is None:
+                return found
+            found.append(fs.FileInfo(name, fs.FileType.File, mtime_ns=0))
+            looked_at = name
+
+    def _next_name(self, directory: str, behind: str) -> str | None:
+        names = (name for name in self.files if name.startswith(f"{directory}/") and name > behind)
+        return min(names, default=None)
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        content = self._turns.step(lambda: self.files.get(path))
+        if content is None:
+            raise FileNotFoundError(path)
+        return pa.PythonFile(io.BytesIO(content), mode="r")
+
+    def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:
+        return pa.PythonFile(_Written(lambda content: self._turns.step(lambda: self.put(path, content))), mode="w")
+
+    def put(self, path: str, content: bytes) -> None:
+        assert self.files.get(path, content) == content, f"{path} is made anew with another content"
+        self.files[path] = content
+
+    def move(self, source: str, target: str) -> None:
+        self._turns.step(lambda: self.put(target, self.files.pop(source)))
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        """There are none."""
+
+    def get_type_name(self) -> str:
+        return "stepped"
+
+    def _unused(self, *arguments: object) -> Any:
+        raise NotImplementedError
+
+    get_file_info = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = copy_file = _unused
+    open_input_file = open_append_stream = normalize_path = _unused
+
+
+class _Written(io.BytesIO):
+    def __init__(self, done: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._done = done
+
+    def close(self) -> None:
+        if not self.closed:
+            content = self.getvalue()
+            super().close()
+            self._done(content)
+
+
+def decide(seed: int, kills: float, patience: Patience) -> tuple[list[bytes], dict[str, bytes]]:
+    """What those heard who came to an end, and the files that are left."""
+    turns, files = Turns(seed, kills), dict[str, bytes]()
+    heard: list[bytes] = []
+
+    def run(number: int) -> None:
+        store = ArrowFiles("", opened=(fs.PyFileSystem(SteppedStore(files, turns)), "log"), patience=patience)
+        try:
+            store.create("t.0.json", b"%d" % number)
+            found = store.read("t.0.json")
+            assert found is not None
+            heard.append(found)
+        except (Killed, TimeoutError):
+            pass
+        finally:
+            turns.leave()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(DECIDERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return heard, files
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_all_hear_the_same(seed: int) -> None:
+    heard, files = decide(seed, 0.0, Patience(veto_seconds=60, total_seconds=60, look_seconds=0))
+    assert len(heard) == DECIDERS
+    assert set(heard) == {files["log/t.0.json"]}
+
+
+def scene(*names: str) -> ArrowFiles:
+    """A log in which these claims were made, as (id.kind)."""
+    files = {f"log/_claims/t.0.json/{name}": name.encode() for name in names}
+    store = fs.PyFileSystem(SteppedStore(files, Turns(0, 0.0, alive=1)))
+    return ArrowFiles("", opened=(store, "log"), patience=Patience(veto_seconds=60, total_seconds=0.2, look_seconds=0))
+
+
+def test_who_comes_later_takes_what_stands() -> None:
+    log = scene("x.claim", "x.stand", "a.claim", "a.yield", "y.claim", "y.stand", "0.claim", "0.veto")
+    log.create("t.0.json", b"mine")
+    assert log.read("t.0.json") == b"x.claim"
+
+
+def test_nobody_decides_beside_one_who_may_still_stand() -> None:
+    log = scene("b.claim", "b.stand", "a.claim")
+    with pytest.raises(TimeoutError, match=r"claim a is not settled yet"):
+        log.create("t.0.json", b"mine")
+    assert log.read("t.0.json") is None
+
+
+def test_who_stands_in_spite_of_a_veto_stops_everybody_until_somebody_looks() -> None:
+    names = ("b.claim", "b.stand", "a.claim", "a.veto", "a.stand")
+    log = scene(*names)
+    with pytest.raises(TimeoutError, match=r"delete its \.stand file"):
+        log.create("t.0.json", b"mine")
+    decided = scene(*names[:-1])
+    decided.create("t.0.json", b"mine")
+    assert decided.read("t.0.json") == b"b.claim"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_kills_and_vetoes_at_any_step_leave_one_answer(seed: int) -> None:
+    """Everybody is taken for dead at once, whether he is or not: that may cost an answer, and never gives a second one."""
+    heard, files = decide(seed, 0.03, Patience(veto_seconds=0, total_seconds=0.3, look_seconds=0))
+    assert len(set(heard)) <= 1
+    assert set(heard) <= {files.get("log/t.0.json", b"")}
