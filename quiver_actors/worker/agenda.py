@@ -75,7 +75,7 @@ class Agenda:
         """After a turn of the host: when it wants the next one."""
         if host.is_given_up:
             return
-        if host.deliveries.is_due:
+        if host.handing_out.is_due:
             self._lingering[host] = None
         at = host.deadline_ns
         if at is not None and (host.alarm_ns is None or at < host.alarm_ns):

@@ -29,7 +29,7 @@ from quiver_actors.retention.losses import EVICTION_REASONS, LOSS_REASONS
 from quiver_actors.shm.counters import RegionWriter, RowWriter
 from quiver_actors.shm.errors import ShmError
 from quiver_actors.units import MILLISECOND_NS
-from quiver_actors.worker.deliveries import Deliveries
+from quiver_actors.worker.attachments import Attachments
 from quiver_actors.worker.host import EngineHost
 from quiver_actors.worker.journal import Journal
 
@@ -183,17 +183,17 @@ class FigurePublisher:
             self._region.drop(rows.pop(gone).writer)
         for gone in [*(behind.keys() - present.keys())]:
             del behind[gone]
-        attached = [name for name in host.deliveries.attached if name in behind]
+        attached = [name for name in host.attachments.subscribers if name in behind]
         new = [name for name in behind if name not in rows]
         others = itertools.islice(behind, max(_SUBSCRIBERS_MIN, -(-len(present) // _ROUNDS)))
         for name, figures in host.engine.subscriber_figures(dict.fromkeys([*attached, *new, *others])).items():
-            self._publish_subscriber(topic, name, figures, host.deliveries)
+            self._publish_subscriber(topic, name, figures, host.attachments)
             del behind[name]
         if not behind:
             del self._behind[topic]
 
     def _publish_subscriber(
-        self, topic: str, subscriber: str, figures: SubscriberFigures, deliveries: Deliveries
+        self, topic: str, subscriber: str, figures: SubscriberFigures, attachments: Attachments
     ) -> None:
         rows = self._subscribers[topic]
         row = rows.get(subscriber)
@@ -202,9 +202,9 @@ class FigurePublisher:
         row.publish(_subscriber_values(figures))
         row.publish(
             [
-                (SubscriberFigure.CONNECTIONS, deliveries.connections(subscriber)),
-                (SubscriberFigure.WINDOW_FULL, deliveries.windows_full(subscriber)),
-                (SubscriberFigure.DETACHED_SINCE_UNIX_NS, deliveries.detached_since_unix_ns(subscriber)),
+                (SubscriberFigure.CONNECTIONS, len(attachments.of(subscriber))),
+                (SubscriberFigure.WINDOW_FULL, attachments.windows_full(subscriber)),
+                (SubscriberFigure.DETACHED_SINCE_UNIX_NS, attachments.detached_since_unix_ns(subscriber)),
             ]
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
 from quiver_actors import events
+from quiver_actors.clock import SystemClock
 from quiver_actors.config import TopicSettings
 from quiver_actors.engine import Engine, EngineState
 from quiver_actors.errors import EngineFailed, QuiverError
@@ -20,9 +21,11 @@ from quiver_actors.transactions.asking import AskJob
 from quiver_actors.transactions.stage import Stage
 from quiver_actors.units import MILLISECOND_NS
 from quiver_actors.worker.agenda import Agenda
+from quiver_actors.worker.attachments import Attachments
 from quiver_actors.worker.chronicle import Chronicle
 from quiver_actors.worker.dead_letters import DeadLetters
 from quiver_actors.worker.deliveries import Deliveries
+from quiver_actors.worker.handing_out import HandingOut
 from quiver_actors.worker.ingest import Ingest
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.session import Session
@@ -65,11 +68,14 @@ class EngineHost:
         self.latencies = {latency: Histogram() for latency in Latency}
         self.ingest = Ingest(engine, self._start_jobs, self.latencies[Latency.PUSH])
         self._chronicle = Chronicle(engine, journal)
-        self.deliveries = Deliveries(engine, journal, self.latencies[Latency.DELIVER])
+        clock = SystemClock()
+        self.attachments = Attachments(clock)
+        self.handing_out = HandingOut(engine, self.attachments, journal, self.latencies[Latency.DELIVER], clock)
+        self.deliveries = Deliveries(engine, self.attachments, self.handing_out, journal, clock)
         self.staging = Staging(engine, self.touch, lambda: self.ingest.closed_by)
         self._ask = ask
         self._own_log = own_log
-        self._dead_letters = DeadLetters(engine, self.deliveries.terms, host_of, background, journal)
+        self._dead_letters = DeadLetters(engine, self.attachments.terms, host_of, background, journal)
         self._letters_at_ns: int | None = None
         self._pressure = self.ingest.pressure = pressure or Pressure()
         self._eased_ns: int | None = None
@@ -134,7 +140,7 @@ class EngineHost:
             return
         if self.deadline_ns is not None and now_ns >= self.deadline_ns:
             self._tick()
-        elif not self.is_touched and not self.deliveries.is_due:
+        elif not self.is_touched and not self.handing_out.is_due:
             return
         elif not self._needs_care and now_ns < self._care_at_ns and self.ingest.is_flowing:
             self._agenda.note_activity(self)
@@ -163,7 +169,7 @@ class EngineHost:
         self.staging.turn(now_ns)
         if self._intake_is_stopped and not self._is_failed:
             self.engine.seal_now()
-        if not self._is_failed and self.deliveries.is_open:
+        if not self._is_failed and self.handing_out.is_open:
             self._letters_at_ns = self._dead_letters.step(now_ns)
         self._start_jobs()
         self.ingest.refuse_rejected(now_ns)
@@ -181,14 +187,14 @@ class EngineHost:
         self.touch()
         if not self._is_failed:
             self.ingest.write()
-            self.deliveries.is_open = False
+            self.handing_out.is_open = False
             self.engine.drain()
 
     def stop_taking(self, reason: QuiverError) -> None:
         """Take no more pushes and deliver no more; what was taken is still acknowledged."""
         self.touch()
         self.ingest.close(reason)
-        self.deliveries.is_open = False
+        self.handing_out.is_open = False
 
     def change_settings(self, settings: TopicSettings) -> None:
         """See `Engine.change_settings`."""
@@ -294,7 +300,7 @@ class EngineHost:
                 self._ease_until(self._delivered_ns + coalesce_ns)
                 return
             self._delivered_ns = now_ns
-        self.deliveries.deliver()
+        self.handing_out.deliver()
 
     def _notice_failure(self) -> None:
         if self.engine.state is EngineState.FAILED and not self._is_failed:
@@ -313,20 +319,20 @@ class EngineHost:
             match event:
                 case events.Sealed():
                     self.ingest.sealed(event.segment_seq)
-                    self.deliveries.sealed(event.segment_seq)
+                    self.handing_out.sealed(event.segment_seq)
                 case events.Claimable():
-                    self.deliveries.wake(event.subscriber)
+                    self.handing_out.wake(event.subscriber)
                 case events.Replaced():
-                    self.deliveries.replaced(event.segment_seq)
+                    self.handing_out.replaced(event.segment_seq)
                 case events.StagePrepared() | events.StageDropped() | events.StagesPublished():
                     self.staging.apply(event)
                 case events.ProgressDurable():
                     # Notices that became durable with it can be told.
-                    self.deliveries.wake()
+                    self.handing_out.wake()
                 case events.Retired():
-                    self.deliveries.retired(event)
+                    self.handing_out.retired(event)
                 case events.GapFound():
-                    self.deliveries.wake(event.subscriber)
+                    self.handing_out.wake(event.subscriber)
                     self._journal.event(
                         "subscriber.gap",
                         level=logging.WARNING,

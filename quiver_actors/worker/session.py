@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quiver_actors.errors import ProtocolError, QuiverError
-from quiver_actors.protocol.messages import FRAME_BYTES_MAX, PROTOCOL_VERSION, Hello, Message, Push, Refused, Terms
+from quiver_actors.protocol.messages import FRAME_BYTES_MAX, PROTOCOL_VERSION, Hello, Message, Push, Refused
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.shm.arena import ArenaOwner
 from quiver_actors.shm.errors import ShmError
@@ -53,25 +53,6 @@ class HeldSpan:
 
     end_position: int
     is_copied: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Attachment:
-    """One connection's share in a subscriber of one engine."""
-
-    session: Session
-    subscriber: str
-    terms: Terms = field(default_factory=Terms)
-    credit_total: int = 0
-    """Bundles that may be delivered in all."""
-    given: int = 0
-    """Bundles that were delivered on credit."""
-    is_window_full: bool = False
-    """It holds as much as its terms allow, and has credit for more."""
-
-    @property
-    def credit(self) -> int:
-        return max(0, self.credit_total - self.given)
 
 
 @dataclass(slots=True, eq=False)

@@ -347,7 +347,7 @@ def test_paused_consumer_gets_the_rest_when_it_reads_again(tmp_path: Path, monke
 
 
 def test_segment_that_cannot_be_opened_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quiver_actors.worker.deliveries.UNREADABLE_DELAY_NS", 20_000_000)
+    monkeypatch.setattr("quiver_actors.worker.handing_out.UNREADABLE_DELAY_NS", 20_000_000)
     (tmp_path / "data").mkdir()
     disk = FaultyDisk(str(tmp_path / "data"))
     with running(tmp_path, disk=disk) as worker:

@@ -103,9 +103,9 @@ class HostBench:
                 finished()
             due_ns = self.host.deadline_ns
             is_due = due_ns is not None and due_ns <= self.clock.now_ns
-            if not self.host.is_touched and not self.host.deliveries.is_due and not is_due:
+            if not self.host.is_touched and not self.host.handing_out.is_due and not is_due:
                 return
-            if self.host.deliveries.is_due and not self.host.is_touched and due_ns is not None and not is_due:
+            if self.host.handing_out.is_due and not self.host.is_touched and due_ns is not None and not is_due:
                 return  # deliveries that wait for company
 
     def run_for(self, duration_ns: int) -> None:
