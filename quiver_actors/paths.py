@@ -105,4 +105,7 @@ def names_beside(segment_seq: int) -> tuple[str, ...]:
 def segment_seq_of(name: str) -> int | None:
     """The number in a segment's file name, None for any other name."""
     stem = name.removesuffix(SEGMENT_SUFFIX)
-    return int(stem) if stem != name and stem.isascii() and stem.isdigit() else None
+    if not (stem.isascii() and stem.isdigit()):
+        return None
+    # A number that is written in another way is nobody's file: what looks for it by its number would not find it.
+    return int(stem) if segment_name(int(stem)) == name else None

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from quiver_actors.checksum import crc32
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import FaultyDisk, SimulatedCrash
 from quiver_actors.disk.monitor import OrderMonitor
@@ -18,10 +19,11 @@ from quiver_actors.disk.protocol import Disk, DiskFile
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import EngineState
 from quiver_actors.events import Failed, GapFound, Sealed
+from quiver_actors.segment.layout import CRC, EXTENSION, TRAILER
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.units import SECOND_NS
 from quiver_actors.upkeep import COMPACTION_AGE_NS
-from quiver_actors.wal.layout import HEADER_BYTES
+from quiver_actors.wal.layout import HEADER_BYTES, HEADER_EXTENSION_OFFSET
 from quiver_actors.wal.reader import LogReader
 from tests.golden.parser import parse_segment
 from tests.golden.test_segments import DATA
@@ -237,6 +239,44 @@ def test_numbers_of_an_unreadable_segment_are_not_used_again(disk: Disk, tmp_pat
     driver.settle()
     driver.seal()
     assert driver.claim_numbers("s")[-2:] == [100, 101]
+
+
+def test_numbers_of_a_segment_that_tells_none_are_not_used_again(disk: Disk, tmp_path: Path) -> None:
+    """Neither its end nor what its header says of it can be read: what was reserved ahead is what counts."""
+    driver = store(disk)
+    (run,) = driver.push_numbered(100)
+    driver.settle()
+    driver.seal()
+    driver.engine.close()
+    newest = tmp_path / segment(run.segment_seq)
+    overwrite(newest, newest.stat().st_size - 200, bytes(200))
+    overwrite(newest, HEADER_EXTENSION_OFFSET, bytes(HEADER_BYTES - HEADER_EXTENSION_OFFSET))
+    driver = reopened(disk)
+    (new,) = driver.push_numbered(101)
+    assert new.segment_seq > run.segment_seq
+    assert new.sequence > run.sequence
+
+
+def test_a_footer_that_contradicts_itself_is_believed_if_the_checksum_is_right(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    row_count_at = path.stat().st_size - TRAILER.size - EXTENSION.size + 50
+    overwrite(path, row_count_at, (1 << 50).to_bytes(8, "little"))
+    content = path.read_bytes()[: -CRC.size]
+    overwrite(path, len(content), CRC.pack(crc32(content)))
+    driver = reopened(disk)
+    assert driver.engine.segments()[0].row_count == 1 << 50
+    assert driver.claim_numbers("s") == list(range(COUNT + 2))
+    assert (gaps(driver), driver.engine.figures().quarantined) == ([], 0)
+
+
+def test_files_beside_the_segments_are_left_alone(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    notes = [tmp_path / ENGINE / "segments" / name for name in ("notes.txt", "7.qseg", "00000000000000007.qseg")]
+    for path in notes:
+        path.write_text("of an operator")
+    assert reopened(disk).claim_numbers("s") == list(range(COUNT + 2))
+    assert [path.read_text() for path in notes] == ["of an operator"] * 3
 
 
 def test_a_flipped_version_is_damage_and_a_newer_version_is_not(disk: Disk, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+
+import pytest
 
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import FaultyDisk
@@ -10,6 +13,7 @@ from quiver_actors.disk.interposed import Call, Result
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.errors import DiskError
 from quiver_actors.segment.reader import SegmentReader
 from tests.support.engine_driver import EngineDriver
 
@@ -53,22 +57,81 @@ def test_a_log_that_the_disk_has_is_sealed_without_being_written_again() -> None
     assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(40))
 
 
-def test_a_log_that_only_memory_has_is_written_anew() -> None:
+def with_log_in_memory(disk: Disk) -> None:
     """A sync has failed: readers see the bytes, and no later sync of that file would bring them to the disk."""
-    disk = SimDisk()
     faulty = FaultyDisk(disk)
     driver = EngineDriver(faulty)
     driver.push_numbered(0, 3)
     driver.commit()
-    driver.push_numbered(3, 4)
+    driver.push_numbered(3, 37)
     faulty.fail("fdatasync", 1, errno.EIO, path_part="/wal/")
     driver.commit()
     assert faulty.failed_sites, "the engine has failed"
     driver.engine.close()
+
+
+def with_unsynced_log(disk: Disk) -> None:
+    """A process was killed between two syncs."""
+    driver = EngineDriver(disk)
+    driver.push_numbered(0, 3)
+    driver.commit()
+    driver.push_numbered(3, 37)
+    driver.engine.close()
+
+
+def test_a_log_that_only_memory_has_is_written_anew() -> None:
+    disk = SimDisk()
+    with_log_in_memory(disk)
+    EngineDriver(disk)
+    assert numbers_in(disk) == list(range(40))
+    assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(40)), "all of it is on the disk now"
+
+
+@pytest.mark.parametrize("lay", [with_log_in_memory, with_unsynced_log])
+@pytest.mark.parametrize(
+    ("kind", "number"), [("create", errno.ENOSPC), ("allocate", errno.ENOSPC), ("write", errno.EDQUOT)]
+)
+def test_without_room_for_a_copy_a_log_is_written_over_itself(
+    lay: Callable[[Disk], None], kind: str, number: int
+) -> None:
+    disk = SimDisk()
+    lay(disk)
     counter = WriteCounter(disk)
+    fault = counter.fail(kind, 1, number, path_part=".spare-")
     EngineDriver(counter)
-    assert numbers_in(disk) == list(range(7))
-    assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(7)), "all of it is on the disk now"
+    assert fault.hits == 1
+    assert counter.log_bytes > len(disk.contents()[SEGMENT]) / 2
+    assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(40))
+    assert not [path for path in disk.contents() if ".spare-" in path], "nothing of the copy is left"
+
+
+def test_a_copy_that_fails_for_another_reason_is_made_at_the_next_start() -> None:
+    disk = SimDisk()
+    with_unsynced_log(disk)
+    faulty = FaultyDisk(disk)
+    faulty.fail("write", 1, errno.EIO, path_part=".spare-")
+    with pytest.raises(DiskError, match="spare-"):
+        EngineDriver(faulty)
+    assert not [path for path in disk.contents() if ".spare-" in path]
+    EngineDriver(disk)
+    assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(40))
+
+
+class ColdDisk(WriteCounter):
+    """Memory holds nothing of any file, as after a start of the machine."""
+
+    def around(self, call: Call, proceed: object) -> Result:
+        return False if call.kind == "is_cached" else super().around(call, proceed)  # type: ignore[return-value]
+
+
+def test_what_is_read_from_the_disk_itself_is_not_read_again() -> None:
+    disk = SimDisk()
+    with_log(disk)
+    cold = ColdDisk(disk)
+    EngineDriver(cold)
+    assert not [site for site in cold.history if site.kind == "reread"]
+    assert cold.log_bytes < len(disk.contents()[SEGMENT]) / 2, "it is sealed where it is"
+    assert numbers_in(disk.crash(CrashMode.DROP)) == list(range(40))
 
 
 def test_a_log_that_the_disk_does_not_give_back_is_written_anew() -> None:
@@ -83,11 +146,7 @@ def test_a_log_that_the_disk_does_not_give_back_is_written_anew() -> None:
 
 def test_a_log_with_bytes_that_wait_for_a_sync_is_written_anew() -> None:
     disk = SimDisk()
-    driver = EngineDriver(disk)
-    driver.push_numbered(0, 3)
-    driver.commit()
-    driver.push_numbered(3, 37)
-    driver.engine.close()
+    with_unsynced_log(disk)
     counter = WriteCounter(disk)
     EngineDriver(counter)
     assert counter.log_bytes > len(disk.contents()[SEGMENT]) / 2
