@@ -172,6 +172,12 @@ class CountersPage:
         words = Words(memory, 0, memory.nbytes // WORD_BYTES)
         return _read_or_as_it_stands(words, _SEQUENCE, lambda: _region_snapshot(region, words, memory))
 
+    def read_head(self, region: int) -> RegionSnapshot:
+        """The same without the rows, of which there may be many thousands."""
+        memory = self._region_memory(region)
+        words = Words(memory, 0, _REGION_HEADER_WORDS)
+        return _read_or_as_it_stands(words, _SEQUENCE, lambda: _region_head(region, words, ()))
+
     def unlink(self) -> None:
         """Remove the name: nobody can attach any more, whoever has the page keeps it. Idempotent.
 
@@ -356,12 +362,14 @@ class RowWriter:
 
 
 def _region_snapshot(index: int, words: Words, memory: memoryview) -> RegionSnapshot:
-    _, pid, generation, state, heartbeat_ns, started_unix_ns = words.load_many(0, 6)
     row_words = range(_REGION_HEADER_WORDS, memory.nbytes // WORD_BYTES, _ROW_WORDS)
     rows = (_row_snapshot(words, first, memory) for first in row_words if words.load(first + _ROW_KIND))
-    return RegionSnapshot(
-        index, pid, generation, state, heartbeat_ns, started_unix_ns, tuple(row for row in rows if row is not None)
-    )
+    return _region_head(index, words, tuple(row for row in rows if row is not None))
+
+
+def _region_head(index: int, words: Words, rows: tuple[RowSnapshot, ...]) -> RegionSnapshot:
+    _, pid, generation, state, heartbeat_ns, started_unix_ns = words.load_many(0, 6)
+    return RegionSnapshot(index, pid, generation, state, heartbeat_ns, started_unix_ns, rows)
 
 
 def _row_snapshot(words: Words, first: int, memory: memoryview) -> RowSnapshot | None:

@@ -194,7 +194,7 @@ class Supervisor:
                 self._observe(child)
 
     def _observe(self, child: Child) -> None:
-        seen = self._page.read_region(region_of(child.spec.index))
+        seen = self._page.read_head(region_of(child.spec.index))
         stopped = is_stopped(child.pid)
         if seen.pid == child.pid:  # else it has not begun its region yet: what is there is its predecessor's
             self._feed(Observed(child.spec.index, seen.state in READY_STATES, seen.heartbeat_ns, stopped))

@@ -188,6 +188,10 @@ class Retention:
             self.touched()
         return is_due
 
+    def list_due_ns(self) -> int | None:
+        """When that is next, if there is anything to list."""
+        return self._list_due_ns if self._shelf.segments else None
+
     def watch(self, strays: Collection[str]) -> None:
         """Work is begun that may leave files of these names beside the segments."""
         self._strays.update(strays)

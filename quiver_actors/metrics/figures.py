@@ -26,6 +26,8 @@ class RowKind(enum.IntEnum):
     """One per topic and core: what is on disk and what went; label is the topic."""
     SHARE = 7
     """One per worker and topic that may have only a part of the cap: what the workers keep to among themselves; label is the topic."""
+    SHARES = 8
+    """One per worker that has such topics: says whether any of those rows has changed; label is `all`."""
 
 
 class WorkerFigure(enum.IntEnum):
@@ -168,7 +170,14 @@ class ShareFigure(enum.IntEnum):
     """As `supervisor.figures.StorageFigure` has it for the worker, here for the topic."""
     EVICTABLE_OLDEST_UNIX_NS = 5
     BEAT_NS = 6
-    """Monotonic time of the worker's last look."""
+    """Monotonic time of the last change; 0 = nothing was said yet."""
+
+
+class SharesFigure(enum.IntEnum):
+    CHANGE = 0
+    """Another number after every change of a row of kind `SHARE`; 0 = none was written yet."""
+    BEAT_NS = 1
+    """Monotonic time of the worker's last look at what the others say."""
 
 
 class ErrorFigure(enum.IntEnum):

@@ -26,16 +26,36 @@ class Agenda:
         self.moved: set[EngineHost] = set()
         """What they have on disk may have changed since the worker's share was reckoned up."""
         self._recent: set[EngineHost] = set()
+        self._unswept: dict[EngineHost, None] = {}
+        self._sweeps: list[tuple[int, int, EngineHost]] = []
+        """As the alarms."""
 
     def note_activity(self, host: EngineHost) -> None:
         """Something happens to it: its figures, and what it has on disk, are to be looked at again."""
         self.moved.add(host)
         self._recent.add(host)
+        self._unswept[host] = None
 
     def take_recent(self) -> set[EngineHost]:
         """The hosts that something has happened to since the last call."""
         recent, self._recent = self._recent, set()
         return recent
+
+    def take_unswept(self, now_ns: int) -> list[EngineHost]:
+        """The hosts that something has happened to since they were swept, and those that wanted to be swept again by now."""
+        found, self._unswept = self._unswept, {}
+        while self._sweeps and self._sweeps[0][0] <= now_ns:
+            host = heapq.heappop(self._sweeps)[2]
+            host.sweep_ns = None
+            found[host] = None
+        return [host for host in found if not host.is_given_up]
+
+    def note_sweep(self, host: EngineHost, at_ns: int | None) -> None:
+        """When a host wants to be swept again although nothing happens to it."""
+        if at_ns is not None and (host.sweep_ns is None or at_ns < host.sweep_ns):
+            host.sweep_ns = at_ns
+            self._count += 1
+            heapq.heappush(self._sweeps, (at_ns, self._count, host))
 
     @property
     def has_touched(self) -> bool:

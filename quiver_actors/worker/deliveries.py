@@ -141,18 +141,26 @@ class Deliveries:
         if not self._handing_out.is_open:
             return False
         now_ns = self._clock.monotonic_ns()
-        idle = [name for name in self._engine.subscribers() if not self._attachments.of(name)]
-        late = [
-            name
-            for name in idle
-            if (ttl_ns := self._orphan_ttl_ns(name)) and self._attachments.detached_since_ns(name)[0] <= now_ns - ttl_ns
-        ]
+        late = [subscriber for at_ns, subscriber in self._orphans() if at_ns <= now_ns]
         for subscriber in late:
             self._journal.event(
                 "subscriber.orphan_dropped", level=logging.WARNING, topic=self._topic, subscriber=subscriber
             )
             self._unregister(subscriber)
         return bool(late)
+
+    def next_orphan_ns(self) -> int | None:
+        """When the next of them is due; None if nobody's time runs."""
+        return min((at_ns for at_ns, _ in self._orphans()), default=None) if self._handing_out.is_open else None
+
+    def _orphans(self) -> list[tuple[int, str]]:
+        """Whose time runs, and when it is over."""
+        idle = [name for name in self._engine.subscribers() if not self._attachments.of(name)]
+        return [
+            (self._attachments.detached_since_ns(name)[0] + ttl_ns, name)
+            for name in idle
+            if (ttl_ns := self._orphan_ttl_ns(name))
+        ]
 
     def _orphan_ttl_ns(self, subscriber: str) -> int:
         """Its own, else the topic's; 0 = for ever."""

@@ -1,50 +1,74 @@
-"""What a worker's topics could let go for want of space, and letting it go. Owner: the loop thread; holds nothing."""
+"""What a worker's topics could let go for want of space, and letting it go. Owner: the loop thread."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from quiver_actors.retention.choice import Candidate
 from quiver_actors.worker.host import EngineHost
 
-PAUSE_NS = 20_000
-"""For each candidate. Finding one takes a tenth of that."""
-
-
-def candidates_of(hosts: Mapping[str, EngineHost]) -> list[Candidate]:
-    """Of all hosts; a candidate's topic is the key of its host."""
-    return [replace(each, topic=name) for name, host in hosts.items() for each in host.engine.retention.candidates()]
+_PAUSE_NS = 20_000
+"""For each candidate, and for each host that was asked. Finding one takes a tenth of that."""
+_PAUSE_OF_OTHERS_NS = 1_000
+"""For each host that was not asked again."""
 
 
 class Candidates:
-    """What `candidates_of` says, asked again only after a pause that is long against the asking: there may be thousands of segments, and
-    near the cap they are asked for in every turn. Who carries out a choice looks at each again, so that it may be made of old ones.
+    """What some hosts could let go; a candidate's topic is the key of its host. Those that nothing has happened to are not asked again,
+    and nobody is before a pause is over that is long against the asking: there may be thousands of segments, and near the cap they are
+    looked at in every turn. Who carries out a choice looks at each again, so that it may be made of old ones.
 
     Attributes:
         first: what goes first of what was found last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Mapping[str, EngineHost]) -> None:
+        """
+        Args:
+            hosts: may change.
+        """
         self.first: Candidate | None = None
-        self._found: list[Candidate] = []
+        self._hosts = hosts
+        self._of_host: dict[EngineHost, list[Candidate]] = {}
+        self._moved: set[EngineHost] = set()
+        """Those of them that something has happened to since they were asked."""
+        self._found: Sequence[Candidate] = ()
         self._until_ns = 0
 
-    def of(self, hosts: Mapping[str, EngineHost], now_ns: int) -> list[Candidate]:
-        """The same list until it is asked again."""
-        if now_ns >= self._until_ns:
-            self._found = candidates_of(hosts)
+    def note(self, moved: Iterable[EngineHost]) -> None:
+        """Something has happened to these."""
+        self._moved.update(host for host in moved if host in self._of_host)
+
+    def look(self, now_ns: int) -> Sequence[Candidate]:
+        """The same sequence until somebody was asked again."""
+        if now_ns < self._until_ns:
+            return self._found
+        of_host, moved = self._of_host, self._moved
+        known = {host: of_host[host] for host in self._hosts.values() if host in of_host and host not in moved}
+        asked = 0
+        for name, host in self._hosts.items():
+            if host not in known:
+                asked += 1
+                known[host] = [replace(each, topic=name) for each in host.engine.retention.candidates()]
+        if asked or len(known) != len(of_host):
+            self._found = [each for found in known.values() for each in found]
             self.first = min(self._found, default=None)
-            self._until_ns = now_ns + len(self._found) * PAUSE_NS
+        self._of_host, self._moved = known, set()
+        self._until_ns = now_ns + (len(self._found) + asked) * _PAUSE_NS + len(known) * _PAUSE_OF_OTHERS_NS
         return self._found
 
-    def forget(self) -> None:
-        """Some of them go: ask again at once."""
+    def look_no_more(self) -> None:
+        """Nobody wants to know it for a while."""
+        self._of_host, self._moved, self._found, self.first, self._until_ns = {}, set(), (), None, 0
+
+    def hurry(self) -> None:
+        """Some of them go: look again at once."""
         self._until_ns = 0
 
 
 def carry_out(hosts: Mapping[str, EngineHost], chosen: Collection[Candidate]) -> None:
-    """Let go what was chosen of `candidates_of`; files go once the progress that names their loss is durable."""
+    """Let go what was chosen of `Candidates`; files go once the progress that names their loss is durable."""
     for name in {each.topic for each in chosen}:
         host = hosts.get(name)
         if host is not None:

@@ -9,7 +9,7 @@ import enum
 import itertools
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -101,6 +101,8 @@ class FigurePublisher:
         """By topic."""
         self._behind: dict[str, dict[str, None]] = {}
         """Subscribers of each topic whose rows are behind, those that have waited longest first."""
+        self._names: dict[EngineHost, str] = {}
+        """The keys of the hosts, looked up anew when one is missing."""
         self._waiting: set[EngineHost] = set()
         """Those where pushes wait. Of hundreds of idle topics nothing is asked."""
         self._error: _Row | None = None
@@ -123,19 +125,27 @@ class FigurePublisher:
         self.heartbeat()
         self._waiting = {host for host in (*self._waiting, *recent) if host.ingest.waiting_count}
         try:
-            for topic, host in hosts.items():
-                if host in recent:
-                    self._publish_engine(topic, host)
-                    self._publish_latencies(topic, host)
-                    self._publish_retention(topic, host)
-                    self._behind.setdefault(topic, {}).update(dict.fromkeys(host.engine.subscribers()))
-                if topic in self._behind:
-                    self._publish_subscribers(topic, host)
+            for topic, host in self._named(recent, hosts):
+                self._publish_engine(topic, host)
+                self._publish_latencies(topic, host)
+                self._publish_retention(topic, host)
+                self._behind.setdefault(topic, {}).update(dict.fromkeys(host.engine.subscribers()))
+            for topic in [topic for topic in self._behind if topic in hosts]:
+                self._publish_subscribers(topic, hosts[topic])
             self._publish_error()
             self._drop_gone(hosts)
         except ShmError as error:
             self._report_full_table(error)
         self._publish_worker(loop)
+
+    def _named(self, recent: Iterable[EngineHost], hosts: Mapping[str, EngineHost]) -> Iterator[tuple[str, EngineHost]]:
+        """Those that are still there, with their keys."""
+        for host in recent:
+            if host not in self._names:
+                self._names = {each: name for name, each in hosts.items()}
+            name = self._names.get(host)
+            if name is not None and hosts.get(name) is host:
+                yield name, host
 
     def _publish_worker(self, loop: LoopFigures) -> None:
         self._worker.publish(
@@ -212,8 +222,11 @@ class FigurePublisher:
         """Rows of topics that are no more."""
         if len(self._engines) <= len(hosts):
             return
+        self._names = {}
         for topic in [topic for topic in self._engines if topic not in hosts]:
             self._region.drop(self._engines.pop(topic).writer)
+            if (retention := self._retention.pop(topic, None)) is not None:
+                self._region.drop(retention.writer)
             for key in [key for key in self._latencies if key[0] == topic]:
                 self._region.drop(self._latencies.pop(key).writer)
             for row in self._subscribers.pop(topic, {}).values():

@@ -19,7 +19,7 @@ from quiver_actors.metrics.latency import Histogram, Latency
 from quiver_actors.retention.pressure import Pressure
 from quiver_actors.transactions.asking import AskJob
 from quiver_actors.transactions.stage import Stage
-from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.attachments import Attachments
 from quiver_actors.worker.chronicle import Chronicle
@@ -36,6 +36,8 @@ _TICK_INTERVAL_NS_MIN = MILLISECOND_NS
 """An engine that asks for a tick in the past, because its work is still out, is asked again this much later."""
 _LOW_PRIORITY_NS = 500 * MILLISECOND_NS
 """How long deliveries of a topic of negative priority wait while the worker defers what can wait."""
+_SWEEP_INTERVAL_NS_MAX = 60 * SECOND_NS
+"""So long at most whoever waits for a later sweep keeps a host in memory whose topic is deleted."""
 _CARE_INTERVAL_NS = 5 * MILLISECOND_NS
 """How long turns that only brought pushes and commits may leave everything else alone (docs/performance.md, light turns)."""
 
@@ -85,6 +87,8 @@ class EngineHost:
         """When `turn` must be called again, whatever happens."""
         self.alarm_ns: int | None = None
         """The agenda's note of when it calls."""
+        self.sweep_ns: int | None = None
+        """The same of the next sweep."""
         self._agenda = agenda
         self._commit = commit
         self._background = background
@@ -359,13 +363,18 @@ class EngineHost:
         wanted = [at for at in deadlines if at is not None]
         self.deadline_ns = max(min(wanted), now_ns + _TICK_INTERVAL_NS_MIN) if wanted else None
 
-    def sweep(self) -> None:
-        """What needs to be looked at now and then."""
-        self.ingest.trim()
+    def sweep(self, now_ns: int) -> int | None:
+        """What needs to be looked at now and then. When the next time is, if nothing happens before."""
+        is_trimmed = self.ingest.trim()
         if self.deliveries.drop_orphans() or self.engine.retention.look_again():
             self.touch()
         for stage in self.engine.stages.take_expired():
             self._ask_about(stage)
+        if not is_trimmed or any(True for _ in self.engine.stages):
+            return now_ns
+        due = (self.deliveries.next_orphan_ns(), self.engine.retention.list_due_ns())
+        wanted = [at for at in due if at is not None]
+        return min(*wanted, now_ns + _SWEEP_INTERVAL_NS_MAX) if wanted else None
 
     def _ask_about(self, stage: Stage) -> None:
         order = stage.order

@@ -171,8 +171,9 @@ class Ingest:
             for _, session, tag in due:
                 session.send(Done(tag))
 
-    def trim(self) -> None:
-        self._buffer.trim()
+    def trim(self) -> bool:
+        """Give memory back that was not needed of late; whether there is nothing more to give back."""
+        return self._buffer.trim()
 
     # --- ends ----------------------------------------------------------------------------------------------------------
 

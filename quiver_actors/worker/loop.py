@@ -344,8 +344,9 @@ class WorkerLoop:
         self._paused.discard(session)
         self._unfinished.discard(session)
         self._foreign.pop(session, None)
-        for host in self._hosts.values():
-            host.detach(session)
+        for host in session.hosts:
+            if not host.is_given_up:
+                host.detach(session)
 
     def _part(self, session: Session, error: QuiverError | None, tag: int) -> None:
         if error is not None:
@@ -484,8 +485,8 @@ class WorkerLoop:
         self._set_accepting(True)
         if self._adoption.cores and self._phase is Phase.SERVING:
             self._adoption.sweep(self._end_adopted)
-        for host in self._hosts.values():
-            host.sweep()
+        for host in self._agenda.take_unswept(now_ns):
+            self._agenda.note_sweep(host, host.sweep(now_ns))
         for session in list(self._sessions.values()):
             if session.state is SessionState.GREETING and now_ns - session.opened_ns > HELLO_PATIENCE_NS:
                 self._end(session, ProtocolError("no Hello came in time"))

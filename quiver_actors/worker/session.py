@@ -10,6 +10,7 @@ import enum
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from quiver_actors.errors import ProtocolError, QuiverError
 from quiver_actors.protocol.messages import FRAME_BYTES_MAX, PROTOCOL_VERSION, Hello, Message, Push, Refused
@@ -19,6 +20,9 @@ from quiver_actors.shm.errors import ShmError
 from quiver_actors.worker.access import Guest
 from quiver_actors.worker.connection import Connection
 from quiver_actors.worker.peer import Peer
+
+if TYPE_CHECKING:
+    from quiver_actors.worker.host import EngineHost
 
 GREETING_BYTES_MAX = 4 << 10
 """Longest frame before Hello."""
@@ -74,6 +78,8 @@ class Session:
     arena_is_coming: bool = False
     watched: int = 0
     """The epoll events that the loop waits for; the loop's own note."""
+    hosts: dict[EngineHost, None] = field(default_factory=dict)
+    """Those that it has had to do with, in the order of its first requests."""
     announced: set[tuple[str, int]] = field(default_factory=set)
     """(topic, segment_seq) whose descriptor this connection has."""
     schema_count: int = 0

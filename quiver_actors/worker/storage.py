@@ -8,8 +8,7 @@ The order of the words matters (supervisor.figures.StorageFigure): what is used 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic_ns
 
 from quiver_actors.engine import Engine
@@ -34,6 +33,7 @@ from quiver_actors.units import MILLISECOND_NS
 from quiver_actors.worker.agenda import Agenda
 from quiver_actors.worker.evictions import Candidates, carry_out
 from quiver_actors.worker.host import EngineHost
+from quiver_actors.worker.reckoning import Reckoning
 from quiver_actors.worker.topic_shares import TopicShares
 
 CALM_INTERVAL_NS = 50 * MILLISECOND_NS
@@ -44,42 +44,6 @@ AHEAD_STEPS = 4
 OFFER_INTERVAL_NS = 250 * MILLISECOND_NS
 """How often a worker says what of its own would go first, while the node is near its soft limit and not over it."""
 _SETTLING_READS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What was found of one host when it was looked at last, or of all of them."""
-
-    used_bytes: int
-    step_bytes: int
-    wanted_bytes: int
-    doomed_bytes: int
-    is_taking: bool
-    is_short: bool
-
-
-def _known_of(host: EngineHost, *, is_limited: bool) -> _Known:
-    """`is_limited`: what it wants its topic may not have, so that it is no wish of the worker."""
-    engine = host.engine
-    return _Known(
-        engine.disk_bytes,
-        engine.step_bytes,
-        0 if is_limited else engine.wanted_bytes,
-        engine.retention.doomed_bytes,
-        engine.is_taking and not is_limited,
-        engine.is_short and not is_limited,
-    )
-
-
-def _sum_of(known: Collection[_Known]) -> _Known:
-    return _Known(
-        sum(each.used_bytes for each in known),
-        max((each.step_bytes for each in known), default=0),
-        sum(each.wanted_bytes for each in known),
-        sum(each.doomed_bytes for each in known),
-        any(each.is_taking for each in known),
-        any(each.is_short for each in known),
-    )
 
 
 class StorageShare:
@@ -112,14 +76,12 @@ class StorageShare:
         self._is_wanting = False
         self._claim = 0
         self._due_ns = 0
-        self._agenda = agenda
-        self._known: dict[EngineHost, _Known] = {}
-        self._sums = _Known(0, 0, 0, 0, False, False)
+        self._reckoning = Reckoning(hosts, agenda)
         self._was_over = False
         self._offered_ns = 0
         self._was_near = False
-        self._candidates = Candidates()
-        self._offered: list[Candidate] = []
+        self._candidates = Candidates(hosts)
+        self._offered: Sequence[Candidate] = ()
         self.topics = TopicShares(page, region, hosts, lambda: self._node_word(NodeStorageFigure.CAP_BYTES))
         """Those of topics that may have only a part of the cap."""
 
@@ -144,28 +106,8 @@ class StorageShare:
 
     @property
     def used_bytes(self) -> int:
-        """Of all topics, as it is now. Those that nothing has happened to are as they were reckoned up."""
-        known, moved = self._known, [host for host in self._agenda.moved if not host.is_given_up]
-        return self._sums.used_bytes + sum(
-            host.engine.disk_bytes - (known[host].used_bytes if host in known else 0) for host in moved
-        )
-
-    def _reckon_up(self) -> None:
-        """Not in the middle of a host's turn: what that goes on to take would be missed."""
-        known, moved = self._known, self._agenda.moved
-        if self.topics.has_any:
-            # What they want may be theirs to ask for again, or not, by what happens in another process.
-            moved.update(host for host in self._hosts.values() if self.topics.is_limited(host.engine.topic))
-        if not moved and len(known) == len(self._hosts):
-            return
-        known.update((host, self._look_at(host)) for host in moved if not host.is_given_up)
-        moved.clear()
-        if len(known) != len(self._hosts):
-            self._known = known = {host: known.get(host) or self._look_at(host) for host in self._hosts.values()}
-        self._sums = _sum_of(known.values())
-
-    def _look_at(self, host: EngineHost) -> _Known:
-        return _known_of(host, is_limited=self.topics.is_refused(host.engine.topic))
+        """Of all topics, as it is now."""
+        return self._reckoning.used_bytes
 
     def _adopt(self) -> None:
         """Live within the grant as it is now; what was used under the one before is published first."""
@@ -204,7 +146,8 @@ class StorageShare:
         if now_ns < self._due_ns:
             return
         before_bytes = self._limit_bytes
-        self._reckon_up()
+        moved = self._reckoning.look()
+        self._candidates.note(moved)
         if self._grant is not None:
             self._adopt()
         if self._limit_bytes > before_bytes and self._is_refused:
@@ -213,8 +156,8 @@ class StorageShare:
                 if host.engine.wanted_bytes:
                     host.touch()
         is_over = bool(self._node_word(NodeStorageFigure.IS_OVER))
-        self._ease(is_over)
-        self.topics.turn(now_ns, releases_spare=is_over)
+        self._ease(is_over, moved)
+        self.topics.turn(now_ns, moved, self._reckoning.comings, releases_spare=is_over)
         self._publish_wants(now_ns)
         self._take_claim(now_ns, is_over)
         self._row.set(StorageFigure.BEAT_NS, now_ns)
@@ -225,12 +168,14 @@ class StorageShare:
     def _node_word(self, figure: NodeStorageFigure) -> int:
         return self._node.load(figure) if self._node is not None else 0
 
-    def _ease(self, is_over: bool) -> None:
+    def _ease(self, is_over: bool, moved: Collection[EngineHost]) -> None:
         """Near the cap nothing is kept ready that nobody uses, and what is open is sealed where pushes wait."""
-        if not is_over and not self._was_over:
+        is_new, self._was_over = is_over != self._was_over, is_over
+        if not is_over and not is_new:
             return
-        self._was_over = is_over
         for host in self._hosts.values():
+            if host not in moved and not is_new:
+                continue
             engine = host.engine
             if engine.releases_spare != is_over:
                 engine.releases_spare = is_over
@@ -240,15 +185,16 @@ class StorageShare:
                 host.touch()
 
     def _publish_wants(self, now_ns: int) -> None:
-        used_bytes, step_bytes = self.used_bytes, self._sums.step_bytes
-        wanted_bytes = self._sums.wanted_bytes
+        reckoning, refused = self._reckoning, self.topics.refused_hosts()
+        used_bytes, step_bytes = reckoning.used_bytes, reckoning.step_bytes
+        # What a topic's own limit refuses is no wish of the worker.
+        wanted_bytes = reckoning.wanted_bytes(without=refused)
         is_short = wanted_bytes > 0
-        if self._limit_bytes < NO_LIMIT and not is_short and self._sums.is_taking:
+        if self._limit_bytes < NO_LIMIT and not is_short and reckoning.taking - refused:
             # Ahead of need: the next logs are asked for before they are.
             wanted_bytes = AHEAD_STEPS * step_bytes
             is_short = used_bytes + step_bytes > self._limit_bytes
-        short = self._known.items() if self._sums.is_short else ()
-        waiting = [host.waiting_since_ns for host, each in short if each.is_short]
+        waiting = [host.waiting_since_ns for host in reckoning.short - refused]
         since_ns = min((at for at in waiting if at), default=0)
         was_wanting, self._is_wanting = self._is_wanting, is_short
         row = self._row
@@ -263,13 +209,16 @@ class StorageShare:
     # --- claims --------------------------------------------------------------------------------------------------------
 
     def _take_claim(self, now_ns: int, is_over: bool) -> None:
-        row, doomed_bytes = self._row, self._sums.doomed_bytes
+        row, doomed_bytes = self._row, self._reckoning.doomed_bytes
         row.set(StorageFigure.DOOMED_BYTES, doomed_bytes)
-        candidates: list[Candidate] = []
+        candidates: Sequence[Candidate] = ()
         is_near, was_near = self._is_near(), self._was_near
         self._was_near = is_near
         if is_over or is_near != was_near or now_ns >= self._offered_ns + OFFER_INTERVAL_NS:
-            candidates = self._candidates.of(self._hosts, now_ns) if is_over or is_near else []
+            if is_over or is_near:
+                candidates = self._candidates.look(now_ns)
+            else:
+                self._candidates.look_no_more()
             self._offer(candidates, now_ns)
         if self._claim > row.get(StorageFigure.CLAIM_DONE) and not doomed_bytes:
             row.set(StorageFigure.CLAIM_DONE, self._claim)
@@ -283,7 +232,7 @@ class StorageShare:
         soft_bytes = self._node_word(NodeStorageFigure.SOFT_BYTES)
         return soft_bytes > 0 and self._node_word(NodeStorageFigure.USED_BYTES) > NEAR * soft_bytes
 
-    def _offer(self, candidates: list[Candidate], now_ns: int) -> None:
+    def _offer(self, candidates: Sequence[Candidate], now_ns: int) -> None:
         """Say what would go first."""
         self._offered_ns = now_ns
         if candidates is self._offered:
@@ -303,7 +252,7 @@ class StorageShare:
         number = words[GrantFigure.CLAIM]
         return words if number and self._grant.load(GrantFigure.CLAIM) == number else None
 
-    def _carry_out(self, candidates: list[Candidate], claim: list[int]) -> None:
+    def _carry_out(self, candidates: Sequence[Candidate], claim: list[int]) -> None:
         chosen = choose(
             candidates,
             claim[GrantFigure.CLAIM_CLASS],
@@ -311,7 +260,7 @@ class StorageShare:
             claim[GrantFigure.CLAIM_BYTES],
         )
         carry_out(self._hosts, chosen)
-        self._candidates.forget()
+        self._candidates.hurry()
 
     def started(self) -> None:
         """Before the worker is ready: what it has on disk is known from now on."""

@@ -124,6 +124,7 @@ class Topics(Mapping[str, EngineHost]):
             raise UnknownTopic(f"topic {topic!r} does not exist on this node: expected one of {known}")
         if session.guest is not None:
             session.guest.check_topic(found.engine.settings)
+        session.hosts[found] = None
         return found
 
     def _told_deleted(self, topic: str, *, is_back: bool) -> QuiverError:

@@ -53,12 +53,13 @@ class TurnBuffer:
         """All spans have been written: their memory is used again."""
         self._used = 0
 
-    def trim(self) -> None:
-        """Go back to the usual size if nothing since the last call needed more."""
+    def trim(self) -> bool:
+        """Go back to the usual size if nothing since the last call needed more; whether it has that size."""
         if self._used == 0:
             if len(self._view) > self._usual_bytes >= self._peak:
                 self._view = _allocate(self._usual_bytes)
             self._peak = 0
+        return len(self._view) <= self._usual_bytes
 
 
 def _allocate(size_bytes: int) -> memoryview:

@@ -14,6 +14,7 @@ from quiver_actors.metrics.figures import RowKind, ShareFigure
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.shm.names import new_name
 from quiver_actors.supervisor.figures import region_of
+from quiver_actors.worker.neighbours import Neighbours
 from quiver_actors.worker.topic_shares import TopicShare, TopicShares
 from tests.support.engine_driver import EngineDriver, topic_settings
 
@@ -30,7 +31,8 @@ def page() -> Iterator[CountersPage]:
 
 
 def share_on(page: CountersPage, worker: int) -> TopicShare:
-    share = TopicShare(page, page.writer(region_of(worker)), "clicks")
+    region = page.writer(region_of(worker))
+    share = TopicShare(Neighbours(page, region), region, "clicks")
     share.limit_bytes = LIMIT
     return share
 
