@@ -18,12 +18,12 @@ from typing import Any, Generic, TypeVar
 from quiver_actors.client.channel import Call, refusal_error
 from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
 from quiver_actors.client.delivery import ClaimedBundle
-from quiver_actors.client.exchange import FOREVER_NS, Exchange, Flow, deadline_after
+from quiver_actors.client.exchange import FOREVER_NS, Exchange, Flow, deadline_after, seconds_until
 from quiver_actors.client.gaps import WaitingGap
 from quiver_actors.client.grants import Grant, Parcel
 from quiver_actors.client.inbox import Inbox
 from quiver_actors.client.node_view import NodeDirectory
-from quiver_actors.client.questions import Request, answering, sent
+from quiver_actors.client.questions import Request, answering, counting_unresolved
 from quiver_actors.client.subscriber_channel import WATCHDOG_NS, SubscriberChannel
 from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import (
@@ -37,7 +37,6 @@ from quiver_actors.model import BundleId
 from quiver_actors.protocol.messages import (
     AckThrough,
     ClaimRef,
-    FlushProgress,
     Pending,
     PendingInfo,
     Refused,
@@ -104,13 +103,16 @@ class Consumer(Generic[D, X]):
             UnknownTopic, QuiverError: a worker refused.
             WorkerUnavailable: a worker did not answer in time.
         """
+        yield from self._attaching(lambda channel: True, timeout_seconds)
+        # Workers that the node gets later may hold bundles that were pushed since: those are wanted too.
+        self._starts = StartPoints("earliest")
+
+    def _attaching(self, is_needed: Callable[[SubscriberChannel], bool], timeout_seconds: float | None) -> Flow[None]:
         deadline_ns = deadline_after(timeout_seconds)
         while True:
             now_ns = time.monotonic_ns()
-            missing = [channel for channel in self._connected(now_ns) if not channel.is_registered]
+            missing = [each for each in self._connected(now_ns) if is_needed(each) and not each.is_registered]
             if not missing:
-                # Workers that the node gets later may hold bundles that were pushed since: those are wanted too.
-                self._starts = StartPoints("earliest")
                 return
             if now_ns >= deadline_ns:
                 raise unavailable_error(missing[0], timeout_seconds)
@@ -192,6 +194,7 @@ class Consumer(Generic[D, X]):
             parcel = bundle._parcel
             if not parcel.is_current:
                 self._late_count += 1
+                parcel.channel.resolve_late(parcel, (bundle._bundle_index,), outcome)
                 return
             self._number += 1
             bundle._number = self._number
@@ -228,15 +231,16 @@ class Consumer(Generic[D, X]):
                 channel.send_resolutions()
 
     def closing(self, timeout_seconds: float) -> Flow[None]:
-        """Return what was not taken, not counted as delivered, and wait until what was resolved is durable. Raises as `flushing`."""
+        """Return what was not taken, not counted as delivered, and wait until what was resolved over the connections of now is durable.
+        Raises as `flushing`."""
         for channel in self.channels.opened():
             channel.stop_deliveries()
         self._give_back()
-        yield from self.flushing(timeout_seconds)
+        yield from self._settling(timeout_seconds)
         if self.inbox.waiting:
             # What was under way to us; nothing more comes.
             self._give_back()
-            yield from self.flushing(timeout_seconds)
+            yield from self._settling(timeout_seconds)
 
     def _give_back(self) -> None:
         self._waiting_count += self.inbox.give_back()
@@ -248,18 +252,48 @@ class Consumer(Generic[D, X]):
         self._acked.clear()
 
     def flushing(self, timeout_seconds: float) -> Flow[None]:
-        """Wait until everything resolved so far is durable.
+        """Wait until everything resolved so far is durable. A worker that was lost since is waited for, and asked what it knows of that.
 
         Raises:
-            WorkerUnavailable: a worker was lost or did not answer: some of its bundles may be delivered again.
+            WorkerUnavailable: what was resolved went with a connection and is delivered again, which is told once; or a worker did not
+                answer in time.
             EngineFailed, QuiverError: a worker could not make it durable.
         """
+        deadline_ns = deadline_after(timeout_seconds)
+        while True:
+            generations = {channel: channel.generation for channel in self.channels.opened()}
+            try:
+                count = yield from self._flushing_once(deadline_ns)
+                break
+            except WorkerUnavailable:
+                is_lost = any(channel.generation != number for channel, number in generations.items())
+                if not is_lost or time.monotonic_ns() >= deadline_ns:
+                    raise
+        if count:
+            raise WorkerUnavailable(
+                f"a worker was lost before it had made durable what was resolved: {count} bundles are delivered again"
+            )
+
+    def _flushing_once(self, deadline_ns: int) -> Flow[int]:
+        """Returns how many bundles are owed again whose resolution was lost with an earlier connection: they are forgotten with that."""
+        self.send_resolutions(time.monotonic_ns())
+        if any(channel.unconfirmed.has_lost for channel in self.channels.opened()):
+            yield from self._attaching(lambda channel: channel.unconfirmed.has_lost, seconds_until(deadline_ns))
+        lost = {channel: places for channel in self.channels.opened() if (places := channel.unconfirmed.lost())}
         topic, subscriber = self.wanted.topic, self.wanted.subscriber
+        count = yield from counting_unresolved(lost, topic, subscriber, seconds_until(deadline_ns))
+        # What somebody else has resolved since is made durable too.
+        yield from self._settling(seconds_until(deadline_ns))
+        for channel, places in lost.items():
+            channel.unconfirmed.settle(places)
+        return count
+
+    def _settling(self, timeout_seconds: float | None) -> Flow[None]:
+        """Wait until what was resolved over the connections of now is durable. Raises as `flushing`."""
         self.send_resolutions(time.monotonic_ns())
         channels = [channel for channel in self.channels.opened() if channel.is_registered]
         requests = [Request(channel, channel.generation, call) for channel in channels for call in channel.gap_acks]
-        for channel in channels:
-            requests.append(sent(channel, lambda tag: FlushProgress(tag, topic, subscriber)))
+        requests += [Request(channel, channel.generation, channel.flush_progress()) for channel in channels]
         number, generations = self._number, [channel.generation for channel in channels]
         yield from answering(requests, timeout_seconds)
         raise_refusals(request.call for request in requests)
@@ -270,7 +304,7 @@ class Consumer(Generic[D, X]):
         """Wait until one bundle's resolution is durable; raise if the worker refused it."""
         parcel = bundle._parcel
         if parcel.is_current and not self._is_answered(bundle):
-            yield from self.flushing(timeout_seconds)
+            yield from self._settling(timeout_seconds)
         if not self._is_answered(bundle):
             raise WorkerUnavailable(
                 f"worker {parcel.channel.core} was lost before it had confirmed {bundle!r}: it may be delivered again"
@@ -383,6 +417,7 @@ class Consumer(Generic[D, X]):
                 parcel.channel.resolve(parcel, indexes, "ack")
             else:
                 self._late_count += len(indexes)
+                parcel.channel.resolve_late(parcel, indexes, "ack")
 
     def _do_what_is_due(self, now_ns: int) -> None:
         """What nobody asks for: resolutions that have waited long enough, the watchdog, leases of what waits in the inbox."""

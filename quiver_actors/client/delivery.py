@@ -64,7 +64,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
     def ack(self) -> K:
         """Done with it: it is not delivered to this subscriber again. Repeating it changes nothing.
 
-        The acknowledgement leaves with others; it is durable once the ticket says so, or after `Subscription.flush` or `close`.
+        The acknowledgement leaves with others; it is durable once the ticket says so, or after `Subscription.flush`.
         Should the worker die before that, the bundle is delivered again.
 
         Raises:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quiver_actors.client.channel import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
 from quiver_actors.client.exchange import Flow, deadline_after
 from quiver_actors.client.subscriber_channel import SubscriberChannel
+from quiver_actors.client.unconfirmed import Place, ranges_of
 from quiver_actors.client.wanted import SeekReport, Start, StartPoints, start_text
 from quiver_actors.errors import UnknownSubscriber, UsageError, WorkerUnavailable
 from quiver_actors.model import BundleId, check_id
-from quiver_actors.protocol.messages import BundleTime, Done, Message, PendingInfo, Seek, Sought
+from quiver_actors.protocol.messages import BundleTime, Done, Message, Pending, PendingInfo, Seek, Sought
+
+_RANGES_MAX = 1_000
+"""So many ranges a worker is asked about at once."""
 
 
 class Request(NamedTuple):
@@ -88,13 +92,41 @@ def pending_of(infos: dict[int, PendingInfo]) -> int:
     return sum(info.pending + info.claimed + info.deferred + info.blocked + info.unsealed for info in infos.values())
 
 
+def counting_unresolved(
+    places: Mapping[SubscriberChannel, Sequence[Place]], topic: str, subscriber: str, timeout_seconds: float | None
+) -> Flow[int]:
+    """How many of these bundles are owed to the subscriber. Asked for all that lies between them first, then for each of their ranges.
+
+    Raises:
+        WorkerUnavailable: a worker is not there, was lost, or did not answer.
+    """
+
+    def asked(channel: SubscriberChannel, start: Place, end: Place) -> Request:
+        if not channel.is_registered:
+            raise unavailable_error(channel, timeout_seconds)
+        return sent(channel, lambda tag: Pending(tag, topic, subscriber, *start, *end))
+
+    count = 0
+    for ranges_max in (1, _RANGES_MAX):
+        requests = [asked(channel, *each) for channel, known in places.items() for each in ranges_of(known, ranges_max)]
+        yield from answering(requests, timeout_seconds)
+        calls = [request.call for request in requests]
+        raise_refusals(calls)
+        count = sum(call.answer.in_range for call in calls if isinstance(call.answer, PendingInfo))
+        if not count:
+            break
+    return count
+
+
 def sent(channel: SubscriberChannel, make: Callable[[int], Message]) -> Request:
     request = Request(channel, channel.generation, Call(make))
     channel.call(request.call)
     return request
 
 
-def answering(requests: Sequence[Request], timeout_seconds: float, *, is_loss_an_error: bool = True) -> Flow[None]:
+def answering(
+    requests: Sequence[Request], timeout_seconds: float | None, *, is_loss_an_error: bool = True
+) -> Flow[None]:
     """Wait until all requests, which were sent and are not to be repeated, are answered."""
     deadline_ns = deadline_after(timeout_seconds)
     try:

@@ -23,6 +23,7 @@ from quiver_actors.client.inbox import Inbox
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.segments import MappedSegment
+from quiver_actors.client.unconfirmed import Unconfirmed
 from quiver_actors.client.wanted import Wanted
 from quiver_actors.errors import ProtocolError, QuiverError
 from quiver_actors.protocol.messages import (
@@ -31,6 +32,7 @@ from quiver_actors.protocol.messages import (
     Done,
     Extend,
     Extended,
+    FlushProgress,
     Gap,
     GapAck,
     Message,
@@ -48,6 +50,10 @@ from quiver_actors.units import MILLISECOND_NS
 WATCHDOG_NS = 400 * MILLISECOND_NS
 REFUSALS_KEPT = 65_536
 """Refused resolutions that a ticket can still ask about, per worker."""
+UNCONFIRMED_MAX = 65_536
+"""After so many resolutions that nobody asked about the worker is asked whether they are durable, so that they need not be remembered."""
+_LASTING = ("ack", "reject")
+"""Outcomes after which a bundle does not come again."""
 
 logger = logging.getLogger("quiver.client")
 
@@ -76,6 +82,7 @@ class SubscriberChannel(Channel):
         self.refused_count = 0
         self.durable_counts: dict[int, int] = {}
         """Up to which number of the consumer resolutions are known to be durable, or refused, by the generation of their connection."""
+        self.unconfirmed = Unconfirmed()
         self.claimed: dict[int, Parcel] = {}
         """Bundles that were claimed by reference, by the tag of the request."""
         self.gap_acks: list[Call] = []
@@ -140,17 +147,34 @@ class SubscriberChannel(Channel):
             for (segment_seq, token, outcome, delay_ns), indexes in self._resolutions.items():
                 tag = self.next_tag()
                 packed = indexes.tobytes()
+                if outcome in _LASTING:
+                    self.unconfirmed.note(segment_seq, indexes)
                 messages.append(
                     Resolve(tag, wanted.topic, wanted.subscriber, segment_seq, token, outcome, packed, delay_ns)
                 )
             self._resolutions.clear()
             self.send(messages)
+            if self.unconfirmed.noted_count >= UNCONFIRMED_MAX:
+                self.flush_progress()
         if self._gaps_seen:
             self.gap_acks = [call for call in self.gap_acks if not call.is_done]
             for number in self._gaps_seen:
                 self.gap_acks.append(self._gap_ack(number))
                 self.call(self.gap_acks[-1])
             self._gaps_seen.clear()
+
+    def resolve_late(self, parcel: Parcel, bundle_indexes: Sequence[int], outcome: str) -> None:
+        """The connection that the parcel came by was lost: the worker cannot be told."""
+        if outcome in _LASTING:
+            self.unconfirmed.note_late(parcel.segment.segment_seq, bundle_indexes)
+
+    def flush_progress(self) -> Call:
+        """Ask the worker to make durable what was sent to it."""
+        topic, subscriber = self._wanted.topic, self._wanted.subscriber
+        call = Call(lambda tag: FlushProgress(tag, topic, subscriber))
+        self.call(call)
+        self.unconfirmed.asked(call.tag)
+        return call
 
     def tend(self, now_ns: int) -> None:
         """What is due without anybody asking: the watchdog, and leases of bundles that wait in the inbox."""
@@ -230,6 +254,8 @@ class SubscriberChannel(Channel):
         return True
 
     def _answered(self, call: Call) -> None:
+        if isinstance(call.request, FlushProgress) and call.error is None:
+            self.unconfirmed.confirmed(call.request.tag)
         if isinstance(call.answer, Extended) and isinstance(call.request, Extend):
             ended = set(array("Q", call.answer.ended))
             for token in array("Q", call.request.tokens):
@@ -322,7 +348,11 @@ class SubscriberChannel(Channel):
         self.grants.clear()
         self.claimed.clear()
         self.gap_acks.clear()
+        for (segment_seq, _, outcome, _), indexes in self._resolutions.items():
+            if outcome in _LASTING:
+                self.unconfirmed.note_late(segment_seq, indexes)
         self._resolutions.clear()
+        self.unconfirmed.connection_lost()
         self._gaps_seen.clear()
         self._gaps_known.clear()
         self._taken = 0

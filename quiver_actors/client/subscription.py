@@ -123,13 +123,14 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
     # --- resolving -----------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float = 10.0) -> None:
-        """Return when everything resolved so far is durable.
+        """Return when everything acknowledged or rejected so far is durable, also over connections that were lost since: the worker is
+        waited for, and asked.
 
-        What was resolved over a connection that was lost before this call is not asked for: it may be delivered again, and
-        `Ticket.wait` tells of each bundle.
+        What a worker refused because the claim was gone (`refused_count`) is not asked for; `Ticket.wait` tells of each bundle.
 
         Raises:
-            WorkerUnavailable: a worker was lost or did not answer: some of its bundles may be delivered again.
+            WorkerUnavailable: some of it was not durable when its worker was lost, and is delivered again; or a worker is lost or does not
+                answer, so that it may be. What is delivered again is told once.
             EngineFailed, QuiverError: a worker could not make it durable.
         """
         self._exchange.run(self._consumer.flushing(timeout))
@@ -177,7 +178,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
     def close(self) -> None:
         """Send and flush what was resolved, give everything else back, and end. Idempotent.
 
-        A worker that does not answer within a few seconds is left alone.
+        A worker that does not answer within a few seconds, or is away, is left alone: whoever must know calls `flush` before.
         """
         try:
             self._exchange.run(self._consumer.closing(CLOSE_TIMEOUT_SECONDS))

@@ -125,6 +125,23 @@ def test_flushed_acknowledgements_survive_a_kill() -> None:
         assert set(consume_until(subscription, set(range(60, 100)))) == set(range(60, 100))
 
 
+def test_a_flush_knows_what_a_killed_worker_had_not_made_durable() -> None:
+    with client_node() as node, node.connect() as client, client.subscribe("exporter") as subscription:
+        client.push_many([numbers(n) for n in range(2)])
+        first, second = take(subscription, 2)
+        first.ack().wait()
+        node.signal_worker(0, signal.SIGSTOP)
+        second.ack()
+        node.kill_worker(0)
+        with pytest.raises(WorkerUnavailable, match="1 bundles are delivered again"):
+            subscription.flush()
+        (again,) = take(subscription, 1)
+        assert again.bundle_id == second.bundle_id
+        again.ack()
+        subscription.flush()
+        assert subscription.all_drained()
+
+
 def test_killed_supervisor_is_found_again_when_it_is_back() -> None:
     with client_node(cores=2) as node, node.connect() as client, client.subscribe("exporter") as subscription:
         pusher = Pusher(client, bundles_at_once=10)

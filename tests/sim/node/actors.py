@@ -209,7 +209,7 @@ class TransactionActor(_Pushing):
 
 
 class SubscriberActor:
-    """Registers, takes, acknowledges or defers, and asks whether its acknowledgements are durable."""
+    """Registers, takes, acknowledges or defers, and asks whether its acknowledgements are durable: each of them, or all by a flush."""
 
     def __init__(self, name: str, world: World, place: Place) -> None:
         self.name = name
@@ -218,7 +218,8 @@ class SubscriberActor:
         self._acked: list[Delivery] = []
         self._held: list[Delivery] = []
         self._confirming: tuple[Running[None], Delivery] | None = None
-        self._is_flushing = False
+        self._is_asking = False
+        self._flushing: tuple[Running[None], list[Delivery]] | None = None
         self._connect()
 
     def _connect(self) -> None:
@@ -231,7 +232,7 @@ class SubscriberActor:
     def is_idle(self) -> bool:
         if not self.place.is_there:
             return True
-        return not self._held and self._registering is None and not self._is_flushing
+        return not self._held and self._registering is None and not self._is_asking and self._flushing is None
 
     def cut(self) -> None:
         self.client.cut()
@@ -248,15 +249,18 @@ class SubscriberActor:
         self._held.clear()
         self._acked.clear()
         self._confirming = None
-        self._is_flushing = False
+        self._is_asking = False
+        self._flushing = None
 
     def step(self) -> None:
         if self.model is not self.place.model:
             self.die()
         if self._registering is not None:
             self._step_registering(self._registering)
-        elif self._is_flushing:
-            self._step_flush()
+        elif self._is_asking:
+            self._step_asking()
+        elif self._flushing is not None:
+            self._step_flush(*self._flushing)
         else:
             self._work()
 
@@ -274,8 +278,11 @@ class SubscriberActor:
         random = self.world.random
         if self._held and random.random() < 0.6:
             self._resolve(self._held.pop(random.randrange(len(self._held))))
-        elif self._acked and random.random() < 0.15:
-            self._is_flushing = True
+        elif self._acked and random.random() < 0.1:
+            self._is_asking = True
+        elif self._acked and random.random() < 0.1:
+            acked, self._acked = self._acked, []
+            self._flushing = (self.client.flush(), acked)
         else:
             self._take()
 
@@ -305,11 +312,11 @@ class SubscriberActor:
         else:
             delivery.defer(0.001)
 
-    def _step_flush(self) -> None:
+    def _step_asking(self) -> None:
         """Ask for each acknowledgement whether it is durable, one after the other."""
         if self._confirming is None:
             if not self._acked:
-                self._is_flushing = False
+                self._is_asking = False
                 return
             delivery = self._acked.pop(0)
             self._confirming = (self.client.confirm(delivery), delivery)
@@ -318,6 +325,16 @@ class SubscriberActor:
         if running.is_done:
             self._confirming = None
             if running.error is None:
+                self.model.resolved(self.name, delivery.bundle_id)
+
+    def _step_flush(self, flushing: Running[None], acked: list[Delivery]) -> None:
+        """After an error nobody knows of any of them."""
+        flushing.step()
+        if not flushing.is_done:
+            return
+        self._flushing = None
+        for delivery in acked if flushing.error is None else ():
+            if not self.client.is_refused(delivery):
                 self.model.resolved(self.name, delivery.bundle_id)
 
 

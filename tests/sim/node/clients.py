@@ -153,6 +153,15 @@ class SimSubscriber:
         """Done without an error: its resolution is durable."""
         return Running(self.exchange, as_steps(self.consumer.confirming(delivery, 1000.0)))
 
+    def flush(self) -> Running[None]:
+        """Done without an error: everything that was acknowledged before is durable, but for what was refused."""
+        return Running(self.exchange, as_steps(self.consumer.flushing(1000.0)))
+
+    def is_refused(self, delivery: Delivery) -> bool:
+        """Whether a worker has refused what became of it, as the claim was gone."""
+        parcel = delivery._parcel
+        return (parcel.segment.segment_seq, delivery.token, delivery._bundle_index) in parcel.channel.refusals
+
     def cut(self) -> None:
         cut(self.consumer.channels)
 

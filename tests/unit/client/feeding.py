@@ -10,7 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from quiver_actors.client import Delivery, Subscription
-from quiver_actors.protocol.messages import ClientMessage, Credit, Deliver, Gap, Resolve, SegmentOpened
+from quiver_actors.protocol.messages import (
+    ClientMessage,
+    Credit,
+    Deliver,
+    Gap,
+    Pending,
+    PendingInfo,
+    Resolve,
+    SegmentOpened,
+)
 from tests.unit.client.peer import Peer, PeerSession
 
 BUNDLES = 200
@@ -45,7 +54,8 @@ def gap(number: int = 1, first: int = 10, bundles: int = 5, rows: int = 20) -> G
 
 
 class Feeder:
-    """Delivers a segment's bundles for as long as there is credit, from the first one that was not acknowledged."""
+    """Delivers a segment's bundles for as long as there is credit, from the first one that was not acknowledged; says what of a range is
+    owed."""
 
     def __init__(self, peer: Peer, segment: Path) -> None:
         self.peer = peer
@@ -55,6 +65,7 @@ class Feeder:
         self.given: dict[PeerSession, int] = {}
         peer.handlers[Credit] = self.credit
         peer.handlers[Resolve] = self.resolve
+        peer.handlers[Pending] = self.tell_pending
 
     def credit(self, session: PeerSession, message: ClientMessage) -> bool:
         assert isinstance(message, Credit)
@@ -73,6 +84,14 @@ class Feeder:
         assert isinstance(message, Resolve)
         if message.outcome != "return":
             self.resolved.update(array("I", message.bundle_indexes))
+        return True
+
+    def tell_pending(self, session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, Pending)
+        start = (message.from_segment_seq, message.from_bundle_index)
+        end = (message.to_segment_seq, message.to_bundle_index)
+        owed = sum(start <= (4, n) < end for n in range(BUNDLES) if n not in self.resolved)
+        session.send(PendingInfo(message.tag, 0, 0, 0, 0, 0, 0, -1, 0, owed, False))
         return True
 
 

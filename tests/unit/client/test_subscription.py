@@ -441,7 +441,8 @@ def test_lost_worker_is_registered_with_again_and_what_was_not_acknowledged_come
         pass
     assert len(peer.of_type(Register)) == 2
     first[1].ack()
-    subscription.flush()
+    with pytest.raises(WorkerUnavailable, match="1 bundles are delivered again"):
+        subscription.flush()
     assert subscription.claims_lost == 1
     assert feeder.resolved == {0}, "a claim of the lost connection is not resolved over the new one"
 
@@ -467,17 +468,6 @@ def test_other_workers_deliver_while_one_is_away(two_cores: Peer, segment: Path)
         two_cores.kill(1)
         found = [delivery.bundle_id for delivery in take(subscription, BUNDLES)]
         assert sum(bundle_id.core == 0 for bundle_id in found) >= BUNDLES - 8
-
-
-def test_flush_over_a_lost_connection_says_so(peer: Peer, feeder: Feeder, subscription: Subscription) -> None:
-    def die(session: PeerSession, message: ClientMessage) -> bool:
-        session.close()
-        return True
-
-    take(subscription)[0].ack()
-    peer.handlers[FlushProgress] = die
-    with pytest.raises(WorkerUnavailable, match="delivered again"):
-        subscription.flush()
 
 
 def test_draining_worker_is_waited_for(peer: Peer, feeder: Feeder, client: Client) -> None:

@@ -1,0 +1,94 @@
+"""What was resolved for good over the connections to one worker and is not known to be durable yet.
+
+A resolution is noted when it is sent; asking the worker to make progress durable (FlushProgress) covers all that was noted before, and its
+answer confirms them. What was noted and not confirmed when the connection breaks is lost: durable or not, only the next worker knows.
+A lost bundle that is delivered and resolved again is not lost any more.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+Place = tuple[int, int]
+"""Segment and bundle index on the worker's core."""
+Range = tuple[Place, Place]
+"""Its end is exclusive."""
+
+
+class Unconfirmed:
+    """Owner: the channel to the worker."""
+
+    __slots__ = ("_asked", "_lost", "_noted", "noted_count")
+
+    def __init__(self) -> None:
+        self.noted_count = 0
+        """Resolutions since the worker was last asked."""
+        self._noted: dict[int, array[int]] = {}
+        """Bundle indexes by segment."""
+        self._asked: dict[int, dict[int, array[int]]] = {}
+        """The same, by the tag of the question, oldest first."""
+        self._lost: dict[int, set[int]] = {}
+
+    @property
+    def has_lost(self) -> bool:
+        return bool(self._lost)
+
+    def note(self, segment_seq: int, bundle_indexes: Sequence[int]) -> None:
+        """These were sent as acknowledged or rejected."""
+        self.noted_count += len(bundle_indexes)
+        noted = self._noted.get(segment_seq)
+        if noted is None:
+            noted = self._noted[segment_seq] = array("I")
+        noted.extend(bundle_indexes)
+        if self._lost:
+            self._forget(segment_seq, bundle_indexes)
+
+    def note_late(self, segment_seq: int, bundle_indexes: Iterable[int]) -> None:
+        """These were resolved when the connection of their claim was gone."""
+        self._lost.setdefault(segment_seq, set()).update(bundle_indexes)
+
+    def asked(self, tag: int) -> None:
+        """The worker was asked to make durable what it has heard."""
+        self._asked[tag] = self._noted
+        self._noted, self.noted_count = {}, 0
+
+    def confirmed(self, tag: int) -> None:
+        """It has done so: that covers earlier questions."""
+        for earlier in [other for other in self._asked if other <= tag]:
+            del self._asked[earlier]
+
+    def connection_lost(self) -> None:
+        for places in (*self._asked.values(), self._noted):
+            for segment_seq, indexes in places.items():
+                self.note_late(segment_seq, indexes)
+        self._asked.clear()
+        self._noted, self.noted_count = {}, 0
+
+    def lost(self) -> list[Place]:
+        """Rising."""
+        return [(segment_seq, index) for segment_seq in sorted(self._lost) for index in sorted(self._lost[segment_seq])]
+
+    def settle(self, lost: Iterable[Place]) -> None:
+        """What became of these is known."""
+        for segment_seq, index in lost:
+            self._forget(segment_seq, (index,))
+
+    def _forget(self, segment_seq: int, bundle_indexes: Iterable[int]) -> None:
+        lost = self._lost.get(segment_seq)
+        if lost is not None:
+            lost.difference_update(bundle_indexes)
+            if not lost:
+                del self._lost[segment_seq]
+
+
+def ranges_of(places: Iterable[Place], ranges_max: int) -> list[Range]:
+    """Ranges of just these places, which rise; if those would be too many, the last one also holds what lies between."""
+    found: list[Range] = []
+    for place in places:
+        end = (place[0], place[1] + 1)
+        if found and (found[-1][1] == place or len(found) >= ranges_max):
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((place, end))
+    return found
