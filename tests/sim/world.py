@@ -608,7 +608,7 @@ class World:
         self.start()
         survey = self._survey()
         self.oracle.check(survey, at, is_kill=mode is CrashMode.KEEP)
-        self._accept(survey)
+        self._accept(survey, at)
 
     def abandon_jobs(self) -> None:
         """The threads end where they are."""
@@ -619,14 +619,15 @@ class World:
                 work.turn.abandon()
         self._commit = self._background = None
 
-    def _accept(self, survey: Survey) -> None:
-        """What is there after a crash is durable now, what is not there is lost."""
+    def _accept(self, survey: Survey, crashed_at: int) -> None:
+        """What is there after a crash is durable now, what is not there is lost since the crash: a kill of the start behind it finds it no
+        more, even if it was promised to survive kills."""
         now = self.calls
         for bundle in self.ledger.bundles.values():
             if survey.holds(bundle.id):
                 bundle.durable_at = min(bundle.durable_at, now)
             elif not self.ledger.may_be_deleted(bundle.id[0], now):
-                bundle.lost_at = min(bundle.lost_at, now)
+                bundle.lost_at = min(bundle.lost_at, crashed_at)
         for segment_seq, deletion in self.ledger.deletions.items():
             if segment_seq not in survey.segments:
                 deletion.done_at = min(deletion.done_at, now)

@@ -54,9 +54,10 @@ from tests.sim.node.cores import disk_of, keeps_damage, served_by, show_director
 from tests.sim.node.polls import Delays
 from tests.sim.node.room import CORES_MAX, Room, node_settings
 from tests.sim.node.shared_disk import CoreDisk, SupervisorDisk
-from tests.sim.node.simulated_time import Asleep, SimulatedTime
+from tests.sim.node.simulated_time import SimulatedTime
 from tests.sim.node.workers import SimThread, SimWorker
 
+_MEMORY = "/dev/shm"
 POWER_LOSSES = tuple(mode for mode in CrashMode if mode is not CrashMode.KEEP)
 _PATIENCE = Patience(
     restart=RestartPolicy(backoff_first_ns=MILLISECOND_NS, backoff_max_ns=20 * MILLISECOND_NS, intensity_count=1 << 30),
@@ -78,7 +79,8 @@ class Machine:
         self.counts: Counter[str] = Counter()
         self.failing_cores: set[int] = set()
         """Whose disk has failed a call at some time: their bundles may be lost, and announced."""
-        self._base = Path(tempfile.mkdtemp(prefix="qv-sim-"))
+        # Sockets and a log that is really synced: in memory where that is possible, so that nobody waits for a disk.
+        self._base = Path(tempfile.mkdtemp(prefix="qv-sim-", dir=_MEMORY if os.path.isdir(_MEMORY) else None))
         self.run_dir = str(self._base)
         self.settings = node_settings(self.run_dir, cores, room)
         self.shared = SimDisk()
@@ -223,14 +225,13 @@ class Machine:
         self._guarded(core, lambda: self._open(core, worker))
 
     def _open(self, core: int, worker: SimWorker) -> None:
+        """Begin to open it, or go on where it waits for room."""
+        is_new = not worker.opening.is_waiting
         try:
-            worker.open()
-        except Asleep:
-            # It would wait for as long as nothing frees room. Nothing but a kill comes to it meanwhile, so that comes at once.
-            self.log.append(f"core_{core} waits for room, and is killed")
-            worker.close()
-            self._exited(core, signal.SIGKILL)
-            return
+            if not worker.opening.go_on():
+                self.log += [f"core_{core} waits for room"] if is_new else []
+                self.counts["waits_for_room"] += is_new
+                return
         except QuiverError as error:
             self.log.append(f"core_{core} cannot open: {error}")
             worker.close()
@@ -242,7 +243,9 @@ class Machine:
         worker = self.workers[core]
         if worker is None or number == signal.SIGCONT:
             return
-        if number == signal.SIGTERM and hasattr(worker, "loop"):
+        if number == signal.SIGTERM and worker.opening.is_waiting:
+            self._exited(core, int(ChildExit.DRAINED) << 8)
+        elif number == signal.SIGTERM and hasattr(worker, "loop"):
             worker.loop.request_drain()
         else:
             self.kill(core)
@@ -272,9 +275,11 @@ class Machine:
     # --- what workers do ---------------------------------------------------------------------------------------------------
 
     def step_worker(self, core: int) -> None:
-        """One turn of its loop."""
+        """One turn of its loop, or one more attempt to start."""
         worker = self.workers[core]
-        if worker is not None and hasattr(worker, "loop"):
+        if worker is not None and worker.opening.is_waiting:
+            self._guarded(core, lambda: self._open(core, worker))
+        elif worker is not None and hasattr(worker, "loop"):
             self._guarded(core, lambda: self._turn(core, worker))
 
     def _turn(self, core: int, worker: SimWorker) -> None:

@@ -56,6 +56,8 @@ _SIDE = "side"
 _OVERSHOOT_BYTES = 64 * KIB
 """Of each core: the tail of a seal, and small files between two of their measurements."""
 _FAULT_SHARE = 0.01
+_REST_PAUSE_NS, _IDLE_PAUSE_NS = 2 * MILLISECOND_NS, 50 * MILLISECOND_NS
+"""Time that passes in a round of the calm; more of it where only a timer is waited for."""
 _STOP_ROUNDS_MAX = 500
 _GONE_ROUNDS_MAX = 200
 """Rounds in which workers must have noticed that all clients are gone."""
@@ -185,6 +187,8 @@ class Run:
         def client() -> Actor:
             return random.choice(self.clients)
 
+        # There may be none: all left out, to find those that matter in a failure.
+        of_clients = [(lambda: _bind(self._cut, client()), 9), (lambda: _bind(self._end_life, client()), 6)]
         losses = (*POWER_LOSSES, CrashMode.KEEP)
         found: list[tuple[Callable[[], Callable[[], None]], int]] = [
             (lambda: _bind(machine.kill, core()), 6),
@@ -198,8 +202,7 @@ class Run:
             (lambda: _bind(machine.refuse_memory, core(), random.randint(1, 3)), 2),
             (lambda: _bind(machine.delay_messages, random.choice((0.0, 0.0, 0.3, 0.7))), 3),
             (lambda: _bind(self._be_slow, self._somebody(), random.choice((20, 100, 300))), 3),
-            (lambda: _bind(self._cut, client()), 9),
-            (lambda: _bind(self._end_life, client()), 6),
+            *(of_clients if self.clients else ()),
             (lambda: _bind(self._jump, random.choice((-1, 1)) * random.choice((SECOND_NS, 3600 * SECOND_NS))), 2),
             (lambda: _bind(self.time.advance, random.choice((SECOND_NS, 40 * SECOND_NS))), 2),
         ]
@@ -266,36 +269,41 @@ class Run:
         self.world.is_resting = True
         # Prepared stages wait for their time on the wall clock, which may have jumped back.
         self.time.advance(10 * 3600 * SECOND_NS)
+        pause_ns = _REST_PAUSE_NS
         for number in range(REST_ROUNDS_MAX):
-            self._round()
+            self._round(pause_ns)
             self._check_cap()
-            if number % 20 == 19 and self._is_at_rest():
-                return
+            if number % 5 == 4:
+                if self._is_at_rest():
+                    return
+                pause_ns = _REST_PAUSE_NS if self._is_busy() else _IDLE_PAUSE_NS
         raise Violation(f"not at rest after {REST_ROUNDS_MAX} rounds: {self._unrest()}")
 
-    def _round(self) -> None:
-        self._processes_round()
+    def _round(self, pause_ns: int) -> None:
+        self._processes_round(pause_ns)
         for actor in self.clients:
             for _ in range(3 if isinstance(actor, SubscriberActor) else 1):
                 actor.step()
         self._operator_step()
 
-    def _processes_round(self) -> None:
+    def _processes_round(self, pause_ns: int = _REST_PAUSE_NS) -> None:
         self.machine.step_supervisor()
         for core in range(self.machine.settings.cores):
             self.machine.step_worker(core)
             for _ in range(3):
                 self.machine.step_job(core)
-        self.time.advance(2 * MILLISECOND_NS)
+        self.time.advance(pause_ns)
 
     def _is_at_rest(self) -> bool:
+        return not self._is_busy() and not any(self.machine.staged()) and not self._left_over()
+
+    def _is_busy(self) -> bool:
+        """Somebody has something to do that no time needs to pass for."""
         return (
-            all(actor.is_idle for actor in self.clients)
-            and self.operator.is_idle
-            and not any(self._missing().values())
-            and not any(self._torn().values())
-            and not any(self.machine.staged())
-            and not self._left_over()
+            not all(actor.is_idle for actor in self.clients)
+            or not self.operator.is_idle
+            or any(self._missing().values())
+            or any(self._torn().values())
         )
 
     def _left_over(self) -> list[int]:
@@ -363,7 +371,6 @@ def run_seed(
     Raises:
         RunFailed: a promise was broken, or the product let something escape.
     """
-    gc.collect()
     before = open_descriptors()
     run = Run(time, seed, steps, without)
     _go(run)

@@ -48,10 +48,5 @@ def install() -> SimulatedTime:
     return simulated
 
 
-class Asleep(AssertionError):
-    """Something sleeps in a simulation, which has one thread. Only a worker that waits for room at its start may: whoever starts it
-    knows what to do about it."""
-
-
 def _never(seconds: float) -> None:
-    raise Asleep(f"something sleeps for {seconds} s in a simulation, which has one thread")
+    raise AssertionError(f"something sleeps for {seconds} s in a simulation, which has one thread")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 from collections import deque
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 
 from quiver_actors.clock import SystemClock
 from quiver_actors.disk.monitor import OrderMonitor
-from quiver_actors.errors import DiskError
 from quiver_actors.metrics.figures import WorkerState
 from quiver_actors.node import WorkerContext
 from quiver_actors.worker.entry import Worker
@@ -19,6 +17,7 @@ from quiver_actors.worker.figures import FigurePublisher
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.requests import ArenaJob
 from quiver_actors.worker.threads import Finished, Job, JobThread
+from tests.sim.node.opening import Opening
 from tests.sim.node.polls import DelayingPoll, Delays
 from tests.sim.node.shared_disk import CoreDisk
 
@@ -91,6 +90,7 @@ class SimWorker(Worker):
         self._delays = delays
         self.threads: list[SimThread] = []
         self._is_gone = False
+        self.opening = Opening(self.open)
         journal = Journal(context.core)
         monitor = OrderMonitor(self.faulty)
         super().__init__(context, monitor, SystemClock(), figures_of(journal), journal)
@@ -102,8 +102,7 @@ class SimWorker(Worker):
         return sync, seal, ask
 
     def _rest(self, seconds: float) -> None:
-        """There is one thread, in which nobody could make room meanwhile: the worker is started again later instead."""
-        raise DiskError("allocate", f"core_{self._context.core}", errno.ENOSPC, "it waits for room")
+        self.opening.wait()
 
     def refuse_memory(self, arenas: int) -> None:
         """So many of the next arenas are refused."""
@@ -132,6 +131,10 @@ class SimWorker(Worker):
         if self._is_gone:
             return
         self._is_gone = True
+        if self.opening.is_waiting:
+            # Nothing of what the start does on its way out reaches the disk.
+            self.faulty.crash_at(self.faulty.mutating_count + 1)
+            self.opening.kill()
         loop = getattr(self, "loop", None)
         if loop is not None:
             loop.close()
