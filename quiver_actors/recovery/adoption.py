@@ -5,7 +5,7 @@ Owner: one `Recovery`. An entry that a segment of ours holds already, or that th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quiver_actors.checksum import crc32
 from quiver_actors.disk.protocol import Disk
@@ -80,9 +80,11 @@ class Adoption:
                         self._adopt_entry(adopter, reader, file.read, log, span)
             finally:
                 file.close()
-        self._producers.add(adopter.keys)
-        self._producers.save()
-        for ours in adopter.finish():
+        if adopter.keys:
+            self._put_in_place(adopter.logs)
+            self._producers.add(adopter.keys)
+            self._producers.save()
+        for ours in adopter.logs:
             self._shelf.add_sealed(ours, seal_file(self._disk, self._paths, ours, self._numbers.incarnation))
             self._numbers.position = ours.position_end
         write_cursor(self._disk, self._paths, self._numbers.position)
@@ -93,6 +95,16 @@ class Adoption:
             else:
                 self._disk.unlink(path)
         return True
+
+    def _put_in_place(self, logs: Sequence[Log]) -> None:
+        """Make the new logs durable as logs. What producers are said to have stored has to be before that is said: a start that is cut
+        off forgets what has a temporary name, and of the files that it came from the disk may have less than memory has shown."""
+        for log in logs:
+            log.file.fsync()
+            target = self._paths.rotated(self._numbers.take_rotation())
+            self._disk.rename(log.path, target)
+            log.path = target
+        self._disk.sync_directory(self._paths.wal)
 
     def _is_covered(self, log: FoundLog, span: Span) -> bool:
         return log.header is not None and _position_end(log, span) <= self._covered_position
@@ -127,13 +139,14 @@ class _Adopter:
 
     Attributes:
         keys: what idempotent producers have stored, by producer: of a log of ours whose header cannot be read.
+        logs: the new ones, under temporary names: a crash leaves only what they came from.
     """
 
     def __init__(self, new_log: Callable[[int, int, int | None], Log], target_bytes: int) -> None:
         self.keys: list[tuple[str, KeyRun]] = []
+        self.logs: list[Log] = []
         self._new_log = new_log
         self._target_bytes = target_bytes
-        self._logs: list[Log] = []
         self._open: Log | None = None
 
     def add(self, body: bytes, sequence: int) -> None:
@@ -162,16 +175,12 @@ class _Adopter:
         ):
             return log
         capacity = layout.HEADER_BYTES + max(self._target_bytes, entry_bytes)
-        position = self._logs[-1].position_end if self._logs else None
+        position = self.logs[-1].position_end if self.logs else None
         log = self._new_log(capacity, sequence, position)
         log.write()
-        self._logs.append(log)
+        self.logs.append(log)
         self._open = log
         return log
-
-    def finish(self) -> list[Log]:
-        """The new logs, complete and still under temporary names: a crash before their seal leaves only what they came from."""
-        return self._logs
 
 
 def realign_entry(body: bytes) -> bytes:

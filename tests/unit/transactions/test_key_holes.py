@@ -117,6 +117,13 @@ def test_a_producer_may_go_on_behind_what_is_missing_and_come_back_to_it_one_by_
         assert sorted(own(driver)) == list(range(1, max(left) + 2))
 
 
+def damage_header(driver: KeyedDriver) -> None:
+    log = driver.disk.open_write(f"{driver.directory}/wal/quiver.wal")
+    log.write([b"\xff"], 12)
+    log.fsync()
+    log.close()
+
+
 def test_a_push_with_holes_that_is_broken_stores_nothing() -> None:
     disk, left = next(with_holes(1))
     driver = opened(disk)
@@ -165,12 +172,15 @@ def test_nothing_is_acknowledged_before_all_of_the_message_is_durable(monkeypatc
         bench.close()
 
 
-def test_what_a_start_has_only_seen_in_memory_is_not_remembered_as_stored() -> None:
+@pytest.mark.parametrize("damages_header", [False, True])
+def test_what_a_start_has_only_seen_in_memory_is_not_remembered_as_stored(damages_header: bool) -> None:
     """The process is killed before a sync, the next start is cut off by a power loss."""
     inner = SimDisk()
     driver = KeyedDriver(inner, SETTINGS)
     driver.push_keyed(1, 3)
     driver.commit()
+    if damages_header:  # its bundles go into logs of other names then
+        damage_header(driver)
     driver.push_keyed(4, 3)
     recorder = Recorder(inner.crash(CrashMode.KEEP))
     opened(recorder)  # type: ignore[arg-type]
@@ -409,9 +419,7 @@ def test_the_keys_of_a_log_whose_header_is_damaged_are_remembered() -> None:
     driver = KeyedDriver(disk, SETTINGS)
     driver.push_keyed(1, 3)
     driver.settle()
-    log = disk.open_write(f"{driver.directory}/wal/quiver.wal")
-    log.write([b"\xff"], 12)
-    log.fsync()
+    damage_header(driver)
     driver = opened(disk.crash(CrashMode.DROP))
     assert [run.is_duplicate for run in driver.push_keyed(1, 4)] == [True, False]
     assert driver.stored() == [1, 2, 3, 4]
