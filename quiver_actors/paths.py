@@ -12,6 +12,7 @@ TEMPORARY_SUFFIX = ".tmp"
 RESCUED_SUFFIX = ".rescued"
 """Behind a segment's name: what was rebuilt of a damaged one, complete, until the damaged file is out of the way."""
 BALLAST_NAME = "quiver.ballast"
+QUARANTINE_NAME = "quarantine"
 STAGED_NAME = "staged"
 """Directory of staged bundles; there only once a transaction was."""
 TRANSACTIONS_NAME = "quiver.transactions"
@@ -46,7 +47,7 @@ class EnginePaths:
 
     @property
     def quarantine(self) -> str:
-        return f"{self.root}/quarantine"
+        return f"{self.root}/{QUARANTINE_NAME}"
 
     @property
     def active(self) -> str:

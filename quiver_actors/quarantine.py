@@ -1,6 +1,6 @@
 """`quarantine/` of one engine's directory: damaged files and damaged spans of files, kept for whoever wants to look at them.
 
-    <file name>.<n>                              a whole file, moved or copied
+    <file name>.<n>                              a whole file, moved or, where another one takes its place, linked
     <file name>.<start>-<end>.<crc32>.span.<n>   bytes of a file that goes on to be used; kept once, however often they are met
 
 `n` rises with every file that comes, so the lowest is the oldest. Nothing here is read again by an engine, and whoever loses bundles by
@@ -18,13 +18,15 @@ import logging
 from collections.abc import Callable
 
 from quiver_actors.checksum import crc32
-from quiver_actors.disk.protocol import Disk, DiskFile, read_whole, write_atomically
+from quiver_actors.disk.protocol import Disk, DiskFile, write_atomically
+from quiver_actors.disk.salvage import read_small
 from quiver_actors.errors import DiskError
 from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.supervisor.log import log_event
 
-SMALL_FILE_BYTES_MAX = 64 << 20
 _CHUNK_BYTES = 1 << 20
+_NO_LINKS_ERRNOS = frozenset([errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
+"""The file system gives files one name only; or no more than this one has."""
 
 Read = Callable[[int, int], bytes]
 """`read(length, offset)` as of `DiskFile.read`."""
@@ -39,10 +41,15 @@ def move_to_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:
     return target
 
 
-def copy_to_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:
-    """Keep what a small file holds. Returns the new path."""
+def keep_in_quarantine(disk: Disk, paths: EnginePaths, path: str) -> str:
+    """Keep a small file that is about to be replaced, sectors that cannot be read included. Returns its second path."""
     target = _new_path(disk, paths, path.rpartition("/")[2])
-    write_atomically(disk, target, read_whole(disk, path, SMALL_FILE_BYTES_MAX))
+    try:
+        disk.link(path, target)
+    except DiskError as error:
+        if error.errno not in _NO_LINKS_ERRNOS:
+            raise
+        write_atomically(disk, target, read_small(disk, path))
     disk.sync_directory(paths.quarantine)
     return target
 

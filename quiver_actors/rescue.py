@@ -19,9 +19,11 @@ Blocking; runs on the seal thread.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile
+from quiver_actors.disk.protocol import Disk
+from quiver_actors.disk.salvage import SalvageReader
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.jobs import Job
 from quiver_actors.paths import RESCUED_SUFFIX, TEMPORARY_SUFFIX, EnginePaths, names_beside
@@ -32,8 +34,6 @@ from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
 from quiver_actors.segment.codec import FooterExtension
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.supervisor.log import log_event
-
-_SECTOR_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,13 @@ class SwapJob(Job):
         rescue._swap(self._paths.segment(self.segment_seq))
 
 
-def finish_rescues(disk: Disk, paths: EnginePaths) -> None:
-    """Give rebuilt segments their names where the damaged file has been moved already; drop the others, to be made again."""
-    for name in disk.list_directory(paths.segments):
-        if not name.endswith(RESCUED_SUFFIX):
-            continue
+def finish_rescues(disk: Disk, paths: EnginePaths, names: Iterable[str]) -> None:
+    """Give rebuilt segments their names where the damaged file has been moved already; drop the others, to be made again.
+
+    Args:
+        names: of what was rebuilt.
+    """
+    for name in names:
         path = f"{paths.segments}/{name}"
         target = path.removesuffix(RESCUED_SUFFIX)
         if disk.exists(target):
@@ -140,34 +142,6 @@ def finish_rescues(disk: Disk, paths: EnginePaths) -> None:
         else:
             disk.rename(path, target)
         disk.sync_directory(paths.segments)
-
-
-class SalvageReader:
-    """Reads a file of which the disk does not give everything back: such sectors are zero, and so damaged."""
-
-    def __init__(self, file: DiskFile) -> None:
-        self._file = file
-        self.size_bytes = file.size()
-
-    def read(self, length: int, offset: int) -> bytes:
-        try:
-            return self._file.read(length, offset)
-        except DiskError as error:
-            if error.errno not in UNREADABLE_ERRNOS:
-                raise
-        end = min(offset + length, self.size_bytes)
-        first = offset - offset % _SECTOR_BYTES
-        sectors = (self._sector(start) for start in range(first, end, _SECTOR_BYTES))
-        return b"".join(sectors)[offset - first : end - first]
-
-    def _sector(self, start: int) -> bytes:
-        size = min(_SECTOR_BYTES, self.size_bytes - start)
-        try:
-            return self._file.read(size, start).ljust(size, b"\0")
-        except DiskError as error:
-            if error.errno not in UNREADABLE_ERRNOS:
-                raise
-            return bytes(size)
 
 
 class _Rescue:

@@ -64,6 +64,10 @@ class CarefulDisk(InterposedDisk):
         else:
             self.note(Action.RENAME, source, target)
 
+    def link(self, source: str, target: str) -> None:
+        super().link(source, target)
+        self.note(Action.KEEP_COPY, target)
+
     def unlink(self, path: str) -> None:
         if path.endswith(TEMPORARY_SUFFIX):
             if self.inner.exists(path):

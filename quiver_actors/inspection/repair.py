@@ -52,7 +52,7 @@ _GAP = (
 )
 _NO_FILE_ERRNOS = frozenset([errno.ELOOP, errno.EISDIR])
 """A link or a directory stands where a file should be. Whatever else fails may succeed the next time, or at the start of the node."""
-_BY_RECOVERY = ("log.", "progress", "core", "file.unreadable")
+_BY_RECOVERY = ("log.", "progress", "core", "producers", "stage.record", "stage.part", "file.unreadable")
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class _EngineRepairer:
         return repair
 
     def _is_for_recovery(self, finding: Finding) -> bool:
-        """Whether it is what an open would meet and settle: damage inside logs, progress files and the core file."""
+        """Whether it is what an open would meet and settle: damage inside logs, stages and the small files of the root."""
         is_segment = self._tree.path_of(finding.path).startswith(f"{self._paths.segments}/")
         return not is_segment and finding.code.startswith(_BY_RECOVERY) and finding.code not in _NOT_BY_RECOVERY
 

@@ -21,6 +21,10 @@ _BYTES_MAX = 64 << 20
 _ACTION = (
     "start the node, or run `quiver repair`: the file goes to quarantine/, and what it spoke of is reported as lost"
 )
+_ACTION_PRODUCERS = (
+    "start the node, or run `quiver repair`: the file goes to quarantine/ and is made anew from the segments; what segments held that are "
+    "deleted is stored once more if it is pushed again"
+)
 
 
 def _producers(data: bytes) -> object:
@@ -41,7 +45,10 @@ def examine_record(source: Source, kind: FileKind) -> tuple[str | None, list[Fin
     try:
         found = _DECODERS[kind](source.read(_BYTES_MAX, 0))
     except FormatError as error:
-        return None, [_damage("stage.record", source.path, f"the {kind} cannot be read: {error}")]
+        message = f"the {kind} cannot be read: {error}"
+        if kind is FileKind.PRODUCERS:
+            return None, [_damage("producers", source.path, message, _ACTION_PRODUCERS)]
+        return None, [_damage("stage.record", source.path, message)]
     return json.dumps(msgspec.to_builtins(found, builtin_types=(bytes,)), indent=2, default=bytes.hex), []
 
 
@@ -66,5 +73,5 @@ def check_prepared(disk: Disk, paths: EnginePaths, path: str, shown: str) -> Ite
         )
 
 
-def _damage(code: str, path: str, message: str) -> Finding:
-    return Finding(severity=Severity.DAMAGE, code=code, path=path, offset=0, message=message, action=_ACTION)
+def _damage(code: str, path: str, message: str, action: str = _ACTION) -> Finding:
+    return Finding(severity=Severity.DAMAGE, code=code, path=path, offset=0, message=message, action=action)

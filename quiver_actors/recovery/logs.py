@@ -139,14 +139,19 @@ class Settlement:
         file = self._settled(log, path, log.size_bytes)
         try:
             footer = read_footer(file.read, log.size_bytes)
-            file.fsync()
-            self._disk.rename(file.path, self._paths.segment(segment_seq))
+            is_copy = file.path != path and not self._producers.is_damaged
+            if is_copy:
+                file.fsync()
+            else:
+                self._put_in_place(file, path)
+                self._producers.find(file.read, log.size_bytes, segment_seq)
+            self._disk.rename(file.path if is_copy else path, self._paths.segment(segment_seq))
             self._disk.sync_directory(self._paths.segments)
             self._disk.sync_directory(self._paths.wal)
             file.make_read_only()
         finally:
             file.close()
-        if file.path != path:
+        if is_copy:
             self._disk.unlink(path)
         self._shelf.add(segment_seq, footer, log.size_bytes)
         self._findings.notes.append(f"finished the seal of segment {segment_seq}")
@@ -163,7 +168,7 @@ class Settlement:
             self._fill(log, found)
             is_copy = file.path != path and not self._producers.has_unsaved
             if not is_copy:
-                self._put_in_place(log, path)
+                self._put_in_place(file, path)
                 log.path = self._retire_active(path) if found.name == layout.ACTIVE_NAME else path
             self._producers.save()
             self._shelf.add_sealed(log, seal_file(self._disk, self._paths, log, identity.incarnation))
@@ -172,12 +177,12 @@ class Settlement:
         if is_copy:
             self._disk.unlink(path)
 
-    def _put_in_place(self, log: Log, path: str) -> None:
-        """Make the log durable under its name. What producers are said to have stored has to be before that is said: a start that is cut
+    def _put_in_place(self, file: DiskFile, path: str) -> None:
+        """Make a log durable under its name. What producers are said to have stored has to be before that is said: a start that is cut
         off here forgets a copy, and of the log that was copied the disk may have less than memory has shown."""
-        log.file.fsync()
-        if log.path != path:
-            self._disk.rename(log.path, path)
+        file.fsync()
+        if file.path != path:
+            self._disk.rename(file.path, path)
             self._disk.sync_directory(self._paths.wal)
 
     def _settled(self, log: FoundLog, path: str, end: int) -> DiskFile:

@@ -6,9 +6,9 @@ Owner: one `Recovery`.
 from __future__ import annotations
 
 from quiver_actors.core_file import SEGMENT_SEQ_BLOCK, SEQUENCE_BLOCK, CoreFile
+from quiver_actors.disk.salvage import SalvageReader
 from quiver_actors.errors import FormatError
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
-from quiver_actors.rescue import SalvageReader
 from quiver_actors.segment.codec import FooterExtension
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import Identity, decode_header

@@ -8,16 +8,17 @@ that cannot be parsed is deleted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from quiver_actors.ballast import release as release_ballast
 from quiver_actors.config import TopicSettings
-from quiver_actors.core_file import CoreFile, decode_core
+from quiver_actors.core_file import CORE_NAME, CoreFile, decode_core
 from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk
+from quiver_actors.disk.salvage import read_small
 from quiver_actors.errors import ConfigMismatch, DiskError, FormatError, UnsupportedVersion
 from quiver_actors.jobs import write_core
-from quiver_actors.paths import TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.paths import QUARANTINE_NAME, TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery.adoption import Adoption
 from quiver_actors.recovery.findings import Findings
@@ -25,8 +26,7 @@ from quiver_actors.recovery.logs import Readings, Settlement, examine_logs
 from quiver_actors.recovery.numbers import NumbersUsed
 from quiver_actors.recovery.producers import FoundProducers
 from quiver_actors.recovery.shelf import FoundSegments
-from quiver_actors.recovery.subscribers import FoundSubscribers, read_small
-from quiver_actors.rescue import finish_rescues
+from quiver_actors.recovery.subscribers import FoundSubscribers
 from quiver_actors.sealing import write_cursor
 from quiver_actors.subscriber.registry import SubscriberRegistry
 from quiver_actors.transactions.keys import Windows
@@ -91,6 +91,7 @@ class Recovery:
             trusts_logs: logs may become segments as they are; else all of them are written anew.
         """
         self._trusts_logs = trusts_logs
+        self._core_damage = ""
         self._disk = disk
         self._paths = paths
         self._core_id = core_id
@@ -111,18 +112,17 @@ class Recovery:
             DiskError: the same directory can be opened again. A log that the disk does not give back in full is such a case:
                 what is missing of it may have been acknowledged, so nobody but an operator may give it up.
         """
-        for directory in (self._paths.root, self._paths.wal, self._paths.segments):
-            self._disk.make_directory(directory)
-        former = self._read_core()
+        names = self._disk.list_directory(self._paths.root)
+        former = self._read_core(names)
         was_clean = former is not None and former.clean_shutdown
         logs, readings = examine_logs(self._disk, self._paths, trusts=self._trusts_logs)
         self._check_config(logs)
-        check_versions(self._disk, self._paths)
-        self._reap_temporaries()
-        finish_rescues(self._disk, self._paths)
-        self._shelf.load()
-        self._subscribers.load()
-        self._producers.load()
+        check_versions(self._disk, self._paths, names)
+        self._shelf.read()
+        self._subscribers.read(names)
+        self._producers.read(names)
+        # Nothing was changed so far, and nothing is refused from here on.
+        self._settle_small_files(names)
         self._numbers.note_segment_seq(self._subscribers.registry.highest_segment_seq_seen())
         for log in logs:
             self._numbers.note_log(log)
@@ -152,15 +152,15 @@ class Recovery:
 
     # --- reading what is there, before anything is changed -----------------------------------------------------------------
 
-    def _read_core(self) -> CoreFile | None:
-        if not self._disk.exists(self._paths.core):
+    def _read_core(self, names: Container[str]) -> CoreFile | None:
+        if CORE_NAME not in names:
             return None
         try:
             return decode_core(read_small(self._disk, self._paths.core))
         except UnsupportedVersion:
             raise
         except FormatError as error:
-            self._findings.quarantine(self._paths.core, str(error))
+            self._core_damage = str(error)
             return None
 
     def _check_config(self, found: list[FoundLog]) -> None:
@@ -174,14 +174,24 @@ class Recovery:
 
     # --- bringing it to rest -----------------------------------------------------------------------------------------------
 
-    def _reap_temporaries(self) -> None:
-        """Also makes the names durable that a killed process has left: everything below relies on them."""
-        kept = [self._paths.quarantine] if self._disk.exists(self._paths.quarantine) else []
+    def _settle_small_files(self, names: Container[str]) -> None:
+        """Everything but logs and stages; and make the names durable that a killed process has left: what follows relies on them."""
+        for directory in (self._paths.root, self._paths.wal, self._paths.segments):
+            self._disk.make_directory(directory)
+        kept = [self._paths.quarantine] if QUARANTINE_NAME in names else []
         for directory in (*kept, self._paths.root, self._paths.wal, self._paths.segments):
-            for name in self._disk.list_directory(directory):
-                if name.endswith(TEMPORARY_SUFFIX):
-                    self._disk.unlink(f"{directory}/{name}")
-            self._disk.sync_directory(directory)
+            self._reap_temporaries(directory)
+        if self._core_damage:
+            self._findings.quarantine(self._paths.core, self._core_damage)
+        self._shelf.settle()
+        self._subscribers.settle()
+        self._producers.settle(self._shelf.segments)
+
+    def _reap_temporaries(self, directory: str) -> None:
+        for name in self._disk.list_directory(directory):
+            if name.endswith(TEMPORARY_SUFFIX):
+                self._disk.unlink(f"{directory}/{name}")
+        self._disk.sync_directory(directory)
 
     def _read_cursor(self) -> int | None:
         """Everything before that log position is in segments; None if there is no cursor that can be read."""

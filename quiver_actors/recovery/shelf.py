@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quiver_actors.disk.protocol import Disk
+from quiver_actors.disk.salvage import SalvageReader
 from quiver_actors.errors import FormatError, InvalidFormat, UnsupportedVersion
-from quiver_actors.paths import EnginePaths, segment_seq_of
+from quiver_actors.paths import RESCUED_SUFFIX, EnginePaths, segment_seq_of
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery.findings import Findings
 from quiver_actors.recovery.numbers import NumbersUsed
-from quiver_actors.rescue import SalvageReader
+from quiver_actors.rescue import finish_rescues
 from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
 from quiver_actors.segment.codec import SegmentFooter
 from quiver_actors.segment.reader import read_footer
@@ -35,6 +36,8 @@ class FoundSegments:
         self._paths = paths
         self._numbers = numbers
         self._findings = findings
+        self._rescued: list[str] = []
+        """Names of what was rebuilt of damaged ones, and does not have its name yet."""
         self._held: list[tuple[int, int, int]] = []
         """Closed ranges of sequences that segments of ours hold, and the log position where each of them starts."""
 
@@ -42,18 +45,31 @@ class FoundSegments:
         """Whether there is a file of that number, damaged or not."""
         return segment_seq in self.segments or segment_seq in self.damaged
 
-    def load(self) -> None:
-        """Look at every file in `segments/`."""
-        for name in self._disk.list_directory(self._paths.segments):
-            segment_seq = segment_seq_of(name)
-            if segment_seq is None:
-                continue
-            self._numbers.note_segment_seq(segment_seq)
-            file = self._disk.open_read(f"{self._paths.segments}/{name}")
-            try:
-                self._load(segment_seq, SalvageReader(file))
-            finally:
-                file.close()
+    def read(self) -> None:
+        """Look at every file in `segments/`, and change nothing.
+
+        Raises:
+            UnsupportedVersion: a file is of a newer program.
+        """
+        names = self._disk.list_directory(self._paths.segments)
+        self._rescued = [name for name in names if name.endswith(RESCUED_SUFFIX)]
+        superseded = {name for name in self._rescued if name.removesuffix(RESCUED_SUFFIX) in names}
+        for name in names:
+            segment_seq = segment_seq_of(name.removesuffix(RESCUED_SUFFIX))
+            if segment_seq is not None and name not in superseded:
+                self._read(segment_seq, name)
+
+    def settle(self) -> None:
+        """Give their names to segments whose rescue was cut off."""
+        finish_rescues(self._disk, self._paths, self._rescued)
+
+    def _read(self, segment_seq: int, name: str) -> None:
+        self._numbers.note_segment_seq(segment_seq)
+        file = self._disk.open_read(f"{self._paths.segments}/{name}")
+        try:
+            self._load(segment_seq, SalvageReader(file))
+        finally:
+            file.close()
 
     def _load(self, segment_seq: int, source: SalvageReader) -> None:
         """Only the footer is read, unless something is wrong with it: then the checksum of the file decides what to believe."""

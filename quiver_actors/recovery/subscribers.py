@@ -5,14 +5,16 @@ Owner: one `Recovery`.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container
+
 from quiver_actors.disk.protocol import Disk, write_atomically
+from quiver_actors.disk.salvage import read_small
 from quiver_actors.errors import FormatError, UnsupportedVersion
 from quiver_actors.paths import EnginePaths
-from quiver_actors.quarantine import SMALL_FILE_BYTES_MAX, copy_to_quarantine
+from quiver_actors.quarantine import keep_in_quarantine
 from quiver_actors.recovery.findings import Findings
-from quiver_actors.rescue import SalvageReader
 from quiver_actors.subscriber.gaps import GapLedger, decode_gaps, gaps_file_name
-from quiver_actors.subscriber.progress import decode_progress, encode_progress, subscriber_of
+from quiver_actors.subscriber.progress import decode_progress, encode_progress, progress_file_name, subscriber_of
 from quiver_actors.subscriber.registry import SubscriberRegistry
 
 
@@ -28,24 +30,38 @@ class FoundSubscribers:
         self._disk = disk
         self._paths = paths
         self._findings = findings
+        self._damaged: list[tuple[str, str, GapLedger]] = []
+        """Subscribers whose progress is, why, and their notices."""
+        self._damaged_gaps: list[tuple[str, str]] = []
+        """Files of notices, and why."""
 
-    def load(self) -> None:
-        """
+    def read(self, names: Collection[str]) -> None:
+        """Read the files, and change nothing.
+
+        Args:
+            names: what is in the root.
+
         Raises:
             UnsupportedVersion: a file is of a newer program.
         """
-        for name in self._disk.list_directory(self._paths.root):
+        for name in names:
             subscriber = subscriber_of(name)
             if subscriber is None:
                 continue
-            path = self._paths.in_root(name)
-            gaps = self._read_gaps(subscriber)
+            gaps = self._read_gaps(subscriber, names)
             try:
-                self.registry.load(subscriber, decode_progress(read_small(self._disk, path)), gaps)
+                self.registry.load(subscriber, decode_progress(read_small(self._disk, self._paths.in_root(name))), gaps)
             except UnsupportedVersion:
                 raise
             except FormatError as error:
-                self._start_over(subscriber, path, str(error), gaps)
+                self._damaged.append((subscriber, str(error), gaps))
+
+    def settle(self) -> None:
+        """Put what is damaged out of the way."""
+        for path, why in self._damaged_gaps:
+            self._findings.quarantine(path, why)
+        for subscriber, why, gaps in self._damaged:
+            self._start_over(subscriber, self._paths.in_root(progress_file_name(subscriber)), why, gaps)
 
     def _start_over(self, subscriber: str, path: str, why: str, gaps: GapLedger) -> None:
         """Keep a subscriber whose progress is damaged, from the beginning: at least once, never silently less.
@@ -54,29 +70,20 @@ class FoundSubscribers:
         """
         state = self.registry.register(subscriber, "earliest", (0, 0))
         state.gaps = gaps
-        kept_as = copy_to_quarantine(self._disk, self._paths, path)
+        kept_as = keep_in_quarantine(self._disk, self._paths, path)
         write_atomically(self._disk, path, encode_progress(state.snapshot(0)))
         self._disk.sync_directory(self._paths.root)
         self._findings.note_quarantined(path, kept_as, why)
 
-    def _read_gaps(self, subscriber: str) -> GapLedger:
-        path = self._paths.in_root(gaps_file_name(subscriber))
-        if not self._disk.exists(path):
+    def _read_gaps(self, subscriber: str, names: Container[str]) -> GapLedger:
+        name = gaps_file_name(subscriber)
+        if name not in names:
             return GapLedger()
+        path = self._paths.in_root(name)
         try:
             return decode_gaps(read_small(self._disk, path))
         except UnsupportedVersion:
             raise
         except FormatError as error:
-            self._findings.quarantine(path, str(error))
+            self._damaged_gaps.append((path, str(error)))
             return GapLedger()
-
-
-def read_small(disk: Disk, path: str) -> bytes:
-    """A core, cursor or progress file; what the disk does not give back is zero, and so damaged."""
-    file = disk.open_read(path)
-    try:
-        source = SalvageReader(file)
-        return source.read(min(source.size_bytes, SMALL_FILE_BYTES_MAX), 0)
-    finally:
-        file.close()

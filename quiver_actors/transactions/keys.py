@@ -12,12 +12,16 @@ a power loss may take a bundle out of the middle of a log.
 | remembered                      | not stored again: where it was stored                               |
 | in the window, not remembered   | stored                                                              |
 | below the window                | SequenceTooOld                                                      |
-| behind the next one             | SequenceGap                                                         |
+| behind the next one             | SequenceGap; stored if the window's end is open: it begins there    |
 
 `quiver.producers` holds the windows up to a sealed segment: one frame as in `transactions.records`, magic QUIVPRD\\0, a msgpack list
 of [producer, [[first, bundles, segment_seq, bundle_index, sequence], ...]], least recently used first, runs rising. Where the floor is
 below the first run, a run of 0 bundles stands in front and tells it. The file is written before a segment is sealed that holds keys, and
 after the log of that segment is durable; the keys of logs that are not sealed are read back from their entries.
+
+Where the file is damaged, windows are found again in the segments that are there (`recovery.stored_keys`). What deleted segments held is
+not known then: such a window begins behind its last gap, and its end is open, which a run of 0 bundles behind its last one tells: a push
+behind the next number is stored, and the window begins there. Its next push closes it.
 
 Owner: one engine.
 """
@@ -75,13 +79,15 @@ _first_of = attrgetter("first")
 class _Window:
     """What is remembered of one producer. Some run always is, but while the first one is being added."""
 
-    __slots__ = ("floor", "runs")
+    __slots__ = ("floor", "is_end_known", "runs")
 
     def __init__(self, floor: int) -> None:
         self.floor = floor
         """Of what is below it nothing can be told."""
         self.runs: list[KeyRun] = []
         """Rising and apart."""
+        self.is_end_known = True
+        """Nothing behind the last run was ever stored."""
 
     @property
     def following(self) -> int:
@@ -112,10 +118,15 @@ class _Window:
     def forget_oldest(self) -> None:
         self.floor = self.runs.pop(0).end
 
+    def begin_at(self, floor: int) -> None:
+        self.floor = floor
+        self.runs.clear()
+
     def listed(self) -> list[KeyRun]:
         """As in the file."""
-        has_floor = self.floor < self.runs[0].first
-        return [KeyRun(self.floor, 0, 0, 0, 0), *self.runs] if has_floor else self.runs
+        front = [KeyRun(self.floor, 0, 0, 0, 0)] if self.floor < self.runs[0].first else []
+        end = [] if self.is_end_known else [KeyRun(self.following, 0, 0, 0, 0)]
+        return [*front, *self.runs, *end]
 
 
 class Windows:
@@ -139,6 +150,8 @@ class Windows:
         if window is None:
             return []
         if first > window.following:
+            if not window.is_end_known:
+                return []
             raise SequenceGap(
                 f"producer {producer!r} pushes {first}, the next one is {window.following}: "
                 f"push the {first - window.following} between them first"
@@ -156,14 +169,29 @@ class Windows:
         Args:
             floor: of its window, if the producer is unknown and has pushed bundles in front of these that were not stored.
         """
+        floor = run.first if floor is None else min(floor, run.first)
         window = self._windows.get(producer)
         if window is None:
-            window = self._windows[producer] = _Window(run.first if floor is None else min(floor, run.first))
+            window = self._windows[producer] = _Window(floor)
+        elif not window.is_end_known and floor > window.following:
+            self._run_count -= len(window.runs)
+            window.begin_at(floor)
+        window.is_end_known = True
         self._windows.move_to_end(producer)
         known = window.known(run.first, run.end)
         for first, end in gaps(max(run.first, window.floor), run.end, known):
             self._run_count += window.add(_cut(run, first, end))
         self._trim(window)
+
+    def find(self, producer: str, run: KeyRun) -> None:
+        """Stored bundles were found of which nobody knew any more: there may have been others behind them."""
+        self.add(producer, run)
+        self.leave_open(producer)
+
+    def leave_open(self, producer: str) -> None:
+        """What the producer has stored last is not known."""
+        if producer in self._windows:
+            self._windows[producer].is_end_known = False
 
     def _trim(self, window: _Window) -> None:
         while len(window.runs) > RUNS_PER_PRODUCER:
@@ -192,6 +220,8 @@ def decode_windows(data: bytes) -> Windows:
         for run in runs:
             if run.bundles > 0:
                 windows.add(producer, run, floor)
+        if len(runs) > 1 and runs[-1].bundles <= 0:
+            windows.leave_open(producer)
     return windows
 
 
@@ -203,6 +233,11 @@ def gaps(first: int, end: int, known: Sequence[KeyRun]) -> list[tuple[int, int]]
             found.append((first, run.first))
         first = max(first, run.end)
     return [*found, (first, end)] if first < end else found
+
+
+def carries_keys(schema: pa.Schema) -> bool:
+    """Whether that is the schema of envelopes with keys."""
+    return all(schema.get_field_index(field.name) >= 0 for field in _SCHEMA)
 
 
 def check_key(producer: str, number: int) -> None:
@@ -219,6 +254,11 @@ def check_key(producer: str, number: int) -> None:
 def with_key(envelope: pa.RecordBatch | None, producer: str, number: int) -> pa.RecordBatch:
     """The envelope of a bundle with its key, behind the columns that it had."""
     return with_columns(envelope, _SCHEMA, (producer, number))
+
+
+def without_key(envelope: pa.RecordBatch) -> pa.RecordBatch:
+    """The envelope without the columns that make it that of an idempotent push."""
+    return envelope.select([index for index, name in enumerate(envelope.schema.names) if name not in _SCHEMA.names])
 
 
 def key_in(envelope: pa.RecordBatch) -> tuple[str, int] | None:

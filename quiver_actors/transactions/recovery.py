@@ -24,19 +24,25 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 import msgspec
 
 from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, read_whole
 from quiver_actors.errors import DiskError, FormatError, UnsupportedVersion
-from quiver_actors.paths import PREPARED_SUFFIX, STAGE_SUFFIX, TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.paths import (
+    PREPARED_SUFFIX,
+    STAGE_SUFFIX,
+    STAGED_NAME,
+    TEMPORARY_SUFFIX,
+    TRANSACTIONS_NAME,
+    EnginePaths,
+)
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.quarantine import move_to_quarantine
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.transactions.jobs import delete_stage, publish_parts, write_journal
-from quiver_actors.transactions.keys import PRODUCERS_MAGIC
 from quiver_actors.transactions.loading import DamagedPart, Parts, load_part, load_stage, stage_of
 from quiver_actors.transactions.records import (
     DROPPED_MAX,
@@ -98,19 +104,20 @@ class RecoveredStages:
     quarantined: int = 0
 
 
-def check_versions(disk: Disk, paths: EnginePaths) -> None:
+def check_versions(disk: Disk, paths: EnginePaths, names: Container[str]) -> None:
     """Before anything is changed.
+
+    Args:
+        names: what is in the root.
 
     Raises:
         UnsupportedVersion: a newer program wrote one of the files.
     """
-    magics = {paths.transactions: JOURNAL_MAGIC, paths.producers: PRODUCERS_MAGIC}
-    for name in disk.list_directory(paths.staged):
+    magics = {paths.transactions: JOURNAL_MAGIC} if TRANSACTIONS_NAME in names else {}
+    for name in disk.list_directory(paths.staged) if STAGED_NAME in names else ():
         if name.endswith(PREPARED_SUFFIX):
             magics[f"{paths.staged}/{name}"] = STAGE_MAGIC
     for path, magic in magics.items():
-        if not disk.exists(path):
-            continue
         try:
             decode_frame(magic, read_whole(disk, path, _RECORD_BYTES_MAX), path)
         except UnsupportedVersion:

@@ -12,6 +12,7 @@ import msgspec
 from quiver_actors.core_dirs import RETIRED_NAME
 from quiver_actors.core_file import CoreFile, encode_core
 from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.exclusive import temporary_name
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import SimDisk
@@ -36,6 +37,8 @@ from tests.sim.keyed import lay_out_keyed
 from tests.sim.oracle import DIRECTORY, ManualClock, push_plain, settle
 from tests.sim.scenes import Scene, open_and_settle, put_file
 from tests.sim.scenes import _doubt as doubt
+from tests.sim.scenes import _flip as flip
+from tests.sim.scenes import _rewrite as rewrite
 from tests.sim.world import PROFILES, World
 
 ORACLE = World(0, PROFILES[0]).oracle
@@ -64,6 +67,7 @@ def _numbers(disk: Disk, engine: Engine) -> list[int]:
 # --- decisions ---------------------------------------------------------------------------------------------------------------
 
 _DECISIONS = "quiver.decisions"
+_LEFT_OVER = f"{_DECISIONS}/" + temporary_name("old.0.json", f"{0:08x}-{0:016x}")
 _FIRST, _RIVAL = b'{"outcome": "commit"}', b'{"outcome": "abort"}'
 
 
@@ -87,8 +91,11 @@ def _decision_scene(name: str, seed: int) -> Scene:
         rival.create("t.0.json", _RIVAL)
         assert files.read("t.0.json") == (standing[0] or _RIVAL)
         assert LocalFiles(_DECISIONS, left.crash(CrashMode.DROP)).read("t.0.json") == (standing[0] or _RIVAL)
+        assert not left.exists(_LEFT_OVER)
 
-    return Scene(name, SimDisk(), judge, work)
+    disk = SimDisk()
+    put_file(disk, _LEFT_OVER, b"of a process that was killed")
+    return Scene(name, disk, judge, work)
 
 
 # --- dead letters ------------------------------------------------------------------------------------------------------------
@@ -246,8 +253,22 @@ def _adoption_scene(name: str, seed: int) -> Scene:
 _KEYED, _PRODUCER = 3, "paula"
 
 
+def _sealed(disk: SimDisk, engine: Engine) -> None:
+    engine.seal_now()
+    settle(engine)
+    rewrite("quiver.producers", flip(30))(disk)
+
+
+_KEYS: dict[str, Callable[[SimDisk, Engine], None]] = {
+    "keys": lambda disk, engine: doubt(disk),
+    "keys, log header flipped": lambda disk, engine: rewrite("/quiver.wal", flip(75))(disk),
+    "keys, their file flipped": _sealed,
+}
+
+
 def _keyed_scene(name: str, seed: int) -> Scene:
-    """A producer goes on where its numbers are in a log only, and in one that has to be copied to be trusted."""
+    """A producer goes on where its numbers are in a log only that has to be copied to be trusted, or has no header that can be read; and
+    where they have to be found in segments."""
     disk = SimDisk()
     engine, _ = open_and_settle(disk, ORACLE)
     _push_keyed(engine, range(_KEYED))
@@ -264,9 +285,10 @@ def _keyed_scene(name: str, seed: int) -> Scene:
         _push_keyed(engine, range(_KEYED + 1))
         assert _numbers(monitor, engine) == list(range(_KEYED + 1))
 
-    left = disk.crash(CrashMode.KEEP)
-    doubt(left)
-    return Scene(name, left, judge, work)
+    if name == "keys":
+        disk = disk.crash(CrashMode.KEEP)
+    _KEYS[name](disk, engine)
+    return Scene(name, disk.crash(CrashMode.KEEP), judge, work)
 
 
 def _push_keyed(engine: Engine, numbers: Iterable[int]) -> None:
@@ -288,6 +310,6 @@ SCENES: dict[str, Callable[[str, int], Scene]] = {
     "transaction": _stage_scene,
     "retired core": _retired_scene,
     "adoption": _adoption_scene,
-    "keys": _keyed_scene,
+    **dict.fromkeys(_KEYS, _keyed_scene),
 }
 """What makes the scene of that name, from the name and a seed."""

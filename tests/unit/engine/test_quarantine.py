@@ -16,7 +16,7 @@ from quiver_actors.errors import DiskError
 from quiver_actors.paths import EnginePaths
 from quiver_actors.quarantine import (
     copy_span,
-    copy_to_quarantine,
+    keep_in_quarantine,
     move_to_quarantine,
     trim_quarantine,
 )
@@ -50,10 +50,23 @@ def test_numbers_rise_with_every_file_that_comes() -> None:
         put(disk, PATHS.cursor, content)
         move_to_quarantine(disk, PATHS, PATHS.cursor)
     put(disk, PATHS.core, b"three")
-    copy_to_quarantine(disk, PATHS, PATHS.core)
+    keep_in_quarantine(disk, PATHS, PATHS.core)
     assert kept(disk) == {"quiver.wal.cursor.0": b"one", "quiver.wal.cursor.1": b"two", "quiver.core.2": b"three"}
     assert disk.exists(PATHS.core)
     assert disk.crash(CrashMode.DROP).contents() == disk.contents()
+
+
+def test_where_files_have_one_name_only_a_copy_is_kept() -> None:
+    inner = SimDisk()
+    put(inner, PATHS.core, b"three")
+    disk = FaultyDisk(inner)
+    disk.fail("link", 1, errno.EPERM)
+    keep_in_quarantine(disk, PATHS, PATHS.core)
+    put(inner, PATHS.core, b"another one")
+    assert kept(inner) == {"quiver.core.0": b"three"}
+    disk.fail("link", 1, errno.EIO)
+    with pytest.raises(DiskError):
+        keep_in_quarantine(disk, PATHS, PATHS.core)
 
 
 def test_a_span_is_kept_once_and_another_one_of_the_same_place_beside_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import TransactionLost
 from quiver_actors.inspection.findings import Severity
 from quiver_actors.inspection.look import look_at
+from quiver_actors.inspection.repair import repair_engine
 from quiver_actors.inspection.source import Tree
 from quiver_actors.inspection.views import FileView
 from quiver_actors.transactions.keys import KeyRun, Windows
@@ -96,11 +98,22 @@ def test_damage_is_found_and_costs_that_stage_only(store: Path, name: str, code:
 def test_a_damaged_journal_and_damaged_windows_go_to_quarantine(store: Path) -> None:
     for name in ("quiver.transactions", "quiver.producers"):
         flip(store / ENGINE / name, 30, 0x10)
-    assert wrong(store) == ["stage.record"] * 2
+    assert wrong(store) == ["stage.record", "producers"]
     driver = StageDriver(PosixDisk(str(store)), topic_settings())
     driver.publish(2, txn_id="waiting")
     assert driver.stored() == [1, 2, 3, 4, 5]
     assert len(list((store / ENGINE / "quarantine").iterdir())) == 2
+
+
+def test_repair_settles_what_a_start_would(store: Path) -> None:
+    for name in ("quiver.transactions", "quiver.producers", "staged/0000000000000002.prepared"):
+        flip(store / ENGINE / name, 30, 0x10)
+    with contextlib.closing(PosixDisk(str(store))) as disk:
+        repair = repair_engine(Tree(disk, ""), ENGINE, topic_settings(), dry_run=False)
+    assert repair.is_whole
+    assert sorted({finding.code for finding in repair.damage}) == ["producers", "stage.record"]
+    assert any("found again in the 1 segments" in note for note in repair.notes)
+    assert wrong(store) == []
 
 
 def test_a_damaged_published_segment_is_rescued_like_any_other(store: Path) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 import crc32c
 import pytest
 
+from quiver_actors.checksum import crc32
 from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import UnsupportedVersion
 from quiver_actors.paths import EnginePaths
 from quiver_actors.subscriber.gaps import GapLedger, gaps_file_name
 from quiver_actors.subscriber.progress import progress_file_name
+from quiver_actors.transactions.keys import PRODUCERS_MAGIC
+from quiver_actors.transactions.records import JOURNAL_MAGIC, STAGE_MAGIC, encode_frame
+from quiver_actors.wal import layout
 from tests.support.engine_driver import EngineDriver
 
 PATHS = EnginePaths("default/core_0")
@@ -96,11 +102,58 @@ def test_damaged_notices_are_moved_aside_and_progress_is_kept() -> None:
     assert not disk.exists(GAPS)
 
 
-@pytest.mark.parametrize("path", [PROGRESS, GAPS], ids=["progress", "notices"])
-def test_files_of_a_newer_program_are_refused_and_left_alone(path: str) -> None:
+def newer_frame(magic: bytes) -> bytes:
+    body = magic + b"\2\0" + encode_frame(magic, [])[10:-4]
+    return body + crc32(body).to_bytes(4, "little")
+
+
+def newer_core(content: bytes) -> bytes:
+    return content[:8] + b"\2\0" + content[10:20] + flipped(content[:21])[20:] + content[21:]
+
+
+def newer_segment(content: bytes) -> bytes:
+    """A footer of version 2, under a checksum that fits."""
+    footer_bytes = int.from_bytes(content[-16:-12], "little")
+    start = len(content) - 16 - footer_bytes
+    body = content[:start] + b"\2\0" + content[start + 2 : -4]
+    return body + crc32(body).to_bytes(4, "little")
+
+
+NEWER = {
+    PROGRESS: newer,
+    GAPS: lambda _: newer(GapLedger().encode(0)),
+    PATHS.core: newer_core,
+    PATHS.segment(0): newer_segment,
+    PATHS.segment(7) + ".rescued": lambda _: newer_segment(half_delivered().contents()[PATHS.segment(0)]),
+    f"{PATHS.wal}/quiver.wal": lambda _: layout.WAL_MAGIC + b"\2\0" + bytes(200),
+    PATHS.producers: lambda _: newer_frame(PRODUCERS_MAGIC),
+    PATHS.transactions: lambda _: newer_frame(JOURNAL_MAGIC),
+    PATHS.prepared(1): lambda _: newer_frame(STAGE_MAGIC),
+}
+"""What makes a file one of a newer program."""
+
+
+@pytest.mark.parametrize("path", NEWER, ids=lambda path: path.removeprefix(f"{PATHS.root}/"))
+def test_a_directory_of_a_newer_program_is_refused_and_left_as_it_is(path: str) -> None:
     disk = half_delivered()
-    replace(disk, path, lambda content: newer(content or GapLedger().encode(0)))
+    if path.startswith(PATHS.staged):
+        disk.make_directory(PATHS.staged)
+    replace(disk, path, NEWER[path])
+    damaged = next(other for other in (GAPS, PROGRESS, PATHS.core) if other != path)
+    replace(disk, damaged, lambda _: b"damaged")
+    for directory in (PATHS.root, PATHS.wal, PATHS.segments):
+        replace(disk, f"{directory}/left over.tmp", lambda _: b"of a job that was cut off")
     before = disk.contents()
     with pytest.raises(UnsupportedVersion, match="version 2"):
         EngineDriver(disk)
     assert disk.contents() == before
+
+
+def test_progress_that_the_disk_does_not_give_back_keeps_no_engine_from_opening() -> None:
+    disk = half_delivered()
+    faulty = FaultyDisk(disk)
+    faulty.fail("read", 1, errno.EIO, then=["read"], path_part="quiver.sub.s")
+    driver = EngineDriver(faulty)
+    driver.settle()
+    assert driver.claim_numbers("s") == [0, 1, 2]
+    assert len(kept(disk)) == 1

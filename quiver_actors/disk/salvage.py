@@ -1,0 +1,47 @@
+"""Reading what is left of a file on a disk that does not give all of it back."""
+
+from __future__ import annotations
+
+from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile
+from quiver_actors.errors import DiskError
+
+SMALL_FILE_BYTES_MAX = 64 << 20
+_SECTOR_BYTES = 4096
+
+
+class SalvageReader:
+    """Reads a file of which the disk does not give everything back: such sectors are zero, and so damaged."""
+
+    def __init__(self, file: DiskFile) -> None:
+        self._file = file
+        self.size_bytes = file.size()
+
+    def read(self, length: int, offset: int) -> bytes:
+        try:
+            return self._file.read(length, offset)
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+        end = min(offset + length, self.size_bytes)
+        first = offset - offset % _SECTOR_BYTES
+        sectors = (self._sector(start) for start in range(first, end, _SECTOR_BYTES))
+        return b"".join(sectors)[offset - first : end - first]
+
+    def _sector(self, start: int) -> bytes:
+        size = min(_SECTOR_BYTES, self.size_bytes - start)
+        try:
+            return self._file.read(size, start).ljust(size, b"\0")
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            return bytes(size)
+
+
+def read_small(disk: Disk, path: str) -> bytes:
+    """A core, cursor or progress file, or the like; what the disk does not give back is zero, and so damaged."""
+    file = disk.open_read(path)
+    try:
+        source = SalvageReader(file)
+        return source.read(min(source.size_bytes, SMALL_FILE_BYTES_MAX), 0)
+    finally:
+        file.close()

@@ -1,0 +1,166 @@
+"""A damaged `quiver.producers`: what producers have stored is found again in the segments that are there, and what is forgotten is told."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.monitor import OrderMonitor
+from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.errors import SequenceGap, SequenceTooOld
+from quiver_actors.model import ENVELOPE_SLOT
+from quiver_actors.paths import EnginePaths
+from quiver_actors.transactions.keys import KeyRun, Windows, decode_windows, with_key
+from quiver_actors.upkeep import compact_segment
+from tests.support.engine_driver import numbered_batch
+from tests.unit.recovery.test_damaged_files import flipped, kept, replace
+from tests.unit.transactions.test_keys import SETTINGS, KeyedDriver
+
+PATHS = EnginePaths("default/core_0")
+
+
+def opened(disk: SimDisk) -> KeyedDriver:
+    driver = KeyedDriver(OrderMonitor(disk), SETTINGS)
+    driver.settle()
+    return driver
+
+
+def sealed(disk: SimDisk, *groups: range) -> KeyedDriver:
+    """Bundles of producer "p" under these numbers, one segment a group; what the producer of no key stores lies between them."""
+    driver = opened(disk)
+    for numbers in groups:
+        driver.push_numbered(1000)
+        driver.push_keyed(numbers.start, len(numbers))
+        driver.push_numbered(1001)
+        driver.seal()
+    driver.engine.close()
+    return driver
+
+
+def damaged(disk: SimDisk) -> bytes:
+    return replace(disk, PATHS.producers, flipped)
+
+
+def duplicates(driver: KeyedDriver, first: int, count: int) -> list[bool]:
+    runs = driver.push_keyed(first, count)
+    return [run.is_duplicate for run in runs for _ in range(run.count)]
+
+
+@pytest.mark.parametrize(
+    "change", [flipped, lambda content: content[:9], lambda content: b""], ids=["bit", "cut", "empty"]
+)
+def test_what_is_in_segments_is_found_again(change: object) -> None:
+    disk = SimDisk()
+    sealed(disk, range(1, 4), range(4, 9))
+    content = replace(disk, PATHS.producers, change)  # type: ignore[arg-type]
+    driver = opened(disk)
+    assert kept(disk) == [content]
+    (note,) = [note for note in driver.engine.recovery_notes if PATHS.producers in note]
+    assert "what 1 producers have stored was found again in the 2 segments." in note
+    first, second = driver.engine.segments()
+    runs = driver.push_keyed(1, 10)
+    assert [(run.segment_seq, run.bundle_index, run.count, run.is_duplicate) for run in runs[:2]] == [
+        (first.segment_seq, 1, 3, True),
+        (second.segment_seq, 1, 5, True),
+    ]
+    assert [run.is_duplicate for run in runs] == [True, True, False]
+    driver.engine.close()
+    driver = opened(disk.crash(CrashMode.DROP))
+    assert duplicates(driver, 1, 9) == [True] * 8 + [False], "durable at once"
+
+
+def test_what_was_pushed_last_may_be_behind_all_that_is_found() -> None:
+    disk = SimDisk()
+    sealed(disk, range(1, 4))
+    damaged(disk)
+    driver = opened(disk)
+    for _ in range(2):  # also after a start that has nothing to find
+        driver.engine.close()
+        driver = opened(disk)
+    assert duplicates(driver, 3, 1) == [True]
+    assert duplicates(driver, 20, 1) == [False], "20 was the next one, for all that is known"
+    with pytest.raises(SequenceTooOld):
+        driver.push_keyed(3)
+    with pytest.raises(SequenceGap, match="the next one is 21"):
+        driver.push_keyed(22)
+    driver.seal()
+    driver.engine.close()
+    with pytest.raises(SequenceGap):
+        opened(disk).push_keyed(22)
+
+
+def test_what_deleted_segments_held_is_not_taken_for_never_stored() -> None:
+    disk = SimDisk()
+    driver = sealed(disk, range(1, 4), range(4, 7), range(7, 10))
+    second = driver.engine.segments()[1].segment_seq
+    disk.unlink(PATHS.segment(second))
+    damaged(disk)
+    driver = opened(disk)
+    for number in (3, 5):
+        with pytest.raises(SequenceTooOld, match="only 7 to 9"):
+            driver.push_keyed(number)
+    assert duplicates(driver, 7, 4) == [True, True, True, False]
+
+
+def test_a_segment_that_is_damaged_too_is_not_believed() -> None:
+    disk = SimDisk()
+    driver = sealed(disk, range(1, 4), range(4, 7))
+    path = PATHS.segment(driver.engine.segments()[0].segment_seq)
+    replace(disk, path, lambda content: content[:400] + bytes([content[400] ^ 1]) + content[401:])
+    damaged(disk)
+    driver = opened(disk)
+    assert any(
+        "found again in the 2 segments but for 1 that cannot be read" in note for note in driver.engine.recovery_notes
+    )
+    assert duplicates(driver, 4, 3) == [True] * 3
+    with pytest.raises(SequenceTooOld):
+        driver.push_keyed(3)
+
+
+def test_keys_of_compacted_segments_and_beside_dictionaries_are_found() -> None:
+    disk = SimDisk()
+    driver = opened(disk)
+    for number in range(40):
+        own = pa.record_batch({"trace": pa.array(["a", str(number), "a"]).dictionary_encode()})
+        driver.push({0: numbered_batch(number), ENVELOPE_SLOT: with_key(own, "p", number)})
+    driver.seal()
+    (info,) = driver.engine.segments()
+    driver.engine.close()
+    assert compact_segment(disk, PATHS, info.segment_seq, dry_run=False).new_size_bytes
+    replace(disk, PATHS.producers, lambda _: b"")
+    assert duplicates(opened(disk), 0, 41) == [True] * 40 + [False]
+
+
+@pytest.mark.parametrize("is_doubted", [False, True])
+def test_the_keys_of_a_segment_that_only_lacks_its_name_are_found(is_doubted: bool) -> None:
+    disk = SimDisk()
+    driver = sealed(disk, range(1, 4), range(4, 7))
+    path = PATHS.segment(driver.engine.segments()[1].segment_seq)
+    content = disk.contents()[path]
+    disk.unlink(path)
+    replace(disk, PATHS.rotated(7), lambda _: content)
+    if is_doubted:  # memory and the disk are not the same: it is written anew
+        log = disk.open_write(PATHS.rotated(7))
+        log.write([content[:1]], 0)
+    damaged(disk)
+    driver = opened(disk)
+    assert any("finished the seal" in note for note in driver.engine.recovery_notes)
+    driver.engine.close()
+    assert duplicates(opened(disk.crash(CrashMode.DROP)), 1, 7) == [True] * 6 + [False]
+
+
+def test_an_open_end_is_kept_in_the_file_and_ends_with_the_next_push() -> None:
+    windows = Windows()
+    windows.find("p", KeyRun(5, 2, 1, 0, 0))
+    windows.find("p", KeyRun(9, 2, 2, 0, 0))
+    again = decode_windows(windows.encode())
+    assert again.stored("p", 11, 1) == again.stored("p", 50, 1) == []
+    assert again.stored("p", 9, 5) == [KeyRun(9, 2, 2, 0, 0)]
+    again.add("p", KeyRun(50, 1, 3, 0, 0))
+    for closed in (again, decode_windows(again.encode())):
+        assert closed.stored("p", 50, 1) == [KeyRun(50, 1, 3, 0, 0)]
+        with pytest.raises(SequenceGap):
+            closed.stored("p", 52, 1)
+        with pytest.raises(SequenceTooOld):
+            closed.stored("p", 49, 1)
