@@ -2,8 +2,8 @@
 
 Reads a dead letter topic as the durable subscriber `SUBSCRIBER`, which remembers what was sent back. Guarantees:
 - A letter is acknowledged only after the bundle that it was made of is durable in its origin's topic: at least once, whatever dies when.
-- The bundle is what it was before: an envelope of its own stays, what the letter added to it does not. It gets a new bundle id, and goes to
-  all subscribers of its topic.
+- The bundle is what it was before: an envelope of its own stays, what the letter added to it does not, nor the key of an idempotent push.
+  It gets a new bundle id, and goes to all subscribers of its topic.
 - What is no letter, or not wanted, stays for the next time.
 """
 

@@ -15,6 +15,7 @@ from quiver_actors.envelope import with_trace
 from quiver_actors.errors import InvalidBundle, UnknownSlot
 from quiver_actors.model import ENVELOPE_SLOT, SlotTable
 from quiver_actors.protocol.messages import TopicInfo
+from quiver_actors.transactions.keys import without_key
 
 Batch: TypeAlias = "pa.RecordBatch | pa.Table"
 Bundle: TypeAlias = "Batch | Mapping[str | int, Batch]"
@@ -77,6 +78,8 @@ class TopicSlots:
             elif not isinstance(content, pa.RecordBatch):
                 raise InvalidBundle(f"slot {slot!r} holds a {type(content).__name__}: {_WHAT_IS_EXPECTED}")
             found[slot_id] = content
+        if ENVELOPE_SLOT in found:
+            _drop_key(found)
         if not found:
             raise InvalidBundle("the bundle is empty: a bundle needs at least one slot")
         return sorted(found.items(), key=_slot_id_of)
@@ -97,6 +100,14 @@ class TracedSlots(TopicSlots):
         found = dict(super().batches_of(bundle))
         found[ENVELOPE_SLOT] = with_trace(found.get(ENVELOPE_SLOT), self._trace)
         return sorted(found.items(), key=_slot_id_of)
+
+
+def _drop_key(batches: dict[int, pa.RecordBatch]) -> None:
+    """Bundles that are handed on keep their envelope, but not the key that they were pushed with: only an idempotent push gives one."""
+    envelope = batches.pop(ENVELOPE_SLOT)
+    kept = without_key(envelope)
+    if kept.num_columns or not envelope.num_columns:
+        batches[ENVELOPE_SLOT] = kept
 
 
 def _slot_id_of(item: tuple[int, pa.RecordBatch]) -> int:

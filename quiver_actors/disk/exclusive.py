@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Callable
 
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.errors import DiskError
+
+
+def temporary_name(name: str, token: str) -> str:
+    """What a file is called until it is whole."""
+    return f".{name}.{token}.tmp"
 
 
 def create_once(disk: Disk, directory: str, name: str, content: bytes, token: str) -> bool:
@@ -25,7 +31,7 @@ def create_once(disk: Disk, directory: str, name: str, content: bytes, token: st
         DiskError: neither is certain; the same call may be made again.
     """
     disk.make_directory(directory)
-    temporary = f"{directory}/.{name}.{token}.tmp"
+    temporary = f"{directory}/{temporary_name(name, token)}"
     try:
         _write_durably(disk, temporary, content)
         # A link fails where the name is taken; a rename would replace what was decided.
@@ -37,6 +43,13 @@ def create_once(disk: Disk, directory: str, name: str, content: bytes, token: st
     # Also where another one was first: it may not have come to its own sync yet.
     disk.sync_directory(directory)
     return is_ours
+
+
+def sweep(disk: Disk, directory: str, is_left_over: Callable[[str], bool]) -> None:
+    """Delete temporary files whose processes were killed. One that cannot be deleted stays for the next time."""
+    with contextlib.suppress(DiskError):
+        for name in filter(is_left_over, disk.list_directory(directory)):
+            disk.unlink(f"{directory}/{name}")
 
 
 def remove_once(disk: Disk, directory: str, name: str) -> None:

@@ -1,5 +1,8 @@
 """Where decision files are: below a directory of this machine, or on any file system that Arrow knows.
 
+A file is made under a temporary name that tells when. What a killed process leaves of it means nothing, and is deleted before the first
+decision that somebody else makes an hour later.
+
 Owner: any process; nothing is kept open between two calls, but the connection of an Arrow file system.
 """
 
@@ -8,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
-from quiver_actors.disk.exclusive import create_once, remove_once
+from quiver_actors.disk.exclusive import create_once, remove_once, sweep, temporary_name
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.protocol import Disk, read_whole
 from quiver_actors.errors import DiskError, UsageError
@@ -28,6 +33,19 @@ CLAIMS = "_claims"
 _DECISION_BYTES_MAX = 256 << 20
 _DIRECTORY_MODE = 0o750
 """Drivers and workers may be different users of one group."""
+LEFT_OVER_AFTER_SECONDS = 3600
+"""Who has not made its decision under a temporary name by then is not going to: at worst it has to try again."""
+_TEMPORARY = re.compile(r"\..+\.([0-9a-f]{8,16})-[0-9a-f]{16}\.tmp")
+
+
+def _new_token() -> str:
+    return f"{int(time.time()):08x}-{secrets.token_hex(8)}"
+
+
+def is_left_over(name: str) -> bool:
+    """Whether that is a temporary file of somebody who is gone."""
+    match = _TEMPORARY.fullmatch(name)
+    return match is not None and int(match[1], 16) + LEFT_OVER_AFTER_SECONDS < time.time()
 
 
 class DecisionFiles(Protocol):
@@ -55,6 +73,7 @@ class LocalFiles:
         self._directory = directory
         self._disk = disk
         self._token = token
+        self._has_swept = False
 
     def read(self, name: str) -> bytes | None:
         with self._opened() as disk:
@@ -70,7 +89,10 @@ class LocalFiles:
 
     def create(self, name: str, content: bytes) -> None:
         with self._opened() as disk:
-            create_once(disk, self._directory, name, content, self._token or secrets.token_hex(8))
+            if not self._has_swept:
+                sweep(disk, self._directory, is_left_over)
+                self._has_swept = True
+            create_once(disk, self._directory, name, content, self._token or _new_token())
 
     def remove(self, name: str) -> None:
         with self._opened() as disk:
@@ -101,6 +123,7 @@ class ArrowFiles:
         self._uri = uri
         self._opened = opened
         self._patience = patience
+        self._has_swept = False
 
     def read(self, name: str) -> bytes | None:
         files, root = self._open()
@@ -117,11 +140,23 @@ class ArrowFiles:
         agreed = agree(files, f"{root}/{CLAIMS}/{name}", content, lambda: self.read(name), self._patience)
         if self.read(name) is not None:
             return
+        self._sweep(files, root)
         # Under its name only when it is whole: a reader must never see half of it. Whoever does the same moves the same content there.
-        temporary = f"{root}/.{name}.{secrets.token_hex(8)}.tmp"
+        temporary = f"{root}/{temporary_name(name, _new_token())}"
         with files.open_output_stream(temporary) as stream:
             stream.write(agreed)
         files.move(temporary, f"{root}/{name}")
+
+    def _sweep(self, files: pa_fs.FileSystem, root: str) -> None:
+        if self._has_swept:
+            return
+        import pyarrow.fs as pa_fs
+
+        self._has_swept = True
+        for info in files.get_file_info(pa_fs.FileSelector(root, allow_not_found=True)):
+            if is_left_over(info.base_name):
+                with contextlib.suppress(OSError):  # somebody else was first
+                    files.delete_file(info.path)
 
     def remove(self, name: str) -> None:
         import pyarrow.fs as pa_fs

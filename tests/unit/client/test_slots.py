@@ -5,7 +5,9 @@ import pytest
 
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import InvalidBundle, UnknownSlot
+from quiver_actors.model import ENVELOPE_SLOT
 from quiver_actors.protocol.messages import TopicInfo
+from quiver_actors.transactions.keys import with_key
 
 BATCH = pa.record_batch({"a": [1, 2]})
 TABLE = pa.table({"a": [1, 2]})
@@ -98,3 +100,9 @@ def test_table_without_rows_keeps_its_schema(table: pa.Table) -> None:
 def test_table_without_columns_or_rows_is_a_bundle() -> None:
     ((_, batch),) = topic().batches_of(pa.table({}))
     assert (batch.num_rows, batch.num_columns) == (0, 0)
+
+
+def test_a_bundle_that_is_handed_on_leaves_the_key_of_its_idempotent_push_behind() -> None:
+    own = pa.record_batch({"note": ["mine"]})
+    assert topic().batches_of({0: BATCH, ENVELOPE_SLOT: with_key(own, "p", 7)}) == [(0, BATCH), (ENVELOPE_SLOT, own)]
+    assert topic().batches_of({0: BATCH, ENVELOPE_SLOT: with_key(None, "p", 7)}) == [(0, BATCH)]

@@ -10,6 +10,7 @@ from quiver_actors.core_file import decode_core, encode_core
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import DiskError
+from quiver_actors.inspection import segments
 from quiver_actors.inspection.findings import Severity
 from quiver_actors.inspection.source import Tree
 from quiver_actors.inspection.verification import Totals, verify
@@ -113,6 +114,31 @@ def test_damaged_contents_are_found_by_a_deep_look(store: Path, path: str, offse
     found = [finding for finding in damage_in(verified(store)) if finding.code == code]
     assert len(found) == 1
     assert found[0].path == str(store / path)
+
+
+def test_a_segment_with_bundles_that_were_lost_says_how_many(store: Path) -> None:
+    flip(store / SEGMENT, 121 + 30)
+    disk = PosixDisk(str(store))
+    driver = EngineDriver(disk, topic_settings(segment_target_size_bytes=64 << 10))
+    driver.settle()
+    driver.drain_and_close()
+    disk.close()
+    findings = verified(store, deep=True)
+    assert damage_in(findings) == []
+    (lost,) = [finding for finding in findings if finding.code == "segment.lost_bundles"]
+    assert (lost.severity, lost.path) == (Severity.WARNING, str(store / SEGMENT))
+    assert lost.message.startswith("1 of its 3 bundles were lost to damage")
+
+
+def test_of_a_segment_too_large_to_decode_the_checksums_are_looked_at(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "DECODE_BYTES_MAX", 1000)
+    findings = [finding for finding in verified(store, path=SEGMENT, deep=True) if finding.code != "file.temporary"]
+    assert [(finding.code, finding.severity) for finding in findings] == [("segment.size", Severity.NOTE)]
+    assert "only the checksums were looked at" in findings[0].message
+    flip(store / SEGMENT, 121 + 200)
+    assert "segment.checksum" in codes(verified(store, path=SEGMENT, deep=True))
 
 
 def test_damage_in_the_last_entry_of_the_active_log_is_a_torn_write(store: Path) -> None:

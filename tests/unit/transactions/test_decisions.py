@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import pickle
 import threading
@@ -14,12 +15,13 @@ import msgspec
 import pytest
 
 from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.exclusive import temporary_name
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import DecisionUnavailable, InvalidId, TransactionAborted, TransactionDecided, UsageError
 from quiver_actors.transactions import Decision, Decisions, Token
-from quiver_actors.transactions.decision_files import LocalFiles
+from quiver_actors.transactions.decision_files import LEFT_OVER_AFTER_SECONDS, DecisionFiles, LocalFiles
 from tests.sim.world import Recorder
 from tests.support.object_store import object_store
 
@@ -72,6 +74,27 @@ def test_undecided_is_none(log: Decisions) -> None:
     assert log.find("t.1") is None, "ids that begin alike are other transactions"
     log.remove("t")
     assert log.find("t") is None
+
+
+def test_what_killed_processes_have_left_is_swept(log: Decisions) -> None:
+    log.commit("t", 0, [])
+    files, hour = log._files, LEFT_OVER_AFTER_SECONDS
+    old, new = (temporary_name("u.0.json", f"{int(time.time()) - age:08x}-{'5' * 16}") for age in (hour + 9, hour - 60))
+    mine = "notes.of.somebody.tmp"
+    for name in (old, new, mine):
+        files.create(name, b"half a decision")
+    again = Decisions(log.location, files=files_of(log))
+    assert again.newest("t") is not None
+    assert files.read(old) is not None, "who reads deletes nothing"
+    again.abort("v", 0)
+    assert [files.read(name) is None for name in (old, new, mine)] == [True, False, False]
+
+
+def files_of(log: Decisions) -> DecisionFiles:
+    """As another process sees them."""
+    files = copy.copy(log._files)
+    files._has_swept = False  # type: ignore[attr-defined]
+    return files
 
 
 def test_tokens_of_another_transaction_are_refused(log: Decisions) -> None:
