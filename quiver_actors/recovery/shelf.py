@@ -57,13 +57,13 @@ class FoundSegments:
         for name in names:
             segment_seq = segment_seq_of(name.removesuffix(RESCUED_SUFFIX))
             if segment_seq is not None and name not in superseded:
-                self._read(segment_seq, name)
+                self._look_at(segment_seq, name)
 
     def settle(self) -> None:
         """Give their names to segments whose rescue was cut off."""
         finish_rescues(self._disk, self._paths, self._rescued)
 
-    def _read(self, segment_seq: int, name: str) -> None:
+    def _look_at(self, segment_seq: int, name: str) -> None:
         self._numbers.note_segment_seq(segment_seq)
         file = self._disk.open_read(f"{self._paths.segments}/{name}")
         try:
