@@ -9,6 +9,9 @@ import msgspec
 from quiver_actors.cli.status_view import EngineView, StatusView, SubscriberView, WorkerView
 from quiver_actors.units import format_duration
 
+SPARK_PREFIX = "spark-"
+"""Of subscribers of streaming queries that were not given a name."""
+
 
 class BehindView(msgspec.Struct, kw_only=True):
     """One subscriber that has not resolved everything; its cores are summed."""
@@ -57,6 +60,22 @@ class Backlog(msgspec.Struct, kw_only=True):
             f"topic {each.topic} on core_{each.core}: {each.wal_bytes:,} bytes are not sealed" for each in self.unsealed
         ]
         return lines + [_behind_line(each) for each in self.behind]
+
+    def advice(self) -> list[str]:
+        """What to do about those who are behind."""
+        if not self.behind:
+            return []
+        first = self.behind[0]
+        advice = [
+            "what they have not resolved stays on this node for them; one that nobody needs any more goes with "
+            f"`quiver subscribers drop {first.subscriber} --topic {first.topic} --yes`"
+        ]
+        if any(each.subscriber.startswith(SPARK_PREFIX) for each in self.behind):
+            advice.append(
+                f"{SPARK_PREFIX}... are streaming queries: they resolve when they plan a micro-batch, on Spark 4.1 the one after it; are "
+                "they running?"
+            )
+        return advice
 
 
 def backlog_of(status: StatusView) -> Backlog:

@@ -1,7 +1,8 @@
 """`quiver drain`: end a node so that nothing is left to replay or to deliver.
 
 Unlike SIGTERM, which ends a node as soon as everything is sealed, this keeps it serving subscribers until they have resolved all of it or
-the time is over. Steps: stop intake on all workers, wait (on the counters page) until everything is sealed and resolved, stop the node.
+the time is over. Steps: stop intake on all workers, wait (on the counters page) until everything is sealed and resolved, with `--leave`
+take the node out of the directory of nodes, stop the node.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.json_document import print_json
 from quiver_actors.cli.progress_bar import StatusLine
-from quiver_actors.errors import NotRunning
+from quiver_actors.errors import ConfigError, NotRunning
 from quiver_actors.supervisor.exitcodes import ChildExit, describe_wait_status
 from quiver_actors.units import SECOND_NS, format_duration, parse_duration_ns
 
@@ -42,6 +43,7 @@ exit codes:
   1    the node did not end as it should (nothing acknowledged is lost), or an unexpected error
   2    wrong arguments or configuration
   3    not running
+  4    --leave: the directory of nodes cannot be written; the node goes on without intake
   5    not all was resolved in time; who is behind is printed, and the node has ended (or goes on, with --keep-behind)
 """
 
@@ -69,6 +71,12 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="when the time is over, leave the node serving those who are behind (its intake stays stopped)",
     )
+    parser.add_argument(
+        "--leave",
+        action="store_true",
+        help="when everything is resolved, take the node out of the directory of nodes: readers go on without it",
+    )
+    parser.add_argument("--nodes", metavar="URI", help="that directory (default: $QUIVER_NODES)")
     parser.add_argument("--json", action="store_true", help="one JSON object that says how it ended and who is behind")
     parser.set_defaults(run=run)
 
@@ -77,13 +85,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises NotRunning or ControlError where nobody answers, ConfigError for a bad file or duration."""
     where = run_dir.find_run_dir(arguments)
     timeout_ns = parse_duration_ns(arguments.timeout)
+    nodes = arguments.nodes or os.environ.get("QUIVER_NODES")
+    if arguments.leave and not nodes:
+        raise ConfigError("--leave needs the directory of nodes: give --nodes")
     started_ns = time.monotonic_ns()
     _ask(where, "stop intake")
     with StatusLine() as line:
         backlog = _wait_resolved(where, started_ns + timeout_ns, line)
     waited_ns = time.monotonic_ns() - started_ns
-    _tell_staged(where)
+    stages = _tell_staged(where)
     stays = arguments.keep_behind and not backlog.is_empty
+    if arguments.leave and backlog.is_empty and not stages:
+        _leave(where, nodes)
     bad_exits = [] if stays else _stop(where)
     _report(backlog, waited_ns, stays, bad_exits, as_json=arguments.json)
     if not backlog.is_empty:
@@ -131,8 +144,8 @@ def _wait_resolved(where: str, deadline_ns: int, line: StatusLine) -> Backlog:
         time.sleep(_LOOK_INTERVAL_SECONDS)
 
 
-def _tell_staged(where: str) -> None:
-    """Prepared bundles of transactions stay in the node's directories: somebody may have decided that they are to be seen."""
+def _tell_staged(where: str) -> int:
+    """How many prepared bundles of transactions stay in the node's directories: somebody may have decided that they are to be seen."""
     from quiver_actors.cli.status_view import take_status
 
     stages = sum(engine.prepared_stages for engine in take_status(where).engines)
@@ -142,6 +155,16 @@ def _tell_staged(where: str) -> None:
             "away for good, end them before (`quiver transactions list`)",
             file=sys.stderr,
         )
+    return stages
+
+
+def _leave(where: str, nodes: str) -> None:
+    """Before the node ends: whoever then misses it finds that it is not listed any more."""
+    from quiver_actors.client import connect
+    from quiver_actors.flight.members import MemberDirectory
+
+    with connect(where) as client:
+        MemberDirectory(nodes).leave(client.node)
 
 
 def _stop(where: str) -> list[str]:
@@ -177,7 +200,7 @@ def _report(backlog: Backlog, waited_ns: int, stays: bool, bad_exits: list[str],
         }
         print_json(document)
         return
-    for line in [*backlog.lines(), *bad_exits]:
+    for line in [*backlog.lines(), *backlog.advice(), *bad_exits]:
         print(f"quiver: {line}", file=sys.stderr)
     node = "the node goes on without intake" if stays else "the node has ended"
     found = "everything is resolved" if backlog.is_empty else "not everything is resolved"

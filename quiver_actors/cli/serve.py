@@ -53,8 +53,11 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--nodes", metavar="URI", help="directory to announce the node in (default: $QUIVER_NODES)")
     parser.add_argument(
-        "--leave", action="store_true", help="take the node out of that directory and end: after quiver drain"
+        "--leave",
+        action="store_true",
+        help="take the node out of that directory and end; see also quiver drain --leave",
     )
+    parser.add_argument("--node", metavar="NAME", help="with --leave: a node that is not running any more")
     parser.add_argument("--token-file", metavar="FILE", help="callers must send what it holds (default: $QUIVER_TOKEN)")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain, PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
@@ -72,13 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
+    directory = _directory(arguments.nodes or os.environ.get("QUIVER_NODES"))
+    if arguments.leave:
+        return _leave(arguments, directory)
     with connect(arguments.run_dir, timeout=60.0) as client:
-        directory = _directory(arguments.nodes or os.environ.get("QUIVER_NODES"))
-        if arguments.leave:
-            if directory is None:
-                raise ConfigError("--leave needs the directory: give --nodes")
-            directory.leave(client.node)
-            return 0
         certificate = _certificate(arguments.tls_cert, arguments.tls_key)
         scheme = "grpc" if certificate is None else "grpc+tls"
         node = LocalNode(client.node, lambda: client)
@@ -99,6 +99,19 @@ def run(arguments: argparse.Namespace) -> int:
         while not ended.wait(_SIGNAL_LOOK_SECONDS):
             continue
         server.shutdown()
+    return 0
+
+
+def _leave(arguments: argparse.Namespace, directory: MemberDirectory | None) -> int:
+    from quiver_actors.client import connect
+
+    if directory is None:
+        raise ConfigError("--leave needs the directory: give --nodes")
+    name = arguments.node
+    if name is None:
+        with connect(arguments.run_dir) as client:
+            name = client.node
+    directory.leave(name)
     return 0
 
 

@@ -44,6 +44,8 @@ class HeldCore(NamedTuple):
     """Notices that were not confirmed: these bundles the holder will never get."""
     oldest: tuple[int, int] | None
     """(segment, bundle) of the oldest sealed bundle that is not acknowledged."""
+    is_leaving: bool
+    """Nothing more will come: the node is being drained, and waits for what is not acknowledged."""
 
 
 class _HoldChannel(Channel):
@@ -171,4 +173,5 @@ def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> Held
         [info for info in listed.segments if is_in_front(info.segment_seq)],
         [gap for gap in channel.gaps.values() if is_in_front(gap.segment_seq)],
         None if info.oldest_segment_seq < 0 else (info.oldest_segment_seq, info.oldest_bundle_index),
+        info.is_leaving,
     )

@@ -51,6 +51,8 @@ class CoreContents(msgspec.Struct, frozen=True):
     """(segment, bundle) of the oldest bundle that the hold's subscriber has not acknowledged."""
     is_new: bool = False
     """The hold's subscriber was not known to this worker before this look."""
+    is_leaving: bool = False
+    """Nothing more will come, and the node waits for the hold's subscriber."""
 
 
 class Contents(msgspec.Struct, frozen=True):

@@ -96,7 +96,7 @@ class LocalNode:
         with kept.lock:
             found = kept.look(request.flush)
             cores = [
-                CoreContents(core, held.segments, held.gaps, held.oldest, core not in kept.known_on)
+                CoreContents(core, held.segments, held.gaps, held.oldest, core not in kept.known_on, held.is_leaving)
                 for core, held in found.items()
             ]
             kept.known_on.update(found)

@@ -542,6 +542,8 @@ class PendingInfo(Message, tag=76, frozen=True):
     """Unresolved bundles in the range, sealed or not."""
     drained: bool
     """Nothing is owed: no unresolved bundle, sealed or not, and no notice."""
+    is_leaving: bool = False
+    """The worker takes no more pushes: its node is being drained, or the core was adopted."""
 
 
 class SubscriberInfo(msgspec.Struct, array_like=True, frozen=True):

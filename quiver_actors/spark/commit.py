@@ -137,7 +137,7 @@ def abort(options: SourceOptions, run: Run) -> None:
             node.drop_run(request)
 
     with contextlib.suppress(QuiverError):
-        nodes.ask(nodes.all(), drop_on)
+        nodes.ask_all(drop_on)
 
 
 def check_not_aborted(run: Run) -> None:

@@ -14,11 +14,11 @@ from functools import partial
 from typing import TypeVar
 
 from quiver_actors.client import Client
-from quiver_actors.errors import NotRunning, UsageError
+from quiver_actors.errors import NotRunning, QuiverError, UsageError
 from quiver_actors.flight.contract import Node
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.members import NODES_VARIABLE, Member, members_of
-from quiver_actors.spark.connection import node_client
+from quiver_actors.spark.connection import forget_client, node_client
 from quiver_actors.spark.options import SourceOptions
 from quiver_actors.units import SECOND_NS
 
@@ -130,6 +130,20 @@ class NodeSet:
         with ThreadPoolExecutor(min(len(nodes), _ASKED_AT_ONCE)) as threads:
             answers = list(threads.map(question, nodes))
         return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
+
+    def ask_all(self, question: Callable[[Node], T]) -> dict[str, T]:
+        """The same to every node that there is. One that has left meanwhile is not asked: whoever takes a node away has drained it."""
+        names = set(self.all())
+        try:
+            return self.ask(names, question)
+        except QuiverError as error:
+            self._members_at_ns = 0
+            if isinstance(error, NotRunning):
+                forget_client(self._options.run_dir)
+            left = names - set(self.all())
+            if not left:
+                raise
+        return self.ask(names - left, question)
 
     def _remote(self, name: str, location: str) -> Node:
         known = self._nodes.get(name)

@@ -70,7 +70,7 @@ class TopicReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         nodes = node_set(options)
-        contents = nodes.ask(nodes.all(), lambda node: node.look(Look(options.topic, flush=True)))
+        contents = nodes.ask_all(lambda node: node.look(Look(options.topic, flush=True)))
         stored = [
             piece
             for name, found in contents.items()
@@ -143,7 +143,7 @@ def stored_schema(options: SourceOptions) -> StructType:
         UnsupportedType: Spark cannot hold what is stored.
     """
     nodes = node_set(options)
-    contents = nodes.ask(nodes.all(), lambda node: node.look(Look(options.topic, flush=True)))
+    contents = nodes.ask_all(lambda node: node.look(Look(options.topic, flush=True)))
     by_slot = _schemas_of(options, contents)
     if not by_slot:
         raise UsageError(

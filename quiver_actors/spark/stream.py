@@ -106,7 +106,7 @@ class TopicStreamReader(DataSourceStreamReader):
         if options.starting_offsets == EARLIEST:
             return {}
         nodes = node_set(options)
-        found = nodes.ask(nodes.all(), lambda node: node.look(Look(options.topic, flush=True)))
+        found = nodes.ask_all(lambda node: node.look(Look(options.topic, flush=True)))
         positions: Positions = {}
         for name, contents in found.items():
             for core in contents.cores:
@@ -142,12 +142,16 @@ class TopicStreamReader(DataSourceStreamReader):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing up to there is needed any more: durable on every node when this returns."""
-        positions = self._positions(end)
+        self._acknowledge(self._positions(end))
+
+    def _acknowledge(self, positions: Positions) -> None:
         nodes = node_set(self._options)
+        present = nodes.all()
         by_node: dict[str, list[Acknowledge]] = {}
         for place, position in positions.items():
             last = offsets.last_bundle_before(position)
-            if last is not None:
+            # A node that has left has nothing that anybody could still read.
+            if last is not None and place.node in present:
                 request = Acknowledge(self._options.topic, self._subscriber, place.core, *last)
                 by_node.setdefault(place.node, []).append(request)
 
@@ -206,7 +210,7 @@ class TopicStreamReader(DataSourceStreamReader):
             terms = HoldTerms(self._subscriber, options.subscriber_ttl_ns, starts)
             return node.look(Look(options.topic, flush, terms))
 
-        self._contents = nodes.ask(nodes.all(), look)
+        self._contents = nodes.ask_all(look)
         heads = dict(start)
         for name, contents in self._contents.items():
             for core in contents.cores:
@@ -286,7 +290,7 @@ class LimitedStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         nodes = node_set(self._options)
-        found = nodes.ask(nodes.all(), lambda node: node.look(Look(self._options.topic, flush=True)))
+        found = nodes.ask_all(lambda node: node.look(Look(self._options.topic, flush=True)))
         self._target = {
             Place(name, core.core): head_of(core) for name, contents in found.items() for core in contents.cores
         }
@@ -303,6 +307,7 @@ class LimitedStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):
         """Where the next micro-batch ends: one look at every node, and bundle weights only where a limit cuts a segment."""
         begin = self._positions(start)
         heads = self._look(begin)
+        self._let_go(begin)
         if self._target is not None:
             heads = {place: self._capped(place, begin.get(place, 0), head) for place, head in heads.items()}
         options = self._options
@@ -313,6 +318,19 @@ class LimitedStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):
         budget = Budget(options.max_rows_per_trigger, options.max_bytes_per_trigger)
         cores = {place: core for place in heads if (core := self._core(place)) is not None}
         return self._json({**begin, **admitted(cores, begin, heads, budget, self._weigher())})
+
+    def _let_go(self, begin: Positions) -> None:
+        """Acknowledge at once where a node waits for it to leave: Spark does so only with the next micro-batch, and there may be none.
+
+        It asks for a next one when it has written down that all up to `begin` is done, and so never reads that again.
+        """
+        waited_for = {}
+        for place, position in begin.items():
+            core = self._core(place)
+            if core is not None and core.is_leaving and core.oldest and offsets.position(*core.oldest) < position:
+                waited_for[place] = position
+        if waited_for:
+            self._acknowledge(waited_for)
 
     def _capped(self, place: Place, start: int, head: int) -> int:
         """No further than the target, but for bundles that are lost: those are told now."""

@@ -65,6 +65,8 @@ class Deliveries:
         self._awaited: deque[tuple[int, Session, Done | Sought]] = deque()
         """(progress ticket, who waits for it, the answer), rising."""
         self._failed_by: QuiverError | None = None
+        self.is_leaving = False
+        """True: nothing new will ever be pushed."""
 
     # --- subscribers come and go -----------------------------------------------------------------------------------------
 
@@ -272,6 +274,7 @@ class Deliveries:
                 *(counts.oldest or (-1, 0)),
                 counts.in_range,
                 counts.drained,
+                self.is_leaving,
             )
         )
 

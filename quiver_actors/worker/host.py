@@ -183,7 +183,7 @@ class EngineHost:
     def stop_intake(self, reason: QuiverError) -> None:
         """Take no more pushes and seal at once what is there; subscribers are served as before."""
         self.touch()
-        self._intake_is_stopped = True
+        self._intake_is_stopped = self.deliveries.is_leaving = True
         self.ingest.close(reason)
 
     def drain(self) -> None:

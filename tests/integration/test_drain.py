@@ -109,6 +109,7 @@ def test_who_is_behind_is_named_and_gets_the_rest_after_a_restart(node: ClientNo
     assert drained.returncode == 5
     assert "subscriber slow of topic default: 20 bundles behind" in drained.stderr
     assert "nobody connected" in drained.stderr
+    assert "quiver subscribers drop slow --topic default --yes" in drained.stderr
     assert "done" not in drained.stderr
     assert node.process.end()[0] == 0
     assert unsealed_bytes(node) == 0

@@ -1,0 +1,88 @@
+"""A node is drained under a streaming query that goes on with the others."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from quiver_actors.flight.members import members_of
+from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL
+from tests.integration.node_process import ROOT, command_line, run_quiver
+from tests.integration.spark_node import Node, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(
+        not HAS_ADMISSION_CONTROL, reason="needs Spark 4.2: before, the source is not told where it stands"
+    ),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@contextmanager
+def served(name: str, nodes: Path) -> Iterator[Node]:
+    """A node that others reach; it may have ended before."""
+    node = Node(f"node = '{name}'\n[segment]\nmax_open_duration = '100ms'\n[topics.moving]\n")
+    serve = command_line("quiver_actors.cli.main", "serve", "--run-dir", str(node.run_dir), "--nodes", str(nodes))
+    with subprocess.Popen([*serve, "--listen", "127.0.0.1:0"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("quiver serving")
+            yield node
+        finally:
+            process.terminate()
+            process.wait(30)
+            node.kill()
+            node.directories.remove()
+
+
+def push(node: Node, first: int, count: int) -> None:
+    with node.client() as client:
+        client.push(pa.record_batch({"n": pa.array(range(first, first + count), pa.int64())}), topic="moving")
+
+
+def test_a_drain_ends_under_an_idle_query_which_goes_on_without_the_node(spark: SparkSession, tmp_path: Path) -> None:
+    nodes, output = tmp_path / "nodes", tmp_path / "output"
+
+    def start() -> StreamingQuery:
+        options = {"topic": "moving", "startingOffsets": "earliest", "nodes": str(nodes), "runDir": str(tmp_path)}
+        stream = spark.readStream.format("quiver").options(**options).schema("n BIGINT").load()
+        writer = stream.writeStream.format("parquet").option("path", str(output))
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    def wait_read(query: StreamingQuery, count: int) -> None:
+        wait_until(lambda: not query.isActive or sum(p.numInputRows for p in query.recentProgress) >= count, "the rows")
+        assert query.exception() is None
+
+    with ExitStack() as ending:
+        leaves, stays = (ending.enter_context(served(name, nodes)) for name in ("leaves", "stays"))
+        push(leaves, 0, 100)
+        push(stays, 100, 100)
+        query = start()
+        ending.callback(query.stop)
+        wait_read(query, 200)
+        # Nothing more comes, so Spark plans no micro-batch any more, with which it would commit the last one.
+        drained = run_quiver(
+            "drain", "--run-dir", str(leaves.run_dir), "--timeout", "60s", "--leave", "--nodes", str(nodes)
+        )
+        assert drained.returncode == 0, drained.stderr
+        assert list(members_of(str(nodes))) == ["stays"]
+        push(stays, 200, 100)
+        wait_read(query, 300)
+        query.stop()
+        query = start()
+        ending.callback(query.stop)
+        push(stays, 300, 100)
+        wait_read(query, 100)
+    assert sorted(row.n for row in spark.read.parquet(str(output)).collect()) == list(range(400))
