@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises NotRunning or ControlError where nobody answers, ConfigError for a bad file or duration."""
     where = run_dir.find_run_dir(arguments)
     timeout_ns = parse_duration_ns(arguments.timeout)
-    nodes = arguments.nodes or os.environ.get("QUIVER_NODES")
+    nodes = arguments.nodes or os.environ.get("QUIVER_NODES", "")
     if arguments.leave and not nodes:
         raise ConfigError("--leave needs the directory of nodes: give --nodes")
     started_ns = time.monotonic_ns()
