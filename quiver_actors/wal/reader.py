@@ -21,6 +21,7 @@ import numpy as np
 from quiver_actors.checksum import crc32
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import plausible_entry_length
+from quiver_actors.wal.equal_lengths import valid_run
 
 CHUNK_BYTES = 1 << 20
 WINDOW_BYTES_MAX = 16 << 20
@@ -28,6 +29,8 @@ WINDOW_BYTES_MAX = 16 << 20
 _CHUNKS_PER_WINDOW = 16
 _PIECE_BYTES = 64 << 10
 """A chunk is read in pieces that come and go in memory which stays warm: a byte string of a megabyte is new pages each time."""
+_ALONE_BYTES = 16 << 10
+"""So far entries are checked one by one before it is tried again whether many of one length follow."""
 _BODY_BYTES_MAX = layout.ENTRY_BYTES_MAX - layout.ENTRY_OVERHEAD_BYTES
 _SEQUENCE_MAX = 1 << 64
 _SEQUENCES_LOST_MAX = 1 << 20
@@ -118,8 +121,9 @@ class LogReader:
         memory = self._memory if length <= len(self._memory) else memoryview(bytearray(length))
         # A read that fails leaves nothing at hand: what was there is being written over.
         self._chunk = self._memory[:0]
-        # Moves within one memory where it is the same one: a slice assignment is a memmove.
-        memory[:kept] = at_hand
+        if memory is not self._memory or offset != self._base:
+            # Moves within one memory where it is the same one: a slice assignment is a memmove.
+            memory[:kept] = at_hand
         filled = kept
         while filled < length:
             piece = self._read(min(_PIECE_BYTES, length - filled), offset + filled)
@@ -174,6 +178,7 @@ class LogReader:
         ends: list[int] = []
         at, last = 0, len(memory) - layout.ENTRY_CRC.size
         number_at, checksum = layout.ENTRY_CRC.unpack_from, crc32
+        alone_until = 0
         # What `_valid_entry_at` does, for a million entries a second.
         while at <= last:
             body = at + layout.ENTRY_LENGTH_BYTES
@@ -182,8 +187,14 @@ class LogReader:
                 break
             if checksum(memory[body:end]) != number_at(memory, end)[0]:
                 break
-            at = end + layout.ENTRY_CRC.size
+            start, at = at, end + layout.ENTRY_CRC.size
             ends.append(at)
+            if at >= alone_until:
+                size = at - start
+                count = valid_run(memory, start, size)
+                ends += range(at + size, at + (count + 1) * size, size)
+                at += count * size
+                alone_until = at if count else at + _ALONE_BYTES
         return memory, ends
 
     def _window_at(self, offset: int) -> memoryview:

@@ -63,6 +63,48 @@ def test_entries_of_unknown_types_are_entries() -> None:
     assert found(scan(laid.data))[0] == laid.spans
 
 
+# --- entries of one length -----------------------------------------------------------------------------------------------------
+
+
+def runs(*counts: tuple[int, int]) -> Laid:
+    """So many entries of so many bytes, one kind after the other."""
+    random = Random(str(counts))
+    sizes = [size for count, size in counts for _ in range(count)]
+    return lay([entry(n, random.randbytes(size)) for n, size in enumerate(sizes)], tail=bytes(200))
+
+
+@pytest.mark.parametrize("stride", [64, 1])
+def test_runs_of_entries_of_one_length_are_found_between_others(stride: int) -> None:
+    laid = runs((3, 100), (40, 70), (1, 900), (7, 70), (25, 300), (200, 5), (9, 64))
+    for chunk_bytes in (500, 5000, 1 << 20):
+        assert found(scan(laid.data, chunk_bytes=chunk_bytes, stride=stride)) == (
+            laid.spans,
+            [],
+            laid.spans[-1][1],
+            True,
+        )
+
+
+@pytest.mark.parametrize("bit", [1, 0x80])
+def test_any_flipped_bit_of_a_run_costs_one_entry(bit: int) -> None:
+    laid = runs((12, 30))
+    for at in range(HEADER_BYTES, laid.spans[-1][1]):
+        hit = next(span for span in laid.spans if span[0] <= at < span[1])
+        entries, damaged, _, _ = found(scan(flipped(laid.data, at, bit), last_sequence=-1))
+        assert entries == [span for span in laid.spans if span != hit], at
+        assert damaged == ([hit] if hit != laid.spans[-1] else []), at
+
+
+def test_damage_of_several_entries_of_a_run_costs_just_those() -> None:
+    laid, random = runs((60, 30)), Random(5)
+    for _ in range(200):
+        hit = sorted(random.sample(laid.spans[:-1], random.randint(2, 6)))
+        data = laid.data
+        for start, end in hit:
+            data = flipped(data, random.randrange(start + 4, end), random.randrange(1, 256))
+        assert found(scan(data, last_sequence=-1))[0] == [span for span in laid.spans if span not in hit]
+
+
 # --- chunks --------------------------------------------------------------------------------------------------------------------
 
 
