@@ -68,6 +68,8 @@ class Software(msgspec.Struct, kw_only=True):
     java: int
     """Feature version, 0 when there is none."""
     has_java_wheel: bool
+    unusable_java_home: str = ""
+    """JAVA_HOME, where it is set and no Java for Spark is there."""
 
 
 class Clock(msgspec.Struct, kw_only=True):

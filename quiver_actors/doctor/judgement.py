@@ -261,13 +261,25 @@ def _spark(facts: Facts) -> Iterator[Finding]:
     software = facts.software
     version = software.packages.get("pyspark")
     if version is None:
-        yield Finding("Spark", Level.OK, "PySpark is not installed: not needed for plain Python producers")
+        yield Finding(
+            "Spark",
+            Level.OK,
+            "PySpark is not installed: not needed for plain Python producers",
+            "for Spark jobs: pip install 'quiver-actors[spark]'",
+        )
         return
     if _release(version) < _SPARK_MIN:
         yield Finding("Spark", Level.FAILURE, f"PySpark {version}", 'pip install --upgrade "pyspark>=4.1"')
     if _major(software.packages.get("pandas", "0")) >= 3:
         yield Finding(
             "Spark", Level.FAILURE, f"pandas {software.packages['pandas']}", 'pip install "pandas<3": PySpark needs it'
+        )
+    if software.unusable_java_home:
+        yield Finding(
+            "Spark",
+            Level.WARNING,
+            f"JAVA_HOME is {software.unusable_java_home}, and no Java {_JAVA_MIN} or newer is there",
+            "unset it or let it name one: `spark-submit` starts what it names (`spark.ensure_java()` in a job passes it over)",
         )
     if software.java >= _JAVA_MIN:
         yield Finding("Spark", Level.OK, f"PySpark {version} on Java {software.java}")
@@ -277,7 +289,8 @@ def _spark(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "Spark",
             Level.WARNING,
-            f"PySpark {version} without Java {_JAVA_MIN} or newer",
+            f"PySpark {version} needs Java {_JAVA_MIN} or newer, and there is "
+            + (f"only Java {software.java}" if software.java else "none"),
             "pip install 'quiver-actors[spark-jre]', or install Java 17 and set JAVA_HOME",
         )
 

