@@ -47,7 +47,7 @@ def _section(parser: argparse.ArgumentParser) -> str:
     if options:
         parts.append("\n".join(["| argument | |", "|---|---|", *options]) + "\n")
     if examples := examples_of(parser):
-        parts.append("```sh elsewhere\n" + "\n".join(examples) + "\n```\n")
+        parts.append("```sh example\n" + "\n".join(examples) + "\n```\n")
     return "\n".join(parts + [f"```text\n{rest}\n```\n" for rest in _rest(parser)])
 
 

@@ -6,11 +6,13 @@ an earlier one made:
     python        executed; all blocks of a page share their names
     sh            executed by bash, line by line output is not compared; a line `quiver up ... &` leaves a node running until the page ends
     toml          read as a configuration, with every check
+    sh example    examples of the commands' own help: tests/integration/test_cli_examples.py and tests/unit/cli run each of them
     json, text    not executed
 
-The only exceptions: `python continued` is a fragment that is compiled only; `sh elsewhere` and `python elsewhere` are for another
-machine (root, a cluster, a package that is not published where the tests run): their `quiver` commands are parsed, their `make`
-targets and modules have to be there, their Python is compiled. `make fresh-user` runs those of "Getting started".
+Directories of a system, such as /var/lib/quiver, stand for directories of the page's own, and ports for free ones.
+
+What cannot run here stands in `ELSEWHERE`, with the reason: of `elsewhere` the `quiver` commands are parsed, the `make` targets and modules
+have to be there, Python is compiled; `python continued` is a fragment, and compiled.
 """
 
 from __future__ import annotations
@@ -22,6 +24,35 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL)
+
+
+ELSEWHERE: dict[tuple[str, str], str] = {
+    (
+        "README",
+        "make demo    # real flights",
+    ): "runs for minutes, and make test is what runs this; make demo is tested by itself",
+    (
+        "README",
+        "from quiver_actors import spark as qs",
+    ): "a sketch without data; the page about Spark runs the same with data",
+    (
+        "README",
+        "make check     # lint",
+    ): "runs these tests, or for hours; quick forms of every benchmark and torture are tested",
+    ("developing", "make check     # lint"): "runs these tests",
+    ("getting-started", "python3 -m venv .venv"): "installs the package from an index; make fresh-user runs it",
+    ("getting-started", "pip install 'quiver-actors[spark"): "the same",
+    (
+        "getting-started",
+        "from pyspark.sql import",
+    ): "the same: needs what that installs; the page about Spark runs as much here",
+    ("getting-started", "for delivery in deliveries"): "a loop without an end",
+    ("performance", "make bench "): "runs for an hour; the quick form of every module is tested",
+    ("spark", "python3 -m venv env"): "installs the package from an index, and submits to a cluster",
+    ("spark", "quiver serve --listen 0.0.0.0:8815"): "a port for other machines, and a bucket",
+    ("spark", "quiver drain --timeout 10m --leave"): "a bucket",
+}
+"""(page, beginning of the block): why nobody runs it here."""
 
 
 class Block(NamedTuple):

@@ -6,17 +6,20 @@ import importlib.util
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
+from quiver_actors.cli.examples import all_parsers, examples_of
 from quiver_actors.cli.main import build_parser
 from quiver_actors.config import load_config
 from tests.docs.pages import ROOT, Block, blocks_of
 
 _NODE_SECONDS = 60
+_ENDLESS = re.compile(r"quiver (top( |$)|metrics(?!.*--once)|.*--watch)")
 
 
 class Page:
@@ -26,6 +29,7 @@ class Page:
         self._path = path
         self._names: dict[str, Any] = {"__name__": "__page__"}
         self._nodes: list[subprocess.Popen[bytes]] = []
+        self._examples = {line for parser in all_parsers(build_parser()) for line in examples_of(parser)}
 
     def run(self) -> int:
         try:
@@ -49,6 +53,9 @@ class Page:
                 self._shell(block.code)
             case "sh", "elsewhere":
                 _parse_commands(block.code)
+            case "sh", "example":
+                unknown = set(block.code.splitlines()) - self._examples
+                assert not unknown, f"no help has the examples {unknown}"
             case "toml", "":
                 Path("page.toml").write_text(block.code, encoding="utf-8")
                 load_config("page.toml")
@@ -59,11 +66,17 @@ class Page:
 
     def _shell(self, code: str) -> None:
         waiting: list[str] = []
-        for line in code.splitlines():
-            if line.startswith("quiver up") and line.rstrip().endswith("&"):
+        for line in _fitted(code).splitlines():
+            is_node = line.startswith("quiver up") and line.rstrip().endswith("&")
+            if is_node or _ENDLESS.match(line):
                 self._bash("\n".join(waiting))
                 waiting = []
-                self._start_node(line.rstrip().removesuffix("&"))
+                if is_node:
+                    self._start_node(line.rstrip().removesuffix("&"))
+                else:
+                    _look_at(line)
+            elif line.startswith("quiver doctor"):
+                waiting.append(f"{line} || test $? = 4")  # this machine may have its faults
             else:
                 waiting.append(line)
         self._bash("\n".join(waiting))
@@ -81,6 +94,30 @@ class Page:
             node.terminate()
         for node in self._nodes:
             node.wait(timeout=_NODE_SECONDS)
+
+
+def _fitted(code: str) -> str:
+    """With places of this page, and ports that are free."""
+    for place in ("/var/lib/quiver", "/etc/quiver", "/tmp/exported"):
+        code = code.replace(place, f"{Path.cwd()}{place}")
+    Path("etc/quiver").mkdir(parents=True, exist_ok=True)
+    Path("var/lib").mkdir(parents=True, exist_ok=True)
+    code = code.replace("unix:/run/quiver/", f"unix:{Path.cwd()}/").replace("0.0.0.0:9465", "127.0.0.1:0")
+    return re.sub(r"^quiver metrics +#", "quiver metrics --listen 127.0.0.1:0 #", code, flags=re.MULTILINE)
+
+
+def _look_at(line: str) -> None:
+    """A command that goes on until it is stopped: it speaks, and ends when it is told to."""
+    with subprocess.Popen(shlex.split(line, comments=True), stdout=subprocess.PIPE) as command:
+        try:
+            assert command.stdout is not None
+            assert command.stdout.readline(), f"{line}: says nothing"
+            command.send_signal(signal.SIGINT)
+            command.stdout.read()
+            code = command.wait(timeout=_NODE_SECONDS)
+            assert code in (0, 130), f"{line}: exit code {code}"
+        finally:
+            command.kill()
 
 
 def _parse_commands(code: str) -> None:

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.shm.liveness import sweep_named_memory
-from tests.docs.pages import ROOT, blocks_of, pages
+from tests.docs.pages import ELSEWHERE, ROOT, blocks_of, pages
 
 _PAGE_SECONDS = 300
 WITH_TEXT_IN_COLUMNS = ("benchmarks",)
 """What the measuring programs say about their methods."""
+SPARK = "spark.master local[2]\nspark.sql.shuffle.partitions 2\nspark.ui.enabled false\n"
+"""What is usual for a small machine: 200 tasks for ten rows take a minute."""
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -39,12 +41,17 @@ def environment(home: Path) -> dict[str, str]:
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m quiver_actors.cli.main "$@"\n')
     command.chmod(0o755)
     (home / "bin" / "python").symlink_to(sys.executable)
+    (home / "spark").mkdir()
+    (home / "spark" / "spark-defaults.conf").write_text(SPARK)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("QUIVER_")}
     return kept | {
         "HOME": str(home),
         "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "QUIVER_RUN_DIR": str(home / "run"),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": str(home / "spark"),
+        "PYTHONUNBUFFERED": "1",
     }
 
 
@@ -76,6 +83,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_block_says_what_it_is(page: Path) -> None:
     unnamed = [block.line for block in blocks_of(page) if not block.language]
     assert unnamed == []
+
+
+def test_what_is_not_run_here_is_listed_with_the_reason() -> None:
+    found = [(page.stem, block) for page in pages() for block in blocks_of(page)]
+    unrun = [(page, block.code) for page, block in found if block.mode in ("elsewhere", "continued")]
+    assert [at for at in unrun if not any(at[0] == page and at[1].startswith(code) for page, code in ELSEWHERE)] == []
+    assert len(unrun) == len(ELSEWHERE)
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
