@@ -20,7 +20,8 @@ from quiver_actors.segment.salvage import salvage
 from quiver_actors.segment.unify import DICTIONARY_BYTES_MAX
 from tests.golden.parser import parse_segment
 from tests.unit.segment import batches
-from tests.unit.segment.logfile import LogFile, encode_stream
+from tests.unit.segment.logfile import LogFile, encode_stream, fingerprint_of
+from tests.unit.segment.test_dictionaries import column, with_delta
 from tests.unit.segment.test_outline import with_directory
 
 
@@ -187,16 +188,26 @@ def test_keys_are_used_to_the_last() -> None:
     ids=["nulls", "repeated", "integers", "signed zeroes", "binary", "booleans", "empty"],
 )
 def test_values_of_every_kind_are_brought_together(values: list[list[object]]) -> None:
-    kind = next(pa.array(each).type for each in values if each)
+    check_values_are_brought_together(values, next(pa.array(each).type for each in values if each))
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view(), pa.float32(), pa.float16()], ids=str)
+def test_values_whose_types_are_brought_together_as_others(kind: pa.DataType) -> None:
+    numbers: list[list[object]] = [[0.0, 1.5], [-0.0, None]]
+    texts: list[list[object]] = [["", "a"], ["a text that is longer than a view holds", None, "a"]]
+    check_values_are_brought_together(numbers if pa.types.is_floating(kind) else texts, kind, parse=False)
+
+
+def check_values_are_brought_together(values: list[list[object]], kind: pa.DataType, *, parse: bool = True) -> None:
     log = LogFile()
     for each in values:
         indices = pa.array([*range(len(each)), None], pa.int8())
         log.push({5: batches.one_column(pa.DictionaryArray.from_arrays(indices, pa.array(each, kind)))})
-    reader = compacted(log)
+    reader = compacted(log, parse=parse)
     assert_same_values(log, reader)
     assert len(reader.streams) == 1
     signs = [[str(value) for value in reader.bundle(n)[5].column(0).to_pylist()] for n in range(len(values))]
-    assert signs == [[str(value) for value in [*each, None]] for each in values]
+    assert signs == [[str(value) for value in [*pa.array(each, kind).to_pylist(), None]] for each in values]
 
 
 def test_nested_dictionaries_are_brought_together_one_by_one() -> None:
@@ -208,6 +219,7 @@ def test_nested_dictionaries_are_brought_together_one_by_one() -> None:
                 "struct": pa.StructArray.from_arrays([inner, keys], names=["d", "k"]),
                 "list": pa.ListArray.from_arrays([0, 1, 1, 4, 4], batches.dictionary([f"p{n}", "q"], [1, 0, 1, 0])),
                 "map": pa.MapArray.from_arrays([0, 2, 2, 4, 4], keys, batches.dictionary(["r"], [0, None, 0, 0])),
+                "extension": pa.ExtensionArray.from_storage(pa.opaque(inner.type, "kind", "vendor"), inner),
             }
         )
 
@@ -283,6 +295,17 @@ def test_dictionaries_beyond_what_is_taken_into_memory_are_left_as_they_are() ->
     reader = compacted(log, parse=False)
     assert_same_values(log, reader)
     assert [stream.chunk_count for stream in reader.streams] == [2, 1, 1]
+
+
+def test_a_stream_whose_dictionary_comes_in_two_messages_is_left_as_it_is() -> None:
+    log = LogFile()
+    fingerprint = fingerprint_of(column(["a"]).schema)
+    log.push_payloads({5: with_delta(["a"], ["b"])}, {5: fingerprint}, {5: 1})
+    for words in (["c"], ["d"]):
+        log.push({5: column(words)}, fingerprints={5: fingerprint})
+    reader = SegmentReader(rewritten(log.seal(), parse=False))
+    assert [stream.chunk_count for stream in reader.streams] == [1, 2]
+    assert [reader.bundle(n)[5].to_pydict() for n in range(3)] == [{"c": ["b"]}, {"c": ["c"]}, {"c": ["d"]}]
 
 
 def several_groups() -> LogFile:

@@ -109,6 +109,20 @@ def test_float_that_differs_in_its_sign_of_zero_is_another_dictionary() -> None:
     assert [str(reader.batch(n, 5).column(0)[0].as_py()) for n in range(3)] == ["0.0", "-0.0", "0.0"]
 
 
+@pytest.mark.parametrize("kind", [pa.float64(), pa.opaque(pa.float64(), "kind", "vendor")], ids=["plain", "extension"])
+def test_zeroes_of_two_signs_in_values_of_dictionaries_are_not_taken_for_each_other(kind: pa.DataType) -> None:
+    def column_of(*numbers: float) -> pa.RecordBatch:
+        values = pa.array(numbers)
+        if isinstance(kind, pa.BaseExtensionType):
+            values = pa.ExtensionArray.from_storage(kind, values)
+        structs = pa.StructArray.from_arrays([values], names=["x"])
+        return one_column(pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), structs))
+
+    log = push_all(column_of(0.0), column_of(-0.0, 1.0), column_of(0.0, 1.0))
+    reader = log.sealed()
+    assert [str(reader.batch(n, 5).column(0)[0].as_py()["x"]) for n in range(3)] == ["0.0", "-0.0", "0.0"]
+
+
 def test_several_dictionaries_extend_together_or_not_at_all() -> None:
     def pair(a: Sequence[object], b: Sequence[object]) -> pa.RecordBatch:
         return pa.record_batch({"a": dictionary(a, [0]), "n": pa.array([1]), "b": dictionary(b, [0])})
@@ -142,7 +156,12 @@ def nest_in_runs(values: Sequence[object]) -> pa.Array:
     return pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), dictionary(values, [len(values) - 1]))
 
 
-NESTS = [nest_in_struct, nest_in_list, nest_in_map, nest_in_list_view, nest_in_union, nest_in_runs]
+def nest_in_extension(values: Sequence[object]) -> pa.Array:
+    storage = nest_in_struct(values)
+    return pa.ExtensionArray.from_storage(pa.opaque(storage.type, "kind", "vendor"), storage)
+
+
+NESTS = [nest_in_extension, nest_in_struct, nest_in_list, nest_in_map, nest_in_list_view, nest_in_union, nest_in_runs]
 
 
 @pytest.mark.parametrize("nest", NESTS, ids=lambda nest: nest.__name__)

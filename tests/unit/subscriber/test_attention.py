@@ -47,3 +47,16 @@ def test_every_subject_is_called_when_its_first_time_has_come_and_never_forgotte
             assert called >= late
         expected = min((time for each in subjects for time in each.times), default=None)
         assert attention.next_due_ns() == expected
+
+
+def test_an_alarm_that_was_set_earlier_since_rings_once() -> None:
+    attention, subject = Attention[Due](), Due()
+    subject.times = {5, 30}
+    attention.call_at(subject, 10)
+    attention.call_at(subject, 5)
+    called = []
+    for each in attention.due(20):
+        called.append(each)
+        each.times.discard(5)
+    assert called == [subject]
+    assert attention.next_due_ns() == 30

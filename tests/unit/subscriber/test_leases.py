@@ -93,6 +93,8 @@ def test_new_terms_change_the_leases_of_what_is_held() -> None:
     state.claim(ALICE, 1, 0)
     state.set_terms(lease_ns=1000, max_deliveries=0, exhausted="drop", now_ns=10)
     assert state.next_due_ns() == 1010
+    state.set_terms(lease_ns=1000, max_deliveries=5, exhausted="drop", now_ns=15)
+    assert state.next_due_ns() == 1010, "the same lease as before begins at no other time"
     state.set_terms(lease_ns=0, max_deliveries=0, exhausted="drop", now_ns=20)
     assert state.next_due_ns() is None
 

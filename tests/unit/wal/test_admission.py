@@ -30,8 +30,8 @@ class Sent(NamedTuple):
     push: Push
     schemas: dict[int, StreamSchema]
 
-    def with_entry(self, field: int, value: int) -> Sent:
-        return self._with("entries", ENTRY_ROW, 0, field, value)
+    def with_entry(self, field: int, value: int, row: int = 0) -> Sent:
+        return self._with("entries", ENTRY_ROW, row, field, value)
 
     def with_slot(self, field: int, value: int, row: int = 0) -> Sent:
         return self._with("slots", SLOT_ROW, row, field, value)
@@ -51,7 +51,7 @@ class Sent(NamedTuple):
         change(span)
         start, end = self.bounds(entry)
         crc = crc32(span[start + layout.ENTRY_HEAD.size : end - layout.ENTRY_CRC.size])
-        return self._replace(span=bytes(span))._with("entries", ENTRY_ROW, entry, CRC, crc)
+        return self._replace(span=bytes(span)).with_entry(CRC, crc, entry)
 
     def bounds(self, entry: int) -> tuple[int, int]:
         """Where that entry stands in the span."""
@@ -77,6 +77,8 @@ def without_dictionaries(case: Sent) -> Sent:
 
 ONE = sent(numbered_batch(1))
 TWO = sent(numbered_batch(1), pa.record_batch({"x": [1]}))
+MANY = sent(numbered_batch(1), count=UNIFORM_ENTRIES_MIN)
+"""Looked at all at once, as long as they are right."""
 WORDS_BATCH = pa.record_batch({"w": pa.array(["a", "b"]).dictionary_encode()})
 WORDS = sent(WORDS_BATCH)
 LONGER = ONE._replace(span=ONE.span[:-4] + bytes(64) + ONE.span[-4:]).with_entry(SPAN_BYTES, len(ONE.span) + 64)
@@ -88,10 +90,15 @@ def spoil_prefix(span: bytearray) -> None:
     span[PREFIX_AT] = 0
 
 
-@pytest.mark.parametrize("case", [ONE, TWO, WORDS], ids=["one slot", "two slots", "dictionary"])
+@pytest.mark.parametrize("case", [ONE, TWO, WORDS, MANY], ids=["one slot", "two slots", "dictionary", "many alike"])
 def test_what_is_right_is_let_in(case: Sent) -> None:
     entries, _ = check_push(memoryview(bytearray(case.span)), layout.HEADER_BYTES, case.push, case.schemas)
-    assert len(entries) == 1
+    assert len(entries) == len(case.push.entries) // ENTRY_ROW.size
+
+
+def with_another_schema(span: bytearray) -> None:
+    """In the sixth of many."""
+    span[MANY.bounds(5)[0] + PREFIX_AT - 1] ^= 1
 
 
 REFUSED = {
@@ -132,6 +139,9 @@ REFUSED = {
         "dictionar",
     ),
     "no dictionary": (without_dictionaries(WORDS), "dictionar"),
+    "many alike short of the span": (MANY._replace(span=MANY.span + bytes(64)), "belong to no entry"),
+    "one of many with another CRC": (MANY.with_entry(CRC, 1, row=7), "CRC of the slots"),
+    "one of many with another schema": (MANY.with_bytes(with_another_schema, 5), "slot head and schema message"),
     "no dictionary in many alike": (without_dictionaries(sent(WORDS_BATCH, count=UNIFORM_ENTRIES_MIN)), "dictionar"),
 }
 
