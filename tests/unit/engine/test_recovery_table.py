@@ -311,6 +311,27 @@ def test_entries_that_are_whole_and_no_bundles_are_kept_aside(header: Header) ->
     assert without_its_slot in kept(disk)
 
 
+def test_a_bundle_without_slots_of_another_writer_spoils_none_behind_it() -> None:
+    """Its entry is shorter than what keeps the payloads aligned."""
+    known, disk = samples(), SimDisk()
+    case = LogCase(Cursor.NONE, Header.FOREIGN, Entries.NONE, Behind.END, Held.NOTHING, False)
+    body = known.entries[1][4 : layout.ENTRY_HEAD.size - 8] + bytes(8)
+    empty = len(body).to_bytes(4, "little") + body + crc32(body).to_bytes(4, "little")
+    put(
+        disk, LOG, log_of(case).rstrip(b"\0").ljust(38, b"\0") + known.entries[0] + empty + known.entries[2] + bytes(64)
+    )
+    EngineDriver(OrderMonitor(disk), directory=DIRECTORY).run_background()
+    assert served(disk) == [1, 3]
+    sequences = [
+        (reader.sequence(index), sorted(reader.bundle(index)))
+        for path, content in sorted(disk.contents().items())
+        if path.endswith(".qseg")
+        for reader in [SegmentReader(content)]
+        for index in range(reader.bundle_count)
+    ]
+    assert sequences == [(1, [0]), (2, []), (3, [0])]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_entries_with_numbers_that_no_log_can_hold_do_not_keep_a_store_from_opening(count: int) -> None:
     known, disk = samples(), SimDisk()

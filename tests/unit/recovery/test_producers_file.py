@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 
 from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.errors import SequenceGap, SequenceTooOld
+from quiver_actors.errors import DiskError, FormatError, SequenceGap, SequenceTooOld
 from quiver_actors.model import ENVELOPE_SLOT
 from quiver_actors.paths import EnginePaths
-from quiver_actors.transactions.keys import KeyRun, Windows, decode_windows, with_key
+from quiver_actors.recovery.stored_keys import keys_in_segment
+from quiver_actors.segment.arrow_ipc import END_OF_STREAM
+from quiver_actors.transactions.keys import NUMBER_COLUMN, PRODUCER_COLUMN, KeyRun, Windows, decode_windows, with_key
 from quiver_actors.upkeep import compact_segment
 from tests.support.engine_driver import numbered_batch
 from tests.unit.recovery.test_damaged_files import flipped, kept, replace
+from tests.unit.segment.logfile import LogFile
+from tests.unit.segment.test_compaction import of_an_unknown_type
 from tests.unit.transactions.test_keys import SETTINGS, KeyedDriver
+from tests.unit.wal.logs import reader_of
 
 PATHS = EnginePaths("default/core_0")
 
@@ -116,6 +125,77 @@ def test_a_segment_that_is_damaged_too_is_not_believed() -> None:
     assert duplicates(driver, 4, 3) == [True] * 3
     with pytest.raises(SequenceTooOld):
         driver.push_keyed(3)
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+def test_what_the_disk_does_not_give_back_is_asked_for_twice(fails_again: bool) -> None:
+    disk = SimDisk()
+    driver = sealed(disk, range(1, 4), range(4, 7))
+    path = PATHS.segment(driver.engine.segments()[0].segment_seq)
+    damaged(disk)
+    faulty = FaultyDisk(disk)
+    # The first reading is that of its footer.
+    fault = faulty.fail("read", 2, errno.EIO, then=["read"] if fails_again else [], path_part=path)
+    opening = KeyedDriver(faulty, SETTINGS)
+    faulty.heal()
+    assert fault.hits == 1 + fails_again
+    (note,) = [note for note in opening.engine.recovery_notes if PATHS.producers in note]
+    assert ("but for 1 that cannot be read" in note) == fails_again
+    assert duplicates(opening, 4, 3) == [True] * 3
+    if fails_again:
+        with pytest.raises(SequenceTooOld):
+            opening.push_keyed(3)
+    else:
+        assert duplicates(opening, 1, 3) == [True] * 3
+
+
+def test_a_reading_that_fails_for_another_reason_can_be_done_at_the_next_start() -> None:
+    disk = SimDisk()
+    driver = sealed(disk, range(1, 4))
+    content = damaged(disk)
+    faulty = FaultyDisk(disk)
+    faulty.fail("read", 2, errno.ENOMEM, path_part=PATHS.segment(driver.engine.segments()[0].segment_seq))
+    with pytest.raises(DiskError):
+        KeyedDriver(faulty, SETTINGS)
+    assert disk.contents()[PATHS.producers] == content
+    assert duplicates(opened(disk), 1, 4) == [True] * 3 + [False]
+
+
+def test_envelopes_that_hold_no_key_are_passed_over() -> None:
+    disk = SimDisk()
+    driver = opened(disk)
+    nobody = pa.record_batch(
+        {PRODUCER_COLUMN: pa.array([None], pa.string()), NUMBER_COLUMN: pa.array([7], pa.uint64())}
+    )
+    for envelope in (pa.record_batch({"trace": ["t"]}), nobody):
+        driver.push({0: numbered_batch(1000), ENVELOPE_SLOT: envelope})
+    driver.push_keyed(1, 2)
+    driver.seal()
+    driver.engine.close()
+    damaged(disk)
+    driver = opened(disk)
+    assert duplicates(driver, 1, 3) == [True, True, False]
+    assert len(driver.engine.segments()) == 1
+
+
+def unreadable_schema() -> bytes:
+    return of_an_unknown_type(["a"])
+
+
+def unreadable_batch() -> bytes:
+    """Of fewer columns than its schema has."""
+    envelope = with_key(None, "p", 1)
+    batch = pa.record_batch({"x": [1]}).serialize().to_pybytes()
+    return bytes(envelope.schema.serialize().to_pybytes() + batch + END_OF_STREAM)
+
+
+@pytest.mark.parametrize("payload", [unreadable_schema, unreadable_batch])
+def test_envelopes_that_nobody_can_decode_are_an_error(payload: Callable[[], bytes]) -> None:
+    log = LogFile()
+    log.push_payloads({ENVELOPE_SLOT: payload()}, {ENVELOPE_SLOT: bytes(32)}, {ENVELOPE_SLOT: 1})
+    data = log.seal()
+    with pytest.raises(FormatError, match="cannot be decoded"):
+        keys_in_segment(reader_of(data), len(data), 7)
 
 
 def test_keys_of_compacted_segments_and_beside_dictionaries_are_found() -> None:
