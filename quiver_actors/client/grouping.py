@@ -19,9 +19,9 @@ from quiver_actors.encoding.streams import EncodedStream, StreamTable
 from quiver_actors.errors import UsageError
 
 GROUP_BUNDLES_MAX = 64
-RUN_BUNDLES_MAX = 256
+RUN_BUNDLES_MAX = 768
 """Of the second and later runs of a call; the first one leaves as early as any group, so that the worker starts. What a message costs
-is shared by its bundles: 256 of 1 KiB cost the producer 14 % and the worker a third less than four times 64."""
+is shared by its bundles (docs/performance.md). With 80 bytes of rows for each it still fits a reader's usual buffer."""
 GROUP_BYTES_MAX = RUN_BYTES_MAX
 _FRAME_BYTES = 512
 """Assumed for an entry beside its buffers and its schema: a guess decides when a group is full, not what fits."""

@@ -268,6 +268,8 @@ class LogQueue:
             return None
         if before is not None and self._logs[0].segment_seq > before:
             return None
+        # Here and not in the job's thread: this one may read the books while the job runs.
+        self._logs[0].builder.pack()
         return jobs.SealJob(self._disk, self._paths, self._logs[0], self._numbers.incarnation)
 
     def finish_seal(self, job: jobs.SealJob) -> None:

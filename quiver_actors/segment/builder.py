@@ -11,6 +11,7 @@ Cost: `append` of a bundle of one slot without dictionaries takes about 1 us.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,6 +55,8 @@ _BLOCK_FIELDS = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("paddin
 """`BLOCK`."""
 _REF = struct.Struct("<III")
 _LATEST_TIME = (1 << 63) - 1
+_UNPACKED_MAX = 4096
+"""Bundles of runs that wait to be entered in the tables."""
 
 
 class StreamSchema(NamedTuple):
@@ -140,12 +143,14 @@ class SegmentBuilder:
 
     def __init__(self, segment_seq: int, read: Read) -> None:
         self.segment_seq = segment_seq
-        self.streams: list[Stream] = []
+        self._streams: list[Stream] = []
         self._read = read
         self._plain: dict[StreamSchema, Stream] = {}
         self._with_dictionaries: dict[StreamSchema, SchemaDictionaries] = {}
         self._bundles = bytearray()
         self._refs = bytearray()
+        self._unpacked: list[tuple[Stream, BundleRun]] = []
+        """Runs behind everything else that are counted, and not in the tables yet."""
         self._bundle_count = 0
         self._row_count = 0
         self._earliest_ts = _LATEST_TIME
@@ -178,6 +183,8 @@ class SegmentBuilder:
         index = self._bundle_count
         if index >= SEGMENT_BUNDLES_MAX:
             raise InvalidBundle(f"segment {self.segment_seq} holds {index} bundles, its limit: seal it first")
+        if self._unpacked:
+            self.pack()
         plain = self._plain
         try:
             streams = [plain[slot[0]] for slot in slots]
@@ -208,27 +215,48 @@ class SegmentBuilder:
         if self._bundle_count + count > SEGMENT_BUNDLES_MAX:
             raise InvalidBundle(f"segment {self.segment_seq} holds {self._bundle_count} bundles: no {count} more fit")
         stream = self._plain.get(run.schema) or self._find_stream(run.schema, ())
-        refs = np.empty((count, 3), np.uint32)
-        refs[:, 0], refs[:, 1] = run.schema.slot_id, stream.stream_id
-        refs[:, 2] = np.arange(stream.chunk_count, stream.chunk_count + count)
-        blocks = np.zeros(count, _BLOCK_FIELDS)
-        blocks["offset"] = run.batch_offsets - IN_PLACE_STREAM_OFFSET
-        blocks["metadata_bytes"], blocks["body_bytes"] = run.metadata_bytes, run.body_bytes
-        bundles = np.empty(count, _BUNDLE_FIELDS)
-        bundles["slot_count"] = 1
-        bundles["sequence"] = np.arange(run.first_sequence, run.first_sequence + count, dtype=np.uint64)
-        bundles["ingestion_ts_nanos"], bundles["item_count"] = run.ingestion_ts_nanos, run.item_counts
-        bundles["byte_count"] = run.byte_counts
-        self._refs += refs.tobytes()
-        stream.batch_blocks += blocks.tobytes()
-        self._bundles += bundles.tobytes()
         row_count = int(run.row_counts.sum())
-        stream.chunk_count += count
         stream.row_count += row_count
         self._row_count += row_count
         self._bundle_count += count
-        self._earliest_ts = min(self._earliest_ts, int(run.ingestion_ts_nanos.min()))
-        self._latest_ts = max(self._latest_ts, int(run.ingestion_ts_nanos.max()))
+        self._unpacked.append((stream, run))
+        if self._bundle_count - len(self._bundles) // _BUNDLE.size >= _UNPACKED_MAX:
+            self.pack()
+
+    def pack(self) -> None:
+        """Enter in the tables what was only counted: many runs at a time cost little more than one.
+
+        Whatever reads the tables does it first. To be called before another thread reads them, so that it changes nothing then.
+        """
+        unpacked, self._unpacked = self._unpacked, []
+        for stream, runs in itertools.groupby(unpacked, key=_stream_of):
+            self._pack_runs(stream, [run for _, run in runs])
+
+    def _pack_runs(self, stream: Stream, runs: Sequence[BundleRun]) -> None:
+        """Runs of one stream, one behind the other."""
+        byte_counts = np.concatenate([run.byte_counts for run in runs])
+        count = len(byte_counts)
+        refs = np.empty((count, 3), np.uint32)
+        refs[:, 0], refs[:, 1] = stream.schema.slot_id, stream.stream_id
+        refs[:, 2] = np.arange(stream.chunk_count, stream.chunk_count + count)
+        blocks = np.zeros(count, _BLOCK_FIELDS)
+        blocks["offset"] = np.concatenate([run.batch_offsets for run in runs]) - IN_PLACE_STREAM_OFFSET
+        blocks["metadata_bytes"] = np.concatenate([run.metadata_bytes for run in runs])
+        blocks["body_bytes"] = np.concatenate([run.body_bytes for run in runs])
+        bundles = np.empty(count, _BUNDLE_FIELDS)
+        bundles["slot_count"] = 1
+        bundles["sequence"] = np.concatenate(
+            [np.arange(len(run.byte_counts), dtype=np.uint64) + np.uint64(run.first_sequence) for run in runs]
+        )
+        bundles["ingestion_ts_nanos"] = np.concatenate([run.ingestion_ts_nanos for run in runs])
+        bundles["item_count"] = np.concatenate([run.item_counts for run in runs])
+        bundles["byte_count"] = byte_counts
+        self._refs += refs.tobytes()
+        stream.batch_blocks += blocks.tobytes()
+        self._bundles += bundles.tobytes()
+        stream.chunk_count += count
+        self._earliest_ts = min(self._earliest_ts, int(bundles["ingestion_ts_nanos"].min()))
+        self._latest_ts = max(self._latest_ts, int(bundles["ingestion_ts_nanos"].max()))
 
     def _find_streams(self, slots: Sequence[SlotPlacement]) -> list[Stream]:
         """The streams of a bundle that has dictionaries or schemas that this segment has not seen yet."""
@@ -246,17 +274,23 @@ class SegmentBuilder:
         of_schema = self._with_dictionaries.get(schema)
         if of_schema is None:
             of_schema = self._with_dictionaries[schema] = SchemaDictionaries(schema.message, self._read)
-        dictionaries = of_schema.resolve(placements, len(self.streams))
-        if dictionaries.stream_id == len(self.streams):
+        dictionaries = of_schema.resolve(placements, len(self._streams))
+        if dictionaries.stream_id == len(self._streams):
             return self._new_stream(schema, dictionaries)
-        return self.streams[dictionaries.stream_id]
+        return self._streams[dictionaries.stream_id]
 
     def _new_stream(self, schema: StreamSchema, dictionaries: DictionarySet | None) -> Stream:
-        stream = Stream(len(self.streams), schema, dictionaries)
-        self.streams.append(stream)
+        stream = Stream(len(self._streams), schema, dictionaries)
+        self._streams.append(stream)
         return stream
 
     # --- what is in it -------------------------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> list[Stream]:
+        """In the order of their numbers."""
+        self.pack()
+        return self._streams
 
     @property
     def bundle_count(self) -> int:
@@ -264,7 +298,7 @@ class SegmentBuilder:
 
     @property
     def stream_count(self) -> int:
-        return len(self.streams)
+        return len(self._streams)
 
     @property
     def row_count(self) -> int:
@@ -278,21 +312,23 @@ class SegmentBuilder:
     @property
     def first_sequence(self) -> int:
         """0 while empty."""
-        return _BUNDLE.unpack_from(self._bundles)[0] if self._bundle_count else 0
+        return int(self._bundle_table()["sequence"][0]) if self._bundle_count else 0
 
     @property
     def last_sequence(self) -> int:
         """0 while empty."""
-        return _BUNDLE.unpack_from(self._bundles, len(self._bundles) - _BUNDLE.size)[0] if self._bundle_count else 0
+        return int(self._bundle_table()["sequence"][-1]) if self._bundle_count else 0
 
     @property
     def first_ingestion_ts_nanos(self) -> int:
         """The earliest, which need not be the first bundle's: clocks are set back. Lost bundles do not count; 0 without any."""
+        self.pack()
         return self._earliest_ts if self._earliest_ts <= self._latest_ts else 0
 
     @property
     def last_ingestion_ts_nanos(self) -> int:
         """The latest; as above."""
+        self.pack()
         return self._latest_ts if self._earliest_ts <= self._latest_ts else 0
 
     def bundle_summaries(self) -> BundleSummaries:
@@ -302,8 +338,8 @@ class SegmentBuilder:
 
     def manifest_columns(self) -> ManifestColumns:
         """Everything that the manifest says (copies)."""
-        refs = np.frombuffer(bytes(self._refs), dtype=np.uint32).reshape(-1, 3)
         slot_counts = np.array(self._bundle_table()["slot_count"], np.int32)
+        refs = np.frombuffer(bytes(self._refs), dtype=np.uint32).reshape(-1, 3)
         summaries = self.bundle_summaries()
         return ManifestColumns(
             slot_counts,
@@ -323,13 +359,18 @@ class SegmentBuilder:
 
     def _bundle_table(self) -> npt.NDArray[np.void]:
         """Borrows the bytes: nothing can be appended while it lives."""
+        self.pack()
         return np.frombuffer(self._bundles, dtype=_BUNDLE_FIELDS)
 
     def __repr__(self) -> str:
         return (
-            f"<SegmentBuilder {self.segment_seq} bundles={self._bundle_count} streams={len(self.streams)}"
+            f"<SegmentBuilder {self.segment_seq} bundles={self._bundle_count} streams={len(self._streams)}"
             f" rows={self._row_count}>"
         )
+
+
+def _stream_of(unpacked: tuple[Stream, BundleRun]) -> Stream:
+    return unpacked[0]
 
 
 def check_dictionaries(

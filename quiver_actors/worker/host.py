@@ -262,7 +262,7 @@ class EngineHost:
         submit(job, lambda: self._finish(job))
 
     def _finish(self, job: Job) -> None:
-        """The turn that follows at once does the rest; the loop starts what the disk has to do next (`start_commit`)."""
+        """A turn follows at once, if there is more to do; the loop starts what the disk has to do next (`start_commit`)."""
         self._in_flight -= 1
         self._agenda.note_activity(self)
         if self.is_given_up:
@@ -273,10 +273,10 @@ class EngineHost:
         self._chronicle.finished(job)
         self._apply(self.engine.finish(job))
         self.ingest.acknowledge()
-        if isinstance(job, CommitJob) and not job.rotates:
-            self.touch_push()
-        else:
+        if not isinstance(job, CommitJob) or job.rotates:
             self.touch()
+        elif job.error is not None or not self.ingest.is_settled:
+            self.touch_push()
 
     def _note_duration(self, job: Job) -> None:
         if isinstance(job, CommitJob):

@@ -15,7 +15,8 @@ from quiver_actors.encoding.entries import PushRows, plan, write
 from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory
 from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.errors import BundleTooLarge, InvalidBundle
-from quiver_actors.protocol.messages import TopicInfo
+from quiver_actors.protocol.framing import BUFFER_BYTES
+from quiver_actors.protocol.messages import ENTRY_ROW, SLOT_ROW, TopicInfo
 from tests.unit.client.entries import parse_span
 from tests.unit.encoding.test_entries import ONE_BATCH, coded, numbers
 
@@ -107,7 +108,9 @@ def test_schemas_that_alternate_share_their_messages() -> None:
 
 
 def test_groups_are_full_but_not_over_their_limits() -> None:
-    assert [len(each) for each in group(without_counts([numbers(5)] * 600))] == [64, 256, 256, 24]
+    assert [len(each) for each in group(without_counts([numbers(5)] * 900))] == [64, 768, 68]
+    rows_bytes = RUN_BUNDLES_MAX * (ENTRY_ROW.size + SLOT_ROW.size)
+    assert rows_bytes + 256 < BUFFER_BYTES, "the message of a full run fits a reader's usual buffer"
     large = group(without_counts([numbers(4_000)] * 100))
     assert all(each.size_bytes <= GROUP_BYTES_MAX for each in large)
     assert all(each.size_bytes > GROUP_BYTES_MAX // 2 for each in large[:-1])

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.client import Client, connect
+from quiver_actors.client.grouping import GROUP_BUNDLES_MAX
 from quiver_actors.client.push_channel import DECLARED_MAX
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.errors import (
@@ -47,6 +48,11 @@ from tests.unit.client.peer import TOPICS, Background, Peer, PeerSession, refuse
 
 def batch(rows: int = 3, value: int = 0) -> pa.RecordBatch:
     return pa.record_batch({"id": pa.array(np.arange(value, value + rows, dtype=np.int64))})
+
+
+def no_run(count: int) -> list[dict[int, pa.RecordBatch]]:
+    """Bundles whose neighbours are in other slots, so that a message holds `GROUP_BUNDLES_MAX` of them."""
+    return [{n % 2: batch(value=n)} for n in range(count)]
 
 
 def ids(peer: Peer) -> list[int]:
@@ -398,12 +404,12 @@ def test_full_ring_times_out_without_a_trace(peer: Peer, client: Client) -> None
 def test_progress_keeps_push_many_from_timing_out(peer: Peer, client: Client) -> None:
     """The timeout is the longest time without an acknowledgement, however long the whole takes."""
     peer.holds_acks = True
-    push = Background(lambda: client.push_many([batch(value=n) for n in range(64 + 4 * 256)], timeout=2.0))
+    push = Background(lambda: client.push_many(no_run(5 * GROUP_BUNDLES_MAX), timeout=2.0))
     peer.wait_for(lambda: len(peer.unacknowledged) == 5)
     for _ in range(5):
         assert not push.ends_within(0.5)
         peer.acknowledge(1)
-    assert len(push.result()) == 64 + 4 * 256  # type: ignore[arg-type]
+    assert len(push.result()) == 5 * GROUP_BUNDLES_MAX  # type: ignore[arg-type]
 
 
 def test_worker_that_never_greets_is_unavailable(peer: Peer, client: Client) -> None:
@@ -448,21 +454,22 @@ def test_lost_push_is_pushed_again(peer: Peer, client: Client) -> None:
 
 
 def test_only_what_was_not_acknowledged_is_pushed_again_and_in_order(peer: Peer, client: Client) -> None:
+    count, kept = 3 * GROUP_BUNDLES_MAX + 36, 2 * GROUP_BUNDLES_MAX + 10
     peer.holds_acks = True
-    pushes = Background(lambda: client.push_many([batch(value=n) for n in range(676)]))
+    pushes = Background(lambda: client.push_many(no_run(count)))
     peer.wait_for(lambda: len(peer.unacknowledged) == 4)
     peer.acknowledge(2)
     session, third = peer.unacknowledged[0]
     session.send(Acked(3, [AckRun(third.tag, 5, 100, 0, 10)]))
-    peer.wait_for(lambda: len(peer.stored) == 676)
+    peer.wait_for(lambda: len(peer.stored) == count)
     peer.kill(0)
     peer.holds_acks = False
     peer.unacknowledged.clear()
     peer.listen(0)
     receipts = pushes.result()
     assert isinstance(receipts, Receipts)
-    assert len(receipts) == 676
-    assert ids(peer) == [*range(676), *range(330, 676)]
+    assert len(receipts) == count
+    assert ids(peer) == [*range(count), *range(kept, count)]
 
 
 def test_push_waits_for_a_worker_that_is_away(peer: Peer, client: Client) -> None:

@@ -54,6 +54,54 @@ def test_ingestion_times_are_those_of_the_earliest_and_latest_bundle_that_is_the
     assert (builder.first_sequence, builder.last_sequence) == (1, 5)
 
 
+def run_of(schema: StreamSchema, first_sequence: int, count: int) -> BundleRun:
+    """Bundles whose numbers all differ."""
+    numbers = np.arange(first_sequence, first_sequence + count)
+    columns = (
+        1000 - numbers,
+        numbers % 3 - 1,
+        numbers * 64,
+        numbers % 5,
+        numbers * 64 + 192,
+        numbers * 8,
+        numbers * 16,
+    )
+    return BundleRun(schema, first_sequence, *columns)
+
+
+def append_each(builder: SegmentBuilder, run: BundleRun) -> None:
+    for offset, numbers in enumerate(zip(*run[2:], strict=True)):
+        time, items, size, rows, place, metadata_bytes, body_bytes = map(int, numbers)
+        slot = (run.schema, rows, place, metadata_bytes, body_bytes, ())
+        builder.append(run.first_sequence + offset, time, items, size, [slot])
+
+
+def tail_of(builder: SegmentBuilder) -> bytes:
+    places = {"entries_end": 1 << 20, "crc32_of_entries": 7, "wal_position_start": 0, "wal_position_end": 1 << 20}
+    return b"".join(encode_tail(builder, **places, incarnation=bytes(16)))
+
+
+def test_runs_are_what_their_bundles_are_one_by_one_whenever_somebody_reads() -> None:
+    first, second = place(1)[0], place(2)[0]
+    shapes = [(first, 3), (first, 40), (second, 5), (first, 1), (second, 5000), (second, 200)]
+    for read_after in range(len(shapes) + 1):
+        at_once, one_by_one, sequence = SegmentBuilder(9, no_read), SegmentBuilder(9, no_read), 10
+        for number, (schema, count) in enumerate(shapes):
+            run = run_of(schema, sequence, count)
+            at_once.append_run(run)
+            append_each(one_by_one, run)
+            sequence += count
+            if number == read_after:
+                assert tail_of(at_once) == tail_of(one_by_one)
+                for builder in (at_once, one_by_one):
+                    builder.append(sequence, -50, 1, 64, (place(1), place(2)))
+                sequence += 1
+        assert (at_once.bundle_count, at_once.row_count) == (one_by_one.bundle_count, one_by_one.row_count)
+        assert at_once.first_sequence == 10
+        assert at_once.last_sequence == sequence - 1
+        assert tail_of(at_once) == tail_of(one_by_one)
+
+
 def test_summaries_are_copies() -> None:
     builder = SegmentBuilder(9, no_read)
     builder.append(1, 1, 1, 1, (place(),))
