@@ -31,7 +31,7 @@ help:
 	@echo 'make check   lint, types and the unit tests only'
 	@echo 'make docs    the pages of docs/ as a site, in site/'
 	@echo 'make fresh-user  builds the wheel and follows "Getting started" in an empty environment, Spark included: about 500 MB'
-	@echo 'make torture long crash sweeps, faults, kills, limits, power cuts and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
+	@echo 'make torture crash sweeps, simulated nodes, kills, faults, limits, power cuts and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
 	@echo 'make soak    a node under load with a kill every 30 s: HOURS=1 SEED=0'
 	@echo 'make coverage branches of the log, segment, subscriber, retention and recovery code that no quick suite takes'
 	@echo 'make mutation plants known-bad edits one at a time: the tests must notice (about an hour)'

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import logging
-import os
 import subprocess
 import sys
 import time
@@ -23,7 +22,6 @@ from typing import TypeVar
 
 import msgspec
 
-from tests.crash.injectors import shim_environment
 from tests.crash.kill_loop import KillTally
 from tests.crash.syscall_faults import FaultTally
 from tests.fuzz import bitflips
@@ -102,32 +100,15 @@ def kills(effort: Effort, seed: int = 1) -> KillTally:
 
 
 def syscall_faults(effort: Effort) -> FaultTally:
-    """With strace where it may trace, else with a library that is built now.
-
-    Raises:
-        OSError: neither can be used here; says why.
-    """
-    try:
-        return _run("tests.crash.syscall_faults", FaultTally, str(effort.fault_cases))
-    except OSError as first:
-        with _explained(first), shim_environment() as environment:
-            return _run("tests.crash.syscall_faults", FaultTally, str(effort.fault_cases), environment=environment)
+    """Raises OSError: no call can be made to fail here; says why."""
+    return _run("tests.crash.syscall_faults", FaultTally, str(effort.fault_cases))
 
 
-@contextlib.contextmanager
-def _explained(first: OSError) -> Iterator[None]:
-    try:
-        yield
-    except OSError as second:
-        raise OSError(f"{first}; {second}") from second
-
-
-def _run(module: str, outcome: type[Outcome], *arguments: str, environment: Mapping[str, str] | None = None) -> Outcome:
+def _run(module: str, outcome: type[Outcome], *arguments: str) -> Outcome:
     """Run a module that ends with one line of JSON, whatever its exit code."""
     ran = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env=environment or os.environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

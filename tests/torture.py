@@ -1,17 +1,16 @@
-"""The long forms of all suites for a given time, on all CPUs; ends with one line of JSON, every figure counted.
+"""All suites in their long forms for a given time, on all CPUs; ends with one line of JSON, every figure counted.
 
     python -m tests.torture [--minutes 30] [--seed N] [--crash-states N]
 
-Three things go on beside each other until the time is over; what has begun is finished:
-- every bit, every failing call and 2,000 kills once (about ten minutes of one CPU; in less than fifteen minutes their short forms), then
-  rounds of the crash sweep with ever new seeds; one round in so many lets calls fail too, one in so many runs whole simulated nodes;
-- the same rounds on each further CPU;
-- a real node with its clients: signals to all kinds of processes at random times and at whitebox points (`tests.crash.campaign`), full file
-  systems, no descriptors, no memory (`tests.crash.limits`), and power cuts (`tests.crash.images`), with ever new seeds. What needs root,
-  loop devices or a program that is not there is left out, and said.
+On each CPU one process after the other does a piece of one of the `KINDS`, with ever new seeds: that which is furthest behind its pace. A
+kind's pace is what half an hour is to hold of it; where none is behind, crash states are swept. Beside them a real node with its clients,
+which mostly waits (`NODE_PARTS`): signals to all kinds of processes, limits, power cuts, evictions under kills, once in half an hour. What
+needs root, loop devices or a program that is not there is left out, and said. In less than fifteen minutes (short forms) pieces are
+smaller, and the real node does what it comes to.
 
-With `--crash-states` also until so many states were opened, however long that
-takes. Crash states are told apart by content over all rounds.
+A seed (`node_seeds`) is one run of a whole simulated node, of `NODE_STEPS` steps and then the calm: see `tests.sim.node`. Crash states are
+told apart by content over all pieces. What has begun when the time is over is finished; with `--crash-states` it goes on until so many
+were opened.
 
 Ends with 1 on a failure; its line names the command and the seed that show it again, and `--seed` takes up another stretch of seeds.
 """
@@ -22,41 +21,138 @@ import argparse
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tests.fuzz.parsers import TARGETS
+
 ROOT = Path(__file__).parent.parent
-ROUND_STATES = 20_000
+NODE_STEPS = 1_000
+STATES = "crash_states"
+_HALF_HOUR_SECONDS = 1_800.0
+_LEAD = 1.05
+"""So much ahead of the time all kinds are to be, so that the last piece ends in it."""
 _LONG_MINUTES = 15
-_ROUNDS_PER_FULL_ROUND = 16
-"""A round with errors and damaged directories takes four times as long as one of crashes alone."""
-_SEEDS_PER_ROUND = 1_000
-_ROUNDS_PER_NODE_ROUND = 4
-"""One round in so many simulates whole nodes."""
-_NODE_SEEDS, _NODE_STEPS = 40, 2_000
-_REAL_NODE_PARTS = ("tests.crash.campaign", "tests.crash.limits", "tests.crash.images")
-_NODE_TESTS = (
-    "tests/integration/test_caps.py",
-    "tests/integration/test_adoption.py",
-    "-k",
-    "killed or number_of_cores",
-)
-_LONG_NODE_TESTS = {"QUIVER_TEST_CAP_ROUNDS": "100", "QUIVER_TEST_CORES": "8,3,1,16"}
+_SHORT_PART = 4
+"""Pieces are smaller by that in a short form."""
+_SEEDS_PER_PIECE = 1_000
+_PIECES_PER_SWEEP = 3
+"""One piece in so many sweeps crash states, also on a machine that is too slow for the paces."""
+_FAILURES_MAX = 5
 _NOT_ADDED = ("call_sites", "call_sites_hit", "file_kinds", "file_kinds_hit")
-"""The same in every round: the best one counts."""
-_STATES = "crash_states"
+"""The same in every piece: the best one counts."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a process is to do."""
+
+    number: int
+    """Of this kind, from 0."""
+    amount: int
+    seed: int
+    """Of it and of the next `_SEEDS_PER_PIECE`, no other piece has any."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    """The figure that counts it."""
+    in_half_an_hour: int
+    amount: int
+    """Of a piece in a long run: about half a minute of one CPU."""
+    command: Callable[[Piece], list[str]]
+    figures: Callable[[Any], dict[str, int]]
+    """What counts of the JSON in the last line of its process."""
+
+
+def _figures(**names: str) -> Callable[[Any], dict[str, int]]:
+    """Those of a flat object, by the name that each gets here, and how many failures it lists."""
+
+    def read(found: Any) -> dict[str, int]:
+        return {name: found.get(key, 0) for name, key in names.items()} | {"open_failures": len(found["failures"])}
+
+    return read
+
+
+def _sum(**names: str) -> Callable[[Any], dict[str, int]]:
+    """The same of an object of such objects, added up."""
+
+    def read(found: Any) -> dict[str, int]:
+        total: Counter[str] = Counter()
+        for each in found.values():
+            total.update(_figures(**names)(each))
+        return dict(total)
+
+    return read
+
+
+def _fuzz(piece: Piece) -> list[str]:
+    target = list(TARGETS)[piece.number % len(TARGETS)]
+    counts = json.dumps({target: piece.amount})
+    return ["tests.fuzz.campaign", "--counts", counts, "--first", str(piece.seed * piece.amount)]
+
+
+def _simulate(piece: Piece) -> list[str]:
+    return ["tests.sim.node", "--seeds", f"{piece.seed}:{piece.seed + piece.amount}", "--steps", str(NODE_STEPS)]
+
+
+def _sweep(piece: Piece) -> list[str]:
+    amount = ["--crash-states", str(piece.amount), "--seed", str(piece.seed)]
+    return ["tests.sim", "--report", "--alone", "--crashes-only", "--processes", "1", *amount]
+
+
+def _module(name: str) -> Callable[[Piece], list[str]]:
+    return lambda piece: [name, str(piece.amount), str(piece.seed)]
+
+
+CRASHES = Kind(STATES, 1_000_000, 10_000, _sweep, dict)
+KINDS = (
+    Kind(
+        "node_seeds",
+        5_000,
+        100,
+        _simulate,
+        _figures(node_seeds="seeds", node_steps="steps", node_faults="faults", node_told_lost="told_lost"),
+    ),
+    Kind("kills", 2_000, 200, _module("tests.crash.kill_loop"), _figures(kills="kills", kills_at_points="at_points")),
+    Kind("syscall_faults", 2_000, 160, _module("tests.crash.syscall_faults"), _figures(syscall_faults="cases")),
+    Kind("parser_inputs", 550_000, 50_000, _fuzz, _sum(parser_inputs="inputs")),
+    Kind(
+        "bit_flips",
+        10_000,
+        2_500,
+        _module("tests.fuzz.bitflips"),
+        _sum(bit_flips="flips", bit_flips_detected="detected", bit_flips_harmless="harmless"),
+    ),
+)
+LIMITS = ("tmpfs", "ext4", "inodes", "file_size", "node_descriptors", "client_descriptors", "memory", "cap")
+NODE_PARTS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
+    ("tests.crash.campaign", 30, 4, ()),
+    ("tests.crash.images", 4, 1, ("ext4",)),
+    *(("tests.crash.limits", 2, 1, (limit,)) for limit in LIMITS),
+    ("tests.crash.images", 4, 1, ("xfs",)),
+    ("tests.crash.images", 4, 1, ("btrfs",)),
+)
+"""Module, effort in a long run and in a short form, and further arguments."""
+_EVICTION_TESTS = ("tests/integration/test_caps.py", "tests/integration/test_adoption.py")
+_EVICTIONS = ("pytest", "-q", *_EVICTION_TESTS, "-k", "killed or number_of_cores")
+_EVICTION_ROUNDS = {"QUIVER_TEST_CAP_ROUNDS": "20", "QUIVER_TEST_CORES": "8,3,1,16"}
 
 
 class Torture:
-    """One lane per CPU and one for the real node, which mostly waits; each runs one process after the other."""
+    """One lane per CPU and one for the real node; each runs one process after the other."""
 
     def __init__(self, minutes: float, seed: int, crash_states: int) -> None:
         self.started = time.monotonic()
@@ -64,94 +160,101 @@ class Torture:
         self._is_long = minutes >= _LONG_MINUTES
         self._seed = seed
         self._crash_states = crash_states
-        self._rounds: Iterator[int] = itertools.count()
+        self._pieces: Iterator[int] = itertools.count(1)
         self._mutex = threading.Lock()
+        self._begun: Counter[Kind] = Counter()
+        self._amounts: Counter[Kind] = Counter()
+        """Done, or begun."""
+        self._impossible: set[Kind] = set()
+        """Nothing of these can be done here: their process says why."""
         self.figures: Counter[str] = Counter()
         self._images: set[int] = set()
         self.failures: list[str] = []
 
     def run(self) -> None:
-        lanes = [threading.Thread(target=self._sweep) for _ in os.sched_getaffinity(0)]
-        lanes[0] = threading.Thread(target=self._everything_else)
+        lanes = [threading.Thread(target=self._work) for _ in os.sched_getaffinity(0)]
         lanes.append(threading.Thread(target=self._torment_node))
         for lane in lanes:
             lane.start()
         for lane in lanes:
             lane.join()
 
-    def _everything_else(self) -> None:
-        self._run("tests.evidence", *(["--long"] if self._is_long else []), "--seed", str(self._seed))
-        if self._is_long:
-            self._run("pytest", "-q", *_NODE_TESTS, environment=_LONG_NODE_TESTS)
-        self._sweep()
+    # --- what is next ------------------------------------------------------------------------------------------------------
 
-    def _torment_node(self) -> None:
-        """Every part at least once."""
-        efforts = (60, 3, 12) if self._is_long else (8, 1, 3)
-        for number in itertools.count():
-            for part, effort in zip(_REAL_NODE_PARTS, efforts, strict=True):
-                if self.failures or (number and not self._goes_on()):
-                    return
-                self._run(part, str(effort), str((self._seed << 20) + number))
-
-    def _sweep(self) -> None:
-        while not self.failures and self._goes_on():
+    def _work(self) -> None:
+        while self._goes_on():
             with self._mutex:
-                number = next(self._rounds)
-            if number % _ROUNDS_PER_NODE_ROUND == _ROUNDS_PER_NODE_ROUND - 1:
-                self._simulate_nodes(number)
+                number = next(self._pieces)
+                kind = CRASHES if number % _PIECES_PER_SWEEP == 0 else self._next_kind()
+                piece = self._piece(kind, number)
+            if kind is CRASHES:
+                with tempfile.NamedTemporaryFile() as images:
+                    self._run(*kind.command(piece), "--images", images.name)
+                    self._add_images(np.frombuffer(images.read(), np.uint64).tolist())
                 continue
-            seed = (self._seed << 20) + _SEEDS_PER_ROUND * (1 + number)
-            with tempfile.NamedTemporaryFile() as images:
-                arguments = ["--report", "--alone", "--crash-states", str(self._round_states), "--seed", str(seed)]
-                is_full = number % _ROUNDS_PER_FULL_ROUND == self._full_round
-                arguments.append("--all-errors" if is_full else "--crashes-only")
-                self._run("tests.sim", *arguments, "--processes", "1", "--images", images.name)
-                self._add_images(np.frombuffer(images.read(), np.uint64).tolist())
+            done = self._run(*kind.command(piece), figures=kind.figures).get(kind.name, 0)
+            with self._mutex:
+                self._amounts[kind] += done - piece.amount
+                self._impossible |= set() if done else {kind}
 
-    def _simulate_nodes(self, number: int) -> None:
-        count = _NODE_SEEDS if self._is_long else _NODE_SEEDS // 8
-        first = (self._seed << 20) + _SEEDS_PER_ROUND * (1 + number)
-        arguments = ("--seeds", f"{first}:{first + count}", "--steps", str(_NODE_STEPS))
-        self._run("tests.sim.node", *arguments, called={"seeds": "node_seeds", "steps": "node_steps"})
+    def _next_kind(self) -> Kind:
+        elapsed = min(time.monotonic(), self._deadline) - self.started
+        pace = _LEAD * elapsed / _HALF_HOUR_SECONDS
+        shares = {kind: self._amounts[kind] / kind.in_half_an_hour for kind in KINDS if kind not in self._impossible}
+        behind = min(shares, key=shares.__getitem__, default=CRASHES)
+        return behind if shares.get(behind, pace) < pace else CRASHES
 
-    @property
-    def _round_states(self) -> int:
-        """A round of a short form must end in it."""
-        return ROUND_STATES if self._is_long else ROUND_STATES // 8
-
-    @property
-    def _full_round(self) -> int:
-        """Which of them it is; in a short form none is."""
-        return 1 if self._is_long else -1
-
-    def _add_images(self, hashes: list[int]) -> None:
-        with self._mutex:
-            self._images.update(hashes)
-            self.figures[_STATES] = len(self._images)
+    def _piece(self, kind: Kind, number: int) -> Piece:
+        amount = kind.amount if self._is_long else kind.amount // _SHORT_PART
+        piece = Piece(self._begun[kind], amount, (self._seed << 20) + _SEEDS_PER_PIECE * number)
+        self._begun[kind] += 1
+        self._amounts[kind] += amount
+        return piece
 
     def _goes_on(self) -> bool:
-        return time.monotonic() < self._deadline or self.figures["crash_states"] < self._crash_states
+        if len(self.failures) >= _FAILURES_MAX:
+            return False
+        return time.monotonic() < self._deadline or self.figures[STATES] < self._crash_states
+
+    # --- the real node -----------------------------------------------------------------------------------------------------
+
+    def _torment_node(self) -> None:
+        """Every part once in half an hour; in a short form until its time is over."""
+        for number in itertools.count():
+            for module, effort, small_effort, more in NODE_PARTS:
+                if not self._goes_on():
+                    return
+                effort = effort if self._is_long else small_effort
+                self._run(module, str(effort), str((self._seed << 20) + number), *more)
+            if self._is_long and self._goes_on():
+                self._run(*_EVICTIONS, environment=_EVICTION_ROUNDS)
+            next_at = self.started + (number + 1) * _HALF_HOUR_SECONDS
+            while self._goes_on() and time.monotonic() < next_at:
+                threading.Event().wait(1.0)
+
+    # --- processes ---------------------------------------------------------------------------------------------------------
 
     def _run(
         self,
         module: str,
         *arguments: str,
         environment: Mapping[str, str] | None = None,
-        called: Mapping[str, str] | None = None,
-    ) -> None:
-        """Run a module to its end and add its figures: all, or those that are named here, under that name."""
+        figures: Callable[[Any], dict[str, int]] = dict,
+    ) -> dict[str, int]:
+        """Run a module to its end, add the figures of its last line, and return them."""
         command = [sys.executable, "-m", module, *arguments]
         started = time.monotonic()
         ran = subprocess.run(
             command,
             cwd=ROOT,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, "PYTHONHASHSEED": "0", **(environment or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
+        last = (ran.stdout.splitlines() or [""])[-1]
+        found = figures(json.loads(last)) if last.startswith("{") else {}
         with self._mutex:
             print(f"# {' '.join(command[2:])}: {time.monotonic() - started:.0f} s", flush=True)
             if ran.returncode:
@@ -160,16 +263,25 @@ class Torture:
             for line in ran.stderr.splitlines():
                 if line.startswith("skipped "):
                     print(f"# {line}", flush=True)
-            last = (ran.stdout.splitlines() or [""])[-1]
-            found = json.loads(last) if last.startswith("{") else {}
-            self._add(found if called is None else {name: found.get(key, 0) for key, name in called.items()})
+            self._add(found)
+        return found
 
     def _add(self, figures: dict[str, int]) -> None:
         for name, value in figures.items():
             if name in _NOT_ADDED:
                 self.figures[name] = max(self.figures[name], value)
-            elif name not in ("seconds", _STATES):
+            elif name not in ("seconds", STATES):
                 self.figures[name] += value
+
+    def _add_images(self, hashes: list[int]) -> None:
+        with self._mutex:
+            self._images.update(hashes)
+            self.figures[STATES] = len(self._images)
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> int:
@@ -182,6 +294,7 @@ def main() -> int:
     torture.run()
     torture.figures["seed"] = arguments.seed
     torture.figures["seconds"] = round(time.monotonic() - torture.started)
+    torture.figures["cpu_seconds"] = round(_cpu_seconds())
     torture.figures["open_failures"] = max(torture.figures["open_failures"], len(torture.failures))
     for failure in torture.failures:
         print(failure)

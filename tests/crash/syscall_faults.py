@@ -4,7 +4,9 @@ Each case starts from the same directory, left behind by a process that was cut 
 that only a new store makes from an empty one. The process may end with a failed engine, or not open, or wait for room, or not mind;
 it may not end by anything that is no error of ours. Afterwards another process must find everything that was acknowledged.
 
-    python -m tests.crash.syscall_faults [CASES]      # 0: every call with every errno
+    python -m tests.crash.syscall_faults [CASES] [SEED]      # 0: every call with every errno; the seed gives another life
+
+With strace where it may trace, else with a library that is built now.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -45,7 +48,8 @@ ERRNOS: dict[str, tuple[str, ...]] = {
 _MUST_NOT_PASS = {(kind, "EIO") for kind in ("pwritev", "pwritev2", "pwrite64", "fdatasync", "fsync")}
 """Nobody can go on as if nothing had happened."""
 _ONLY_WHEN_NEW = ("mkdirat",)
-_PREPARING_STEPS, _STEPS, _SEED = 8, 5, 4
+_PREPARING_STEPS, _STEPS = 8, 5
+SEED = 4
 
 
 class Case(NamedTuple):
@@ -73,8 +77,9 @@ class FaultTally:
 class FaultSweep:
     """See the module. Owns a directory with the templates and the copy of the case at hand."""
 
-    def __init__(self, injector: Injector) -> None:
+    def __init__(self, injector: Injector, seed: int) -> None:
         self._injector = injector
+        self._seed = seed
         self._base = tempfile.mkdtemp(prefix="quiver-faults-")
         self._empty, self._template, self._root = (os.path.join(self._base, name) for name in ("empty", "used", "case"))
         self._ledger = Ledger()
@@ -90,7 +95,7 @@ class FaultSweep:
 
         def cut_off(descriptor: int) -> int:
             work = Work(PosixDisk(self._template), 0, Reporter(descriptor))
-            random = Random(_SEED)
+            random = Random(self._seed)
             for _ in range(_PREPARING_STEPS):
                 work.step(random)
             work.push(3)
@@ -105,7 +110,7 @@ class FaultSweep:
         return PosixDisk(self._root)
 
     def _live(self, descriptor: int) -> int:
-        return live(self._open_disk, max(self._ledger.started) + 1, descriptor, _SEED, _STEPS)
+        return live(self._open_disk, max(self._ledger.started) + 1, descriptor, self._seed, _STEPS)
 
     def count_calls(self) -> Counter[str]:
         """Calls of a life without a fault."""
@@ -151,24 +156,24 @@ class FaultSweep:
             self.tally.failures.append(f"{case}: {wrong[:4]}")
 
 
-def cases_of(counts: Counter[str], wanted: int) -> Iterator[Case]:
+def cases_of(counts: Counter[str], wanted: int, seed: int) -> Iterator[Case]:
     """About so many, spread over all kinds and errnos and over the whole life; all if `wanted` is 0."""
     pairs = [(kind, name) for kind, names in ERRNOS.items() if counts[kind] for name in names]
     left = wanted
     for place, (kind, name) in enumerate(sorted(pairs, key=lambda pair: counts[pair[0]])):
         share = counts[kind] if not wanted else min(counts[kind], -(-left // (len(pairs) - place)))
         left -= share
-        for number in range(share):
-            yield Case(kind, 1 + number * counts[kind] // share, name)
+        for nth in sorted(Random(f"{seed} {kind} {name}").sample(range(1, counts[kind] + 1), share)):
+            yield Case(kind, nth, name)
 
 
-def run(wanted: int) -> FaultTally:
+def run(wanted: int, seed: int = SEED) -> FaultTally:
     """Raises OSError: this process cannot make calls fail; says why."""
     warm_up()
-    sweep = FaultSweep(injectors.choose())
+    sweep = FaultSweep(injectors.choose(), seed)
     try:
         sweep.prepare()
-        for case in cases_of(sweep.count_calls(), wanted):
+        for case in cases_of(sweep.count_calls(), wanted, seed):
             sweep.run(case)
             if len(sweep.tally.failures) >= 10:
                 break
@@ -177,13 +182,30 @@ def run(wanted: int) -> FaultTally:
     return sweep.tally
 
 
-def main() -> None:
+def main() -> int:
     started = time.monotonic()
-    tally = run(int(sys.argv[1]) if len(sys.argv) > 1 else 320)
+    wanted, seed = (int(sys.argv[n]) if len(sys.argv) > n else default for n, default in ((1, 320), (2, SEED)))
+    try:
+        tally = run(wanted, seed)
+    except OSError as error:
+        return _with_library(error)
     print(f"# {time.monotonic() - started:.1f} s", file=sys.stderr)
     print(msgspec.json.encode(tally).decode())
-    sys.exit(bool(tally.failures))
+    return bool(tally.failures)
+
+
+def _with_library(reason: OSError) -> int:
+    """The same in a process that has it loaded; where that cannot be either, nothing is done, and that is said."""
+    try:
+        if injectors.SHIM_VARIABLE in os.environ:
+            raise OSError("the library cannot be used")
+        with injectors.shim_environment() as environment:
+            command = [sys.executable, "-m", "tests.crash.syscall_faults", *sys.argv[1:]]
+            return subprocess.run(command, env=environment, check=False).returncode
+    except OSError as second:
+        print(f"skipped syscall_faults: {reason}; {second}", file=sys.stderr)
+        return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,15 +4,20 @@
 - Segment, sealed in place or compacted: scrub refuses the file, and what is rebuilt from it holds every bundle but those that
   the bit is in, all of them as they were pushed.
 - Log: recovery brings back every bundle but the one that the bit is in.
+
+    python -m tests.fuzz.bitflips [FLIPS] [SEED]        about so many; ends with one line of JSON
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 
+import msgspec
 import pyarrow as pa
 
 from quiver_actors.disk.crashes import CrashMode
@@ -28,6 +33,7 @@ from tests.fuzz import corpus
 from tests.fuzz.corpus import reader_of
 from tests.support.engine_driver import EngineDriver
 
+_KINDS = 4
 _LOG_PATH = f"{corpus.DIRECTORY}/wal/quiver.wal"
 
 
@@ -57,21 +63,21 @@ def _bits(content: bytes, sample: int | None, seed: str) -> Iterable[int]:
     return range(count) if sample is None or sample >= count else sorted(Random(seed).sample(range(count), sample))
 
 
-def run(sample: int | None) -> dict[str, FlipTally]:
+def run(sample: int | None, seed: int = 0) -> dict[str, FlipTally]:
     """Every kind of file; `sample` flips in each (in every log 1/8 of that: it takes an opening of a store), all if None."""
     in_place, compacted = corpus.segment_specimens()
     return {
-        "progress": flip_progress(sample),
-        "segment_in_place": flip_segment(in_place.content, sample),
-        "segment_compacted": flip_segment(compacted.content, sample),
-        "log": flip_log(None if sample is None else sample // 8),
+        "progress": flip_progress(sample, seed),
+        "segment_in_place": flip_segment(in_place.content, sample, seed=seed),
+        "segment_compacted": flip_segment(compacted.content, sample, seed=seed),
+        "log": flip_log(None if sample is None else sample // 8, seed=seed),
     }
 
 
-def flip_progress(sample: int | None) -> FlipTally:
+def flip_progress(sample: int | None, seed: int = 0) -> FlipTally:
     tally = FlipTally()
     for specimen in corpus.progress_specimens():
-        for bit in _bits(specimen.content, sample, "progress"):
+        for bit in _bits(specimen.content, sample, f"progress {seed}"):
             tally.flips += 1
             try:
                 decode_progress(flipped(specimen.content, bit))
@@ -84,10 +90,12 @@ def flip_progress(sample: int | None) -> FlipTally:
 # --- segments ------------------------------------------------------------------------------------------------------------
 
 
-def flip_segment(content: bytes, sample: int | None = None, bits: Iterable[int] | None = None) -> FlipTally:
+def flip_segment(
+    content: bytes, sample: int | None = None, bits: Iterable[int] | None = None, seed: int = 0
+) -> FlipTally:
     tally = FlipTally()
     touched = _touched_in_segment(content)
-    for bit in _bits(content, sample, "segment") if bits is None else bits:
+    for bit in _bits(content, sample, f"segment {seed}") if bits is None else bits:
         damaged = flipped(content, bit)
         tally.flips += 1
         try:
@@ -187,14 +195,14 @@ def _crashed_store() -> SimDisk:
     return disk.crash(CrashMode.DROP)
 
 
-def flip_log(sample: int | None = None, bits: Iterable[int] | None = None) -> FlipTally:
+def flip_log(sample: int | None = None, bits: Iterable[int] | None = None, seed: int = 0) -> FlipTally:
     """Bits of the written part of the log; behind it stand preallocated zeroes."""
     tally = FlipTally()
     file = _crashed_store().open_read(_LOG_PATH)
     whole = file.read(file.size(), 0)
     written = whole[: corpus.entry_ends(whole, layout.HEADER_BYTES)[-1]]
     touched = _touched_in_log(written)
-    for bit in _bits(written, sample, "log") if bits is None else bits:
+    for bit in _bits(written, sample, f"log {seed}") if bits is None else bits:
         tally.flips += 1
         lost, wrong, noticed = _recover_flipped(bit, whole)
         _judge(tally, f"log, bit {bit}", lost, wrong, touched(bit >> 3))
@@ -231,4 +239,15 @@ def _recover_flipped(bit: int, whole: bytes) -> tuple[set[int], list[int], bool]
     return lost, wrong, any("damage" in note or "quarantine" in note for note in notes)
 
 
+def main() -> int:
+    sample, seed = (int(sys.argv[n]) if len(sys.argv) > n else default for n, default in ((1, 2_000), (2, 0)))
+    logging.disable(logging.CRITICAL)
+    tallies = run(sample // _KINDS, seed)
+    print(msgspec.json.encode(tallies).decode())
+    return any(tally.failures for tally in tallies.values())
+
+
 __all__ = ["FlipTally", "flip_log", "flip_progress", "flip_segment", "flipped", "run"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -236,14 +236,23 @@ def run_all(effort: Effort, process_count: int = 0, *, crashes_only: bool = Fals
     """Everything, in the order in which the tests do it."""
     report = Report()
     others: list[Task] = [] if crashes_only else [*scene_tasks(effort), *fault_tasks(effort)]
+    wanted = (*crash_tasks(effort), *others)
+    if process_count == 1:
+        for task in wanted:
+            report.add(run_task(task))
+    else:
+        _run_beside(wanted, process_count, report)
+    if not crashes_only:
+        close_gaps(report, effort)
+    return report
+
+
+def _run_beside(wanted: Sequence[Task], process_count: int, report: Report) -> None:
     with processes(process_count) as pool:
-        futures = [pool.submit(run_task, task) for task in (*crash_tasks(effort), *others)]
+        futures = [pool.submit(run_task, task) for task in wanted]
         try:
             for future in futures:
                 report.add(future.result())
         except AssertionError:
             pool.shutdown(cancel_futures=True)
             raise
-    if not crashes_only:
-        close_gaps(report, effort)
-    return report
