@@ -33,7 +33,7 @@ help:
 	@echo 'make fresh-user  builds the wheel and follows "Getting started" in an empty environment, Spark included: about 500 MB'
 	@echo 'make torture crash sweeps, simulated nodes, kills, faults, limits, power cuts and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
 	@echo 'make soak    a node under load with a kill every 30 s: HOURS=1 SEED=0'
-	@echo 'make coverage branches of the log, segment, subscriber, retention and recovery code that no quick suite takes'
+	@echo 'make coverage branches of the log, segment, subscriber, retention and recovery code that no unit test takes; there must be none'
 	@echo 'make mutation plants known-bad edits one at a time: the tests must notice (about an hour)'
 	@echo 'make bench   every benchmark, then docs/benchmarks.md: over an hour; MINUTES=20, ONLY="ingest peers", QUICK=1'
 	@echo 'make bench-peers          installs other stores (LMDB, RocksDB, Redis, NATS ...) and measures against them: about 10 minutes'
