@@ -106,7 +106,9 @@ class _Reading:
         self._checkpoint = str(workspace / "checkpoint-out")
 
     def start(self) -> StreamingQuery:
-        source = self._spark.readStream.format("quiver").options(topic=STREAM_TOPIC, startingOffsets="earliest")
+        # The subscriber's name shows in `quiver status`; on Spark 4.1 the query has no other.
+        options = {"topic": STREAM_TOPIC, "startingOffsets": "earliest", "subscriber": "stream-to-parquet"}
+        source = self._spark.readStream.format("quiver").options(**options)
         writer = source.schema(COLUMNS).load().writeStream.format("parquet").option("path", str(self.output))
         return writer.option("checkpointLocation", self._checkpoint).start()
 

@@ -31,6 +31,8 @@ class HoldTerms(msgspec.Struct, frozen=True):
     ttl_ns: int
     starts: dict[int, tuple[int, int]]
     """By core: the first (segment, bundle) that it needs where it is new; other cores from the earliest."""
+    needs_all: bool = False
+    """Where it would be new, and what it needs is gone, it is not made: so it stays new, and the loss is told again the next time."""
 
 
 class Look(msgspec.Struct, frozen=True, tag=True):
@@ -53,6 +55,11 @@ class CoreContents(msgspec.Struct, frozen=True):
     """The hold's subscriber was not known to this worker before this look."""
     is_leaving: bool = False
     """Nothing more will come, and the node waits for the hold's subscriber."""
+
+    def begins_behind(self, start: tuple[int, int]) -> bool:
+        """Whether bundles from `start` (segment, bundle) on may have been deleted, as nobody held them."""
+        first = min((info.segment_seq for info in self.segments), default=start[0])
+        return start != (0, 0) and (first > start[0] or (start[1] > 0 and not self.segments))
 
 
 class Contents(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from quiver_actors.client import Client
 from quiver_actors.client.hold import HeldCore, Hold
-from quiver_actors.errors import ClosedError, NotStored, QuiverError, WorkerUnavailable
+from quiver_actors.errors import ClosedError, NotStored, QuiverError, UnknownSubscriber, WorkerUnavailable
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSlotRows,
@@ -89,19 +89,29 @@ class LocalNode:
 
     def _look_held(self, client: Client, request: Look, terms: HoldTerms) -> Contents:
         key = (request.topic, terms.subscriber)
+        slots = dict(client.topics()[request.topic].slots)
         with self._lock:
             kept = self._holds.get(key)
             if kept is None:
-                kept = self._holds[key] = _KeptHold(client, request.topic, terms)
+                known_on = _known_on(client, request.topic, terms.subscriber)
+                if terms.needs_all and (lost := _lost_for(client, request.topic, terms, known_on)):
+                    return Contents(self.name, slots, lost)
+                kept = self._holds[key] = _KeptHold(client, request.topic, terms, known_on)
         with kept.lock:
-            found = kept.look(request.flush)
+            try:
+                found = kept.look(request.flush)
+            except UnknownSubscriber:
+                # An operator has dropped it under the hold.
+                self._holds.pop(key, None)
+                kept.hold.close()
+                raise
             cores = [
                 CoreContents(core, held.segments, held.gaps, held.oldest, core not in kept.known_on, held.is_leaving)
                 for core, held in found.items()
             ]
             kept.known_on.update(found)
         self.close_idle_holds()
-        return Contents(self.name, dict(client.topics()[request.topic].slots), cores)
+        return Contents(self.name, slots, cores)
 
     def schemas(self, topic: str) -> Schemas:
         seen: set[tuple[int, bytes]] = set()
@@ -206,17 +216,26 @@ def _drop_run_once(client: Client, request: DropRun) -> str:
     return preparing
 
 
+def _known_on(client: Client, topic: str, subscriber: str) -> set[int]:
+    """Workers that know a subscriber."""
+    found = client.subscribers(topic).items()
+    return {core for core, infos in found if subscriber in {info.subscriber for info in infos}}
+
+
+def _lost_for(client: Client, topic: str, terms: HoldTerms, known_on: set[int]) -> list[CoreContents]:
+    """What workers that do not know the subscriber have, if one of them has lost what it needs."""
+    segments = client.segments(topic)
+    new = [CoreContents(core, infos, is_new=True) for core, infos in segments.items() if core not in known_on]
+    return new if any(each.begins_behind(terms.starts.get(each.core, (0, 0))) for each in new) else []
+
+
 class _KeptHold:
     """A hold with what has to be known of it. Everything but `used_at_ns` is used under `lock`."""
 
-    def __init__(self, client: Client, topic: str, terms: HoldTerms) -> None:
+    def __init__(self, client: Client, topic: str, terms: HoldTerms, known_on: set[int]) -> None:
         self.lock = threading.Lock()
         self.used_at_ns = time.monotonic_ns()
-        self.known_on = {
-            core
-            for core, infos in client.subscribers(topic).items()
-            if terms.subscriber in {info.subscriber for info in infos}
-        }
+        self.known_on = known_on
         """Workers that know the subscriber."""
         self._terms = client, topic, terms
         self.hold = self._attached()

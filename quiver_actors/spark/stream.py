@@ -77,6 +77,9 @@ class TopicStreamReader(DataSourceStreamReader):
         self._initial: Positions | None = None
         self._heads: Positions = {}
         """Behind everything that was sealed at the last look."""
+        self._is_held = False
+        """The last look was attached to the subscriber."""
+        self._lost_bundles = 0
         self._contents: dict[str, Contents] = {}
         self._gaps_seen: set[tuple[Place, int]] = set()
         self._slot_ids: set[int] = set()
@@ -123,7 +126,7 @@ class TopicStreamReader(DataSourceStreamReader):
         if start.get(ID_KEY) != end.get(ID_KEY):
             # The query failed in its first micro-batch, so Spark has asked anew where it begins. It is to begin where it did.
             begin = self._first_begin(until)
-        elif any(self._heads.get(place, 0) < position for place, position in until.items()):
+        elif not self._is_held or any(self._heads.get(place, 0) < position for place, position in until.items()):
             self._look(begin)
         self._check_gaps(begin, until)
         stored: list[StoredRange] = []
@@ -200,25 +203,26 @@ class TopicStreamReader(DataSourceStreamReader):
                     self._slot_ids |= rows.keys() - {ENVELOPE_SLOT}
         return only_slot(self._options, self._contents, self._slot_ids)
 
-    def _look(self, start: Positions, *, flush: bool = False) -> Positions:
-        """Ask all nodes what they hold, attached to the query's subscriber; where each worker ends now."""
+    def _look(self, start: Positions, *, is_held: bool = True) -> Positions:
+        """Ask all nodes what they hold, attached to the query's subscriber unless told otherwise; where each worker ends now."""
         options = self._options
         nodes = node_set(options)
 
         def look(node: Node) -> Contents:
             starts = {place.core: offsets.bundle_of(at) for place, at in start.items() if place.node == node.name}
-            terms = HoldTerms(self._subscriber, options.subscriber_ttl_ns, starts)
-            return node.look(Look(options.topic, flush, terms))
+            terms = HoldTerms(self._subscriber, options.subscriber_ttl_ns, starts, options.fail_on_data_loss)
+            return node.look(Look(options.topic, hold=terms if is_held else None))
 
         self._contents = nodes.ask_all(look)
         heads = dict(start)
         for name, contents in self._contents.items():
             for core in contents.cores:
                 place = Place(name, core.core)
-                heads[place] = past_gaps(core, max(heads.get(place, 0), head_of(core)))
+                known = max(heads.get(place, 0), self._heads.get(place, 0))
+                heads[place] = past_gaps(core, max(known, head_of(core)))
                 if core.is_new:
                     self._check_expired(place, core, start.get(place, 0))
-        self._heads = heads
+        self._heads, self._is_held = heads, is_held
         return heads
 
     def _core(self, place: Place) -> CoreContents | None:
@@ -230,12 +234,12 @@ class TopicStreamReader(DataSourceStreamReader):
 
     def _check_expired(self, place: Place, core: CoreContents, start: int) -> None:
         """The worker did not know the subscriber: what is behind the query's position may have been deleted meanwhile."""
-        segment_seq, bundle_index = offsets.bundle_of(start)
-        first = min((info.segment_seq for info in core.segments), default=segment_seq)
-        if start and (first > segment_seq or (bundle_index and not core.segments)):
+        if core.begins_behind(offsets.bundle_of(start)):
+            first = min((info.segment_seq for info in core.segments), default=None)
             self._lost(
-                f"{place} of topic {self._options.topic!r} begins at segment {first}, the query stands at segment {segment_seq}, and its "
-                f"subscriber {self._subscriber!r} was dropped meanwhile (subscriberTtl, or an operator): what lay between may be lost"
+                f"{place} of topic {self._options.topic!r}: the first segment is {first}, the query stands at segment "
+                f"{offsets.bundle_of(start)[0]}, and its subscriber {self._subscriber!r} was dropped meanwhile (subscriberTtl, or an "
+                "operator): what lay between may be lost"
             )
 
     def _check_gaps(self, start: Positions, end: Positions) -> None:
@@ -254,20 +258,27 @@ class TopicStreamReader(DataSourceStreamReader):
             rows = f", {gap.row_count} rows" if gap.row_count >= 0 else ""
             self._lost(
                 f"{place} of topic {self._options.topic!r} lost {bundles}{rows} of segment {gap.segment_seq} from bundle "
-                f"{gap.bundle_index_first}: {gap.reason}"
+                f"{gap.bundle_index_first}: {gap.reason}",
+                gap.bundle_count,
             )
         request = ConfirmGap(self._options.topic, self._subscriber, place.core, gap.notice)
         node_set(self._options).get(place.node).confirm_gap(request)
         self._gaps_seen.add((place, gap.notice))
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, reason: str, bundle_count: int = 0) -> None:
         """
+        Args:
+            bundle_count: as far as it is known.
+
         Raises:
             DataLost: the query is not to go on without what is missing.
         """
         if self._options.fail_on_data_loss:
             raise DataLost(f"{reason}. To go on with what is left, start the query with failOnDataLoss=false")
-        logger.warning("quiver.spark.data_lost subscriber=%s %s", self._subscriber, reason)
+        self._lost_bundles += bundle_count
+        logger.warning(
+            "quiver.spark.data_lost subscriber=%s bundles_total=%d %s", self._subscriber, self._lost_bundles, reason
+        )
 
 
 class UnlimitedStreamReader(TopicStreamReader):
@@ -277,7 +288,8 @@ class UnlimitedStreamReader(TopicStreamReader):
         return ""
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return self._json(self._look({}))
+        # Where the query stands is said to `partitions`: only there it is known what the subscriber needs.
+        return self._json(self._look({}, is_held=False))
 
 
 class LimitedStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):

@@ -51,6 +51,7 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     ("spark", "python3 -m venv env"): "installs the package from an index, and submits to a cluster",
     ("spark", "quiver serve --listen 0.0.0.0:8815"): "a port for other machines, and a bucket",
     ("spark", "quiver drain --timeout 10m --leave"): "a bucket",
+    ("spark", "with qs.testing.StandaloneCluster("): "three JVMs and 3 GB; make test-cluster runs on it",
 }
 """(page, beginning of the block): why nobody runs it here."""
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TOPICS = (
-    *("types", "arrow", "drift", "projection", "threads", "zones", "restart", "partitions", "sql", "empty"),
+    *("types", "arrow", "drift", "projection", "threads", "zones", "restart", "partitions", "sql", "empty", "located"),
     *("limits", "coming", "bytes", "replay", "latest", "lost", "expiry"),
     *(
         "aborted",
@@ -36,6 +36,7 @@ TOPICS = (
         "teed",
         "foreach",
         "traced",
+        "forked",
     ),
 )
 SPARK_CONFIG = (

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quiver_actors.client import Client, connect
 from quiver_actors.spark import ensure_java, session_conf
@@ -127,16 +127,22 @@ class ResumedQuery:
         return self.query
 
 
-def first_micro_batch(options: dict[str, str], schema: StructType) -> tuple[TopicStreamReader, list[InputPartition]]:
-    """The reader of a new streaming query, asked as Spark's planner does, and what it plans for the first micro-batch."""
+class MicroBatch(NamedTuple):
+    reader: TopicStreamReader
+    end: dict[str, Any]
+    partitions: list[InputPartition]
+
+
+def micro_batch(options: dict[str, str], schema: StructType, start: dict[str, Any] | None = None) -> MicroBatch:
+    """What a process of a streaming query plans first, asked as Spark does. `start`: of a query that was there before."""
     from quiver_actors.spark.options import READ_STREAM, parse_options
     from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL, stream_reader
 
     named = {} if HAS_ADMISSION_CONTROL else {"subscriber": f"query-{uuid.uuid4().hex}"}
     reader: Any = stream_reader(parse_options({**named, **options}, READ_STREAM), schema)
-    start = reader.initialOffset()
+    start = reader.initialOffset() if start is None else start
     end = reader.latestOffset(start, reader.getDefaultReadLimit()) if HAS_ADMISSION_CONTROL else reader.latestOffset()
-    return reader, reader.partitions(start, end)
+    return MicroBatch(reader, end, reader.partitions(start, end))
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_SECONDS) -> None:

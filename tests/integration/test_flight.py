@@ -34,7 +34,7 @@ from quiver_actors.flight.server import NodeServer
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.options import READ, parse_options
 from tests.integration.flight_tls import written_to
-from tests.integration.spark_node import Node, first_micro_batch, wait_until
+from tests.integration.spark_node import Node, micro_batch, wait_until
 
 CONFIG = (
     "node = 'node-a'\n[segment]\nmax_open_duration = '200ms'\n[topics.held]\n[topics.other]\n[topics.raced]\n"
@@ -185,7 +185,7 @@ def test_planning_a_micro_batch_is_one_round_trip(node: Node, tmp_path: Path, to
             client.flush(topic)
         given = {"nodes": f"node-a=grpc://127.0.0.1:{server.port}", "runDir": str(tmp_path), "topic": topic}
         options = {**given, "startingOffsets": "earliest", "pushTimeout": "30s"}
-        reader, partitions = first_micro_batch(options, StructType([StructField("n", LongType())]))
+        reader, _, partitions = micro_batch(options, StructType([StructField("n", LongType())]))
         assert server.asked == ["Look", *asked]
         rows = [n for each in partitions for batch in reader.read(each) for n in batch.column("n").to_pylist()]
         assert sorted(rows) == list(range(40))

@@ -163,20 +163,6 @@ def test_a_cancelled_job_leaves_nothing(spark: SparkSession, node: Node) -> None
     assert numbers(node, "cancelled") == []
 
 
-def test_tasks_reuse_their_process(spark: SparkSession, node: Node) -> None:
-    store = qs.tee("reused")
-
-    def with_pid(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import os
-
-        for batch in store(given):
-            yield pa.record_batch({"pid": [os.getpid()] * batch.num_rows})
-
-    pids = {row.pid for _ in range(5) for row in spark.range(0, 2, 1, 1).mapInArrow(with_pid, "pid long").collect()}
-    assert len(pids) <= 2
-    assert len(numbers(node, "reused")) == 10
-
-
 def test_a_task_publishes_its_own_rows(spark: SparkSession, node: Node) -> None:
     frame = spark.range(0, 4000, 1, 2).mapInArrow(failing(1), "id long")
     save(frame, "tasks", commitProtocol="task", bundleBytes="8KiB")

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 #: A client program; with a local address it starts a server of its own, in a Java process as every other.
 PROGRAM = """
 import sys
-from quiver_actors.spark import ensure_java, session_conf, use
+from quiver_actors.errors import UsageError
+from quiver_actors.spark import ensure_java, read_local, session_conf, use
 ensure_java()
 from pyspark.sql import SparkSession
 own = {"spark.ui.enabled": "false", "spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2"}
@@ -39,6 +40,10 @@ writer = stream.writeStream.format("quiver").options(topic="streamed", checkpoin
 query = writer.trigger(availableNow=True).start()
 assert query.awaitTermination(240)
 print(spark.read.format("quiver").option("topic", "streamed").load().distinct().count())
+try:
+    read_local(spark, "connected")
+except UsageError as error:
+    print("classic" in str(error))
 spark.stop()
 """
 
@@ -64,6 +69,7 @@ def test_a_client_of_spark_connect(tmp_path: Path) -> None:
     finally:
         node.remove()
     assert done.returncode == 0, done.stderr[-3000:]
-    module, total, counted, streamed = done.stdout.split()
+    module, total, counted, streamed, refused = done.stdout.split()
     assert module.startswith("pyspark.sql.connect")
     assert (total, counted, streamed) == (str(sum(range(501))), "401", "501")
+    assert refused == "True", "read_local says that it needs a classic session"

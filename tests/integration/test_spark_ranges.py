@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
+from quiver_actors.errors import DataLost, UnknownSubscriber
 from quiver_actors.spark import offsets
 from quiver_actors.spark.options import READ, parse_options
 from quiver_actors.spark.reader import TopicReader
-from tests.integration.spark_node import Node, first_micro_batch
+from tests.integration.spark_node import Node, micro_batch, wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -44,7 +45,8 @@ class Stored(NamedTuple):
 
     def read_stream(self, **options: str) -> list[int]:
         """The rows of a new query's first micro-batch."""
-        return rows(*first_micro_batch(self.options(**options), SCHEMA))
+        reader, _, partitions = micro_batch(self.options(**options), SCHEMA)
+        return rows(reader, partitions)
 
 
 def rows(reader: Any, partitions: list[Any]) -> list[int]:
@@ -53,7 +55,7 @@ def rows(reader: Any, partitions: list[Any]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def stored() -> Iterator[Stored]:
-    node = Node(f"[topics.{TOPIC}]\n")
+    node = Node(f"[topics.{TOPIC}]\n[topics.expired]\n")
     try:
         with node.client() as client:
             for n in range(COUNT):
@@ -106,3 +108,33 @@ def test_offsets_include_their_start_and_not_their_end(stored: Stored, start: in
 def test_a_stream_begins_behind_everything_or_before_it(stored: Stored) -> None:
     assert stored.read_stream(startingOffsets="latest") == stored.read_stream() == []
     assert stored.read_stream(startingOffsets="earliest") == list(range(COUNT))
+
+
+def test_what_was_deleted_while_the_subscriber_was_gone_is_told_each_time(stored: Stored) -> None:
+    options = stored.options(topic="expired", startingOffsets="earliest", subscriber="reader")
+    with stored.node.client() as client:
+
+        def push(n: int) -> None:
+            client.push(pa.record_batch({"n": [n]}), topic="expired", key="one worker")
+            client.flush("expired")
+
+        push(0)
+        begun = micro_batch(options, SCHEMA)
+        assert rows(begun.reader, begun.partitions) == [0]
+        client.unsubscribe("reader", topic="expired")
+        push(1)
+        with client.subscribe("other", topic="expired", start="earliest") as others:
+            for _ in range(2):
+                delivery = others.get(60)
+                assert delivery is not None
+                delivery.ack()
+        wait_until(lambda: not any(client.segments("expired").values()), "the end of the segments")
+        push(2)
+        with pytest.raises(UnknownSubscriber):
+            micro_batch(options, SCHEMA, begun.end)
+        # As often as the query is started again: it must not pass it over because it was told once.
+        for _ in range(2):
+            with pytest.raises(DataLost, match=r"'reader' was dropped meanwhile.*failOnDataLoss=false"):
+                micro_batch(options, SCHEMA, begun.end)
+        going_on = micro_batch({**options, "failOnDataLoss": "false"}, SCHEMA, begun.end)
+        assert rows(going_on.reader, going_on.partitions) == [2]

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pytest
 
 from quiver_actors.client import connect
-from quiver_actors.spark import use
+from quiver_actors.errors import UsageError
+from quiver_actors.spark import read_local, use
 from quiver_actors.spark.options import READ, parse_options
 from quiver_actors.spark.reader import TopicPartition, TopicReader, stored_schema
 from tests.integration.spark_node import Node
@@ -173,6 +174,14 @@ def test_a_read_is_cut_into_partitions_by_bytes(spark: SparkSession) -> None:
     whole, cut = load(spark, "partitions"), load(spark, "partitions", maxPartitionBytes="256KiB")
     assert whole.rdd.getNumPartitions() < cut.rdd.getNumPartitions()
     assert cut.toArrow().sort_by("id").equals(frame.toArrow().cast(cut.toArrow().schema).sort_by("id"))
+
+
+def test_a_located_read_has_the_same_rows(spark: SparkSession) -> None:
+    save(spark.range(0, 300, 1, 3), "located", bundleBytes="1KiB")
+    found = read_local(spark, "located", minPartitions="3", where="id < 200")
+    assert rows(found) == sorted(({"id": n} for n in range(200)), key=repr)
+    with pytest.raises(UsageError, match="expected one of prefer, none"):
+        read_local(spark, "located", locality="here")
 
 
 def test_a_write_from_another_thread(spark: SparkSession) -> None:
