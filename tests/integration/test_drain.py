@@ -17,6 +17,7 @@ from quiver_actors.errors import Draining
 from quiver_actors.wal.layout import CURSOR_NAME, HEADER_BYTES
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, run_quiver
+from tests.integration.spark_node import micro_batch
 
 CONFIG = """
 [segment]
@@ -116,6 +117,26 @@ def test_who_is_behind_is_named_and_gets_the_rest_after_a_restart(node: ClientNo
     node.restart()
     with node.connect() as client, client.subscribe("slow") as slow:
         assert [first_id(delivery) for delivery in take(slow, 20)] == list(range(20))
+
+
+@pytest.mark.spark
+def test_a_streaming_query_lets_its_node_go_although_no_micro_batch_follows(node: ClientNode) -> None:
+    """Asked as by Spark, which commits a micro-batch when it plans the next one that has rows, and asks for that all the time."""
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    options = {"runDir": str(node.directories.run), "topic": "default", "startingOffsets": "earliest"}
+    with node.connect() as client:
+        client.push(numbers(1))
+        client.flush()
+    done: Any = micro_batch(options, StructType([StructField("id", LongType())]))
+    again = [done.end, done.reader.getDefaultReadLimit()]
+    assert done.reader.latestOffset(*again) == done.end
+    with node.connect() as client:
+        assert [info.pending for infos in client.subscribers().values() for info in infos if info.pending] == [1]
+    with draining(node, "--timeout", "30s") as process:
+        done.reader.latestOffset(*again)
+        out, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert (process.returncode, "everything is resolved" in out) == (0, True)
 
 
 def test_a_node_can_be_kept_for_those_who_are_behind(node: ClientNode) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from xdist.scheduler import LoadFileScheduling
 
-ONE_SESSION = frozenset(f"tests/integration/test_spark_{name}.py" for name in ("commit", "source", "stream"))
+ONE_SESSION = frozenset(
+    f"tests/integration/test_spark_{name}.py" for name in ("commit", "connection", "drain", "source", "stream")
+)
 
 
 class FilesTogether(LoadFileScheduling):
