@@ -51,7 +51,7 @@ test-cluster: $(STAMP)
 	$(PYTEST) -m cluster tests/cluster
 
 # Everything with a Spark session of its own, on versions before the pinned one: a second installation of 500 MB for each.
-SPARK_TESTS := tests/unit/spark tests/integration/test_spark_*.py tests/integration/test_flight.py tests/integration/test_demo.py
+SPARK_TESTS := tests/unit/spark tests/integration/test_spark_*.py $(addprefix tests/integration/test_,flight.py object_store.py demo.py)
 
 test-spark-versions: test-spark-4.1 test-spark-4.2
 
