@@ -56,6 +56,9 @@ CONFIG = '[retention]\nsize_cap = "100TiB"\n[segment]\ncompaction = "off"\n'
 """With a cap, so that what a worker does to keep within it is in the figures; so far away that nothing waits for it."""
 BEHIND = "behind"
 READY_SECONDS = 300.0
+SETTLE_SECONDS = 2.5
+"""Until what a burst leaves behind is done: files are measured two seconds after it, and each subscriber's figures are shown anew."""
+MANY = 10_000
 TAIL_BYTES = 256 * KIB
 SPARSE_SEGMENT_BYTES = 30 * MIB
 _PER_CALL = 64
@@ -183,6 +186,7 @@ def spent(run_dir: str, client: Client, bundles: int) -> Measurements:
     time.sleep(1.0)  # what a start leaves to be done, such as looking at every directory once
     push = _cpu_us(worker, lambda: _push(client, group, bundles))
     deliver = _cpu_us(worker, lambda: _deliver(client, bundles))
+    time.sleep(SETTLE_SECONDS if bundles >= MANY else 0)
     idle = _cpu_us(worker, lambda: time.sleep(2.0)) / 2.0
     return {"push": push / bundles, "deliver": deliver / bundles, "idle": idle}
 

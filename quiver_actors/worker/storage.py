@@ -37,12 +37,16 @@ from quiver_actors.worker.reckoning import Reckoning
 from quiver_actors.worker.topic_shares import TopicShares
 
 CALM_INTERVAL_NS = 50 * MILLISECOND_NS
+UNCAPPED_INTERVAL_NS = 100 * MILLISECOND_NS
+"""The same while there is no cap: then nobody waits for what a worker finds there."""
 BUSY_INTERVAL_NS = 5 * MILLISECOND_NS
 """How often the words are looked at while something is wanted or being deleted."""
 AHEAD_STEPS = 4
 """So many logs ahead of need more is asked for: a supervisor that gets no processor for a while stops nobody."""
 OFFER_INTERVAL_NS = 250 * MILLISECOND_NS
 """How often a worker says what of its own would go first, while the node is near its soft limit and not over it."""
+_EARLY_PART = 10
+"""A turn of the loop that comes by so small a part of the interval too early does: one wake-up serves several."""
 _SETTLING_READS = 8
 
 
@@ -75,7 +79,7 @@ class StorageShare:
         self._is_refused = False
         self._is_wanting = False
         self._claim = 0
-        self._due_ns = 0
+        self._due_ns = self._from_ns = 0
         self._reckoning = Reckoning(hosts, agenda)
         self._was_over = False
         self._offered_ns = 0
@@ -94,14 +98,14 @@ class StorageShare:
         is_admitted = self._limit_bytes == NO_LIMIT or self.used_bytes + more_bytes <= self._limit_bytes
         if not is_admitted:
             self._is_refused = True
-            self._due_ns = 0
+            self._due_ns = self._from_ns = 0
         return is_admitted
 
     def admits_for(self, engine: Engine, more_bytes: int) -> bool:
         """The same, of one engine: its topic may have less than there is."""
         is_admitted = self.topics.admits(engine, more_bytes, monotonic_ns(), self.admits)
         if not is_admitted:
-            self._due_ns = 0
+            self._due_ns = self._from_ns = 0
         return is_admitted
 
     @property
@@ -143,7 +147,7 @@ class StorageShare:
 
     def turn(self, now_ns: int) -> None:
         """Look at the words, if it is time, and answer them."""
-        if now_ns < self._due_ns:
+        if now_ns < self._from_ns:
             return
         before_bytes = self._limit_bytes
         moved = self._reckoning.look()
@@ -163,7 +167,10 @@ class StorageShare:
         self._row.set(StorageFigure.BEAT_NS, now_ns)
         self._row.set(StorageFigure.REPORTED, 1)
         is_busy = self._is_wanting or self.topics.is_short or self._claim > self._row.get(StorageFigure.CLAIM_DONE)
-        self._due_ns = now_ns + (BUSY_INTERVAL_NS if is_busy else CALM_INTERVAL_NS)
+        calm_ns = CALM_INTERVAL_NS if self._node_word(NodeStorageFigure.CAP_BYTES) else UNCAPPED_INTERVAL_NS
+        interval_ns = BUSY_INTERVAL_NS if is_busy else calm_ns
+        self._due_ns = now_ns + interval_ns
+        self._from_ns = self._due_ns - interval_ns // _EARLY_PART
 
     def _node_word(self, figure: NodeStorageFigure) -> int:
         return self._node.load(figure) if self._node is not None else 0
