@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quiver_actors.units import format_size
 
 if TYPE_CHECKING:
-    from quiver_actors.cli.status_view import StatusView, SubscriberView
+    from quiver_actors.cli.status_document import StatusView, SubscriberView
 
 ADVICE = {
     "dead": "start it again with `quiver up`: nothing that was acknowledged is lost",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from quiver_actors.cli.status_view import EngineView, StatusView, SubscriberView, WorkerView
+from quiver_actors.cli.status_document import EngineView, StatusView, SubscriberView, WorkerView
 from quiver_actors.units import format_duration
 
 SPARK_PREFIX = "spark-"

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from quiver_actors.cli.status_view import EngineView, StatusView, worst
+from quiver_actors.cli.status_document import EngineView, StatusView, worst
 
 SAMPLES_KEPT = 60
 _BARS = " ▁▂▃▄▅▆▇█"

@@ -15,7 +15,7 @@ from quiver_actors.errors import NotRunning
 from quiver_actors.units import parse_duration_ns
 
 if TYPE_CHECKING:
-    from quiver_actors.cli.status_view import StatusView
+    from quiver_actors.cli.status_document import StatusView
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from quiver_actors.cli.status_view import (
+from quiver_actors.cli.status_document import (
     EngineView,
     ErrorView,
     NodeView,

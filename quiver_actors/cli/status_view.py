@@ -1,7 +1,7 @@
 """How a node is, gathered without asking anybody: from `node.json`, the supervisor's lock, the counters page and /proc.
 
 Everything here works while workers are stopped, hang or are dead, and while the supervisor is. Figures carry their age: a process
-that does not run does not update them. The structs are the `--json` document; fields are only ever added.
+that does not run does not update them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
 from quiver_actors.cli.advice import WAITING, advice_on, waiting_for_room
+from quiver_actors.cli.status_document import (
+    EngineView,
+    ErrorView,
+    LatencyView,
+    NodeView,
+    SharedMemoryView,
+    StatusView,
+    SubscriberView,
+    WorkerView,
+    severity,
+    worst,
+)
 from quiver_actors.cli.status_storage import (
-    CoreStorageView,
-    LossView,
-    RetentionView,
-    ShareView,
-    StorageView,
     cores_of,
     losses_of,
     place_of,
@@ -47,7 +53,6 @@ from quiver_actors.supervisor.figures import CHILD_ROW, SUPERVISOR_REGION, Child
 from quiver_actors.supervisor.process import STOPPED_STATES, process_state
 from quiver_actors.supervisor.state import ChildState
 
-SCHEMA_VERSION = 1
 NODE_RECORD = "node.json"
 SUPERVISOR_LOCK = "supervisor.lock"
 
@@ -56,26 +61,6 @@ FRESH_NS = 3_000_000_000
 
 ENGINE_STATES = {1: "recovering", 2: "ready", 3: "full", 4: "draining", 5: "failed", 6: "closed"}
 """Names of `engine.EngineState`, which cannot be imported here: engines load pyarrow."""
-
-WORST_FIRST = (
-    "dead",
-    "failed",
-    "hung",
-    "silent",
-    "stopped",
-    "restarting",
-    "full",
-    "degraded",
-    "closed",
-    "ended",
-    "draining",
-    "killing",
-    "starting",
-    "recovering",
-    "unknown",
-    "ready",
-)
-"""All states that a node, a worker or an engine is shown in."""
 
 _WORKER_STATES = {state.value: state.name.lower() for state in WorkerState} | {WorkerState.STOPPED.value: "ended"}
 _NODE_STATES = {state.value: state.name.lower() for state in NodeState} | {NodeState.STOPPED.value: "ended"}
@@ -86,170 +71,6 @@ _SUPERVISED_STATES = {
     ChildState.STOPPED.value: "ended",
 }
 """Where the supervisor's word goes before the worker's own; in the other states the worker's is the more exact one."""
-
-
-class NodeView(msgspec.Struct, kw_only=True):
-    state: str
-    running: bool
-    """Its supervisor is alive."""
-    ready: bool
-    """Running, was ready once all workers were, and at least one serves."""
-    healthy: bool
-    """Running and `problems` is empty."""
-    problems: list[str]
-    pid: int
-    data_dir: str
-    run_dir: str
-    topics: list[str]
-    started_unix_ns: int
-    uptime_ns: int | None
-    figures_age_ns: int | None
-    warnings: list[str] = []
-    """What is not wrong and yet keeps pushes waiting: the cap, and who keeps the data."""
-    advice: list[str] = []
-    """What to do about problems and warnings, a line for each kind of them."""
-
-
-class WorkerView(msgspec.Struct, kw_only=True):
-    core: int
-    state: str
-    process_state: str | None
-    """The kernel's letter; None where there is no such process."""
-    pid: int | None
-    cpu: int | None
-    """The core that it is pinned to."""
-    cpu_ns: int = 0
-    cpu_percent: float | None = None
-    """Of one core, over its whole life; with --watch since the last look."""
-    restarts: int = 0
-    last_exit: str | None = None
-    started_unix_ns: int | None = None
-    uptime_ns: int | None = None
-    figures_age_ns: int | None = None
-    """Age of its heartbeat, and so of all figures that it publishes."""
-    sessions: int = 0
-    pushes_waiting: int = 0
-    arena_bytes: int = 0
-    arena_used_bytes: int = 0
-    loop_gap_ns_max: int = 0
-    intake_stopped: bool = False
-    """`quiver drain` is under way: takes no more pushes, serves subscribers; shown as draining."""
-    topics_version: int = 0
-    """The version of the list of topics that it follows."""
-
-
-class EngineView(msgspec.Struct, kw_only=True):
-    topic: str
-    core: int
-    state: str
-    figures_age_ns: int | None
-    bundles_in: int
-    rows_in: int
-    bytes_in: int
-    wal_bytes: int
-    open_segment_bytes: int
-    open_segment_bundles: int
-    segments: int
-    segment_bytes: int
-    segment_bundles: int
-    disk_bytes: int
-    syncs: int
-    seals: int
-    sync_ns_last: int
-    seal_ns_last: int
-    sequence_written: int
-    sequence_durable: int
-    refused: int
-    segments_deleted: int
-    quarantined: int
-    compactions: int
-    compacted_bytes_saved: int
-    last_scrub_unix_ns: int
-    """When the segment that was checked longest ago was checked."""
-    last_scrub_age_ns: int | None
-    """None where there is no segment, or where not all were checked since the worker started."""
-    scrubbed_bytes: int
-    prepared_stages: int
-    """Staged bundles of transactions that wait for their decision, by stage."""
-    staged_bytes: int
-    oldest_prepared_unix_ns: int
-    oldest_prepared_age_ns: int | None
-    """None where none waits."""
-
-
-class SubscriberView(msgspec.Struct, kw_only=True):
-    topic: str
-    subscriber: str
-    core: int
-    figures_age_ns: int | None
-    lag_bundles: int
-    oldest_unix_ns: int
-    oldest_age_ns: int | None
-    """None where nothing is waiting."""
-    claimed: int
-    acked: int
-    rejected: int
-    deferred: int
-    delivered: int
-    connections: int
-    pending: int = 0
-    waiting: int = 0
-    blocked: int = 0
-    gaps: int = 0
-    """Notices of bundles that will never come, not yet taken by a consumer."""
-    redelivered: int = 0
-    expired: int = 0
-    dead_lettered: int = 0
-    dropped: int = 0
-    window_full: int = 0
-    detached_since_unix_ns: int = 0
-    detached_ns: int | None = None
-    """For how long no consumer has been connected to this core; None while one is."""
-
-
-class ErrorView(msgspec.Struct, kw_only=True):
-    core: int
-    message: str
-    count: int
-    unix_ns: int
-    age_ns: int
-
-
-class LatencyView(msgspec.Struct, kw_only=True):
-    """A histogram; its limits are `metrics.latency.BUCKET_LIMITS_NS`, the last count is above all of them."""
-
-    topic: str
-    core: int
-    of: str
-    """`push`, `sync`, `seal` or `deliver`."""
-    counts: list[int]
-    sum_ns: int
-
-
-class SharedMemoryView(msgspec.Struct, kw_only=True):
-    arena_bytes: int
-    arena_used_bytes: int
-    counters_bytes: int
-    total_bytes: int
-
-
-class StatusView(msgspec.Struct, kw_only=True):
-    """The whole document; lists are sorted worst first."""
-
-    schema_version: int = SCHEMA_VERSION
-    taken_unix_ns: int
-    node: NodeView
-    workers: list[WorkerView]
-    engines: list[EngineView]
-    subscribers: list[SubscriberView]
-    errors: list[ErrorView]
-    shared_memory: SharedMemoryView
-    latencies: list[LatencyView] = []
-    storage: StorageView = StorageView()
-    cores: list[CoreStorageView] = []
-    retention: list[RetentionView] = []
-    losses: list[LossView] = []
-    shares: list[ShareView] = []
 
 
 def take_status(run_dir: str) -> StatusView:
@@ -282,16 +103,6 @@ def worker_exits(page: CountersPage) -> dict[str, str]:
     rows = _rows(page.read_region(SUPERVISOR_REGION), CHILD_ROW)
     exits = {row.label: _last_exit(row.values[ChildFigure.LAST_EXIT]) for row in rows}
     return {name: how for name, how in exits.items() if how is not None}
-
-
-def worst(states: Iterable[str]) -> str:
-    """The worst of some states; `ready` of none."""
-    return min(states, key=severity, default="ready")
-
-
-def severity(state: str) -> int:
-    """Place in `WORST_FIRST`: lower is worse."""
-    return WORST_FIRST.index(state)
 
 
 # --- where it comes from -------------------------------------------------------------------------------------------------

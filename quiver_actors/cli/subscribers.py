@@ -18,7 +18,7 @@ from quiver_actors.errors import NotRunning, UnknownSubscriber, UsageError
 
 if TYPE_CHECKING:
     from quiver_actors.cli.backlog import BehindView
-    from quiver_actors.cli.status_view import StatusView
+    from quiver_actors.cli.status_document import StatusView
     from quiver_actors.client import Client
     from quiver_actors.protocol.messages import SubscriberInfo
 

@@ -16,7 +16,7 @@ from quiver_actors.units import format_duration, format_size
 if TYPE_CHECKING:
     from quiver_actors.cli.load_view import NodeLoad
     from quiver_actors.cli.rates import SubscriberRates, TopicRates
-    from quiver_actors.cli.status_view import StatusView
+    from quiver_actors.cli.status_document import StatusView
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 

@@ -8,7 +8,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from quiver_actors.cli.status_view import WORST_FIRST, LatencyView, StatusView, take_status
+from quiver_actors.cli.status_document import WORST_FIRST, LatencyView, StatusView
+from quiver_actors.cli.status_view import take_status
 from quiver_actors.errors import NotRunning
 from quiver_actors.metrics.latency import BUCKET_LIMITS_NS
 from quiver_actors.observe.metric_table import TABLES, Kind, Metric

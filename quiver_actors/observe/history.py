@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.cli.status_view import EngineView, StatusView, SubscriberView
+from quiver_actors.cli.status_document import EngineView, StatusView, SubscriberView
 from quiver_actors.errors import QuiverError
 from quiver_actors.shm.errors import ShmError
 

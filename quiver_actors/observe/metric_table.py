@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from quiver_actors.cli.status_document import EngineView, SubscriberView, WorkerView
 from quiver_actors.cli.status_storage import CoreStorageView, LossView, RetentionView, ShareView
-from quiver_actors.cli.status_view import EngineView, SubscriberView, WorkerView
 
 
 class Kind(enum.Enum):

@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 import quiver_actors.forward  # noqa: F401 - its errors are errors, too
-from quiver_actors.cli.status_view import WORST_FIRST
+from quiver_actors.cli.status_document import WORST_FIRST
 from quiver_actors.errors import error_classes
 from quiver_actors.supervisor.exitcodes import ExitCode
 from tests.docs.pages import ROOT

@@ -6,10 +6,7 @@ import msgspec
 import pytest
 
 from quiver_actors.cli.advice import ADVICE, advice_on, waiting_for_room
-from quiver_actors.cli.status_storage import ShareView
-from quiver_actors.cli.status_table import ROWS_SHOWN, render
-from quiver_actors.cli.status_view import (
-    ENGINE_STATES,
+from quiver_actors.cli.status_document import (
     WORST_FIRST,
     EngineView,
     ErrorView,
@@ -21,6 +18,9 @@ from quiver_actors.cli.status_view import (
     severity,
     worst,
 )
+from quiver_actors.cli.status_storage import ShareView
+from quiver_actors.cli.status_table import ROWS_SHOWN, render
+from quiver_actors.cli.status_view import ENGINE_STATES
 from quiver_actors.metrics.figures import EngineFigure, SubscriberFigure, WorkerFigure, WorkerState
 from quiver_actors.units import SECOND_NS, format_size
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quiver_actors.cli.status_view import (
+from quiver_actors.cli.status_document import (
     EngineView,
     LatencyView,
     NodeView,

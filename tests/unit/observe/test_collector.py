@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from quiver_actors.cli.status_view import LatencyView, StatusView
+from quiver_actors.cli.status_document import LatencyView, StatusView
 from quiver_actors.metrics.latency import BUCKET_LIMITS_NS, BUCKETS
 from quiver_actors.observe.collector import NodeCollector, families
 from quiver_actors.observe.metric_table import TABLES
