@@ -22,6 +22,8 @@ from quiver_actors.protocol.messages import DESCRIPTORS_CARRIED, WorkerMessage
 _DESCRIPTORS_MAX = 253
 """The kernel's limit for one message (SCM_MAX_FD)."""
 _DESCRIPTOR = struct.Struct("i")
+_TRUNCATED = int(socket.MSG_CTRUNC)
+"""Not the enumeration's member: with that, looking at the flags costs more than reading the message."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_DESCRIPTORS_MAX * _DESCRIPTOR.size)
 
 Received = tuple[WorkerMessage, int | None]
@@ -152,7 +154,7 @@ class Connection:
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._descriptors.extend(fd for (fd,) in _DESCRIPTOR.iter_unpack(data[: len(data) & -_DESCRIPTOR.size]))
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             raise ProtocolError("a descriptor that a worker sent was lost: are too many files open in this process?")
         if size == 0:
             self._lost = WorkerUnavailable("the worker closed the connection")

@@ -72,11 +72,17 @@ class Grouping:
             raise wrong
 
     def _collect(self, bundles: Iterable[tuple[Bundle, int | None]]) -> Iterator[Planned]:
-        batches_of = self._slots.batches_of
+        batches_of, record_batch = self._slots.batches_of, pa.RecordBatch
         for bundle, item_count in bundles:
             if item_count is not None:
                 check_item_count(item_count)
-            if isinstance(bundle, pa.RecordBatch) and self._is_one_more(bundle):
+            if (
+                self._lone_schema is not None
+                and isinstance(bundle, record_batch)
+                and bundle.num_rows in self._measured_rows
+                and bundle.schema.equals(self._lone_schema, check_metadata=True)
+            ):
+                # One more like the last one: the usual case, without the detours.
                 batch: pa.RecordBatch = bundle
                 size_bytes = self._measured_bytes
             else:
@@ -96,15 +102,6 @@ class Grouping:
             self._run.append(batch)
             self._item_counts.append(item_count)
         yield from self._take_all()
-
-    def _is_one_more(self, batch: pa.RecordBatch) -> bool:
-        """Whether the batch is like those of the run, which stand alone, too: the usual case, without the detours."""
-        schema = self._lone_schema
-        return (
-            schema is not None
-            and batch.num_rows in self._measured_rows
-            and batch.schema.equals(schema, check_metadata=True)
-        )
 
     def _size_in_run(self, batches: Batches) -> int:
         """About how many bytes the bundle adds to the run; 0: it cannot be part of it.

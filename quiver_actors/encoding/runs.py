@@ -175,11 +175,13 @@ def _write(memory: memoryview, stream: EncodedStream, batches: Sequence[pa.Recor
 
 
 @functools.lru_cache(maxsize=16)
-def _pieces(stream: EncodedStream) -> tuple[bytes, tuple[bytes, ...]]:
+def _pieces(stream: EncodedStream) -> tuple[pa.Buffer, tuple[pa.Buffer, ...]]:
     """What stands before the first schema message, and between two batches for each length of padding. Lengths are left zero."""
     head = bytes(ENTRY_HEAD_BYTES) + SLOT_HEAD.pack(stream.slot_id, stream.fingerprint, 0, 0)
     following = head + stream.message
-    return head, tuple(END_OF_STREAM + bytes(padding + CRC_BYTES) + following for padding in range(_ALIGNMENT))
+    gaps = (END_OF_STREAM + bytes(padding + CRC_BYTES) + following for padding in range(_ALIGNMENT))
+    # As Arrow's buffers: it would wrap bytes at each write.
+    return pa.py_buffer(head), tuple(map(pa.py_buffer, gaps))
 
 
 def _rows(

@@ -185,8 +185,8 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         "believe the CRCs of a uniform push",
         "quiver_actors/wal/uniform.py",
-        '    if crcs != columns[0].view("<u4")[1::2].tolist():\n        return None\n',
-        "",
+        " or _crcs(span, entries.slots) != crcs:\n",
+        ":\n",
         _WAL,
     ),
     Edit(

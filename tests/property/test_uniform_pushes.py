@@ -206,6 +206,29 @@ def test_every_byte_of_slot_heads_and_schema_messages_is_compared() -> None:
         assert not compare(mutant, schemas), f"byte {at - start} of an entry"
 
 
+def test_pushes_that_are_laid_out_as_the_last_one_are_compared_as_well() -> None:
+    specimen, schemas = lay_out(3, 24, random.Random(8))
+    (schema,) = schemas.values()
+    start = ENTRY_ROW.unpack_from(specimen.entries)[0]
+    for at in range(start + 29, start + 71 + len(schema.message) + 8, 3):
+        for _ in range(3):
+            assert compare(specimen, schemas), "what is kept of a push is not spoilt by those between"
+        mutant = Specimen(bytearray(specimen.span), bytearray(specimen.entries), specimen.slots)
+        mutant.span[at] ^= 0x80
+        assert not compare(mutant, schemas), f"byte {at - start} of an entry, its CRC being wrong"
+        mutant.mend()
+        assert not compare(mutant, schemas), f"byte {at - start} of an entry, its CRC being right"
+    mutant = Specimen(bytearray(specimen.span), bytearray(specimen.entries), specimen.slots)
+    mutant.span[start - 20] ^= 0x80
+    assert not compare(mutant, schemas)
+    mutant.mend()
+    assert compare(mutant, schemas), "other content"
+    struct.pack_into("<q", mutant.entries, 3 * ENTRY_ROW.size + 24, 12345)
+    assert compare(mutant, schemas), "another time"
+    mutant.span += bytes(64)
+    assert not compare(mutant, schemas), "another length"
+
+
 def test_an_entry_that_spoils_the_alignment_is_refused() -> None:
     specimen, schemas = lay_out(3, 24, random.Random(6))
     last, last_slot = len(specimen.entries) - ENTRY_ROW.size, len(specimen.slots) - SLOT_ROW.size
