@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +42,13 @@ Integers = npt.NDArray[np.int64]
 
 
 class RunMemory:
-    """Buffers that runs are laid out in, used again so that their pages stay mapped and warm. May be used by several threads."""
+    """Buffers that runs are laid out in, used again so that their pages stay mapped and warm, and how the last one was laid out. May be
+    used by several threads."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
+        self.layout: RunLayout | None = None
+        """Of the last run."""
 
     def take(self) -> memoryview:
         try:
@@ -128,29 +132,91 @@ def plan_run(
     if not ends:
         pool.give_back(memory)
         return None
-    batch_ends = np.array(ends)
+    # Arrow refuses a batch of 2^31 rows, so that they fit the slot head's u32.
+    rows = [batch.num_rows for batch in batches[:count]]
+    layout = pool.layout
+    if layout is None or not layout.is_of(stream, memory, ends, rows):
+        layout = pool.layout = _layout_of(stream, memory, ends, rows)
+    packed = layout.fill(memory, item_counts[:count])
+    return PlannedRun(stream, batches[:count], item_counts[:count], packed, memory[: layout.size_bytes], (pool, memory))
+
+
+@dataclass(slots=True, eq=False)
+class RunLayout:
+    """Where everything is in a run, and what its rows say but for CRCs and item counts. Batches of fixed-width columns with as many
+    rows are laid out alike, call after call."""
+
+    stream: EncodedStream
+    ends: list[int]
+    """Of the batches, in the run's memory."""
+    rows: list[int]
+    """Of each batch."""
+    size_bytes: int
+    head_places: Integers
+    """Of row_count and payload_len, in words of `_words_of`; `heads` belong there."""
+    heads: Integers
+    message_places: Integers
+    """Of the record-batch messages' prefixes, likewise, which are `prefixes`."""
+    prefixes: Integers
+    crc_starts: list[int]
+    crc_ends: list[int]
+    entries: Integers
+    """`ENTRY_ROW`s as words."""
+    slots: bytes
+
+    def is_of(self, stream: EncodedStream, memory: memoryview, ends: list[int], rows: list[int]) -> bool:
+        """Whether a run that was written to the memory is laid out so."""
+        is_alike = self.stream is stream and self.ends == ends and self.rows == rows
+        return is_alike and bool((_words_of(memory)[self.message_places] == self.prefixes).all())
+
+    def fill(self, memory: memoryview, item_counts: Sequence[int | None]) -> tuple[bytes, bytes]:
+        """Complete the slot heads, and give the packed `ENTRY_ROW`s and `SLOT_ROW`s."""
+        _words_of(memory)[self.head_places] = self.heads
+        places = zip(self.crc_starts, self.crc_ends, strict=True)
+        entries = self.entries.copy()
+        entries.view("<u4")[:, 1] = [crc32(memory[start:end]) for start, end in places]
+        if item_counts.count(None) < len(item_counts):
+            entries[:, 2] = [-1 if item_count is None else item_count for item_count in item_counts]
+        return entries.tobytes(), self.slots
+
+
+def _words_of(memory: memoryview) -> Integers:
+    """From the byte on that lets row_count and payload_len be a word, and all that is a multiple of eight bytes away."""
+    return np.frombuffer(memory, "<i8", len(memory) // 8 - 1, _PAYLOAD_OFFSET % 8)
+
+
+def _layout_of(stream: EncodedStream, memory: memoryview, ends: list[int], rows: list[int]) -> RunLayout:
+    batch_ends, row_counts = np.array(ends), np.array(rows)
     entry_ends = (batch_ends + (_TAIL_BYTES + _ALIGNMENT - 1)) & -_ALIGNMENT
     starts = np.concatenate(([0], entry_ends[:-1]))
     payload_bytes = entry_ends - starts - _FRAME_BYTES
-    # Arrow refuses a batch of 2^31 rows, so that they fit the slot head's u32.
-    rows = np.array([batch.num_rows for batch in batches[:count]])
-    # The place of row_count and payload_len, in words from the byte that makes it aligned.
-    heads = np.frombuffer(memory, "<i8", len(memory) // 8 - 1, _PAYLOAD_OFFSET % 8)
-    heads[starts + (_PAYLOAD_OFFSET - 8) >> 3] = rows | payload_bytes << 32
-    metadata_bytes = (heads[starts + (_PAYLOAD_OFFSET + len(stream.message)) >> 3] >> 32) + _PREFIX_BYTES
-    packed = _rows(
+    message_places = starts + (_PAYLOAD_OFFSET + len(stream.message)) >> 3
+    prefixes = _words_of(memory)[message_places]
+    metadata_bytes = (prefixes >> 32) + _PREFIX_BYTES
+    entries = np.zeros((len(ends), _ROW_WORDS), np.int64)
+    entries[:, 0] = entry_ends - starts
+    entries[:, 1] = _signed(1 << stream.slot_id)
+    entries[:, 2] = -1
+    entries[:, 4] = row_counts << 32 | 1
+    slots = np.zeros((len(ends), _ROW_WORDS), np.int64)
+    slots[:, 0] = stream.handle | _PAYLOAD_OFFSET << 32
+    slots[:, 1] = payload_bytes | row_counts << 32
+    slots[:, 2] = metadata_bytes << 32 | len(stream.message)
+    slots[:, 3] = batch_ends - starts - (_PAYLOAD_OFFSET + len(stream.message)) - metadata_bytes
+    return RunLayout(
         stream,
-        memory,
-        starts,
-        entry_ends,
-        row_counts=rows,
-        payload_bytes=payload_bytes,
-        metadata_bytes=metadata_bytes,
-        body_bytes=batch_ends - starts - (_PAYLOAD_OFFSET + len(stream.message)) - metadata_bytes,
-        item_counts=item_counts[:count],
+        ends,
+        rows,
+        size_bytes=int(entry_ends[-1]),
+        head_places=starts + (_PAYLOAD_OFFSET - 8) >> 3,
+        heads=row_counts | payload_bytes << 32,
+        message_places=message_places,
+        prefixes=prefixes,
+        crc_starts=(starts + ENTRY_HEAD_BYTES).tolist(),
+        crc_ends=(entry_ends - CRC_BYTES).tolist(),
+        entries=entries,
+        slots=slots.tobytes(),
     )
-    span = memory[: int(entry_ends[-1])]
-    return PlannedRun(stream, batches[:count], item_counts[:count], packed, span, (pool, memory))
 
 
 def _write(memory: memoryview, stream: EncodedStream, batches: Sequence[pa.RecordBatch]) -> list[int]:
@@ -182,37 +248,6 @@ def _pieces(stream: EncodedStream) -> tuple[pa.Buffer, tuple[pa.Buffer, ...]]:
     gaps = (END_OF_STREAM + bytes(padding + CRC_BYTES) + following for padding in range(_ALIGNMENT))
     # As Arrow's buffers: it would wrap bytes at each write.
     return pa.py_buffer(head), tuple(map(pa.py_buffer, gaps))
-
-
-def _rows(
-    stream: EncodedStream,
-    memory: memoryview,
-    starts: Integers,
-    ends: Integers,
-    *,
-    row_counts: Integers,
-    payload_bytes: Integers,
-    metadata_bytes: Integers,
-    body_bytes: Integers,
-    item_counts: Sequence[int | None],
-) -> tuple[bytes, bytes]:
-    """`ENTRY_ROW`s and `SLOT_ROW`s, packed: as words, of which most hold two fields."""
-    places = zip((starts + ENTRY_HEAD_BYTES).tolist(), (ends - CRC_BYTES).tolist(), strict=True)
-    entries = np.zeros((len(starts), _ROW_WORDS), np.int64)
-    entries[:, 0] = [crc32(memory[start:end]) for start, end in places]
-    entries[:, 0] <<= 32
-    entries[:, 0] |= ends - starts
-    entries[:, 1] = _signed(1 << stream.slot_id)
-    entries[:, 2] = -1
-    if item_counts.count(None) < len(item_counts):
-        entries[:, 2] = [-1 if item_count is None else item_count for item_count in item_counts]
-    entries[:, 4] = row_counts << 32 | 1
-    slots = np.zeros((len(starts), _ROW_WORDS), np.int64)
-    slots[:, 0] = stream.handle | _PAYLOAD_OFFSET << 32
-    slots[:, 1] = payload_bytes | row_counts << 32
-    slots[:, 2] = metadata_bytes << 32 | len(stream.message)
-    slots[:, 3] = body_bytes
-    return entries.tobytes(), slots.tobytes()
 
 
 def _signed(word: int) -> int:

@@ -81,6 +81,27 @@ def test_like_bundles_are_runs_of_every_length_and_memory_is_used_again() -> Non
         assert all(isinstance(each, PlannedRun) for each in groups)
 
 
+def test_runs_that_are_laid_out_as_the_last_one_differ_in_what_they_hold() -> None:
+    memory, streams = RunMemory(), StreamTable("t")
+    schema = pa.schema([("n", pa.int64()), ("text", pa.string())])
+
+    def texts(*lengths: int, value: int = 1) -> pa.RecordBatch:
+        columns = [[value] * len(lengths), ["x" * length for length in lengths]]
+        return pa.record_batch(
+            [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema
+        )
+
+    alike = [texts(3, 4)] * 20
+    for bundles in (alike, alike, [texts(4, 3, value=2)] * 20, [texts(7)] * 20, [texts(3, 40)] * 20, alike, alike[:15]):
+        for counts in ([None] * 20, range(20), [7] * 20):
+            pairs = [*zip(bundles, counts, strict=False)]
+            found = laid_out(group(pairs, memory, streams))
+            assert found == planned_each(pairs, streams)
+            parse_span(*found)
+    in_slots = [*without_counts([{slot: numbers(5)} for slot in (1, 2) for _ in range(20)])]
+    assert laid_out(group(in_slots, memory, streams)) == planned_each(in_slots, streams)
+
+
 def test_mixtures_come_out_as_planned() -> None:
     rng = random.Random(5)
     kinds: list[Bundle] = [
