@@ -132,18 +132,18 @@ class NodeSet:
         return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
 
     def ask_all(self, question: Callable[[Node], T]) -> dict[str, T]:
-        """The same to every node that there is. One that has left meanwhile is not asked: whoever takes a node away has drained it."""
-        names = set(self.all())
+        """The same to every node that there is, in the order of their names. One that has left meanwhile is left out: it was drained."""
+        names = self.all()
         try:
             return self.ask(names, question)
         except QuiverError as error:
             self._members_at_ns = 0
             if isinstance(error, NotRunning):
                 forget_client(self._options.run_dir)
-            left = names - set(self.all())
-            if not left:
+            present = self.all()
+            if names.keys() <= present.keys():
                 raise
-        return self.ask(names - left, question)
+        return self.ask([name for name in names if name in present], question)
 
     def _remote(self, name: str, location: str) -> Node:
         known = self._nodes.get(name)
