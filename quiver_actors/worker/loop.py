@@ -490,6 +490,7 @@ class WorkerLoop:
         for host in self._agenda.take_unswept(now_ns):
             self._agenda.note_sweep(host, host.sweep(now_ns))
         for session in list(self._sessions.values()):
+            session.forget_gone_hosts()
             if session.state is SessionState.GREETING and now_ns - session.opened_ns > HELLO_PATIENCE_NS:
                 self._end(session, ProtocolError("no Hello came in time"))
 

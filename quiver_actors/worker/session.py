@@ -96,6 +96,11 @@ class Session:
         """True while nothing more should be taken from this connection."""
         return len(self._held) >= HELD_PUSHES_MAX or self.connection.is_congested
 
+    def forget_gone_hosts(self) -> None:
+        """A long connection keeps no topic in memory that was deleted."""
+        for host in [host for host in self.hosts if host.is_given_up]:
+            del self.hosts[host]
+
     # --- answers -------------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:

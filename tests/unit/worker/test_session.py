@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from quiver_actors.errors import Draining, ProtocolError
+from quiver_actors.errors import Draining, ProtocolError, TopicDeleted
 from quiver_actors.protocol import messages as m
 from quiver_actors.protocol.framing import FrameReader, decode_worker_message
 from quiver_actors.segment.builder import StreamSchema
@@ -17,6 +17,8 @@ from quiver_actors.worker import session as session_module
 from quiver_actors.worker.connection import Connection
 from quiver_actors.worker.peer import Peer
 from quiver_actors.worker.session import HELD_PUSHES_MAX, Session, SessionState
+from tests.support.engine_driver import ManualClock, topic_settings
+from tests.support.host_bench import HostBench, clocks_of
 
 
 @dataclass
@@ -146,3 +148,17 @@ def test_closed_session_takes_answers_and_drops_them(ends: Ends) -> None:
     assert ends.session.is_closed
     assert ends.unsent == set()
     assert ends.session.arena is None
+
+
+def test_a_long_connection_keeps_no_deleted_topic_in_memory(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    clocks_of(clock, monkeypatch)
+    benches = [HostBench(clock, topic_settings()) for _ in range(2)]
+    try:
+        ends.session.hosts |= {bench.host: None for bench in benches}
+        benches[0].host.give_up(TopicDeleted("gone"), lambda: None)
+        ends.session.forget_gone_hosts()
+        assert list(ends.session.hosts) == [benches[1].host]
+    finally:
+        for bench in benches:
+            bench.close()
