@@ -16,8 +16,12 @@ from quiver_actors.errors import DiskError
 from quiver_actors.jobs import Job
 from quiver_actors.paths import (
     BALLAST_NAME,
+    QUARANTINE_NAME,
     SEGMENT_SUFFIX,
+    SEGMENTS_NAME,
     STAGE_SUFFIX,
+    STAGED_NAME,
+    WAL_NAME,
     EnginePaths,
     segment_name,
 )
@@ -26,6 +30,8 @@ from quiver_actors.subscriber.gaps import FILE_PREFIX as GAPS_PREFIX
 from quiver_actors.subscriber.progress import FILE_PREFIX as PROGRESS_PREFIX
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.wal.layout import ACTIVE_NAME, CURSOR_NAME
+
+_DIRECTORIES = frozenset([WAL_NAME, SEGMENTS_NAME, QUARANTINE_NAME, STAGED_NAME])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +99,29 @@ def measure_small_files(disk: Disk, paths: EnginePaths, strays: Collection[str])
 
 
 def _small_files(disk: Disk, paths: EnginePaths) -> Iterator[tuple[str, str]]:
-    """(the field that it counts for, path) of everything that is not beside the segments."""
-    directories = {paths.wal, paths.segments, paths.quarantine, paths.staged}
-    for directory in (paths.root, paths.wal, paths.quarantine, paths.staged):
+    """(the field that it counts for, path) of everything that is not beside the segments; without logs and parts of stages."""
+    kinds = (
+        (paths.root, _kind_in_root),
+        (paths.wal, _kind_of_log),
+        (paths.quarantine, lambda _: "quarantine_bytes"),
+        (paths.staged, lambda name: None if name.endswith(STAGE_SUFFIX) else "other_bytes"),
+    )
+    for directory, kind_of in kinds:
         for name in disk.list_directory(directory):
-            path, kind = f"{directory}/{name}", _kind_of(directory, name, paths)
-            if kind is not None and path not in directories:
-                yield kind, path
+            kind = kind_of(name)
+            if kind is not None:
+                yield kind, f"{directory}/{name}"
 
 
-def _kind_of(directory: str, name: str, paths: EnginePaths) -> str | None:
-    """The field that a file counts for; None for logs and parts of stages."""
-    if directory == paths.wal:
-        return None if name.startswith(ACTIVE_NAME) and not name.startswith(CURSOR_NAME) else "other_bytes"
-    if directory == paths.staged:
-        return None if name.endswith(STAGE_SUFFIX) else "other_bytes"
-    if directory == paths.quarantine:
-        return "quarantine_bytes"
+def _kind_in_root(name: str) -> str | None:
+    if name in _DIRECTORIES:
+        return None
     if name == BALLAST_NAME:
         return "ballast_bytes"
-    prefixes = {PROGRESS_PREFIX: "progress_bytes", GAPS_PREFIX: "gaps_bytes"}
-    return next((kind for prefix, kind in prefixes.items() if name.startswith(prefix)), "other_bytes")
+    if name.startswith(PROGRESS_PREFIX):
+        return "progress_bytes"
+    return "gaps_bytes" if name.startswith(GAPS_PREFIX) else "other_bytes"
+
+
+def _kind_of_log(name: str) -> str | None:
+    return None if name.startswith(ACTIVE_NAME) and not name.startswith(CURSOR_NAME) else "other_bytes"

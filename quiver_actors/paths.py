@@ -12,6 +12,8 @@ TEMPORARY_SUFFIX = ".tmp"
 RESCUED_SUFFIX = ".rescued"
 """Behind a segment's name: what was rebuilt of a damaged one, complete, until the damaged file is out of the way."""
 BALLAST_NAME = "quiver.ballast"
+WAL_NAME = "wal"
+SEGMENTS_NAME = "segments"
 QUARANTINE_NAME = "quarantine"
 STAGED_NAME = "staged"
 """Directory of staged bundles; there only once a transaction was."""
@@ -39,11 +41,11 @@ class EnginePaths:
 
     @property
     def wal(self) -> str:
-        return f"{self.root}/wal"
+        return f"{self.root}/{WAL_NAME}"
 
     @property
     def segments(self) -> str:
-        return f"{self.root}/segments"
+        return f"{self.root}/{SEGMENTS_NAME}"
 
     @property
     def quarantine(self) -> str:

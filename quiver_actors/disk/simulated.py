@@ -283,17 +283,17 @@ class SimDisk:
         with self.mutex:
             names = apply_names(self._durable, surviving_names(self._pending, mode, random))
             left = self._like_this()
-            files: dict[int, _Inode] = {}
+            kept, files = left._durable, dict[int, _Inode]()
             for path in sorted(names):
                 node = names[path]
-                if isinstance(node, _Inode) and all(parent in names for parent in _parents(path)):
+                if _parent(path) not in kept:  # parents come first
+                    continue
+                if isinstance(node, _Inode):
                     # One file may have two names.
-                    left._durable[path] = files.get(id(node)) or files.setdefault(
-                        id(node), _crashed(node, mode, random)
-                    )
-                elif all(parent in names for parent in _parents(path)):
-                    left._durable[path] = node
-        left._names = dict(left._durable)
+                    found = files.get(id(node))
+                    node = found or files.setdefault(id(node), _crashed(node, mode, random))
+                kept[path] = node
+        left._names = dict(kept)
         return left
 
     def copy(self) -> SimDisk:
@@ -325,10 +325,13 @@ class SimDisk:
         """64 bits that are equal for disks that show the same to a reader, in any process."""
         digest = xxhash.xxh3_64()
         with self.mutex:
-            for path, node in sorted(self._names.items(), key=lambda item: item[0]):
+            for path in sorted(self._names):
+                node = self._names[path]
                 digest.update(path.encode())
                 if isinstance(node, _Inode):
-                    data = node.data if node.data[-1:] != b"\0" else node.data.rstrip(b"\0")
+                    data = node.data
+                    if data[-1:] == b"\0":
+                        data = data.rstrip(b"\0")
                     digest.update(b"\0%d %d %d\0" % (node.size, node.read_only, len(data)))
                     digest.update(data)
         return digest.intdigest()

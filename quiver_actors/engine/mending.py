@@ -49,7 +49,7 @@ class Mending:
         self._paths = paths
         self._cfg_hash = segment_cfg_hash(settings)
         self._cap_bytes = settings.retention.quarantine_cap_bytes
-        self._is_trimmed = False
+        self._is_trimmed = not recovered.has_quarantine
         """Nothing was moved aside since the quarantine was held to its cap."""
         self._progress = progress
         self._shelf = shelf

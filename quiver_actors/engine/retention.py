@@ -66,7 +66,7 @@ class Retention:
         self._strays: set[str] = set()
         self._take(measure_small_files(disk, paths, list_strays(disk, paths, shelf.segments)))
         self._is_measured = True
-        self._measure_due_ns = 0
+        self._measure_due_ns = clock.monotonic_ns() + MEASURE_INTERVAL_NS
         self._list_due_ns = clock.monotonic_ns() + LIST_INTERVAL_NS
 
     @property

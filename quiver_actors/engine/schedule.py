@@ -6,9 +6,8 @@ important first. A job that only found no room is made again after a while; any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence, Sized
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from quiver_actors.ballast import Ballast
 from quiver_actors.clock import Clock
@@ -22,8 +21,7 @@ RETRY_SPACE_NS = 250 * MILLISECOND_NS
 J = TypeVar("J", bound=Job)
 
 
-@dataclass(frozen=True, slots=True)
-class Line(Generic[J]):
+class Line(NamedTuple, Generic[J]):
     """One kind of background work."""
 
     kind: type[J]
@@ -41,6 +39,8 @@ class Line(Generic[J]):
     """When it may be tried again after that."""
     due_ns: Callable[[], int | None] | None = None
     """When there will be something to do, as far as only time decides about it."""
+    among: Sized | None = None
+    """There is nothing to do while this is empty."""
 
 
 class Schedule:
@@ -71,6 +71,8 @@ class Schedule:
         now_ns, retry_ns, is_draining = self._clock.monotonic_ns(), self._retry_ns, self._condition.is_draining
         for line in self._lines:
             if (is_draining and not line.in_drain) or (retry_ns and now_ns < retry_ns.get(line.kind, 0)):
+                continue
+            if line.among is not None and not line.among:
                 continue
             job: Job | None = line.make()
             if job is not None:

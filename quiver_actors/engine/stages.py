@@ -83,8 +83,9 @@ class Stages:
         self._numbers = numbers
         self._shelf = shelf
         self._journal = recovered.journal
-        self._stages = {stage.number: stage for stage in recovered.stages}
-        self._next_number = max([recovered.journal.next_number, *(number + 1 for number in self._stages)])
+        self.by_number = {stage.number: stage for stage in recovered.stages}
+        """All that are not forgotten, oldest first; changed here only."""
+        self._next_number = max([recovered.journal.next_number, *(number + 1 for number in self.by_number)])
         self._publishes = Publishes(disk, paths, numbers, logs)
         self._allocating_bytes = 0
         self.room: Callable[[int], bool] = lambda _: True
@@ -98,8 +99,7 @@ class Stages:
         self._free_bytes_min = settings.retention.min_free_bytes
 
     def __iter__(self) -> Iterator[Stage]:
-        """All that are not forgotten, oldest first."""
-        return iter(self._stages.values())
+        return iter(self.by_number.values())
 
     def close(self) -> None:
         for stage in self:
@@ -148,7 +148,7 @@ class Stages:
         if sum(stage.state is StageState.OPEN for stage in self) >= STAGES_MAX:
             raise UsageError(f"{self._place} has {STAGES_MAX} open stages, its limit: prepare or abort some")
         number, self._next_number = self._next_number, self._next_number + 1
-        self._stages[number] = Stage(number, order, owner, self._cfg_hash, self._clock.unix_ns())
+        self.by_number[number] = Stage(number, order, owner, self._cfg_hash, self._clock.unix_ns())
         return number
 
     def get(self, number: int, owner: object) -> Stage:
@@ -158,7 +158,7 @@ class Stages:
             UnknownTransaction: it has none of that number.
             TransactionAborted: it was dropped.
         """
-        stage = self._stages.get(number)
+        stage = self.by_number.get(number)
         if stage is None or stage.owner is not owner:
             raise UnknownTransaction(f"{self._place}: stage {number} is not open on this connection")
         if stage.state is StageState.DROPPING:
@@ -219,7 +219,7 @@ class Stages:
         """
         self._check_incarnation(incarnation)
         for number in numbers:
-            stage = self._stages.get(number)
+            stage = self.by_number.get(number)
             if stage is not None and stage.state in (StageState.OPEN, StageState.PREPARED):
                 stage.drop(reason)
 
@@ -255,7 +255,7 @@ class Stages:
 
     def _publishable(self, txn_id: str, number: int) -> Stage | None:
         """The stage, None if it was published before."""
-        stage = self._stages.get(number)
+        stage = self.by_number.get(number)
         if stage is None:
             self._check_was_published(number)
             return None
@@ -378,7 +378,7 @@ class Stages:
             self._recorded(job.journal)
         for stage in job.stages:
             stage.move(StageState.DROPPED)
-            del self._stages[stage.number]
+            del self.by_number[stage.number]
         return [StageDropped(stage.number, stage.reason) for stage in job.stages]
 
     def journal_job(self) -> JournalJob | None:
@@ -400,7 +400,7 @@ class Stages:
         events: list[Event] = []
         for stage in publish.stages:
             stage.move(StageState.PUBLISHED)
-            del self._stages[stage.number]
+            del self.by_number[stage.number]
         for info in publish.infos.values():
             events += self._shelf.put(info, None)
         return [Resumed(), *events, StagesPublished(publish.ticket)]

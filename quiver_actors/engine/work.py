@@ -77,12 +77,7 @@ class Work:
 
     def _lines_of_logs(self) -> list[Line[Any]]:
         """What bundles and acknowledgements wait for."""
-        numbers, logs, progress, stages = (
-            self._parts.numbers,
-            self._parts.logs,
-            self._parts.progress,
-            self._parts.stages,
-        )
+        numbers, logs, progress = self._parts.numbers, self._parts.logs, self._parts.progress
         return [
             Line(jobs.ReserveJob, numbers.reserve_job, numbers.finish_reserve, spends_ballast=True),
             Line(jobs.AllocateJob, logs.allocate_job, logs.finish_allocate, no_room=logs.no_room_for_spare),
@@ -95,6 +90,13 @@ class Work:
                 no_room=progress.no_room_to_flush,
                 due_ns=lambda: progress.due_ns,
             ),
+            *self._lines_of_stages(),
+        ]
+
+    def _lines_of_stages(self) -> list[Line[Any]]:
+        """What transactions wait for."""
+        stages = self._parts.stages
+        lines: list[Line[Any]] = [
             Line(JournalJob, stages.journal_job, stages.finish_journal, in_drain=True, spends_ballast=True),
             Line(PublishJob, stages.publish_job, stages.finish_publish, in_drain=True, spends_ballast=True),
             Line(PrepareJob, stages.prepare_job, stages.finish_prepare, in_drain=True),
@@ -102,6 +104,7 @@ class Work:
             Line(StageReadJob, stages.read_job, stages.finish_read),
             Line(StageAllocateJob, stages.allocate_job, stages.finish_allocate, no_room=stages.no_room),
         ]
+        return [line._replace(among=stages.by_number) for line in lines]
 
     def _lines_of_segments(self) -> list[Line[Any]]:
         """Segments come and go."""

@@ -6,6 +6,7 @@ former process is sealed where it is if the disk has all that was read of it; if
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -38,15 +39,17 @@ class Readings(NamedTuple):
     """Of logs of ours that are not sealed yet."""
 
 
-def examine_logs(disk: Disk, paths: EnginePaths, *, trusts: bool = True) -> tuple[list[FoundLog], Readings]:
+def examine_logs(
+    disk: Disk, paths: EnginePaths, names: Iterable[str], *, trusts: bool = True
+) -> tuple[list[FoundLog], Readings]:
     """All log files, by position; our own of equal position by number. Changes nothing.
 
     Args:
+        names: what is in the directory of the logs.
         trusts: what the disk gives back may be taken for what it has.
     """
-    names = [name for name in disk.list_directory(paths.wal) if _is_log(name)]
     readings = Readings({}, {})
-    found = [_examine(disk, paths, name, readings) for name in names]
+    found = [_examine(disk, paths, name, readings) for name in names if _is_log(name)]
     found.sort(key=lambda log: (log.position_start, layout.rotation_number(log.name) or 1 << 62))
     for trust in readings.trust.values():
         trust.is_proven &= trusts

@@ -8,7 +8,7 @@ that cannot be parsed is deleted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 
 from quiver_actors.ballast import release as release_ballast
@@ -33,6 +33,7 @@ from quiver_actors.transactions.keys import Windows
 from quiver_actors.transactions.recovery import RecoveredStages, check_versions, recover_stages
 from quiver_actors.wal.codec import decode_cursor
 from quiver_actors.wal.contract import segment_cfg_hash
+from quiver_actors.wal.layout import CURSOR_NAME
 from quiver_actors.wal.recovery import FoundLog
 
 
@@ -54,6 +55,8 @@ class Recovered:
     damaged: dict[int, str] = field(default_factory=dict)
     """Segments whose footer cannot be read or believed, and why: the files are where they were, to be rescued."""
     quarantined: int = 0
+    has_quarantine: bool = True
+    """Something may be in quarantine, also from before."""
     notes: list[str] = field(default_factory=list)
     stages: RecoveredStages = field(default_factory=RecoveredStages)
     """Staged bundles, the prepared ones."""
@@ -112,21 +115,24 @@ class Recovery:
             DiskError: the same directory can be opened again. A log that the disk does not give back in full is such a case:
                 what is missing of it may have been acknowledged, so nobody but an operator may give it up.
         """
-        names = self._disk.list_directory(self._paths.root)
+        names, wal, segments = (
+            self._disk.list_directory(directory)
+            for directory in (self._paths.root, self._paths.wal, self._paths.segments)
+        )
         former = self._read_core(names)
         was_clean = former is not None and former.clean_shutdown
-        logs, readings = examine_logs(self._disk, self._paths, trusts=self._trusts_logs)
+        logs, readings = examine_logs(self._disk, self._paths, wal, trusts=self._trusts_logs)
         self._check_config(logs)
         check_versions(self._disk, self._paths, names)
-        self._shelf.read()
+        self._shelf.read(segments)
         self._subscribers.read(names)
         self._producers.read(names)
         # Nothing was changed so far, and nothing is refused from here on.
-        self._settle_small_files(names)
+        self._settle_small_files(names, wal, segments)
         self._numbers.note_segment_seq(self._subscribers.registry.highest_segment_seq_seen())
         for log in logs:
             self._numbers.note_log(log)
-        cursor = self._read_cursor()
+        cursor = self._read_cursor() if CURSOR_NAME in wal else None
         core = self._reserve(former)
         stages = self._recover_stages()
         self._settle(logs, readings, cursor, was_clean)
@@ -145,6 +151,7 @@ class Recovery:
             self._shelf.missing(registry.awaited_segments()),
             self._shelf.damaged,
             self._findings.quarantined,
+            self._disk.exists(self._paths.quarantine),
             self._findings.notes,
             stages,
             self._producers.windows,
@@ -174,29 +181,29 @@ class Recovery:
 
     # --- bringing it to rest -----------------------------------------------------------------------------------------------
 
-    def _settle_small_files(self, names: Container[str]) -> None:
+    def _settle_small_files(self, names: Collection[str], wal: Iterable[str], segments: Iterable[str]) -> None:
         """Everything but logs and stages; and make the names durable that a killed process has left: what follows relies on them."""
         for directory in (self._paths.root, self._paths.wal, self._paths.segments):
             self._disk.make_directory(directory)
-        kept = [self._paths.quarantine] if QUARANTINE_NAME in names else []
-        for directory in (*kept, self._paths.root, self._paths.wal, self._paths.segments):
-            self._reap_temporaries(directory)
+        if QUARANTINE_NAME in names:
+            self._reap_temporaries(self._paths.quarantine, self._disk.list_directory(self._paths.quarantine))
+        self._reap_temporaries(self._paths.root, names)
+        self._reap_temporaries(self._paths.wal, wal)
+        self._reap_temporaries(self._paths.segments, segments)
         if self._core_damage:
             self._findings.quarantine(self._paths.core, self._core_damage)
         self._shelf.settle()
         self._subscribers.settle()
         self._producers.settle(self._shelf.segments)
 
-    def _reap_temporaries(self, directory: str) -> None:
-        for name in self._disk.list_directory(directory):
+    def _reap_temporaries(self, directory: str, names: Iterable[str]) -> None:
+        for name in names:
             if name.endswith(TEMPORARY_SUFFIX):
                 self._disk.unlink(f"{directory}/{name}")
         self._disk.sync_directory(directory)
 
     def _read_cursor(self) -> int | None:
         """Everything before that log position is in segments; None if there is no cursor that can be read."""
-        if not self._disk.exists(self._paths.cursor):
-            return None
         try:
             position = decode_cursor(read_small(self._disk, self._paths.cursor))
         except FormatError as error:

@@ -5,7 +5,7 @@ Owner: one `Recovery`. Damaged segments are left where they are; the engine has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.salvage import SalvageReader
@@ -45,13 +45,15 @@ class FoundSegments:
         """Whether there is a file of that number, damaged or not."""
         return segment_seq in self.segments or segment_seq in self.damaged
 
-    def read(self) -> None:
+    def read(self, names: Collection[str]) -> None:
         """Look at every file in `segments/`, and change nothing.
+
+        Args:
+            names: what is there.
 
         Raises:
             UnsupportedVersion: a file is of a newer program.
         """
-        names = self._disk.list_directory(self._paths.segments)
         self._rescued = [name for name in names if name.endswith(RESCUED_SUFFIX)]
         superseded = {name for name in self._rescued if name.removesuffix(RESCUED_SUFFIX) in names}
         for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 KINDS = {
     "log": r"wal/quiver\.wal",
@@ -31,6 +32,7 @@ ELSEWHERE = {
 """Names of files that no simulated disk holds, and why."""
 
 
+@lru_cache(maxsize=4096)
 def kind_of(path: str, directory: str) -> str:
     """Which kind a path is of, empty for anything else: directories, locks, what a test has put there."""
     name = path.removeprefix(f"{directory}/")
