@@ -11,6 +11,7 @@ Rules
   is no failure of the file.
 - A segment is unlinked only when `may_unlink` says that nobody needs it.
 - What is acknowledged is synced, in a file whose name is durable.
+- Progress that is told to be durable is: all of its file is synced, under a durable name.
 """
 
 from __future__ import annotations
@@ -78,6 +79,18 @@ class OrderMonitor(InterposedDisk):
             self._broken(f"sequence {sequence} is acknowledged and not synced in {tracked.name}")
         if tracked.durable_name is None or _is_temporary(tracked.durable_name):
             self._broken(f"sequence {sequence} is acknowledged in a file whose durable name is {tracked.durable_name}")
+
+    def progress_told(self, path: str) -> None:
+        """What stands in that progress file was told to be durable. What was there before this monitor is taken for durable."""
+        tracked = self._by_name.get(path)
+        if tracked is None:
+            return
+        if not tracked.is_synced:
+            self._broken(f"progress in {path} is told to be durable and is not synced")
+        if tracked.durable_name != path:
+            self._broken(
+                f"progress is told to be durable in a file whose durable name is {tracked.durable_name}, not {path}"
+            )
 
     # --- calls ------------------------------------------------------------------------------------------------------------
 

@@ -163,9 +163,10 @@ class Staging:
 
     def note_places(self) -> None:
         """Write down where stages become visible as soon as they have their numbers: no call of the disk was made with them yet."""
+        placed = {place.number for place in self._stages._publishes.places}
         for stage in self._stages:
             life = self.ledger.find(stage.number)
-            if stage.state is not StageState.PUBLISHING or life is None or not stage.parts[-1].segment_seq:
+            if stage.number not in placed or life is None:
                 continue
             ids = [(part.segment_seq, index) for part in stage.parts for index in range(part.builder.bundle_count)]
             first = [part.identity.first_sequence for part in stage.parts for _ in range(part.builder.bundle_count)]

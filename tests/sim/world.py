@@ -26,6 +26,7 @@ from quiver_actors.events import Event, Failed, GapFound, Sealed
 from quiver_actors.jobs import Job
 from quiver_actors.model import Durability
 from quiver_actors.retention.choice import choose
+from quiver_actors.subscriber.progress import progress_file_name
 from quiver_actors.supervisor.figures import NO_LIMIT, EvictionClass
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.upkeep import COMPACTION_AGE_NS, SCRUB_AGE_NS, SlicedJob
@@ -34,7 +35,7 @@ from quiver_actors.wal.uniform import UNIFORM_ENTRIES_MIN
 from tests.sim.bundles import Producer, Slots, any_bundle, tiny
 from tests.sim.keyed import KeyedProducers
 from tests.sim.ledger import NEVER, BundleId, Deletion, Fact, Ledger, PushedBundle, Subscription
-from tests.sim.oracle import ManualClock, Oracle, Survey
+from tests.sim.oracle import DIRECTORY, ManualClock, Oracle, Survey
 from tests.sim.staging import Staging
 from tests.sim.turns import Turn
 
@@ -509,7 +510,15 @@ class World:
         for ticketed in self._tickets:
             if ticketed.ticket <= self.engine.progress_durable:
                 ticketed.fact.durable_at = self.calls
+                self._check_progress_files()
         self._tickets = [ticketed for ticketed in self._tickets if ticketed.fact.durable_at == NEVER]
+
+    def _check_progress_files(self) -> None:
+        """Progress was told to be durable."""
+        if self._background is not None and isinstance(self._background.job, jobs.ProgressJob):
+            return  # the next one is being written
+        for subscriber in self.engine.subscriber_figures():
+            self.monitor.progress_told(f"{DIRECTORY}/{progress_file_name(subscriber)}")
 
     def _note_gap(self, gap: GapFound) -> None:
         """Only bundles that were never promised may be lost, or, where reads fail, those of a segment that was given up."""

@@ -132,6 +132,21 @@ def test_a_segment_goes_only_when_nobody_needs_it(disk: OrderMonitor) -> None:
     broken(lambda: disk.unlink("needed.qseg"), "may be needed")
 
 
+def test_progress_that_is_told_asks_for_synced_bytes_under_a_durable_name(disk: OrderMonitor) -> None:
+    disk.progress_told("quiver.sub.s")  # of a former process
+    file = disk.create("quiver.sub.s")
+    disk.sync_directory(".")
+    file.write([b"abc"], 0)
+    broken(lambda: disk.progress_told("quiver.sub.s"), "not synced")
+    file.fdatasync()
+    disk.progress_told("quiver.sub.s")
+    put(disk, "quiver.sub.s.tmp", b"newer")
+    disk.rename("quiver.sub.s.tmp", "quiver.sub.s")
+    broken(lambda: disk.progress_told("quiver.sub.s"), "durable name")
+    disk.sync_directory(".")
+    disk.progress_told("quiver.sub.s")
+
+
 def test_an_acknowledgement_asks_for_synced_bytes_under_a_durable_name(disk: OrderMonitor) -> None:
     file = disk.create("wal/spare.tmp")
     broken(lambda: disk.acknowledged(1), "never written")
