@@ -38,6 +38,13 @@ class Findings:
         self.notes.append(f"{path} moved to {target}: {why}")
         log_event("quarantine", {"path": path, "target": target, "reason": why}, logging.WARNING)
 
+    def note_missing_log(self, path: str, start: int, end: int) -> None:
+        """Behind a log that nobody has sealed, positions are in no file: something else than a crash has taken what was there."""
+        self.notes.append(
+            f"{path}: log positions {start}..{end} are in no file: its end, or a log file behind it, is missing"
+        )
+        log_event("wal.missing", {"path": path, "start": start, "end": end}, logging.WARNING)
+
     def keep_span(self, read: Read, name: str, span: Span) -> None:
         """Copy damaged bytes aside; the file that holds them goes on to become a segment."""
         path = copy_span(self._disk, self._paths, read, name, span.start, span.end)

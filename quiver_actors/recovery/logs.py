@@ -25,7 +25,7 @@ from quiver_actors.segment.outline import Read
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import Identity
-from quiver_actors.wal.decisions import Decision, Header, Held, decide
+from quiver_actors.wal.decisions import Behind, Decision, Header, Held, decide
 from quiver_actors.wal.log import Log
 from quiver_actors.wal.reader import CHUNK_BYTES, LogReader, Take
 from quiver_actors.wal.recovery import FoundLog, examine_log
@@ -128,6 +128,17 @@ class Settlement:
             elif decision in (Decision.ADOPT, Decision.ADOPT_AND_KEEP):
                 to_adopt.append((log, decision is Decision.ADOPT_AND_KEEP))
         return to_adopt
+
+    def note_missing(self, found: list[FoundLog]) -> None:
+        """Logs are sealed in order: where stages never took numbers between them, there is no gap between two of one life, unless one of
+        them is gone or does not say which it is."""
+        if any(log.header is None for log in found):
+            return
+        for log, following in pairwise(log for log in found if log.header_state is Header.OURS):
+            is_known = log.behind is not Behind.TAIL and log.incarnation == following.incarnation
+            if is_known and log.position_end < following.position_start:
+                path = f"{self._paths.wal}/{log.name}"
+                self._findings.note_missing_log(path, log.position_end, following.position_start)
 
     def _held_of(self, log: FoundLog) -> Held:
         """Of a log of ours, by the number that only it could become; which entries of others are held shows when they are read."""

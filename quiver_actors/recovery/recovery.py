@@ -18,7 +18,7 @@ from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk
 from quiver_actors.disk.salvage import read_small
 from quiver_actors.errors import ConfigMismatch, DiskError, FormatError, UnsupportedVersion
 from quiver_actors.jobs import write_core
-from quiver_actors.paths import QUARANTINE_NAME, TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.paths import QUARANTINE_NAME, STAGED_NAME, TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery.adoption import Adoption
 from quiver_actors.recovery.findings import Findings
@@ -135,7 +135,7 @@ class Recovery:
         cursor = self._read_cursor() if CURSOR_NAME in wal else None
         core = self._reserve(former)
         stages = self._recover_stages()
-        self._settle(logs, readings, cursor, was_clean)
+        self._settle(logs, readings, cursor, was_clean=was_clean, has_stages=STAGED_NAME in names)
         return self._recovered(core, stages)
 
     def _recovered(self, core: CoreFile, stages: RecoveredStages) -> Recovered:
@@ -228,10 +228,15 @@ class Recovery:
         self._findings.quarantined += found.quarantined
         return found
 
-    def _settle(self, logs: list[FoundLog], readings: Readings, cursor: int | None, was_clean: bool) -> None:
+    def _settle(
+        self, logs: list[FoundLog], readings: Readings, cursor: int | None, *, was_clean: bool, has_stages: bool
+    ) -> None:
         """Every log becomes segments. What other writers left behind the cursor is adopted."""
         parts = (self._disk, self._paths, self._numbers, self._shelf, self._findings)
-        to_adopt = Settlement(*parts, self._producers, readings).settle(logs, cursor, is_clean=was_clean)
+        settlement = Settlement(*parts, self._producers, readings)
+        if not has_stages:
+            settlement.note_missing(logs)
+        to_adopt = settlement.settle(logs, cursor, is_clean=was_clean)
         covered = cursor or 0
         adoption = Adoption(
             *parts,
