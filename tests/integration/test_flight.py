@@ -33,6 +33,7 @@ from quiver_actors.flight.remote import RemoteNode
 from quiver_actors.flight.server import NodeServer
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.options import READ, parse_options
+from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL
 from tests.integration.flight_tls import written_to
 from tests.integration.spark_node import Node, micro_batch, wait_until
 
@@ -178,7 +179,10 @@ class Counting(NodeServer):
 
 @pytest.mark.parametrize(("topic", "asked"), [("named", []), ("default", ["AskSlotRows"])])
 def test_planning_a_micro_batch_is_one_round_trip(node: Node, tmp_path: Path, topic: str, asked: list[str]) -> None:
-    """And one more, about the segments of the micro-batch only, where the topic does not say which slots it has."""
+    """And one more, about the segments of the micro-batch only, where the topic does not say which slots it has.
+
+    Spark 4.1 does not say where the query stands when it asks for the end of the micro-batch; there it is a second one.
+    """
     with node.client() as client, Counting(LocalNode("node-a", lambda: client)) as server:
         if topic == "named":
             client.push_many([pa.record_batch({"n": range(40)}, schema=SCHEMA)], topic=topic)
@@ -186,7 +190,7 @@ def test_planning_a_micro_batch_is_one_round_trip(node: Node, tmp_path: Path, to
         given = {"nodes": f"node-a=grpc://127.0.0.1:{server.port}", "runDir": str(tmp_path), "topic": topic}
         options = {**given, "startingOffsets": "earliest", "pushTimeout": "30s"}
         reader, _, partitions = micro_batch(options, StructType([StructField("n", LongType())]))
-        assert server.asked == ["Look", *asked]
+        assert server.asked == [*(["Look"] if HAS_ADMISSION_CONTROL else ["Look", "Look"]), *asked]
         rows = [n for each in partitions for batch in reader.read(each) for n in batch.column("n").to_pylist()]
         assert sorted(rows) == list(range(40))
 
