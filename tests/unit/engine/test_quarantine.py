@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from quiver_actors.config import RetentionSettings
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import FaultyDisk
+from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.protocol import read_whole
 from quiver_actors.disk.simulated import BLOCK_BYTES, SimDisk
 from quiver_actors.errors import DiskError
@@ -100,6 +102,20 @@ def test_over_the_cap_the_oldest_go_and_never_the_newest() -> None:
     assert trim_quarantine(disk, PATHS, 0) == BLOCK_BYTES
     assert set(kept(disk)) == {"quiver.wal.cursor.11"}
     assert disk.crash(CrashMode.DROP).contents() == disk.contents()
+
+
+def test_what_cannot_be_deleted_stays_and_a_directory_stops_nothing(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk(str(tmp_path)))
+    disk.make_directory(PATHS.quarantine)
+    (tmp_path / PATHS.quarantine / "of an operator").mkdir()
+    for name in ("a.0", "a.1", "a.2"):
+        (tmp_path / PATHS.quarantine / name).write_bytes(bytes(4096))
+    disk.fail("unlink", 2, errno.EIO)
+    with pytest.raises(DiskError):
+        trim_quarantine(disk, PATHS, 0)
+    assert len(list((tmp_path / PATHS.quarantine).iterdir())) == 4
+    trim_quarantine(disk, PATHS, 0)
+    assert sorted(path.name for path in (tmp_path / PATHS.quarantine).iterdir()) == ["a.2", "of an operator"]
 
 
 def test_an_engine_holds_to_its_cap() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -13,6 +13,7 @@ import pytest
 from quiver_actors.checksum import crc32
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import FaultyDisk, SimulatedCrash
+from quiver_actors.disk.interposed import Call, InterposedDisk, Result
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.protocol import Disk, DiskFile
@@ -23,7 +24,7 @@ from quiver_actors.segment.layout import CRC, EXTENSION, TRAILER
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.units import SECOND_NS
 from quiver_actors.upkeep import COMPACTION_AGE_NS
-from quiver_actors.wal.layout import HEADER_BYTES, HEADER_EXTENSION_OFFSET
+from quiver_actors.wal.layout import ENTRY_TYPE_STAGED, HEADER_BYTES, HEADER_EXTENSION_OFFSET
 from quiver_actors.wal.reader import LogReader
 from tests.golden.parser import parse_segment
 from tests.golden.test_segments import DATA
@@ -262,8 +263,7 @@ def test_a_footer_that_contradicts_itself_is_believed_if_the_checksum_is_right(d
     path = tmp_path / segment()
     row_count_at = path.stat().st_size - TRAILER.size - EXTENSION.size + 50
     overwrite(path, row_count_at, (1 << 50).to_bytes(8, "little"))
-    content = path.read_bytes()[: -CRC.size]
-    overwrite(path, len(content), CRC.pack(crc32(content)))
+    with_right_checksum(path)
     driver = reopened(disk)
     assert driver.engine.segments()[0].row_count == 1 << 50
     assert driver.claim_numbers("s") == list(range(COUNT + 2))
@@ -306,6 +306,133 @@ def test_any_damage_is_survived_and_what_is_delivered_is_right(tmp_path: Path, d
     driver.settle()
     driver.seal()
     assert driver.claim_numbers("s") == [50]
+
+
+# --- parts that contradict each other ---------------------------------------------------------------------------------------
+
+
+def in_extension(path: Path, field: int) -> int:
+    """Where that byte of the footer's extension stands."""
+    return path.stat().st_size - TRAILER.size - EXTENSION.size + field
+
+
+def number_at(path: Path, offset: int) -> int:
+    return int.from_bytes(path.read_bytes()[offset:][:8], "little")
+
+
+def with_right_checksum(path: Path) -> None:
+    content = path.read_bytes()[: -CRC.size]
+    overwrite(path, len(content), CRC.pack(crc32(content)))
+
+
+def with_another_type(path: Path, entry: int, end: int, entry_type: int) -> None:
+    """The entry is whole, and of another type."""
+    content = bytearray(path.read_bytes()[entry:end])
+    content[4] = entry_type
+    overwrite(path, entry, bytes(content[:-4]) + CRC.pack(crc32(content[4:-4])))
+
+
+@pytest.mark.parametrize("is_next_damaged", [False, True])
+def test_a_footer_that_says_a_smaller_end_costs_nothing_that_follows_whole(
+    disk: Disk, tmp_path: Path, is_next_damaged: bool
+) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    offsets = entry_offsets(path)
+    at = in_extension(path, 10)
+    overwrite(path, at, (number_at(path, at) - 2 * (offsets[7] - offsets[6])).to_bytes(8, "little"))
+    if is_next_damaged:
+        flip(path, offsets[6] + 100)
+    driver = reopened(disk)
+    left = driver.claim_numbers("s")
+    assert left == [*range(6 if is_next_damaged else COUNT), COUNT, COUNT + 1]
+    assert gaps(driver) == ([(0, 6, 2, "damaged")] if is_next_damaged else [])
+
+
+def test_a_footer_that_numbers_other_bundles_than_the_header_is_not_believed(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    for field in (18, 26):
+        at = in_extension(path, field)
+        overwrite(path, at, (number_at(path, at) + 1).to_bytes(8, "little"))
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == list(range(COUNT + 2))
+    assert not gaps(driver)
+
+
+def test_a_next_segment_that_begins_too_early_tells_nothing(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path, following = tmp_path / segment(), tmp_path / segment(1)
+    overwrite(path, path.stat().st_size - 60, bytes(60))
+    overwrite(following, in_extension(following, 2), bytes(8))
+    with_right_checksum(following)
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == list(range(COUNT + 2))
+    assert not gaps(driver)
+
+
+def test_two_damaged_segments_side_by_side_are_rescued_each(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    first, second = tmp_path / segment(), tmp_path / segment(1)
+    flip(first, entry_offsets(first)[3] + 200)
+    overwrite(second, second.stat().st_size - 60, bytes(60))
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == [0, 1, 2, *range(4, COUNT + 2)]
+    assert gaps(driver) == [(0, 3, 1, "damaged")]
+
+
+@pytest.mark.parametrize("what", ["no entry where the first was", "a first entry that says only its place"])
+def test_entries_of_which_nobody_knows_the_numbers_are_lost(disk: Disk, tmp_path: Path, what: str) -> None:
+    closed_store(disk)
+    path = tmp_path / segment()
+    first, second, *_ = entry_offsets(path)
+    overwrite(path, path.stat().st_size - 60, bytes(60))
+    overwrite(path, 64, bytes(HEADER_BYTES - 64))
+    if what == "no entry where the first was":
+        flip(path, first + 200)
+    else:
+        with_another_type(path, first, second, ENTRY_TYPE_STAGED)
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == [COUNT, COUNT + 1]
+    assert [gap[0] for gap in gaps(driver)] == [0]
+    assert len(in_quarantine(tmp_path)) == 1
+
+
+def test_whole_entries_that_are_no_bundles_leave_nothing(disk: Disk, tmp_path: Path) -> None:
+    closed_store(disk)
+    path = tmp_path / segment(1)
+    first, second = entry_offsets(path)
+    with_another_type(path, first, second, 9)
+    with_another_type(path, second, second + (second - first), 9)
+    overwrite(path, path.stat().st_size - 60, bytes(60))
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == list(range(COUNT))
+    assert [gap[0] for gap in gaps(driver)] == [1]
+    assert len(in_quarantine(tmp_path)) == 1
+
+
+class OtherBytes(InterposedDisk):
+    """What is written for a rescue is read back as something else."""
+
+    def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
+        result = proceed()
+        is_read = call.kind == "read" and ".rescued" in call.path
+        return bytes(len(result)) if is_read and isinstance(result, bytes) else result  # type: ignore[return-value]
+
+
+def test_a_rescue_that_does_not_read_back_ends_and_keeps_the_damaged_file(tmp_path: Path) -> None:
+    disk = PosixDisk(str(tmp_path))
+    closed_store(disk)
+    path = tmp_path / segment()
+    flip(path, entry_offsets(path)[3] + 200)
+    damaged = path.read_bytes()
+    driver = reopened(OtherBytes(disk))
+    assert driver.claim_numbers("s") == [COUNT, COUNT + 1]
+    assert gaps(driver) == [(0, 0, COUNT, "damaged")]
+    (kept,) = in_quarantine(tmp_path)
+    assert (tmp_path / ENGINE / "quarantine" / kept).read_bytes() == damaged
+    assert driver.engine.state is EngineState.READY
+    disk.close()
 
 
 # --- other files ----------------------------------------------------------------------------------------------------------
