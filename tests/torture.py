@@ -38,7 +38,7 @@ import numpy as np
 from tests.fuzz.parsers import TARGETS
 
 ROOT = Path(__file__).parent.parent
-NODE_STEPS = 1_000
+NODE_STEPS = 500
 STATES = "crash_states"
 _HALF_HOUR_SECONDS = 1_800.0
 _LEAD = 1.05

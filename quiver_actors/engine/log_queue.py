@@ -23,7 +23,7 @@ from quiver_actors.events import Event, Resumed
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import EnginePaths
 from quiver_actors.retention.account import block_bytes
-from quiver_actors.units import KIB, MIB
+from quiver_actors.units import KIB, MIB, SECOND_NS
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import PUSH_ENTRIES_MAX
 from quiver_actors.wal.contract import segment_cfg_hash
@@ -32,6 +32,7 @@ from quiver_actors.wal.log import Log
 _TAIL_SLACK_BYTES = 1 * MIB
 """Allocated beyond the target, so that the last push and the tail of the seal usually fit; a small target needs less."""
 _TAIL_SLACK_BYTES_MIN = 64 * KIB
+_SPARE_TAKEN_NS = SECOND_NS
 
 
 class LogQueue:
@@ -67,6 +68,8 @@ class LogQueue:
         self._logs: deque[Log] = deque()
         self._spare: Log | None = None
         self._wanted_capacity = 0
+        self._spare_until_ns = 0
+        """When whoever asked for the spare has had time enough to take it."""
         self._allocating_bytes = 0
         self.room: Callable[[int], bool] = lambda _: True
         self.wanted_bytes = 0
@@ -168,8 +171,10 @@ class LogQueue:
     # --- time --------------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Close an active log that is old enough to be sealed."""
+        """Close an active log that is old enough to be sealed, and forget who has not taken the spare that he asked for."""
         active = self.active
+        if self._is_spare_left and self._clock.monotonic_ns() >= self._spare_until_ns:
+            self._wanted_capacity = 0
         if active is None or active.is_empty or active.has_staged:
             return
         if self._clock.monotonic_ns() - active.first_append_ns >= self._settings.segment.max_open_duration_ns:
@@ -179,11 +184,21 @@ class LogQueue:
         """When the active log is old, and when it is to be synced."""
         active, flush_interval_ns = self.active, self._settings.wal.flush_interval_ns
         if active is None or active.is_empty:
-            return []
+            return [self._spare_until_ns] if self._is_spare_left else []
         deadlines = [active.first_append_ns + self._settings.segment.max_open_duration_ns]
         if active.written_end > active.synced_end and flush_interval_ns:
             deadlines.append(active.dirty_since_ns + flush_interval_ns)
         return deadlines
+
+    @property
+    def _is_spare_left(self) -> bool:
+        """The spare that was asked for is there, and nobody has taken it."""
+        return bool(
+            self.active is None
+            and self._wanted_capacity
+            and self._spare
+            and self._spare.capacity_bytes >= self._wanted_capacity
+        )
 
     # --- the spare ---------------------------------------------------------------------------------------------------------
 
@@ -215,6 +230,7 @@ class LogQueue:
 
     def finish_allocate(self, job: jobs.AllocateJob) -> list[Event]:
         self._spare, self._allocating_bytes = job.spare, 0
+        self._spare_until_ns = self._clock.monotonic_ns() + _SPARE_TAKEN_NS
         self._condition.set_roomy()
         return [Resumed()]
 

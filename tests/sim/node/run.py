@@ -58,6 +58,8 @@ _OVERSHOOT_BYTES = 64 * KIB
 _FAULT_SHARE = 0.01
 _REST_PAUSE_NS, _IDLE_PAUSE_NS = 2 * MILLISECOND_NS, 50 * MILLISECOND_NS
 """Time that passes in a round of the calm; more of it where only a timer is waited for."""
+_QUICK_ROUNDS = 400
+"""What takes more of them waits for a timer, such as the next attempt to rescue a segment for which there was no room."""
 _STOP_ROUNDS_MAX = 500
 _GONE_ROUNDS_MAX = 200
 """Rounds in which workers must have noticed that all clients are gone."""
@@ -276,7 +278,8 @@ class Run:
             if number % 5 == 4:
                 if self._is_at_rest():
                     return
-                pause_ns = _REST_PAUSE_NS if self._is_busy() else _IDLE_PAUSE_NS
+                is_quick = number < _QUICK_ROUNDS and self._is_busy()
+                pause_ns = _REST_PAUSE_NS if is_quick else _IDLE_PAUSE_NS
         raise Violation(f"not at rest after {REST_ROUNDS_MAX} rounds: {self._unrest()}")
 
     def _round(self, pause_ns: int) -> None:
@@ -378,7 +381,8 @@ def run_seed(
     if counts is not None:
         counts.update(run.counted())
     del run
-    gc.collect()
+    if open_descriptors() - before:
+        gc.collect()
     if left := open_descriptors() - before:
         raise RunFailed(log, faults, actors, f"descriptors are left open: {sorted(left)}")
     return log

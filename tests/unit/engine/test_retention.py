@@ -301,6 +301,23 @@ def test_a_spare_log_is_given_up_while_nothing_is_pushed_and_made_again_when_wan
     assert driver.engine.figures().bundles_in == 2
 
 
+def test_a_spare_log_that_nobody_takes_who_asked_for_it_is_given_up_too(disk: Disk) -> None:
+    driver = engine_with(disk)
+    memory, _, _ = driver.layout([{0: numbered_batch(0)}])
+    assert not driver.engine.can_stage(len(memory))
+    driver.settle()
+    before = driver.engine.disk_bytes
+    driver.engine.releases_spare = True
+    driver.settle()
+    assert driver.engine.disk_bytes == before, "whoever asked for it has a moment to come"
+    driver.clock.advance(SECOND_NS)
+    driver.settle()
+    assert before - driver.engine.disk_bytes >= driver.engine.settings.segment.target_size_bytes
+    driver.push_numbered(0)
+    driver.settle()
+    assert driver.engine.figures().bundles_in == 1
+
+
 # --- the account ---------------------------------------------------------------------------------------------------------
 
 
