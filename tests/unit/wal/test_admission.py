@@ -16,7 +16,8 @@ from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW,
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.wal import layout
 from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, check_push
-from quiver_actors.wal.uniform import UNIFORM_ENTRIES_MIN
+from quiver_actors.wal.codec import decode_entry_header
+from quiver_actors.wal.uniform import UNIFORM_ENTRIES_MIN, UniformEntries, complete
 from tests.support.engine_driver import EngineDriver, numbered_batch
 
 SPAN_BYTES, CRC, BITMAP, ITEMS, TIME, SLOTS = range(6)
@@ -96,6 +97,20 @@ def test_what_is_right_is_let_in(case: Sent) -> None:
     assert len(entries) == len(case.push.entries) // ENTRY_ROW.size
 
 
+def test_a_time_that_the_producer_gave_to_one_of_many_stays() -> None:
+    case = MANY.with_entry(TIME, 5, row=3)
+    span = memoryview(bytearray(case.span))
+    entries, _ = check_push(span, layout.HEADER_BYTES, case.push, case.schemas)
+    assert isinstance(entries, UniformEntries)
+    times = complete(span, entries, layout.ENTRY_TYPE_BUNDLE, 100, 9)
+    assert times.tolist() == [9, 9, 9, 5] + [9] * (UNIFORM_ENTRIES_MIN - 4)
+    start, end = case.bounds(3)
+    body = bytes(span[start + layout.ENTRY_LENGTH_BYTES : end - layout.ENTRY_CRC.size])
+    header = decode_entry_header(body)
+    assert (header.sequence, header.ingestion_ts_nanos) == (103, 5)
+    assert layout.ENTRY_CRC.unpack_from(span, end - layout.ENTRY_CRC.size) == (crc32(body),)
+
+
 def with_another_schema(span: bytearray) -> None:
     """In the sixth of many."""
     span[MANY.bounds(5)[0] + PREFIX_AT - 1] ^= 1
@@ -140,6 +155,7 @@ REFUSED = {
     ),
     "no dictionary": (without_dictionaries(WORDS), "dictionar"),
     "many alike short of the span": (MANY._replace(span=MANY.span + bytes(64)), "belong to no entry"),
+    "many of no schema": (MANY.with_slot(HANDLE, 77), "handle 77 was not declared"),
     "one of many with another CRC": (MANY.with_entry(CRC, 1, row=7), "CRC of the slots"),
     "one of many with another schema": (MANY.with_bytes(with_another_schema, 5), "slot head and schema message"),
     "no dictionary in many alike": (without_dictionaries(sent(WORDS_BATCH, count=UNIFORM_ENTRIES_MIN)), "dictionar"),
