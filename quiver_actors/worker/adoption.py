@@ -27,10 +27,13 @@ from quiver_actors.worker.topics import Topics
 
 
 class AdoptedTopics(Topics):
-    """The topics of one adopted core: those that have a directory of it, and no others."""
+    """The topics of one adopted core: all that the node has, also those that are created later. A subscriber attaches to every core."""
+
+    _left_alone: frozenset[str] = frozenset()
+    """Topics whose directories could not be opened at the start."""
 
     def _bring(self, topic: str, entry: Topic, now_ns: int) -> None:
-        if topic in self:
+        if topic not in self._left_alone:
             super()._bring(topic, entry, now_ns)
 
     def open_existing(self, settings: Mapping[str, TopicSettings]) -> None:
@@ -43,6 +46,7 @@ class AdoptedTopics(Topics):
             try:
                 self._add(self._make_host(self._open_engine(topic, own)))
             except QuiverError as error:
+                self._left_alone |= {topic}
                 self._journal.error("adoption.cannot_open", f"topic {topic!r} of an adopted core: {error}", topic=topic)
 
     def forget(self, topic: str) -> None:
@@ -66,6 +70,8 @@ class Adoption(Mapping[str, EngineHost]):
 
     def __init__(self, own: Topics, disk: Disk, journal: Journal) -> None:
         self.cores: list[AdoptedCore] = []
+        self.applied_version = 0
+        """The version of the list of topics for which nothing is under way on any core."""
         self._own = own
         self._disk = disk
         self._journal = journal
@@ -117,8 +123,11 @@ class Adoption(Mapping[str, EngineHost]):
 
     def look(self, now_ns: int) -> None:
         """Follow the list of topics."""
+        self._own.look(now_ns)
         for adopted in self.cores:
             adopted.topics.look(now_ns)
+        if not any(adopted.topics.is_moving for adopted in self.cores):
+            self.applied_version = self._own.applied_version
 
     def sweep(self, end_sessions: Callable[[AdoptedCore], None]) -> None:
         """Retire what is empty.
@@ -127,7 +136,7 @@ class Adoption(Mapping[str, EngineHost]):
             end_sessions: closes the door of a core and ends the connections that came through it.
         """
         for adopted in list(self.cores):
-            if not all(host.engine.is_delivered for host in adopted.topics.values()):
+            if adopted.topics.is_moving or not all(host.engine.is_delivered for host in adopted.topics.values()):
                 continue
             hosts = dict(adopted.topics)
             if not all(host.engine.is_drained for host in hosts.values()):

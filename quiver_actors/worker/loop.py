@@ -445,7 +445,6 @@ class WorkerLoop:
         self._publish_at_ns = now_ns + PUBLISH_INTERVAL_NS
         recent = self._agenda.take_recent()
         if self._phase is Phase.SERVING:
-            self._topics.look(now_ns)
             self._adoption.look(now_ns)
             self._show_health(recent)
         arenas = [session.arena for session in self._sessions.values() if session.arena is not None]
@@ -456,7 +455,7 @@ class WorkerLoop:
             loop_gap_ns_max=max(self._gap_ns_max, self._gap_ns_max_before),
             turns=self._turns,
             intake_stopped=self._intake_is_stopped,
-            topics_version=self._topics.applied_version,
+            topics_version=self._adoption.applied_version,
         )
         self._load.sample(
             self._hosts.values(),

@@ -136,6 +136,11 @@ class Topics(Mapping[str, EngineHost]):
         return TopicDeleted(f"topic {topic!r} was deleted, with its bundles and subscribers")
 
     @property
+    def is_moving(self) -> bool:
+        """Topics are being opened, or given up."""
+        return bool(self._opening or self._going)
+
+    @property
     def version(self) -> int:
         """The newest version that was read; 0 = there is no catalogue."""
         return self._wanted.version if self._wanted is not None else 0
@@ -257,7 +262,7 @@ class Topics(Mapping[str, EngineHost]):
             self._give_up(topic, wanted)
         for topic, entry in wanted.topics.items():
             self._bring(topic, entry, now_ns)
-        if not self._opening and not self._going and all(topic in self._hosts for topic in wanted.topics):
+        if not self.is_moving and all(topic in self._hosts for topic in wanted.topics):
             self.applied_version = wanted.version
             self._journal.event("topics.applied", version=wanted.version, topics=len(self._hosts))
 

@@ -27,9 +27,9 @@ CORES = [int(cores) for cores in os.environ.get("QUIVER_TEST_CORES", "4,2,1,5").
 """8,3,1,16 in the long form."""
 
 
-def push_everywhere(client: Client, stored: dict[BundleId, int]) -> None:
+def push_everywhere(client: Client, stored: dict[BundleId, int], topics: tuple[str, ...] = TOPICS) -> None:
     """A few bundles to each worker and topic."""
-    for topic in TOPICS:
+    for topic in topics:
         for core in client._producer._channels.directory.push_cores:
             key = next(str(n) for n in range(10_000) if client._producer.core_for(str(n)) == core)
             first = len(stored)
@@ -117,3 +117,24 @@ def test_an_adopted_core_takes_no_pushes_and_goes_while_a_consumer_is_attached()
             assert last[1] == 2000, "the consumer goes on"
             other.close()
         assert "worker.end" not in node.process.logged(), "the worker lives on when it has retired a core"
+
+
+def test_a_topic_that_is_created_later_has_subscribers_while_a_core_is_adopted() -> None:
+    stored: dict[BundleId, int] = {}
+    with client_node(2, CONFIG) as node:
+        with node.connect() as client:
+            client.subscribe("slow", start="earliest").close()
+            push_everywhere(client, stored, ("default",))
+        restart(node, 1)
+        with node.connect() as client:
+            client.create_topic("late")
+        with node.connect() as client, client.subscribe("s", topic="late", start="earliest") as late:
+            client.push(numbers(3000), topic="late")
+            assert [first for _, first in read_some(late, 1)] == [3000]
+            late.flush()
+            assert 1 in core_dirs(node), "somebody is still owed what core 1 holds"
+            with client.subscribe("slow") as slow:
+                assert len(dict(read_some(slow, 6))) == 6
+                slow.flush()
+            wait_until(lambda: core_dirs(node) == {0}, "core 1 is retired")
+        assert "worker.end" not in node.process.logged()

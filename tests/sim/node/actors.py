@@ -359,9 +359,7 @@ class TopicActor:
         elif self._world.is_resting:
             return
         elif not self._place.is_there:
-            # See the catalogue: a core without a worker that keeps damage stays, and nobody could subscribe to a topic that comes later.
-            if not self._world.machine.kept_cores():
-                self._create()
+            self._create()
         elif self._world.random.random() < 0.1:
             self._delete()
 

@@ -119,10 +119,6 @@ class Machine:
         """Adopted cores that must go once everybody has everything: they hold no damage."""
         return [core for core in self.adopted() if not keeps_damage(core, self.disks[core])]
 
-    def kept_cores(self) -> list[int]:
-        """Adopted cores that stay, as they hold damage."""
-        return [core for core in self.adopted() if keeps_damage(core, self.disks[core])]
-
     def _served_by(self, core: int) -> list[int]:
         return served_by(core, self.settings.cores, len(self.disks))
 
