@@ -35,6 +35,7 @@ CONFIG = f"""
 target_size = "1MiB"
 max_open_duration = "200ms"
 """
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _READY = ("ready", "degraded")
 
 
@@ -78,6 +79,7 @@ class LiveNode:
         self._config = self.directories.base / "quiver.toml"
         self._config.write_text(config)
         self._log = self.directories.base / "log"
+        self._log_descriptor = os.open(self._log, _APPEND, 0o600)
         journals = self.directories.base / "journals"
         journals.mkdir()
         self.points = Points(self.directories.base / "points")
@@ -106,6 +108,7 @@ class LiveNode:
         for name in list(self.pids):
             self.end(name, signal.SIGKILL)
         self.directories.remove()
+        os.close(self._log_descriptor)
 
     # --- processes -------------------------------------------------------------------------------------------------------
 
@@ -125,20 +128,22 @@ class LiveNode:
     def _spawn_node(self) -> int:
         arguments = [self._config, self.data, self.directories.run, self._cores, self.directories.base / "points"]
         command = [sys.executable, "-m", "tests.crash.node", *map(str, arguments), str(self._deaths_max)]
-        logged = (os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        actions = [(os.POSIX_SPAWN_OPEN, 1, str(self._log), *logged), (os.POSIX_SPAWN_DUP2, 1, 2)]
+        actions = [(os.POSIX_SPAWN_DUP2, self._log_descriptor, 1), (os.POSIX_SPAWN_DUP2, self._log_descriptor, 2)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return os.posix_spawn(sys.executable, command, environment, file_actions=actions)
 
     def _fork(self, name: str) -> int:
         role, _, which = name.partition("-")
         first = self.book.next_number(int(which)) if role == PRODUCER else 0
+        path = self.book.subscriber_journal(which) if role == SUBSCRIBER else self.book.producer_journal(int(which))
+        # Opened here: a limit may leave the fork no descriptor from its first moment on.
+        journal = os.open(path, _APPEND, 0o600)
         if pid := os.fork():
+            os.close(journal)
             return pid
         self.points.take(role)
         if role == SUBSCRIBER:
-            self._live(role, lambda run_dir: consume(run_dir, which, str(self.book.subscriber_journal(which))))
-        journal = str(self.book.producer_journal(int(which)))
+            self._live(role, lambda run_dir: consume(run_dir, which, journal))
         return self._live(role, lambda run_dir: self._produce(run_dir, int(which), first, journal))
 
     def _live(self, role: str, life: Callable[[str], None]) -> NoReturn:
@@ -146,9 +151,8 @@ class LiveNode:
         code = 1
         try:
             die_with(self._campaign)
-            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
+            os.dup2(self._log_descriptor, 1)
+            os.dup2(self._log_descriptor, 2)
             life(str(self.directories.run))
             code = 0
         except BaseException:  # noqa: BLE001 - told in the log; the campaign sees that it has ended
@@ -246,7 +250,7 @@ class LiveNode:
         return CampaignFailed(f"{what}{more}\nrefused {dict(self.book.refused)}\n{self.log()[-6000:]}")
 
     def log(self) -> str:
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
+        return self._log.read_text(errors="replace")
 
 
 def rest(seconds: float) -> None:

@@ -29,19 +29,19 @@ def key_of(producer: int, number: int) -> Key:
 
 
 def produce(
-    run_dir: str, producer: int, number: int, journal: str, *, pause_seconds: float, timeout_seconds: float
+    run_dir: str, producer: int, number: int, journal: int, *, pause_seconds: float, timeout_seconds: float
 ) -> None:
     """Args:
+    journal: the descriptor of a file to append to.
     pause_seconds: between two pushes.
     timeout_seconds: of each.
     """
-    descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     rng = random.Random(producer * 1_000_003 + number)
     with quiver_actors.connect(run_dir, timeout=CONNECT_TIMEOUT_SECONDS) as client:
         while True:
             select.select([], [], [], pause_seconds)
             group = range(number, number + rng.choice((1, 1, 8, 40)))
-            os.write(descriptor, f"pushing {group.start} {len(group)}\n".encode())
+            os.write(journal, f"pushing {group.start} {len(group)}\n".encode())
             try:
                 receipts = client.push_many(
                     [bundle_of(producer, n) for n in group],
@@ -51,7 +51,7 @@ def produce(
                 )
             except QuiverError as error:
                 # Not acknowledged: each of these is absent or whole.
-                os.write(descriptor, f"refused {group.start} {len(group)} {error.code}\n".encode())
+                os.write(journal, f"refused {group.start} {len(group)} {error.code}\n".encode())
                 number = number if producer in IDEMPOTENT else group.stop
                 continue
             number = group.stop
@@ -60,4 +60,4 @@ def produce(
                 f"acked {n} {place.core} {place.segment_seq} {place.bundle_index}\n"
                 for n, place in zip(group, places, strict=True)
             ]
-            os.write(descriptor, "".join(lines).encode())
+            os.write(journal, "".join(lines).encode())

@@ -21,18 +21,17 @@ CONNECT_TIMEOUT_SECONDS = 60.0
 _TICKETS_MAX = 64
 
 
-def consume(run_dir: str, subscriber: str, journal: str) -> None:
-    """For ever; after an error of Quiver, which is written down, with a new connection."""
-    descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def consume(run_dir: str, subscriber: str, journal: int) -> None:
+    """For ever; after an error of Quiver, which is written down in the file with the descriptor `journal`, with a new connection."""
     while True:
         try:
-            _consume(run_dir, subscriber, descriptor)
+            _consume(run_dir, subscriber, journal)
         except QuiverError as error:
-            os.write(descriptor, f"failed {error.code}\n".encode())
+            os.write(journal, f"failed {error.code}\n".encode())
             select.select([], [], [], 0.1)
 
 
-def _consume(run_dir: str, subscriber: str, descriptor: int) -> None:
+def _consume(run_dir: str, subscriber: str, journal: int) -> None:
     tickets: list[tuple[BundleId, Ticket]] = []
     with (
         # A node that was killed and is started beside other work takes its time.
@@ -42,14 +41,12 @@ def _consume(run_dir: str, subscriber: str, descriptor: int) -> None:
         while True:
             item = items.get(timeout=0.2)
             if isinstance(item, GapNotice):
-                os.write(descriptor, gap_line(item).encode())
+                os.write(journal, gap_line(item).encode())
             elif item is not None:
-                os.write(descriptor, got_line(item).encode())
+                os.write(journal, got_line(item).encode())
                 tickets.append((item.bundle_id, item.ack()))
             if tickets and (item is None or len(tickets) >= _TICKETS_MAX):
-                os.write(
-                    descriptor, "".join(durable_line(id_) for id_, ticket in tickets if is_durable(ticket)).encode()
-                )
+                os.write(journal, "".join(durable_line(id_) for id_, ticket in tickets if is_durable(ticket)).encode())
                 tickets.clear()
 
 

@@ -80,7 +80,8 @@ def test_crash_between_letter_and_resolution_makes_a_second_letter_of_the_same_o
         assert [values for _, values in found] == [[7], [7]]
         assert found[0][0] == found[1][0]
         assert found[0][0] is not None
-        assert found[0][0].bundle_id == ("default", 0, 0, 0)
+        origin = found[0][0]
+        assert (origin.topic, origin.core, origin.segment_seq, origin.bundle_index) == ("default", 0, 0, 0)
 
 
 def test_letter_waits_for_room_and_holds_up_nothing_else(tmp_path: Path) -> None:
