@@ -87,7 +87,7 @@ def ours(size: int, total: int) -> Measurements:
     group = max(1, _GROUP_BYTES // size)
 
     def worker(sock: socket.socket) -> None:
-        reader, private, done = FrameReader(), memoryview(np.empty(ARENA_BYTES, np.uint8)), 0
+        reader, private, done = FrameReader(), memoryview(bytearray(ARENA_BYTES)), 0
         while True:
             data = sock.recv(MIB)
             if not data:
@@ -130,7 +130,7 @@ def bare_ring(size: int, total: int, *, is_checked: bool = False) -> Measurement
     group = max(1, _GROUP_BYTES // size)
 
     def worker(sock: socket.socket) -> None:
-        private, done, rest = memoryview(np.empty(ARENA_BYTES, np.uint8)), 0, b""
+        private, done, rest = memoryview(bytearray(ARENA_BYTES)), 0, b""
         while data := sock.recv(MIB):
             rest += data
             whole = len(rest) - len(rest) % _SPAN.size
@@ -165,7 +165,7 @@ def over_socket(size: int, total: int) -> Measurements:
     group = max(1, _GROUP_BYTES // size)
 
     def worker(sock: socket.socket) -> None:
-        private, received, answered = memoryview(np.empty(MIB, np.uint8)), 0, 0
+        private, received, answered = memoryview(bytearray(MIB)), 0, 0
         while count := sock.recv_into(private):
             received += count
             # One answer a group, as the others give: more than the socket holds would block this side while the other one sends.

@@ -75,7 +75,7 @@ def cases(quick: bool) -> list[Case]:
     return [Case(size, rate, loaded, 6.0) for size in (KIB, 64 * KIB) for rate, loaded in ((200, False), (200, True))]
 
 
-def on_schedule(act: Callable[[int], None], rate: int, seconds: float) -> list[float]:
+def on_schedule(act: Callable[[int], object], rate: int, seconds: float) -> list[float]:
     """Call `act` at fixed times; microseconds from when each call was due to its end, sorted."""
     took: list[float] = []
     started = time.perf_counter() + 0.01

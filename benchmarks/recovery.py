@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -65,9 +65,8 @@ class CountingDisk(InterposedDisk):
 
     segment_bytes = 0
 
-    def around(self, call: Call, proceed: object) -> Result:
-        assert callable(proceed)
-        result: Result = proceed()
+    def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
+        result = proceed()
         if call.kind == "read" and call.path.endswith(".qseg") and isinstance(result, bytes):
             self.segment_bytes += len(result)
         return result

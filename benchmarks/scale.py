@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -221,7 +222,7 @@ def compare(report: Report, base: str, what: str, pair: Pair, rounds: int, bundl
     sizes = {"small": pair.small, "large": pair.large}
     stores = {name: make_store(base, size) if size.segments else "" for name, size in sizes.items()}
     results = run_interleaved(
-        {name: lambda name=name: cost(base, sizes[name], stores[name], bundles) for name in sizes},
+        {name: partial(cost, base, sizes[name], stores[name], bundles) for name in sizes},
         rounds,
         warm_bytes=64 * MIB,
     )

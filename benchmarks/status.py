@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import quiver_actors
 from benchmarks.harness import Measurements, begun, parser, read_options, run_interleaved, running_node
@@ -61,10 +62,7 @@ def main() -> None:
         environment = _with_compiled_modules(os.path.join(directory, "compiled"))
         subprocess.run(quiver, stdout=subprocess.DEVNULL, env=environment, check=True)
         results = run_interleaved(
-            {
-                name: lambda command=command: measure(command, repeats, environment)
-                for name, command in commands.items()
-            },
+            {name: partial(measure, command, repeats, environment) for name, command in commands.items()},
             options.rounds,
             warm_bytes=1 << 20,
         )

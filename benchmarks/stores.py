@@ -260,8 +260,9 @@ class RedisStream(Store):
         pipeline.execute()
 
     def read(self) -> Iterator[Any]:
+        page_of: Any = self.client.xrange  # its types know of no request for bytes
         after, count = "-", 16
-        while entries := self.client.xrange("bundles", min=after, count=count):
+        while entries := page_of("bundles", min=after, count=count):
             for _, fields in entries:
                 yield fields[b"b"]
             after = f"({entries[-1][0].decode()}"

@@ -63,7 +63,12 @@ class Evidence:
 
     def failures(self) -> list[str]:
         """Everything that broke a rule."""
-        tallies = [*self.parsers.values(), *self.flips.values(), self.faults, self.kills]
+        tallies: list[FuzzTally | FlipTally | FaultTally | KillTally] = [
+            *self.parsers.values(),
+            *self.flips.values(),
+            self.faults,
+            self.kills,
+        ]
         return [failure for tally in tallies for failure in tally.failures]
 
     def figures(self) -> dict[str, int]:

@@ -58,7 +58,7 @@ class SubscribeOptions(TypedDict, total=False):
     """Iteration and `run` end when nothing came for so many seconds; None (default): never."""
     on_bundle: Callable[[Any], Any] | None
     """Called by `run` with each delivery."""
-    on_gap: Callable[[GapNotice], None] | None
+    on_gap: Callable[[GapNotice], Any] | None
     """Called, from `get`, with each notice of bundles that will never come. They are counted and logged in any case."""
 
 
@@ -86,7 +86,7 @@ class Wanted:
     asked: Asked
     idle_timeout: float | None = None
     on_bundle: Callable[[Any], Any] | None = None
-    on_gap: Callable[[GapNotice], None] | None = None
+    on_gap: Callable[[GapNotice], Any] | None = None
     are_gaps_delivered: bool = False
 
     @classmethod

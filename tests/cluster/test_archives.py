@@ -82,7 +82,7 @@ def test_an_environment_that_is_shipped_with_the_job(cluster: StandaloneCluster,
         "SPARK_HOME": str(SPARK),
     }
     settings = [f"--conf={key}={value}" for key, value in cluster.settings().items()]
-    submit = [SPARK / "bin" / "spark-submit", *settings, "--archives", f"{archive}#env"]
+    submit = [str(SPARK / "bin" / "spark-submit"), *settings, "--archives", f"{archive}#env"]
     done = subprocess.run(
         [*submit, "job.py", str(ROWS)],
         cwd=tmp_path,

@@ -141,7 +141,7 @@ def ending(victim: str, host: ClusterNode, driver: Driver) -> Callable[[], None]
 
 def finish(driver: Driver, job: dict[str, object]) -> list[str]:
     """Wait for the answer; a driver that died or failed does the same write again, as whoever runs it would. What went wrong on the way."""
-    troubles = []
+    troubles: list[str] = []
     for _ in range(4):
         answer = driver.answers.get(timeout=ANSWER_SECONDS)
         if answer == "done":

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -183,9 +184,12 @@ def test_a_thousand_micro_batches_in_flat_memory(
         # The newest number: Spark deletes old ones.
         return max((int(path.name) + 1 for path in (tmp_path / "ck" / "commits").glob("[0-9]*")), default=0)
 
+    def has_reached(count: int) -> bool:
+        return batches() >= count or query.is_over()
+
     found = []
     for count in (MANY // 4, MANY - 10):
-        wait_until(lambda count=count: batches() >= count or query.is_over(), f"micro-batch {count}", 1500)
+        wait_until(partial(has_reached, count), f"micro-batch {count}", 1500)
         found.append(memory_bytes(cluster))
     query.finish()
     assert batches() >= MANY

@@ -115,8 +115,10 @@ class KillLoop:
 
         def open_disk() -> Disk:
             disk = PosixDisk(root)
-            tell = lambda point: os.write(point_write, point.encode())  # noqa: E731
             return DyingDisk(disk, nth, after=after, tell=tell) if at_point else disk
+
+        def tell(point: str) -> None:
+            os.write(point_write, point.encode())
 
         pid, descriptor = fork(lambda pipe: live(open_disk, number, pipe, seed, _STEPS))
         os.close(point_write)

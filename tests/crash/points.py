@@ -106,7 +106,7 @@ class Points:
 
         def begin() -> None:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
             self.take(role)
 
         os.register_at_fork(after_in_child=begin)

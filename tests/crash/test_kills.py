@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.live_node import ROOT
+from tests.integration.node_process import ROOT
 
 ROUNDS = 8
 

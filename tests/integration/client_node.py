@@ -112,7 +112,7 @@ def first_id(delivery: Delivery) -> int:
 
 def take(subscription: Subscription, count: int, *, timeout: float = 60.0) -> list[Delivery]:
     """The next deliveries; fails the test when they do not come."""
-    found = []
+    found: list[Delivery] = []
     while len(found) < count:
         delivery = subscription.get(timeout)
         assert delivery is not None, f"{len(found)} of {count} bundles came within {timeout} s each"

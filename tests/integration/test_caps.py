@@ -195,7 +195,7 @@ def test_at_the_cap_pushes_are_refused_and_go_on_by_themselves_when_there_is_roo
         wait_until(
             lambda: easing(node) == ["coalesce", "widen", "defer"], "a full cap is felt, and refuses nobody by itself"
         )
-        seen = set()
+        seen: set[int] = set()
         while len(seen) < len(stored):
             delivery = subscription.get(DEADLINE_SECONDS)
             assert delivery is not None

@@ -65,7 +65,9 @@ def _fill(client: Client) -> None:
     client.create_topic("clicks-dead")
     stage = client.stage("nightly-2026-01-31")
     stage.push(numbers(1))
-    client.decide("nightly-2026-01-31", 0, [stage.prepare()])
+    token = stage.prepare()
+    assert token is not None
+    client.decide("nightly-2026-01-31", 0, [token])
 
 
 @pytest.fixture(scope="module")

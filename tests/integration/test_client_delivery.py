@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -31,7 +31,7 @@ def client(node: ClientNode) -> Iterator[Client]:
         yield connected
 
 
-def pushed(client: Client, count: int, *, key: str = "k") -> list[Receipt]:
+def pushed(client: Client, count: int, *, key: str = "k") -> Sequence[Receipt]:
     receipts = client.push_many([numbers(n) for n in range(count)], key=key)
     client.flush()
     return receipts

@@ -81,7 +81,7 @@ def test_a_range_goes_over_killed_workers() -> None:
     """A crash makes segment numbers jump, and nothing is missing where they do."""
     with client_node() as node, node.connect() as client:
         client.subscribe("keeper").close()
-        receipts = []
+        receipts: list[Receipt] = []
         for round_number in range(3):
             receipts += client.push_many(numbers(n) for n in range(round_number * 10, round_number * 10 + 10))
             node.kill_worker(0)

@@ -188,7 +188,7 @@ def test_after_a_crash_exactly_what_was_not_acknowledged_comes_again() -> None:
             node.kill_worker(0)
             subscription.abort()
         with client.subscribe("holes", prefetch=4096, start="latest") as again:
-            found = []
+            found: list[tuple[int, int]] = []
             while len(found) < len(kept):
                 more = again.get_many(4096, DEADLINE_SECONDS)
                 assert more, f"only {len(found)} of {len(kept)} came again"

@@ -156,6 +156,7 @@ def test_only_who_trusts_the_certificate_and_has_the_token_reads(node: Node, tmp
         given = {"runDir": str(tmp_path), "nodes": f"node-a={location}", "pushTimeout": "5s"}
         trusting = {**given, "tlsRoots": str(certificate), "token": "open sesame"}
         remote = node_set(parse_options(trusting, READ)).get("node-a")
+        assert isinstance(remote, RemoteNode)
         assert rows_of(remote, remote.look(Look("default", flush=True))) == list(range(40))
         for wrong in ({"tlsRoots": None}, {"token": "sesame"}):
             options = {name: value for name, value in {**trusting, **wrong}.items() if value is not None}

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -47,14 +48,15 @@ def test_wrong_numbers_are_refused(client: Client) -> None:
         client.push(numbers(1), topic="other", producer="q", sequence=12)
     with pytest.raises(SequenceTooOld):
         client.push(numbers(1), topic="other", producer="q", sequence=9)
-    for wrong in (
+    wrongs: list[dict[str, Any]] = [
         {"producer": "q"},
         {"sequence": 1},
         {"producer": "q", "sequence": 11, "key": "k"},
         {"producer": "", "sequence": 1},
-    ):
+    ]
+    for wrong in wrongs:
         with pytest.raises(UsageError):
-            client.push(numbers(1), topic="other", **wrong)  # type: ignore[arg-type]
+            client.push(numbers(1), topic="other", **wrong)
     assert visible(client, "other") == [1]
 
 

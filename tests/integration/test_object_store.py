@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.errors import TransactionAborted
+from quiver_actors.file_systems import below
 from quiver_actors.flight.members import members_of
 from quiver_actors.spark import commit
 from quiver_actors.transactions import Decisions
@@ -110,7 +111,7 @@ def test_a_worker_asks_the_bucket_and_a_late_commit_is_told(node: Node, store: O
             return sum(map(len, client.staged("late").values()))
 
     wait_until(lambda: not staged(), "the worker's own decision")
-    decision = Decisions(commit.below(store.uri("ck"), commit.DECISIONS_DIRECTORY)).newest("late-late-1")
+    decision = Decisions(below(store.uri("ck"), commit.DECISIONS_DIRECTORY)).newest("late-late-1")
     assert decision is not None
     assert not decision.is_commit
     with pytest.raises(TransactionAborted, match="run it again"):

@@ -253,7 +253,7 @@ def test_transform_and_push_in_one(spark: SparkSession, node: Node) -> None:
     receipts = qs.push(spark.range(0, 2000, 1, 2), "pushed", transform=doubled)
     assert receipts.agg({"rows": "sum"}).collect()[0][0] == 2000
     assert sorted(numbers(node, "pushed")) == list(range(0, 4000, 2))
-    again = {"txnAppId": "push", "txnVersion": "1"}
+    again: dict[str, Any] = {"txnAppId": "push", "txnVersion": "1"}
     for expected in (10, 0):
         assert sum(row.rows for row in qs.push(spark.range(10), "pushed", **again).collect()) == expected
     assert len(numbers(node, "pushed")) == 2010

@@ -16,6 +16,7 @@ import pytest
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import QuiverError
 from quiver_actors.jobs import ProgressJob
+from quiver_actors.subscriber.gaps import GapNotice
 from quiver_actors.subscriber.progress import SubscriberProgress, decode_progress
 from tests.support.engine_driver import EngineDriver, topic_settings
 
@@ -150,7 +151,7 @@ class Mix:
         given_up = {bundle for notice in self.notices(name) for bundle in covered(notice)}
         return self.appended - self.ledgers[name].resolved - given_up - self.ledgers[name].notified
 
-    def notices(self, name: str) -> list[object]:
+    def notices(self, name: str) -> list[GapNotice]:
         return list(self.driver.engine._progress.registry.get(name).gaps)
 
     def tell(self) -> None:
@@ -305,8 +306,8 @@ class Mix:
         for name, ledger in self.ledgers.items():
             assert not ledger.resolved & ledger.notified, f"{name}: acked and announced"
             assert ledger.resolved | ledger.notified == self.appended, f"{name}: a hole"
-            for notice in ledger.told:
-                self.driver.engine.ack_gap(name, notice)
+            for told in ledger.told:
+                self.driver.engine.ack_gap(name, told)
             self.driver.settle()
             assert self.driver.engine.pending(name).drained
 

@@ -182,7 +182,7 @@ def test_bytes_that_change_while_they_are_checked(node: Besieged) -> None:
 
     thread = threading.Thread(target=scribble)
     thread.start()
-    outcomes = {m.Acked: 0, m.Refused: 0}
+    outcomes: dict[type, int] = {m.Acked: 0, m.Refused: 0}
     try:
         for _ in range(300):
             guest.send(guest.place(good_span(4), "open"))

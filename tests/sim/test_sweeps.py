@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = {"<16 digits>": "0" * 16, "<4 digits>": "0" * 4, "<number>": "0" * 16, "<N>": "1", "<id>": "ann"}
 COLUMNS = {f"quiver.{name}" for name in ("producer", "producer_sequence", "traceparent", "tracestate", "baggage")}
 """Words of the format page that look like names of files."""
-CRASHES, FAULTS, SCENES = (list(tasks(EFFORT)) for tasks in (crash_tasks, fault_tasks, scene_tasks))
+CRASHES, FAULTS, SCENES = list(crash_tasks(EFFORT)), list(fault_tasks(EFFORT)), list(scene_tasks(EFFORT))
 
 
 class Sweeps:
@@ -51,14 +51,15 @@ class Sweeps:
 
 @pytest.fixture(scope="module")
 def sweeps(request: pytest.FixtureRequest) -> Iterator[Sweeps]:
-    wanted = [item.callspec.params["task"] for item in request.session.items if _is_ours(item)]
+    wanted = [task for item in request.session.items if (task := _task_of(item)) is not None]
     running = Sweeps(wanted)
     yield running
     running.close()
 
 
-def _is_ours(item: pytest.Item) -> bool:
-    return item.path.name == "test_sweeps.py" and "task" in getattr(getattr(item, "callspec", None), "params", {})
+def _task_of(item: pytest.Item) -> Task | None:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return parameters.get("task") if item.path.name == "test_sweeps.py" else None
 
 
 @pytest.mark.parametrize("task", CRASHES, ids=lambda task: f"{task.profile}-{task.part}")
@@ -93,7 +94,8 @@ def test_every_file_of_the_format_page_is_a_kind_that_is_swept() -> None:
 
 def test_every_call_on_the_disk_was_crashed_before_and_made_to_fail(sweeps: Sweeps) -> None:
     report = Report()
-    for task in (*CRASHES, *FAULTS, *SCENES):
+    tasks: list[Task] = [*CRASHES, *FAULTS, *SCENES]
+    for task in tasks:
         report.add(sweeps.result(task))
     close_gaps(report, EFFORT)
     assert report.sites_without_crash() == set()

@@ -15,7 +15,7 @@ class RememberingState(SubscriberState):
         super().__init__(*arguments, **options)
         self._held: dict[tuple[object, int, int], int] = {}
 
-    def claim(self, owner: object, bundles: int, *more: Any, **options: Any) -> Any:  # type: ignore[override]
+    def claim(self, owner: object, bundles: int, *more: Any, **options: Any) -> Any:
         grants = super().claim(owner, bundles, *more, **options)
         for grant in grants:
             self._held.update(((owner, grant.segment_seq, index), grant.token) for index in grant.indexes)

@@ -167,7 +167,7 @@ class EngineDriver:
 
     def claim_numbers(self, subscriber: str, bundles: int = 1_000_000, owner: object = "owner") -> list[int]:
         """Claim and return the numbers of `numbered_batch`es delivered."""
-        found = []
+        found: list[int] = []
         while True:
             grants = self.claim(subscriber, owner, bundles - len(found))
             for grant in grants:

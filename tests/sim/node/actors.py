@@ -131,6 +131,7 @@ class ProducerActor(_Pushing):
         if isinstance(running.error, TopicDeleted | TopicRecreated):
             self.die()
         elif running.error is None and self._model is self.place.model:
+            assert running.result is not None
             self._model.acknowledged(self._keys, running.result)
 
     def stray(self, model: Model) -> None:
@@ -151,6 +152,7 @@ class NumberedActor(_Pushing):
 
     def _finish(self, running: Running[Any]) -> None:
         if running.error is None:
+            assert running.result is not None
             self.place.model.acknowledged(list(self._keys), running.result)
             self._keys = ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.consumer import Consumer
@@ -14,7 +14,7 @@ from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.push_channel import PushChannel
 from quiver_actors.client.stage import Stage, StagePlan, deciding, publishing
-from quiver_actors.client.wanted import StartPoints, Wanted
+from quiver_actors.client.wanted import StartPoints, SubscribeOptions, Wanted
 from quiver_actors.errors import QuiverError
 from quiver_actors.transactions.model import ABORT, COMMIT, Decision, Token
 from tests.sim.node.polls import DelayingPoll, Delays
@@ -137,7 +137,7 @@ class SimSubscriber:
 
     def __init__(self, run_dir: str, name: str, topic: str, delays: Delays, **options: Any) -> None:
         self.exchange = _exchange(delays)
-        wanted = Wanted.parse(topic, name, "deliver", {"start": "earliest", **options})
+        wanted = Wanted.parse(topic, name, "deliver", cast(SubscribeOptions, {"start": "earliest", **options}))
         self.consumer: Consumer[Delivery, Exchange] = Consumer(
             self.exchange, NodeDirectory(run_dir), name, wanted, StartPoints("earliest"), Delivery
         )

@@ -70,6 +70,9 @@ class JoinedDisk:
     def rename(self, source: str, target: str) -> None:
         self._disk(source).rename(source, target)
 
+    def link(self, source: str, target: str) -> None:
+        self._disk(source).link(source, target)
+
     def unlink(self, path: str) -> None:
         self._disk(path).unlink(path)
 

@@ -19,7 +19,7 @@ A model is of one life of one topic: what a deleted topic held must not be seen 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -111,7 +111,7 @@ class Model:
         """Begun when there was another topic of this name: may come here, or not."""
         self.begun.update((key, 0) for key in keys)
 
-    def acknowledged(self, keys: list[PushKey], receipts: list[Receipt]) -> None:
+    def acknowledged(self, keys: list[PushKey], receipts: Sequence[Receipt]) -> None:
         if len(keys) != len(receipts):
             raise Violation(f"{len(receipts)} receipts for {len(keys)} bundles")
         for key, receipt in zip(keys, receipts, strict=True):

@@ -320,7 +320,8 @@ class Run:
         return {each.name: each.model.torn(each.name)[:5] for each in self.subscribers if each.place.is_there}
 
     def _unrest(self) -> str:
-        busy = [actor.name for actor in (*self.clients, self.operator) if not actor.is_idle]
+        actors: list[Actor | TopicActor] = [*self.clients, self.operator]
+        busy = [actor.name for actor in actors if not actor.is_idle]
         return f"busy {busy}, missing {self._missing()}, torn {self._torn()}, staged {self.machine.staged()}, adopted {self._left_over()}"
 
     def _check_nothing_is_held(self) -> None:

@@ -7,9 +7,10 @@ together again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from quiver_actors.disk.faulty import FaultyDisk
-from quiver_actors.disk.protocol import Disk, DiskFile
+from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import SimDisk, SimFile
 from quiver_actors.topics.catalogue import CATALOGUE_NAME
 from quiver_actors.topics.keeper import ASIDE_PREFIX
@@ -22,7 +23,7 @@ class CoreDisk(FaultyDisk):
         super().__init__(own)
         self._shared = shared
 
-    def open_read(self, path: str) -> DiskFile:
+    def open_read(self, path: str) -> Any:
         return self._shared().open_read(path) if path.startswith(CATALOGUE_NAME) else super().open_read(path)
 
 

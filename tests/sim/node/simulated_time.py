@@ -48,5 +48,5 @@ def install() -> SimulatedTime:
     return simulated
 
 
-def _never(seconds: float) -> None:
+def _never(seconds: object, /) -> None:
     raise AssertionError(f"something sleeps for {seconds} s in a simulation, which has one thread")

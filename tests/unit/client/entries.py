@@ -86,9 +86,9 @@ def _parse_slot(
     spans = [(batch_offset, metadata_bytes, body_bytes)]
     expected_at = schema_bytes
     for _ in range(dictionary_count):
-        dictionary_id, *span = dictionary_rows.pop()
+        dictionary_id, offset, metadata, body = dictionary_rows.pop()
         assert dictionary_id >= 0, "a whole stream carries whole dictionaries"
-        spans.insert(-1, tuple(span))
+        spans.insert(-1, (offset, metadata, body))
     for offset, metadata, body in spans:
         assert (offset, metadata % 8) == (expected_at, 0)
         assert struct.unpack_from("<II", payload, offset) == (0xFFFFFFFF, metadata - 8)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -128,6 +129,8 @@ class PeerSession:
 
 Handler = Callable[[PeerSession, "ClientMessage"], bool]
 
+Sent = TypeVar("Sent", bound=Message)
+
 
 class Peer:
     """All workers of a node in one object. Use as a context manager."""
@@ -188,7 +191,7 @@ class Peer:
         with self.changed:
             assert self.changed.wait_for(condition, DEADLINE_SECONDS), "the client did not do that in time"
 
-    def of_type(self, kind: type[Message]) -> list[Message]:
+    def of_type(self, kind: type[Sent]) -> list[Sent]:
         with self.changed:
             return [message for _, message in self.received if isinstance(message, kind)]
 

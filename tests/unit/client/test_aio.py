@@ -193,7 +193,7 @@ def test_lost_worker_is_registered_with_again(peer: Peer, segment: Path) -> None
             assert await subscription.get(60) is not None
             await asyncio.to_thread(peer.kill, 0)
             peer.listen(0)
-            found = set()
+            found: set[int] = set()
             while len(found) < BUNDLES:
                 delivery = await subscription.get(60)
                 assert delivery is not None

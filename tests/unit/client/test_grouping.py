@@ -201,7 +201,7 @@ def test_slices_of_a_large_batch_are_right_in_runs() -> None:
 @pytest.mark.parametrize("in_front", [0, 5, 40])
 def test_a_bundle_over_the_limit_inside_of_a_run_ends_the_call_behind_those_in_front(in_front: int) -> None:
     small, over = one_binary(100), one_binary((256 << 20) + 1)
-    found = []
+    found: list[int] = []
     pairs = without_counts([small] * in_front + [small] * 2 + [over] + [small] * 30)
     with pytest.raises(BundleTooLarge):
         found.extend(len(each) for each in Grouping(SLOTS, StreamTable("t"), RunMemory()).groups(pairs))
@@ -209,7 +209,7 @@ def test_a_bundle_over_the_limit_inside_of_a_run_ends_the_call_behind_those_in_f
 
 
 def test_of_two_wrong_bundles_the_first_one_is_told() -> None:
-    pairs = without_counts([one_binary(100)] * 14 + [one_binary((256 << 20) + 1), one_binary(100), "no bundle"])  # type: ignore[list-item]
+    pairs = without_counts([one_binary(100)] * 14 + [one_binary((256 << 20) + 1), one_binary(100), "no bundle"])
     groups = Grouping(SLOTS, StreamTable("t"), RunMemory()).groups(pairs)
     assert len(next(groups)) == 14
     with pytest.raises(BundleTooLarge):

@@ -161,7 +161,7 @@ def test_bundle_larger_than_the_ring_gets_an_arena_of_its_own_and_the_next_the_u
     client.push(large)
     client.push(batch(value=2))
     client.push(batch(value=3))
-    usual, larger, usual_again = (message.size_bytes for message in peer.of_type(AttachArena))  # type: ignore[attr-defined]
+    usual, larger, usual_again = (message.size_bytes for message in peer.of_type(AttachArena))
     assert usual == usual_again == 0
     assert larger >= 4_000_000
     assert peer.stored[1].entry.batches[0].equals(large)
@@ -261,7 +261,7 @@ def test_wrong_bundles_are_refused_before_anything_is_sent(peer: Peer, client: C
 def test_push_many_stores_what_comes_before_a_wrong_bundle(peer: Peer, client: Client) -> None:
     bundles = [*(batch(value=n) for n in range(70)), {}, batch(value=99)]
     with pytest.raises(InvalidBundle) as caught:
-        client.push_many(bundles)  # type: ignore[arg-type]
+        client.push_many(bundles)
     assert ids(peer) == list(range(70))
     assert "the 70 before it are stored" in caught.value.__notes__[0]
 
@@ -556,7 +556,7 @@ def test_forked_child_pushes_over_connections_of_its_own(peer: Peer, client: Cli
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     client.push(batch(value=3))
     assert sorted(ids(peer)) == [1, 2, 3]
-    assert {message.pid for message in peer.of_type(Hello)} == {os.getpid(), child}  # type: ignore[attr-defined]
+    assert {message.pid for message in peer.of_type(Hello)} == {os.getpid(), child}
     assert len(peer.of_type(Hello)) == 2, "the parent's connection was not disturbed"
 
 

@@ -62,7 +62,8 @@ def test_an_index_outside_raises(place: int) -> None:
 def test_slices_are_lists() -> None:
     rng = random.Random(1)
     for _ in range(200):
-        wanted = slice(*(rng.choice((None, *range(-10, 11))) for _ in range(2)), rng.choice((None, -3, -1, 1, 2, 5)))
+        start, stop = (rng.choice((None, *range(-10, 11))) for _ in range(2))
+        wanted = slice(start, stop, rng.choice((None, -3, -1, 1, 2, 5)))
         assert LAZY[wanted] == PLAIN[wanted]
     assert type(LAZY[:]) is list
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -50,9 +52,9 @@ def test_two_keys_for_one_slot_are_refused() -> None:
 
 
 @pytest.mark.parametrize("slot", ["nosuch", 64, -1, True, 2.5])
-def test_unknown_slots_are_refused(slot: object) -> None:
+def test_unknown_slots_are_refused(slot: Any) -> None:
     with pytest.raises(UnknownSlot):
-        topic().batches_of({slot: BATCH})  # type: ignore[dict-item]
+        topic().batches_of({slot: BATCH})
 
 
 def test_undeclared_id_of_a_declared_topic_is_refused() -> None:
@@ -61,9 +63,9 @@ def test_undeclared_id_of_a_declared_topic_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bundle", [{}, {"logs": None}, {"logs": [1, 2]}, None, 3, [BATCH], "logs"])
-def test_what_is_no_bundle_is_refused(bundle: object) -> None:
+def test_what_is_no_bundle_is_refused(bundle: Any) -> None:
     with pytest.raises(InvalidBundle):
-        topic().batches_of(bundle)  # type: ignore[arg-type]
+        topic().batches_of(bundle)
 
 
 def test_empty_mapping_says_that_a_slot_is_needed() -> None:

@@ -4,6 +4,7 @@ import gc
 import os
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -71,9 +72,9 @@ def test_subscribe_waits_for_every_worker(two_cores: Peer) -> None:
         ({"subscriber": "a", "topic": "nosuch"}, UnknownTopic),
     ],
 )
-def test_wrong_arguments_are_refused(client: Client, arguments: dict[str, object], kind: type[Exception]) -> None:
+def test_wrong_arguments_are_refused(client: Client, arguments: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind):
-        client.subscribe(**arguments)  # type: ignore[arg-type]
+        client.subscribe(**arguments)
 
 
 def test_refused_registration_is_raised(peer: Peer, client: Client) -> None:
@@ -533,7 +534,7 @@ def test_forked_child_subscribes_anew_and_leaves_the_parent_alone(
     delivery.ack()
     subscription.flush()
     assert feeder.resolved == {0}
-    assert {message.pid for message in peer.of_type(Hello)} == {os.getpid(), child}  # type: ignore[attr-defined]
+    assert {message.pid for message in peer.of_type(Hello)} == {os.getpid(), child}
 
 
 def test_no_descriptor_or_mapping_is_left(peer: Peer, feeder: Feeder, client: Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_a_default_reads_back_as_it_is_written(setting: Setting) -> None:
 
 
 def test_every_field_of_the_trees_is_a_setting() -> None:
-    def fields(tree: object, prefix: str = "") -> set[str]:
+    def fields(tree: Any, prefix: str = "") -> set[str]:
         found = set()
         for name in type(tree).__struct_fields__:
             inner = getattr(tree, name)

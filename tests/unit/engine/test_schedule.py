@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any, TypeVar
 
 import pytest
 
@@ -29,6 +30,9 @@ class Errand(Job):
 class First(Errand): ...
 
 
+Kind = TypeVar("Kind", bound=Errand)
+
+
 class Second(Errand): ...
 
 
@@ -46,14 +50,14 @@ class Bench:
         self.put_back: list[Job] = []
         self.due_ns: int | None = None
         self.ballast = Ballast(SimDisk(), "quiver.ballast", 0)
-        lines = [
+        lines: list[Line[Any]] = [
             Line(First, lambda: self.make(First), self.finish, spends_ballast=True, due_ns=lambda: self.due_ns),
             Line(Second, lambda: self.make(Second), self.finish, in_drain=True, no_room=self.no_room, retry_ns=7),
             Line(Third, lambda: self.make(Third), self.finish, in_drain=True),
         ]
         self.schedule = Schedule(self.clock, self.condition, self.ballast, lines)
 
-    def make(self, kind: type[Errand]) -> Errand | None:
+    def make(self, kind: type[Kind]) -> Kind | None:
         return kind() if kind in self.wanted else None
 
     def finish(self, job: Job) -> list[Event]:

@@ -41,7 +41,7 @@ class Stored:
         return tuple(self.slots)
 
     def __getitem__(self, slot: str | int) -> pa.RecordBatch:
-        return self.slots[NAMES.get(slot, slot)]
+        return self.slots[slot if isinstance(slot, int) else NAMES[slot]]
 
     def __contains__(self, slot: str | int) -> bool:
         return NAMES.get(slot, slot) in self.slots

@@ -163,6 +163,9 @@ class MemoryFile:
     def size(self) -> int:
         return len(self._content)
 
+    is_cached: Callable[[], bool]
+    reread: Callable[[int, int], bytes | None]
+
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
         raise AssertionError("a look never writes")
 

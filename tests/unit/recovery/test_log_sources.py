@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,10 @@ class WriteCounter(FaultyDisk):
 
     log_bytes = 0
 
-    def around(self, call: Call, proceed: object) -> Result:
+    def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
         if call.kind == "write" and "/wal/" in call.path:
             self.log_bytes += sum(map(len, call.buffers))
-        assert callable(proceed)
-        return super().around(call, proceed)  # type: ignore[no-any-return]
+        return super().around(call, proceed)
 
 
 def numbers_in(disk: SimDisk) -> list[int]:
@@ -120,8 +120,8 @@ def test_a_copy_that_fails_for_another_reason_is_made_at_the_next_start() -> Non
 class ColdDisk(WriteCounter):
     """Memory holds nothing of any file, as after a start of the machine."""
 
-    def around(self, call: Call, proceed: object) -> Result:
-        return False if call.kind == "is_cached" else super().around(call, proceed)  # type: ignore[return-value]
+    def around(self, call: Call, proceed: Callable[[], Any]) -> Any:
+        return False if call.kind == "is_cached" else super().around(call, proceed)
 
 
 def test_what_is_read_from_the_disk_itself_is_not_read_again() -> None:

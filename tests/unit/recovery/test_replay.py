@@ -54,7 +54,7 @@ BUNDLES = {"alike": ALIKE, "mixed": MIXED, "long schemas": [{0: LONG}] * 8}
 
 
 @lru_cache
-def log_of(name: str) -> tuple[bytes, list[Span]]:
+def log_of(name: str) -> tuple[bytes, Sequence[Span]]:
     """A log that nobody sealed, and where its entries are."""
     driver = EngineDriver(SimDisk(), topic_settings(segment_target_size_bytes=1 << 20))
     for bundle in BUNDLES[name]:

@@ -25,8 +25,8 @@ from tests.unit.segment.test_dictionaries import column, with_delta
 from tests.unit.segment.test_outline import with_directory
 
 
-def reads(data: bytes) -> Read:
-    return lambda length, offset: data[offset : offset + length]
+def reads(data: bytes | bytearray) -> Read:
+    return lambda length, offset: bytes(data[offset : offset + length])
 
 
 def rewritten(data: bytes, *, parse: bool = True) -> bytes:
@@ -481,6 +481,7 @@ def checksummed(log: LogFile) -> bytes:
     data = rewritten(log.seal())
     outline = read_outline(reads(data), len(data))
     expected = outline.columns.bundle_crc32
+    assert expected is not None
     assert np.array_equal(bundle_checksums(outline.columns, ref_checksums(outline, reads(data))), expected)
     return data
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def sealed() -> bytes:
     return log.seal()
 
 
-def with_directory(data: bytes, stream: int, **changes: int) -> bytes:
+def with_directory(data: bytes, stream: int, **changes: Any) -> bytes:
     """The same file, but for what its directory says of one stream."""
     footer = SegmentReader(data).footer
     at, end = footer.directory_offset, footer.directory_offset + footer.directory_length
@@ -107,9 +108,10 @@ def test_what_is_wrong_is_refused_and_named(data: bytes, said: str) -> None:
 def test_a_manifest_without_what_only_ours_have_is_refused(column: str) -> None:
     footer = SegmentReader(SEALED).footer
     manifest = decode_manifest(SEALED[footer.manifest_offset :][: footer.manifest_length])
-    for values in (None, [1, None, 3]):
+    absent: list[dict[str, Any]] = [{column: None}, {column: [1, None, 3]}]
+    for change in absent:
         with pytest.raises(FormatError, match="lacks the byte counts, sequences or times"):
-            manifest_columns(manifest._replace(**{column: values}))
+            manifest_columns(manifest._replace(**change))
 
 
 def test_messages_of_a_file_that_ends_inside_one_are_truncated() -> None:

@@ -559,8 +559,8 @@ class Steps:
         self.bundles_looked_at = 0
         claim = BundleStates.claim
 
-        def counting(states: BundleStates, start: int, end: int, limit: int, holder: int) -> range:
-            run = claim(states, start, end, limit, holder)
+        def counting(states: BundleStates, start: int, end: int, room: Room, holder: int) -> range:
+            run = claim(states, start, end, room, holder)
             self.bundles_looked_at += run.stop - start
             return run
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -151,7 +152,7 @@ def go_on(driver: StageDriver, known: set[str], states: set[int]) -> None:
     ]
     assert [number for number in seen if number in {10, 11, 20, 21, 22, 50}] == wanted
     ranges = [driver.read(info.segment_seq) for info in driver.engine.segments()]
-    sequences = [reader.sequence(index) for reader in ranges for index in range(reader.bundle_count)]
+    sequences: list[Any] = [reader.sequence(index) for reader in ranges for index in range(reader.bundle_count)]
     assert sequences == sorted(set(sequences)), "a sequence was used twice, or behind a later one"
 
 
