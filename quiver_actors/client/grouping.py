@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.encoding.entries import SERIALIZE_BYTES_MAX, BundlePlan, PlannedBundles, check_item_count, plan
-from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, RUN_BYTES_MAX, PlannedRun, RunMemory, fits_run, plan_run
+from quiver_actors.encoding.forms import RUN_BYTES_MAX
+from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory, fits_run, plan_run
 from quiver_actors.encoding.streams import EncodedStream, StreamTable
 from quiver_actors.errors import UsageError
 
