@@ -150,44 +150,6 @@ def read_stable(words: Words, index: int, read: Callable[[], T]) -> T:
     raise WriterStuck(f"sequence {words.load(index)} does not come to rest: its writer died or stopped inside a change")
 
 
-class RecordWriter:
-    """The one writer of a record of `size_bytes` bytes under a sequence lock: the lock's word, then the record.
-
-    Args:
-        memory: as for `Words`; the record takes `record_span_bytes(size_bytes)` of it from `offset_bytes` on.
-    """
-
-    __slots__ = ("_lock", "_record", "size_bytes")
-
-    def __init__(self, memory: memoryview, offset_bytes: int, size_bytes: int) -> None:
-        sequence, self._record = _record_parts(memory, offset_bytes, size_bytes)
-        self._lock = SequenceLock(sequence, 0)
-        self.size_bytes = size_bytes
-
-    def write(self, record: bytes) -> None:
-        """Replace the whole record. Raises ShmError when `record` is not `size_bytes` long."""
-        if len(record) != self.size_bytes:
-            raise ShmError(f"record of {len(record)} bytes for a place of {self.size_bytes}")
-        with self._lock:
-            self._record[:] = record
-
-
-def read_record(memory: memoryview, offset_bytes: int, size_bytes: int) -> bytes:
-    """Copy out the record that a `RecordWriter` of the same place keeps; never a mixture of two.
-
-    Raises:
-        WriterStuck: as `read_stable`.
-        ShmError: the place is not inside the memory.
-    """
-    sequence, record = _record_parts(memory, offset_bytes, size_bytes)
-    return read_stable(sequence, 0, record.tobytes)
-
-
-def record_span_bytes(size_bytes: int) -> int:
-    """Memory that a record takes, its sequence lock included."""
-    return WORD_BYTES + size_bytes
-
-
 def fence() -> None:
     """Order all loads and stores before the call before all after it, on any processor.
 
@@ -198,12 +160,3 @@ def fence() -> None:
     for _ in range(2):
         lock.acquire()
         lock.release()
-
-
-def _record_parts(memory: memoryview, offset_bytes: int, size_bytes: int) -> tuple[Words, memoryview]:
-    start = offset_bytes + WORD_BYTES
-    if size_bytes < 1 or start + size_bytes > memory.nbytes:
-        raise ShmError(
-            f"a record of {size_bytes} bytes at byte {offset_bytes} is not inside {memory.nbytes} bytes of memory"
-        )
-    return Words(memory, offset_bytes, 1), memory[start : start + size_bytes]

@@ -91,11 +91,6 @@ class FrameReader:
         self._end = 0
         """Where received bytes end."""
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Received bytes that belong to no frame given out so far."""
-        return self._end - self._start
-
     def writable(self) -> memoryview:
         """Room for the next read, never empty. Frames given out before become invalid.
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from quiver_actors.units import MILLISECOND_NS
 
-SAMPLE_INTERVAL_NS = 100 * MILLISECOND_NS
 COALESCE_NS_MAX = 20 * MILLISECOND_NS
 WINDOW_NS_MIN = MILLISECOND_NS // 2
 WINDOW_NS_MAX = 10 * MILLISECOND_NS
@@ -48,7 +47,7 @@ LADDER = ((Step.COALESCE, 0.2, 0.1), (Step.WIDEN, 0.4, 0.3), (Step.DEFER, 0.8, 0
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What is looked at, every `SAMPLE_INTERVAL_NS`."""
+    """What is looked at, whenever the worker publishes its figures."""
 
     backlog: float = 0.0
     """How full the shared memory of producers, or the logs that wait for their seal, are: 0 to 1."""

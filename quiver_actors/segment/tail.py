@@ -1,4 +1,4 @@
-"""The bytes that turn a log file into a segment, and whole contiguous segments. Pure.
+"""The bytes that turn a log file into a segment. Pure.
 
 A segment sealed in place is the former log file and, behind its entries: the end mark, one Arrow footer a stream, stream directory,
 batch manifest, footer, trailer (FORMATS section 3). Nothing of the entries is read: blocks point back at them, and the CRC of the
@@ -7,15 +7,9 @@ whole file continues the CRC of the entries.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
-import pyarrow as pa
-
 from quiver_actors.checksum import crc32
-from quiver_actors.segment.arrow_ipc import BLOCK, END_OF_STREAM, FILE_START, encode_footer
-from quiver_actors.segment.builder import SegmentBuilder, SlotPlacement, Stream, place_payload
+from quiver_actors.segment.arrow_ipc import encode_footer
+from quiver_actors.segment.builder import SegmentBuilder, Stream
 from quiver_actors.segment.codec import (
     FooterExtension,
     SegmentFooter,
@@ -24,25 +18,13 @@ from quiver_actors.segment.codec import (
     encode_footer_and_trailer,
     encode_manifest,
 )
-from quiver_actors.segment.dictionaries import Read
 from quiver_actors.segment.layout import (
     CRC,
     END_MARK,
-    FINGERPRINT_BYTES,
     IN_PLACE_STREAM_OFFSET,
     INCARNATION_BYTES,
     STREAM_ALIGNMENT,
 )
-
-
-class DecodedBundle(NamedTuple):
-    """A bundle as record batches, for writing a contiguous segment."""
-
-    slots: Mapping[int, pa.RecordBatch]
-    sequence: int
-    ingestion_ts_nanos: int
-    item_count: int = -1
-    byte_count: int = 0
 
 
 def encode_tail(
@@ -133,64 +115,3 @@ def _encode_end(
         crc32=0,
     )
     return [directory, manifest, encode_footer_and_trailer(footer)]
-
-
-# --- contiguous segments ---------------------------------------------------------------------------------------------------------
-
-
-def encode_contiguous(
-    bundles: Sequence[DecodedBundle],
-    *,
-    segment_seq: int = 0,
-    wal_position_start: int = 0,
-    wal_position_end: int = 0,
-    incarnation: bytes = bytes(INCARNATION_BYTES),
-) -> bytes:
-    """A whole segment file whose streams are contiguous Arrow files, as after a compaction.
-
-    Schemas get our own fingerprint. Everything is held in memory: about three times the size of the result.
-    """
-    spool = bytearray(IN_PLACE_STREAM_OFFSET)
-
-    def read(offset: int, length: int) -> bytes:
-        return bytes(spool[offset : offset + length])
-
-    builder = SegmentBuilder(segment_seq, read)
-    for bundle in bundles:
-        slots = [_spool_batch(spool, slot_id, bundle.slots[slot_id]) for slot_id in sorted(bundle.slots)]
-        builder.append(bundle.sequence, bundle.ingestion_ts_nanos, bundle.item_count, bundle.byte_count, slots)
-    extension = _extension(builder, wal_position_start, wal_position_end, incarnation)
-    encoded = bytearray()
-    infos: list[StreamInfo] = []
-    for stream in builder.streams:
-        encoded += bytes(-len(encoded) % STREAM_ALIGNMENT)
-        spliced = _splice(stream, read)
-        infos.append(_describe(stream, len(encoded), len(spliced)))
-        encoded += spliced
-    encoded += b"".join(_encode_end(builder, infos, len(encoded), extension))
-    return bytes(encoded) + CRC.pack(crc32(encoded))
-
-
-def _spool_batch(spool: bytearray, slot_id: int, batch: pa.RecordBatch) -> SlotPlacement:
-    """Encode a batch as a payload at the end of the spool."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    payload: bytes = sink.getvalue().to_pybytes()
-    offset = len(spool)
-    spool += payload + bytes(-len(payload) % 8)
-    fingerprint = hashlib.blake2b(batch.schema.serialize(), digest_size=FINGERPRINT_BYTES).digest()
-    return place_payload(payload, 0, len(payload), file_offset=offset, slot_id=slot_id, fingerprint=fingerprint)
-
-
-def _splice(stream: Stream, read: Read) -> bytes:
-    """One stream as a contiguous Arrow file, its messages copied as they are."""
-    encoded = bytearray(FILE_START + stream.schema.message)
-    moved: list[bytearray] = []
-    for blocks in (stream.dictionary_blocks, stream.batch_blocks):
-        placed = bytearray()
-        for offset, metadata_bytes, _, body_bytes in BLOCK.iter_unpack(blocks):
-            placed += BLOCK.pack(len(encoded), metadata_bytes, 0, body_bytes)
-            encoded += read(IN_PLACE_STREAM_OFFSET + offset, metadata_bytes + body_bytes)
-        moved.append(placed)
-    return bytes(encoded) + END_OF_STREAM + encode_footer(stream.schema.message, *moved)

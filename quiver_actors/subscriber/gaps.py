@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import crc32c
 
-from quiver_actors.errors import ChecksumMismatch, InvalidFormat, InvalidId, Truncated, UnsupportedVersion, UsageError
+from quiver_actors.errors import ChecksumMismatch, InvalidFormat, Truncated, UnsupportedVersion, UsageError
 from quiver_actors.model import check_id
 
 VERSION = 1
@@ -287,13 +287,3 @@ def gaps_file_name(subscriber: str) -> str:
         InvalidId: the id may not be used.
     """
     return FILE_PREFIX + check_id("subscriber", subscriber)
-
-
-def gaps_subscriber_of(file_name: str) -> str | None:
-    """The subscriber whose gap file has that name; None for every other file."""
-    if not file_name.startswith(FILE_PREFIX):
-        return None
-    try:
-        return check_id("subscriber", file_name[len(FILE_PREFIX) :])
-    except InvalidId:
-        return None

@@ -23,7 +23,7 @@ from quiver_actors.shm.arena import ArenaOwner, ArenaProducer
 from quiver_actors.shm.counters import CountersPage, RegionSnapshot, RowWriter
 from quiver_actors.shm.names import new_name
 from quiver_actors.shm.ring import SPAN_ALIGNMENT_BYTES, align_up
-from quiver_actors.shm.words import RecordWriter, Words, read_record
+from quiver_actors.shm.words import SequenceLock, Words, read_stable
 from tests.unit.shm.children import DEADLINE_SECONDS, join, running
 
 RING_BYTES = 64 * 1024
@@ -186,17 +186,19 @@ def test_records_are_never_mixed_between_processes() -> None:
     size_bytes = 500
     arena = ArenaOwner.create(4096)
     shared = ArenaProducer.attach(arena.fd, arena.size_bytes).ring
+    words, place = Words(shared, 64, 1), shared[72 : 72 + size_bytes]
 
     def run() -> None:
-        writer = RecordWriter(shared, 64, size_bytes)
+        lock = SequenceLock(words, 0)
         for byte in itertools.cycle(range(256)):
-            writer.write(bytes([byte]) * size_bytes)
+            with lock:
+                place[:] = bytes([byte]) * size_bytes
 
     seen: set[int] = set()
     reads = 0
     with running(run):
         while len(seen) < 50 or reads < 5000:
-            record = read_record(shared, 64, size_bytes)
+            record = read_stable(words, 0, place.tobytes)
             assert record == record[:1] * size_bytes
             seen.add(record[0])
             reads += 1

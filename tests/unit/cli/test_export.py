@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from quiver_actors.cli.main import main
-from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
 from tests.unit.cli.examples import run_examples
 from tests.unit.inspection.stores import ACTIVE, CORE, ENTRY_BYTES, ROTATED, SEGMENT, flip
+from tests.unit.segment.logfile import contiguous
 
 
 def export(path: Path, *arguments: str) -> int:
@@ -53,7 +53,7 @@ def test_damage_is_told_and_the_rest_exported(store: Path, tmp_path: Path, capsy
 def test_unsupported_type_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = pa.record_batch({"runs": pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array(["a"]))})
     path = tmp_path / "0000000000000003.qseg"
-    path.write_bytes(encode_contiguous([DecodedBundle({2: runs}, 0, 1)]))
+    path.write_bytes(contiguous([{2: runs}]))
     assert export(path, "--format", "parquet", "--out", str(tmp_path / "out")) == 2
     assert "use --format arrow" in capsys.readouterr().err
 

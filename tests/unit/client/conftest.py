@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.client import Client, Subscription, connect
-from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
 from tests.unit.client.feeding import BUNDLES, Feeder, batch
 from tests.unit.client.peer import Peer
+from tests.unit.segment.logfile import LogFile
 
 
 @pytest.fixture
@@ -37,12 +37,11 @@ def client(peer: Peer) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real segment: bundle n has slot 3 with 2 rows from n on; every tenth has slot 7 too."""
-    bundles = [
-        DecodedBundle({3: batch(n)} | ({7: batch(-n, 1)} if n % 10 == 0 else {}), n, 1000 + n, n % 5)
-        for n in range(BUNDLES)
-    ]
+    log = LogFile()
+    for n in range(BUNDLES):
+        log.push({3: batch(n)} | ({7: batch(-n, 1)} if n % 10 == 0 else {}), item_count=n % 5)
     path = tmp_path_factory.mktemp("segment") / "0000000000000004.qseg"
-    path.write_bytes(encode_contiguous(bundles))
+    path.write_bytes(log.compacted())
     return path
 
 

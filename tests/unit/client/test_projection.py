@@ -26,9 +26,9 @@ from quiver_actors.protocol.messages import (
     SegmentOpened,
     TopicInfo,
 )
-from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
 from tests.unit.client.feeding import BUNDLES, Feeder, batch, take
 from tests.unit.client.peer import Peer, PeerSession
+from tests.unit.segment.logfile import contiguous
 
 WIDE_ROWS = 1_000_000
 FAULT_BYTES = 2 << 20
@@ -41,7 +41,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = np.arange(WIDE_ROWS)
     slots = {slot: pa.record_batch({f"c{n}": values + n for n in range(4)}) for slot in (3, 7)}
     path = tmp_path_factory.mktemp("wide") / "wide.qseg"
-    path.write_bytes(encode_contiguous([DecodedBundle(slots, 0, 1000, 1)]))
+    path.write_bytes(contiguous([slots]))
     return path
 
 

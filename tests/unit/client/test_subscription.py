@@ -41,6 +41,7 @@ from quiver_actors.protocol.messages import (
 )
 from tests.unit.client.feeding import BUNDLES, Feeder, batch, deliver, gap, open_segment, resolved, take
 from tests.unit.client.peer import Background, Peer, PeerSession, refuse, write_node_file
+from tests.unit.segment.logfile import TIME
 
 # --- attaching ---------------------------------------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ def test_delivery_gives_the_bundle_that_was_stored(feeder: Feeder, subscription:
     assert first["flights"].equals(batch(0))
     assert first[3].equals(batch(0))
     assert first["weather"].equals(batch(0, 1))
-    assert (first.row_count, first.item_count, first.ingestion_unix_ns) == (3, 0, 1000)
+    assert (first.row_count, first.item_count, first.ingestion_unix_ns) == (3, 0, TIME + 100)
     assert {slot: found.num_rows for slot, found in first.slots.items()} == {3: 2, 7: 1}
     assert first.slot_ids == (3, 7)
     assert "weather" in first

@@ -13,10 +13,10 @@ from quiver_actors.inspection.findings import has_damage
 from quiver_actors.inspection.views import FileView
 from quiver_actors.segment.outline import Outline, read_outline
 from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
 from tests.fuzz import corpus
 from tests.support.engine_driver import numbered_batch
 from tests.unit.inspection.stores import ACTIVE, CORE, CURSOR, GOLDEN, PROGRESS, ROTATED, SEGMENT, looked_at
+from tests.unit.segment.logfile import contiguous
 
 SMALL = [CURSOR, CORE, PROGRESS]
 EVERY = [*SMALL, ACTIVE, ROTATED, SEGMENT]
@@ -37,8 +37,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def contiguous_segment() -> bytes:
-    bundles = [DecodedBundle({0: numbered_batch(number)}, number, 1_700_000_000) for number in range(3)]
-    return encode_contiguous(bundles, segment_seq=5)
+    return contiguous(({0: numbered_batch(number)} for number in range(3)), segment_seq=5)
 
 
 @pytest.mark.parametrize("path", SMALL)

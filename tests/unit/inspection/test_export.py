@@ -11,8 +11,8 @@ from quiver_actors.errors import FormatError, UsageError
 from quiver_actors.inspection.export import Export, export_file
 from quiver_actors.inspection.source import Tree
 from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
 from tests.unit.inspection.stores import ACTIVE, ENTRY_BYTES, GOLDEN, ROTATED, SEGMENT, flip
+from tests.unit.segment.logfile import contiguous
 
 GOLDEN_LOG = GOLDEN / "quiver-v1" / "wal" / "quiver.wal"
 GOLDEN_SEGMENT = GOLDEN / "quiver-v1" / "segments" / "0000000000000000.qseg"
@@ -102,7 +102,7 @@ def test_segment_with_a_damaged_tail_is_read_by_its_entries(store: Path, tmp_pat
 
 def test_batch_that_cannot_be_decoded_is_left_out_and_told(tmp_path: Path) -> None:
     batches = [pa.record_batch({"text": pa.array([f"{n}-{row}" for row in range(4)])}) for n in range(3)]
-    data = bytearray(encode_contiguous([DecodedBundle({7: batch}, n, 1) for n, batch in enumerate(batches)]))
+    data = bytearray(contiguous({7: batch} for batch in batches))
     offsets = b"".join(value.to_bytes(4, "little") for value in (0, 3, 6, 9, 12))
     second = data.index(offsets, data.index(offsets) + 1)
     data[second : second + 8] = (1 << 30).to_bytes(8, "little")
@@ -119,7 +119,7 @@ def test_type_that_parquet_lacks_is_told_and_others_are_exported(tmp_path: Path)
     plain = pa.record_batch({"x": [1, 2]})
     odd = pa.record_batch({"runs": pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array(["a"]))})
     path = tmp_path / "0000000000000003.qseg"
-    path.write_bytes(encode_contiguous([DecodedBundle({1: plain, 2: odd}, 0, 1)]))
+    path.write_bytes(contiguous([{1: plain, 2: odd}]))
     export = exported(path, tmp_path / "out", "parquet")
     assert [stream.slot_id for stream in export.streams] == [1]
     assert len(export.unsupported) == 1

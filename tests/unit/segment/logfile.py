@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
 from quiver_actors.segment.builder import SegmentBuilder, SlotPlacement, place_payload
+from quiver_actors.segment.compaction import Rewriting
+from quiver_actors.segment.outline import read_outline
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.segment.tail import encode_tail
 
@@ -91,5 +93,22 @@ class LogFile:
         )
         return bytes(self.data) + b"".join(tail)
 
+    def compacted(self) -> bytes:
+        """The segment as compaction writes it: each stream is an Arrow file in one piece."""
+        data = self.seal()
+
+        def read(length: int, offset: int) -> bytes:
+            return data[offset : offset + length]
+
+        return b"".join(Rewriting(read_outline(read, len(data)), read).parts())
+
     def sealed(self) -> SegmentReader:
         return SegmentReader(self.seal(), segment_seq=self.builder.segment_seq)
+
+
+def contiguous(bundles: Iterable[Mapping[int, pa.RecordBatch]], segment_seq: int = 7) -> bytes:
+    """A segment of these bundles whose streams are contiguous Arrow files."""
+    log = LogFile(segment_seq)
+    for bundle in bundles:
+        log.push(bundle)
+    return log.compacted()

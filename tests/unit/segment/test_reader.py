@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import struct
 import zlib
-from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -24,8 +23,6 @@ from quiver_actors.segment import codec
 from quiver_actors.segment.arrow_ipc import FILE_START, encode_footer
 from quiver_actors.segment.layout import EXTENSION, FOOTER, STREAMS_MAX, TRAILER
 from quiver_actors.segment.reader import SegmentReader, read_footer
-from quiver_actors.segment.tail import DecodedBundle, encode_contiguous
-from tests.golden.parser import parse_segment
 from tests.unit.segment import batches
 from tests.unit.segment.logfile import LogFile
 
@@ -270,38 +267,3 @@ def test_schema_without_reading_a_bundle() -> None:
     assert [reader.schema(stream.stream_id) for stream in reader.streams] == [b.schema for b in TWO_SLOTS.values()]
     with pytest.raises(StreamNotFound):
         reader.schema(9)
-
-
-@pytest.mark.parametrize("make", batches.EVERY, ids=lambda make: make.__name__)
-def test_contiguous_segment_reads_back_equal(make: Callable[[], pa.RecordBatch]) -> None:
-    bundles = [
-        DecodedBundle({2: make(), 0: batches.plain(n)}, sequence=7 + n, ingestion_ts_nanos=70 + n, item_count=n - 1)
-        for n in range(3)
-    ]
-    data = encode_contiguous(bundles, wal_position_start=5, wal_position_end=9)
-    reader = SegmentReader(data)
-    reader.verify_checksum()
-    for index, bundle in enumerate(bundles):
-        read = reader.bundle(index)
-        assert list(read) == [0, 2]
-        for slot_id, batch in read.items():
-            batch.validate(full=True)
-            assert batch.schema.equals(bundle.slots[slot_id].schema, check_metadata=True)
-            assert batch.equals(bundle.slots[slot_id])
-        assert (reader.sequence(index), reader.ingestion_ts(index)) == (7 + index, 70 + index)
-    assert [reader.item_count(n) for n in range(3)] == [None, 0, 1]
-    assert reader.footer.extension is not None
-    assert reader.footer.extension.wal_position_end == 9
-    assert {stream.byte_offset % 64 for stream in reader.streams} == {0}
-
-
-def test_contiguous_segment_passes_the_independent_parser() -> None:
-    bundles = [
-        DecodedBundle({1: batches.plain(n), 6: batches.one_column(batches.dictionary([f"v{n % 2}"], [0, None]))}, n, n)
-        for n in range(5)
-    ]
-    segment = parse_segment(encode_contiguous(bundles))
-    assert segment.log is None
-    assert segment.bundles == [{slot: batch.to_pydict() for slot, batch in bundle.slots.items()} for bundle in bundles]
-    assert "item_count" not in segment.manifest
-    assert len(segment.streams) == 3

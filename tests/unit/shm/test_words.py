@@ -10,13 +10,10 @@ from quiver_actors.shm import words as words_module
 from quiver_actors.shm.errors import ShmError, WriterStuck
 from quiver_actors.shm.words import (
     WORD_MAX,
-    RecordWriter,
     SequenceLock,
     Words,
     fence,
-    read_record,
     read_stable,
-    record_span_bytes,
 )
 
 
@@ -87,37 +84,27 @@ def test_words_released_refuse_every_use() -> None:
 
 
 @pytest.mark.parametrize("weakly_ordered", [False, True])
-def test_record_written_is_read_back_whole(monkeypatch: pytest.MonkeyPatch, weakly_ordered: bool) -> None:
+def test_record_changed_under_its_lock_is_read_back_whole(
+    monkeypatch: pytest.MonkeyPatch, weakly_ordered: bool
+) -> None:
     monkeypatch.setattr(words_module, "WEAKLY_ORDERED", weakly_ordered)
     page = memory()
-    writer = RecordWriter(page, 128, 13)
-    assert read_record(page, 128, 13) == bytes(13)
-    writer.write(b"thirteen byte")
-    assert read_record(page, 128, 13) == b"thirteen byte"
-    assert record_span_bytes(13) == 21
+    words, record = Words(page, 128, 1), page[136:149]
+    assert read_stable(words, 0, record.tobytes) == bytes(13)
+    with SequenceLock(words, 0):
+        record[:] = b"thirteen byte"
+    assert read_stable(words, 0, record.tobytes) == b"thirteen byte"
 
 
-def test_record_of_another_size_is_refused() -> None:
+def test_record_whose_writer_died_inside_is_reported_and_repaired_by_the_next_change() -> None:
     page = memory()
-    writer = RecordWriter(page, 0, 16)
-    with pytest.raises(ShmError, match="15 bytes for a place of 16"):
-        writer.write(bytes(15))
-    with pytest.raises(ShmError, match="not inside"):
-        RecordWriter(page, 4080, 16)
-    with pytest.raises(ShmError, match="not inside"):
-        read_record(page, 0, 0)
-
-
-def test_record_whose_writer_died_inside_is_reported_and_repaired_by_the_next_write() -> None:
-    page = memory()
-    words = Words(page, 0, 1)
-    writer = RecordWriter(page, 0, 8)
-    writer.write(b"complete")
+    words, record = Words(page, 0, 1), page[8:16]
     SequenceLock(words, 0).__enter__()
     with pytest.raises(WriterStuck, match="died or stopped"):
-        read_record(page, 0, 8)
-    RecordWriter(page, 0, 8).write(b"repaired")
-    assert read_record(page, 0, 8) == b"repaired"
+        read_stable(words, 0, record.tobytes)
+    with SequenceLock(words, 0):
+        record[:] = b"repaired"
+    assert read_stable(words, 0, record.tobytes) == b"repaired"
     assert words.load(0) % 2 == 0
 
 

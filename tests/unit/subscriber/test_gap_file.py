@@ -8,7 +8,7 @@ import crc32c
 import pytest
 
 from quiver_actors.errors import ChecksumMismatch, FormatError, InvalidFormat, Truncated, UnsupportedVersion, UsageError
-from quiver_actors.subscriber.gaps import REASONS, GapLedger, decode_gaps, gaps_file_name, gaps_subscriber_of
+from quiver_actors.subscriber.gaps import REASONS, GapLedger, decode_gaps
 
 HEADER_BYTES, VERSION_AT, SIZE_AT, COUNT_AT, REASON_AT = 32, 8, 10, 12, 32
 
@@ -66,12 +66,6 @@ def test_what_is_wrong_is_named(content: bytes, kind: type[FormatError]) -> None
 def test_a_reason_that_no_file_can_hold_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="because"):
         ledger().add(9, 0, 1, 1, "because", 1)
-
-
-def test_only_files_of_subscribers_are_theirs() -> None:
-    assert gaps_subscriber_of(gaps_file_name("ann")) == "ann"
-    assert gaps_subscriber_of("quiver.sub.ann") is None
-    assert gaps_subscriber_of("quiver.gaps.ann.tmp") is None
 
 
 # --- who has them ------------------------------------------------------------------------------------------------------------

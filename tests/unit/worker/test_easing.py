@@ -13,7 +13,6 @@ from quiver_actors.metrics.figures import FIGURES_VERSION
 from quiver_actors.protocol import messages as m
 from quiver_actors.retention.pressure import (
     COALESCE_NS_MAX,
-    SAMPLE_INTERVAL_NS,
     SYNC_NS_LIMIT,
     WINDOW_NS_MAX,
     Signals,
@@ -25,6 +24,7 @@ from quiver_actors.supervisor.figures import STORAGE_ROW, StorageFigure
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.upkeep import COMPACTION_AGE_NS
 from quiver_actors.worker.agenda import Agenda
+from quiver_actors.worker.figures import PUBLISH_INTERVAL_NS
 from quiver_actors.worker.storage import StorageShare
 from tests.support.engine_driver import ManualClock, topic_settings
 from tests.support.host_bench import ARENA_BYTES, HostBench, clocks_of
@@ -127,11 +127,11 @@ def test_topics_of_low_priority_wait_longer_when_what_can_wait_does(low_priority
 
 
 def sample(bench: HostBench, cap_fraction: float) -> None:
-    """As the worker's loop does every 100 ms."""
+    """As the worker's loop does when it publishes its figures."""
     bench.load.sample(
         [bench.host], {bench.host}, arena_bytes=ARENA_BYTES, arena_used_bytes=0, cap_fraction=cap_fraction
     )
-    bench.run_for(SAMPLE_INTERVAL_NS)
+    bench.run_for(PUBLISH_INTERVAL_NS)
 
 
 def test_compaction_waits_while_the_cap_is_near_and_is_done_afterwards(bench: HostBench) -> None:
