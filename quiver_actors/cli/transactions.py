@@ -21,7 +21,7 @@ from quiver_actors.units import SECOND_NS, format_size
 
 if TYPE_CHECKING:
     from quiver_actors.client import Client
-    from quiver_actors.protocol.stage_messages import StageInfo
+    from quiver_actors.protocol.messages import StageInfo
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 

@@ -35,6 +35,7 @@ from quiver_actors.protocol.framing import encode_frame
 from quiver_actors.protocol.messages import (
     PROTOCOL_VERSION,
     ArenaAttached,
+    Decided,
     Deliver,
     Done,
     Extended,
@@ -46,13 +47,14 @@ from quiver_actors.protocol.messages import (
     SegmentList,
     SegmentOpened,
     Sought,
+    StageList,
+    StageReady,
     SubscriberList,
     TopicInfo,
     TopicList,
     Welcome,
     WorkerMessage,
 )
-from quiver_actors.protocol.stage_messages import Decided, StageList, StageReady
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 
 RETRY_NS_FIRST = 10 * MILLISECOND_NS

@@ -40,16 +40,17 @@ from quiver_actors.errors import (
     UsageError,
 )
 from quiver_actors.protocol.base import Message
-from quiver_actors.protocol.messages import Done, WorkerMessage
-from quiver_actors.protocol.stage_messages import (
+from quiver_actors.protocol.messages import (
     AbandonStage,
     BeginStage,
     Decide,
     Decided,
+    Done,
     DropStages,
     PrepareStage,
     PublishStages,
     StageReady,
+    WorkerMessage,
 )
 from quiver_actors.transactions.model import Decision, Token, check_txn_id
 

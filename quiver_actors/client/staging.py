@@ -15,7 +15,7 @@ from quiver_actors.client.stage import Stage, StagePlan, deciding, dropping, pub
 from quiver_actors.client.transaction import Transaction
 from quiver_actors.errors import UsageError
 from quiver_actors.model import DEFAULT_TOPIC
-from quiver_actors.protocol.stage_messages import DropStages, ListStages, StageInfo, StageList
+from quiver_actors.protocol.messages import DropStages, ListStages, StageInfo, StageList
 from quiver_actors.transactions.asking import FIND
 from quiver_actors.transactions.model import ABORT, COMMIT, TTL_SECONDS, Decision, Token, check_txn_id
 

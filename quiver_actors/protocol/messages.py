@@ -1,19 +1,48 @@
-"""The typed messages between a client and a worker, and the packed rows that ride in them.
+"""The protocol between a client and a worker: the messages of every connection, and the two unions of everything that is sent.
+
+The others are defined beside this one by their subject, and all are imported from here:
+
+    module                tags of the client  tags of the worker  subject
+    messages              1, 50               64, 67, 68, 120     greeting, topics, answers that say no more than yes or no
+    push_messages         2-5, 41, 48         65, 66              arenas, schemas, bundles and their receipts
+    segment_messages      6, 7, 20            69, 70              sealed segments and their descriptors
+    subscriber_messages   8-19, 22            71-78               registration, claims, acknowledgements, gap notices
+    stage_messages        40, 42-47           90-92               transactions
+
+A tag is not used again when its message is gone.
 
 A frame is a u32 length and one msgpack array whose first element is the message's tag. Every request that wants an answer
 carries a `tag` that the client chose; answers and refusals repeat it. Descriptors travel as ancillary data of the frame whose
 message says so (`ArenaAttached`, `SegmentOpened`: one each), in order. Clients never send descriptors.
-
-Trust: a worker believes nothing in a message before it has checked it against the bytes that it copied out of the arena.
 """
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
-from quiver_actors.protocol.base import Message as Message
+from quiver_actors.protocol.base import Message
+from quiver_actors.protocol.push_messages import (
+    DICTIONARY_ROW,
+    ENTRY_ROW,
+    SLOT_ROW,
+    Acked,
+    AckRun,
+    ArenaAttached,
+    AttachArena,
+    DeclareSchema,
+    Flush,
+    KeyedPush,
+    Push,
+    StagePush,
+)
+from quiver_actors.protocol.segment_messages import (
+    BundleTime,
+    ListSegments,
+    OpenSegment,
+    SegmentInfo,
+    SegmentList,
+    SegmentOpened,
+)
 from quiver_actors.protocol.stage_messages import (
     AbandonStage,
     BeginStage,
@@ -23,27 +52,40 @@ from quiver_actors.protocol.stage_messages import (
     ListStages,
     PrepareStage,
     PublishStages,
+    StageInfo,
     StageList,
     StageReady,
+)
+from quiver_actors.protocol.subscriber_messages import (
+    AckThrough,
+    ClaimRef,
+    Credit,
+    Deliver,
+    Extend,
+    Extended,
+    FlushProgress,
+    Gap,
+    GapAck,
+    ListSubscribers,
+    NotResolved,
+    Pending,
+    PendingInfo,
+    Refusal,
+    Register,
+    Resolve,
+    Seek,
+    SegmentRetired,
+    Sought,
+    SubscriberInfo,
+    SubscriberList,
+    Terms,
+    Unreadable,
+    Unregister,
 )
 
 PROTOCOL_VERSION = 2
 FRAME_BYTES_MAX = 16 << 20
 """A longer frame is a protocol error: the peer is broken or hostile, the connection is closed."""
-
-# --- packed rows of a Push (little-endian) -------------------------------------------------------------------------------
-
-ENTRY_ROW = struct.Struct("<IIQqqII")
-"""entry_bytes (length field and CRC included), crc of body[25:] (all slot blocks), slot_bitmap, item_count (-1 unknown),
-ingestion_ts_nanos (0 = the worker stamps it), slot_count, row_count summed over slots."""
-
-SLOT_ROW = struct.Struct("<IIIIIIQI4x")
-"""schema handle, payload offset from the entry's start, payload_len (padding included), row_count, offset of the record-batch
-message from the payload's start, its metadata length (8-byte prefix included), its body length, dictionary message count."""
-
-DICTIONARY_ROW = struct.Struct("<qIIQ")
-"""dictionary id (bit 63 set never; a delta is sent as ~id), message offset from the payload's start, metadata length, body length."""
-
 
 # --- client to worker --------------------------------------------------------------------------------------------------
 
@@ -56,277 +98,53 @@ class Hello(Message, tag=1, frozen=True):
     client: str
 
 
-class AttachArena(Message, tag=2, frozen=True):
-    """Ask for an arena of at least `size_bytes` of ring, 0: of the configured size. It replaces the connection's arena, and is
-    allowed only with nothing in flight."""
-
-    tag: int
-    size_bytes: int
-
-
-class DeclareSchema(Message, tag=3, frozen=True):
-    """Introduce a schema under a handle of this connection; must precede the first Push that names it. Answered only if refused
-    (a `Refused` with tag 0 is followed by the connection's end)."""
-
-    handle: int
-    topic: str
-    slot_id: int
-    fingerprint: bytes
-    schema: bytes
-    """The whole encapsulated schema message, as it stands at the start of each payload."""
-
-
-class Push(Message, tag=4, frozen=True):
-    """Bundles laid out back to back as unfinished log entries in `arena[offset : offset + length]`.
-
-    Unfinished: length field, 25-byte entry header and trailing CRC are left zero for the worker to fill.
-    """
-
-    tag: int
-    topic: str
-    offset: int
-    length: int
-    end_position: int
-    """Ring position behind the span; the worker publishes it as released once it has copied the bytes out."""
-    entries: bytes
-    slots: bytes
-    dictionaries: bytes
-    patience_ms: int = 0
-    """How long the client waits for its acknowledgement; 0 = unknown. The worker refuses it a little earlier rather than let it run out."""
-
-
-class StagePush(Push, tag=41, frozen=True):
-    """Bundles for a stage of this connection; acknowledged once they are written, which makes nothing durable."""
-
-    stage: int = 0
-
-
-class KeyedPush(Push, tag=48, frozen=True):
-    """Bundles of an idempotent producer, numbered one after the other. Those that were stored before are acknowledged as they were
-    then, and not stored again. Refused as a whole: `sequence_gap`, `sequence_too_old`."""
-
-    producer: str = ""
-    first_number: int = 0
-
-    @property
-    def entry_count(self) -> int:
-        """How many bundles it says that it holds."""
-        return len(self.entries) // ENTRY_ROW.size
-
-
-class Flush(Message, tag=5, frozen=True):
-    """Seal the topic's open segment now; answered by Done once it is sealed and readable (at once if it is empty)."""
-
-    tag: int
-    topic: str
-
-
-class ListSegments(Message, tag=6, frozen=True):
-    tag: int
-    topic: str
-
-
-class OpenSegment(Message, tag=7, frozen=True):
-    """Ask for one sealed segment's descriptor; answered by SegmentOpened."""
-
-    tag: int
-    topic: str
-    segment_seq: int
-
-
-class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """How a subscriber wants its bundles. `order`, `backfill_ratio` and the in-flight window hold for the connection that registers;
-    of the others the newest Register of the subscriber wins. Memory of the worker: a restart waits for the next Register."""
-
-    lease_ns: int = 30_000_000_000
-    """How long a claim lives without Extend; 0 = as long as its connection."""
-    order: str = "oldest"
-    """`oldest`, `newest` or `newest_backfill`."""
-    backfill_ratio: int = 2
-    """Of 10 bundles that `newest_backfill` claims, so many are the oldest ones; 0..10."""
-    max_in_flight_bundles: int = 0
-    """Most bundles claimed by this connection at a time; 0 = only credit limits."""
-    max_in_flight_bytes: int = 0
-    """The same in bytes; one bundle is always allowed. 0 = no limit."""
-    max_deliveries: int = 0
-    """A bundle that was delivered so often and comes back is exhausted; 0 = never."""
-    exhausted: str = "dead_letter"
-    """What becomes of it: `dead_letter`, `drop` (rejected) or `block` (kept, given out by ClaimRef only)."""
-    dead_letter_topic: str = ""
-    """Empty: `<topic>-dead`, which is created when it does not exist. Any other must be configured."""
-    orphan_ttl_ns: int = 0
-    """The subscriber is dropped when no connection is attached to it for so long; 0: the topic's `orphan_ttl` decides."""
-
-
-class Register(Message, tag=8, frozen=True):
-    """Attach this connection to a durable subscriber, creating it if needed; answered by Done once it is durable."""
-
-    tag: int
-    topic: str
-    subscriber: str
-    start: str
-    """Only used when the subscriber is new: `latest`, `earliest`, `time:<unix ns>` (bundles ingested at or after it) or
-    `bundle:<core>/<segment_seq>/<bundle_index>` (that bundle is the first of its core; another core takes it for `earliest`)."""
-    terms: Terms = Terms()
-    incarnation: str = ""
-    """Of the topic that the consumer was attached to before, if it was: refused (`topic_recreated`) if it is another one now."""
-
-
-class Unregister(Message, tag=9, frozen=True):
-    """Delete the subscriber and its progress; answered by Done once durable, whose `value` is the number of bundles dropped."""
-
-    tag: int
-    topic: str
-    subscriber: str
-    only_orphan: bool = False
-    """Refuse (`usage`) while any connection is attached to it."""
-
-
-class Credit(Message, tag=10, frozen=True):
-    """This connection may be given `total` bundles in all, counted from its Register, claims by reference not included.
-
-    Absolute, so that sending it again changes nothing; it also makes the worker look for something to deliver. A lower number
-    takes back what is unused.
-    """
-
-    topic: str
-    subscriber: str
-    total: int
-
-
-class Resolve(Message, tag=11, frozen=True):
-    """Finish claims of one Deliver. Applied in order and as far as possible; answered by NotResolved if some claim is not held (any
-    more), and with `durable` by Done once everything else of it is on disk. The same again is no error.
-
-    `outcome`: `ack`, `reject` (never again, counted), `defer` (again after `delay_ns`), `return` (again at once, and this delivery
-    does not count: it was never looked at).
-    """
-
-    tag: int
-    topic: str
-    subscriber: str
-    segment_seq: int
-    token: int
-    """Of the Deliver."""
-    outcome: str
-    bundle_indexes: bytes
-    """u32 array."""
-    delay_ns: int = 0
-    durable: bool = False
-
-
-class FlushProgress(Message, tag=12, frozen=True):
-    """Answered by Done when every ack sent before it is durable."""
-
-    tag: int
-    topic: str
-    subscriber: str
-
-
-class Extend(Message, tag=13, frozen=True):
-    """Let claims live for another `lease_ns` from now; answered by Extended."""
-
-    tag: int
-    topic: str
-    subscriber: str
-    tokens: bytes
-    """u64 array."""
-
-
-class ClaimRef(Message, tag=14, frozen=True):
-    """Claim one bundle by its id, also a deferred or blocked one, outside credit and window; answered by a Deliver with this `tag`,
-    or refused: `already_resolved`, or `not_claimed` (somebody holds it, or it is not sealed yet)."""
-
-    tag: int
-    topic: str
-    subscriber: str
-    segment_seq: int
-    bundle_index: int
-
-
-class AckThrough(Message, tag=15, frozen=True):
-    """Resolve everything of this core up to and including that bundle, claimed or not; answered by Done once durable.
-
-    Refused (`usage`) if no such bundle was appended yet. The same or less again is no error.
-    """
-
-    tag: int
-    topic: str
-    subscriber: str
-    segment_seq: int
-    bundle_index: int
-
-
-class GapAck(Message, tag=16, frozen=True):
-    """The consumer has been handed that notice; answered by Done once durable: it is not sent again to anybody of this subscriber."""
-
-    tag: int
-    topic: str
-    subscriber: str
-    notice: int
-
-
-class Pending(Message, tag=17, frozen=True):
-    """Ask what a subscriber is still owed on this core, or in a range of it; answered by PendingInfo."""
-
-    tag: int
-    topic: str
-    subscriber: str
-    from_segment_seq: int = 0
-    from_bundle_index: int = 0
-    to_segment_seq: int = -1
-    """Exclusive end of the range together with `to_bundle_index`; -1 = no end."""
-    to_bundle_index: int = 0
-
-
-class ListSubscribers(Message, tag=18, frozen=True):
-    """Answered by SubscriberList."""
-
-    tag: int
-    topic: str
-
-
-class Unreadable(Message, tag=19, frozen=True):
-    """The consumer could not read these bundles of a segment that it was given. Their claims return; the worker checks the file, and
-    if it is damaged it goes to quarantine and every subscriber gets a Gap; otherwise they are delivered again after a second."""
-
-    tag: int
-    topic: str
-    subscriber: str
-    segment_seq: int
-    token: int
-    bundle_indexes: bytes
-    """u32 array."""
-    reason: str
-
-
-class BundleTime(Message, tag=20, frozen=True):
-    """Ask when a bundle was ingested: Done, whose `value` is UNIX nanoseconds, 0 where that is not known (any more)."""
-
-    tag: int
-    topic: str
-    segment_seq: int
-    bundle_index: int
-
-
-class Seek(Message, tag=22, frozen=True):
-    """Move a subscriber to another position, as if it was new and started there; answered by Sought once durable. What it skips is
-    dropped and announced by a Gap; claims of it that anybody holds end."""
-
-    tag: int
-    topic: str
-    subscriber: str
-    start: str
-    """As of Register."""
-    is_dry: bool = False
-    """Only say what would be done."""
-
-
 class ListTopics(Message, tag=50, frozen=True):
     """Answered by TopicList: topics come and go while a connection stands."""
 
     tag: int
 
+
+# --- worker to client --------------------------------------------------------------------------------------------------
+
+
+class TopicInfo(msgspec.Struct, array_like=True, frozen=True):
+    name: str
+    slots: dict[str, int]
+    durability: str
+    flush_interval_ns: int
+    incarnation: str = ""
+    """Another one each time a topic of that name is created; empty where nobody has given it one."""
+
+
+class Welcome(Message, tag=64, frozen=True):
+    version: int
+    core: int
+    incarnation: str
+    pid: int
+    topics: list[TopicInfo]
+
+
+class TopicList(Message, tag=120, frozen=True):
+    tag: int
+    topics: list[TopicInfo]
+
+
+class Refused(Message, tag=67, frozen=True):
+    """The request with that tag was not carried out. `code` is the `code` of an error class."""
+
+    tag: int
+    code: str
+    message: str
+    retry_after_ns: int = 0
+
+
+class Done(Message, tag=68, frozen=True):
+    tag: int
+    value: int = 0
+    """What the request says that it is."""
+
+
+# --- everything ----------------------------------------------------------------------------------------------------------
 
 ClientMessage = (
     Hello
@@ -361,230 +179,6 @@ ClientMessage = (
     | Decide
     | ListTopics
 )
-
-# --- worker to client ----------------------------------------------------------------------------------------------------
-
-
-class TopicInfo(msgspec.Struct, array_like=True, frozen=True):
-    name: str
-    slots: dict[str, int]
-    durability: str
-    flush_interval_ns: int
-    incarnation: str = ""
-    """Another one each time a topic of that name is created; empty where nobody has given it one."""
-
-
-class Welcome(Message, tag=64, frozen=True):
-    version: int
-    core: int
-    incarnation: str
-    pid: int
-    topics: list[TopicInfo]
-
-
-class ArenaAttached(Message, tag=65, frozen=True):
-    """Carries the arena's descriptor."""
-
-    tag: int
-    size_bytes: int
-
-
-class AckRun(msgspec.Struct, array_like=True, frozen=True):
-    """`count` bundles in push order, from one Push, in one segment."""
-
-    tag: int
-    segment_seq: int
-    bundle_index: int
-    sequence: int
-    count: int
-    is_duplicate: bool = False
-    """They were stored before; this is where."""
-
-
-class Acked(Message, tag=66, frozen=True):
-    """Cumulative per connection and topic: runs in push order. `durability` is a `model.Durability`."""
-
-    durability: int
-    runs: list[AckRun]
-
-
-class Refused(Message, tag=67, frozen=True):
-    """The request with that tag was not carried out. `code` is the `code` of an error class."""
-
-    tag: int
-    code: str
-    message: str
-    retry_after_ns: int = 0
-
-
-class Done(Message, tag=68, frozen=True):
-    tag: int
-    value: int = 0
-    """What the request says that it is."""
-
-
-class SegmentInfo(msgspec.Struct, array_like=True, frozen=True):
-    segment_seq: int
-    bundle_count: int
-    row_count: int
-    size_bytes: int
-    first_ingestion_ts_nanos: int
-    last_ingestion_ts_nanos: int
-    is_checked: bool = True
-    """False: it was found at the worker's start and not been read through yet, or one before it was not: subscribers do not get it yet."""
-    position_start: int = 0
-    position_end: int = 0
-    """Log positions: where one segment ends and the next begins at the same, nothing was stored in between, whatever their numbers are.
-    Both 0: unknown."""
-
-
-class SegmentList(Message, tag=69, frozen=True):
-    tag: int
-    segments: list[SegmentInfo]
-
-
-class SegmentOpened(Message, tag=70, frozen=True):
-    """Carries the segment file's descriptor, read-only. `tag` is 0 when it precedes the first Deliver of that segment."""
-
-    tag: int
-    topic: str
-    segment_seq: int
-    size_bytes: int
-
-
-class Deliver(Message, tag=71, frozen=True):
-    """Bundles of one segment, now claimed by this connection, in the order of its terms."""
-
-    topic: str
-    subscriber: str
-    segment_seq: int
-    bundle_indexes: bytes
-    """u32 array."""
-    token: int
-    """Fencing token: what Resolve and Extend name. Rises with every claim; several Delivers may share one."""
-    delivery_counts: bytes
-    """u16 array beside `bundle_indexes`: how often each was delivered since the worker started, this time included."""
-    lease_until_ns: int = 0
-    """CLOCK_MONOTONIC of this machine; 0 = no lease."""
-    tag: int = 0
-    """Of the ClaimRef that this answers."""
-
-
-class SegmentRetired(Message, tag=72, frozen=True):
-    """This subscriber has resolved the whole segment: its mapping can go once no delivered batch points into it."""
-
-    topic: str
-    subscriber: str
-    segment_seq: int
-
-
-class Gap(Message, tag=73, frozen=True):
-    """Consecutive bundles that this subscriber will never get, sent where they would have come, to one connection of the subscriber.
-    Sent again, perhaps to another one, until a GapAck is durable."""
-
-    topic: str
-    subscriber: str
-    notice: int
-    """Names it in GapAck; unique per subscriber and core."""
-    segment_seq: int
-    bundle_index_first: int
-    bundle_index_last: int
-    bundle_count: int
-    """0: nobody knows how many; the whole segment is gone."""
-    row_count: int
-    """Rows of all slots; -1 where nobody knows."""
-    reason: str
-    """`damaged`, `evicted`, `expired` or `dropped`."""
-
-
-class Refusal(msgspec.Struct, array_like=True, frozen=True):
-    code: str
-    """`lease_expired`, `fenced`, `already_resolved` or `not_claimed`."""
-    bundle_indexes: bytes
-    """u32 array."""
-
-
-class NotResolved(Message, tag=74, frozen=True):
-    """Some bundles of a Resolve or Unreadable were not held under that token; the others are done."""
-
-    tag: int
-    topic: str
-    subscriber: str
-    segment_seq: int
-    token: int
-    refusals: list[Refusal]
-
-
-class Extended(Message, tag=75, frozen=True):
-    tag: int
-    lease_until_ns: int
-    """CLOCK_MONOTONIC; 0 = no lease."""
-    ended: bytes
-    """u64 array of the tokens that hold nothing any more: resolved, or their lease ran out."""
-
-
-class PendingInfo(Message, tag=76, frozen=True):
-    """Sealed bundles by state, then those that are not sealed yet. With a range only `in_range` is limited to it."""
-
-    tag: int
-    pending: int
-    claimed: int
-    deferred: int
-    blocked: int
-    """Exhausted ones: waiting for their dead letter, or kept by `block`."""
-    unsealed: int
-    gaps: int
-    """Notices that no consumer has acknowledged."""
-    oldest_segment_seq: int
-    """Of the oldest unresolved sealed bundle; -1 if there is none."""
-    oldest_bundle_index: int
-    in_range: int
-    """Unresolved bundles in the range, sealed or not."""
-    drained: bool
-    """Nothing is owed: no unresolved bundle, sealed or not, and no notice."""
-    is_leaving: bool = False
-    """The worker takes no more pushes: its node is being drained, or the core was adopted."""
-
-
-class SubscriberInfo(msgspec.Struct, array_like=True, frozen=True):
-    subscriber: str
-    connections: int
-    detached_since_unix_ns: int
-    """0 while a connection is attached; counted from the worker's start at the earliest."""
-    pending: int
-    claimed: int
-    deferred: int
-    blocked: int
-    unsealed: int
-    gaps: int
-    delivered: int
-    redelivered: int
-    acked: int
-    rejected: int
-    dead_lettered: int
-    oldest_segment_seq: int
-    """-1 if nothing sealed is owed."""
-    oldest_bundle_index: int
-    oldest_unix_ns: int
-
-
-class SubscriberList(Message, tag=77, frozen=True):
-    tag: int
-    subscribers: list[SubscriberInfo]
-
-
-class Sought(Message, tag=78, frozen=True):
-    tag: int
-    skipped: int
-    """Bundles that it was owed and does not get."""
-    again: int
-    """Bundles that were resolved and are owed again."""
-
-
-class TopicList(Message, tag=120, frozen=True):
-    tag: int
-    topics: list[TopicInfo]
-
 
 WorkerMessage = (
     Welcome

@@ -14,16 +14,17 @@ import msgspec
 from quiver_actors.errors import NotAllowed
 from quiver_actors.model import check_id
 from quiver_actors.protocol.base import Message
-from quiver_actors.protocol.messages import Done, StagePush
-from quiver_actors.protocol.stage_messages import (
+from quiver_actors.protocol.messages import (
     AbandonStage,
     BeginStage,
     Decide,
     Decided,
+    Done,
     DropStages,
     ListStages,
     PrepareStage,
     PublishStages,
+    StagePush,
 )
 from quiver_actors.transactions.asking import DecideJob
 from quiver_actors.transactions.retired import RetiredJob

@@ -23,16 +23,19 @@ from quiver_actors.errors import (
     UsageError,
 )
 from quiver_actors.model import Durability
-from quiver_actors.protocol.messages import Acked, AckRun, Done, StagePush
-from quiver_actors.protocol.stage_messages import (
+from quiver_actors.protocol.messages import (
     AbandonStage,
+    Acked,
+    AckRun,
     BeginStage,
+    Done,
     DropStages,
     ListStages,
     PrepareStage,
     PublishStages,
     StageInfo,
     StageList,
+    StagePush,
     StageReady,
 )
 from quiver_actors.transactions.asking import Answer

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.protocol import messages as m
-from quiver_actors.protocol import stage_messages as stages
 from quiver_actors.wal.foreign import FIELDS_MAX
 from quiver_actors.worker.session import SCHEMAS_MAX
 from tests.security.guest import AS_ROOT, OWNER_UID, Besieged, besieged
@@ -103,8 +102,8 @@ def test_shared_memory_of_one_user_is_limited() -> None:
 
 
 STAGES = {
-    "begin": stages.BeginStage(1, "open", "txn", 0, 0, 0, "", 1),
-    "list": stages.ListStages(1, "open"),
+    "begin": m.BeginStage(1, "open", "txn", 0, 0, 0, "", 1),
+    "list": m.ListStages(1, "open"),
 }
 
 

@@ -6,8 +6,16 @@ import pytest
 
 from quiver_actors.client import Client
 from quiver_actors.errors import WorkerUnavailable
-from quiver_actors.protocol.messages import ClientMessage, Done, Refused
-from quiver_actors.protocol.stage_messages import AbandonStage, BeginStage, DropStages, PrepareStage, StageReady
+from quiver_actors.protocol.messages import (
+    AbandonStage,
+    BeginStage,
+    ClientMessage,
+    Done,
+    DropStages,
+    PrepareStage,
+    Refused,
+    StageReady,
+)
 from tests.unit.client.feeding import batch
 from tests.unit.client.peer import Peer, PeerSession
 
