@@ -66,6 +66,7 @@ class Engine(SubscriberSide, StorageSide):
         self._lock = lock
         self._condition = parts.condition
         parts.mending.give_up_missing(recovered.missing)
+        parts.mending.count_missing_logs(recovered.missing_logs)
         if parts.progress.is_dirty:
             parts.progress.changed()
 

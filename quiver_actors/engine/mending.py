@@ -20,6 +20,7 @@ from quiver_actors.events import Event, Replaced
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery import Recovered
+from quiver_actors.recovery.missing_logs import MissingLog
 from quiver_actors.rescue import Rescued, RescueJob, SwapJob
 from quiver_actors.upkeep import CompactJob, SlicedJob, Upkeep
 from quiver_actors.wal.contract import segment_cfg_hash
@@ -66,6 +67,11 @@ class Mending:
         """Segments that progress waits for and whose files are gone."""
         for segment_seq in segment_seqs:
             self._shelf.give_up(segment_seq, _nothing_known_of(segment_seq), "damaged")
+
+    def count_missing_logs(self, missing: Sequence[MissingLog]) -> None:
+        """Of these everybody was told when they were found."""
+        for each in missing:
+            self._shelf.losses.note("damaged", [(0, each.bundle_count)], each.bundle_count, 0, 0)
 
     # --- checks ------------------------------------------------------------------------------------------------------------
 

@@ -172,7 +172,8 @@ class Shelf:
         runs = [(notice.bundle_index_first, notice.bundle_count) for _, notice in given_up]
         if not len(self._progress.registry):
             runs = [(0, info.bundle_count)]  # nobody was done with anything
-        self.losses.note(reason, runs, info.bundle_count, info.row_count, info.size_bytes)
+        if runs:
+            self.losses.note(reason, runs, info.bundle_count, info.row_count, info.size_bytes)
         for subscriber, notice in given_up:
             position = (segment_seq, notice.bundle_index_first, notice.bundle_count)
             self._progress.tell(GapFound(subscriber, *position, reason))

@@ -78,11 +78,22 @@ def _log_chain(facts: EngineFacts) -> Iterator[Finding]:
             code="log.gap",
             path=path,
             offset=log.written_end,
-            message=f"{start - end} bytes of entries are missing behind this file",
+            message=f"{start - end} bytes of entries are missing behind this file{_what_is_missing(log, behind)}",
             expected=f"entries up to position {start}",
             found=f"position {end}",
             action="its last entries, or a whole log file behind it, are gone: look for them before the node is started",
         )
+
+
+def _what_is_missing(log: LogView, behind: LogView) -> str:
+    """Which segments logs that are gone would have become, and how many bundles."""
+    if log.segment_seq is None or behind.segment_seq is None or behind.segment_seq <= log.segment_seq + 1:
+        return ""
+    first, last = log.segment_seq + 1, behind.segment_seq - 1
+    segments = f"segment {first}" if first == last else f"segments {first} to {last}"
+    end = log.next_sequence if log.last_sequence is None else log.last_sequence + 1
+    count = (behind.next_sequence or 0) - (end or 0)
+    return f": the log of {segments} with {count} bundles" if count > 0 else f": the log of {segments}"
 
 
 def _missing_before(facts: EngineFacts, logs: list[tuple[str, LogView]]) -> Iterator[Finding]:

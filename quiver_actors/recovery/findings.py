@@ -10,6 +10,7 @@ import logging
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.paths import EnginePaths
 from quiver_actors.quarantine import copy_span, move_to_quarantine
+from quiver_actors.recovery.missing_logs import MissingLog
 from quiver_actors.segment.outline import Read
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.wal.reader import Span
@@ -38,12 +39,11 @@ class Findings:
         self.notes.append(f"{path} moved to {target}: {why}")
         log_event("quarantine", {"path": path, "target": target, "reason": why}, logging.WARNING)
 
-    def note_missing_log(self, path: str, start: int, end: int) -> None:
-        """Behind a log that nobody has sealed, positions are in no file: something else than a crash has taken what was there."""
-        self.notes.append(
-            f"{path}: log positions {start}..{end} are in no file: its end, or a log file behind it, is missing"
-        )
-        log_event("wal.missing", {"path": path, "start": start, "end": end}, logging.WARNING)
+    def note_missing_log(self, directory: str, missing: MissingLog) -> None:
+        """Something else than a crash has taken it."""
+        count = missing.bundle_count or "nobody knows how many"
+        self.notes.append(f"{directory}: the log of segment {missing.segment_seq} is gone: {count} bundles are lost")
+        log_event("wal.missing", {"path": directory, **missing._asdict()}, logging.WARNING)
 
     def keep_span(self, read: Read, name: str, span: Span) -> None:
         """Copy damaged bytes aside; the file that holds them goes on to become a segment."""

@@ -15,10 +15,11 @@ from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.paths import EnginePaths
 from quiver_actors.recovery.findings import Findings
+from quiver_actors.recovery.missing_logs import Extent
 from quiver_actors.recovery.numbers import NumbersUsed
 from quiver_actors.recovery.producers import FoundProducers
 from quiver_actors.recovery.replay import Replay
-from quiver_actors.recovery.shelf import FoundSegments
+from quiver_actors.recovery.shelf import FoundSegments, extent_of
 from quiver_actors.recovery.source import LogSource, Trust
 from quiver_actors.sealing import seal_file
 from quiver_actors.segment.outline import Read
@@ -60,6 +61,28 @@ def examine_logs(
 
 def _is_log(name: str) -> bool:
     return name == layout.ACTIVE_NAME or layout.rotation_number(name) is not None
+
+
+def extents_of(disk: Disk, paths: EnginePaths, found: Iterable[FoundLog]) -> list[Extent]:
+    """What logs of ours cover; of one that is sealed but for its name, its tail says it."""
+    extents = (_extent_of(disk, f"{paths.wal}/{log.name}", log) for log in found if log.header_state is Header.OURS)
+    return [extent for extent in extents if extent is not None]
+
+
+def _extent_of(disk: Disk, path: str, log: FoundLog) -> Extent | None:
+    assert log.header is not None
+    assert log.header.identity is not None
+    mine = log.header.identity
+    if log.behind is Behind.TAIL:
+        file = disk.open_read(path)
+        try:
+            extension = read_footer(file.read, log.size_bytes).extension
+        finally:
+            file.close()
+        return None if extension is None else extent_of(mine.segment_seq, extension, is_log=True)
+    positions = log.position_start, log.position_end
+    sequences = mine.first_sequence, max(mine.first_sequence, log.sequence_end)
+    return Extent(mine.segment_seq, *positions, *sequences, mine.incarnation, is_log=True)
 
 
 def _examine(disk: Disk, paths: EnginePaths, name: str, readings: Readings) -> FoundLog:
@@ -128,17 +151,6 @@ class Settlement:
             elif decision in (Decision.ADOPT, Decision.ADOPT_AND_KEEP):
                 to_adopt.append((log, decision is Decision.ADOPT_AND_KEEP))
         return to_adopt
-
-    def note_missing(self, found: list[FoundLog]) -> None:
-        """Logs are sealed in order: where stages never took numbers between them, there is no gap between two of one life, unless one of
-        them is gone or does not say which it is."""
-        if any(log.header is None for log in found):
-            return
-        for log, following in pairwise(log for log in found if log.header_state is Header.OURS):
-            is_known = log.behind is not Behind.TAIL and log.incarnation == following.incarnation
-            if is_known and log.position_end < following.position_start:
-                path = f"{self._paths.wal}/{log.name}"
-                self._findings.note_missing_log(path, log.position_end, following.position_start)
 
     def _held_of(self, log: FoundLog) -> Held:
         """Of a log of ours, by the number that only it could become; which entries of others are held shows when they are read."""

@@ -18,11 +18,12 @@ from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk
 from quiver_actors.disk.salvage import read_small
 from quiver_actors.errors import ConfigMismatch, DiskError, FormatError, UnsupportedVersion
 from quiver_actors.jobs import write_core
-from quiver_actors.paths import QUARANTINE_NAME, STAGED_NAME, TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.paths import PREPARED_SUFFIX, QUARANTINE_NAME, TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery.adoption import Adoption
 from quiver_actors.recovery.findings import Findings
-from quiver_actors.recovery.logs import Readings, Settlement, examine_logs
+from quiver_actors.recovery.logs import Readings, Settlement, examine_logs, extents_of
+from quiver_actors.recovery.missing_logs import MissingLog, find_missing_logs
 from quiver_actors.recovery.numbers import NumbersUsed
 from quiver_actors.recovery.producers import FoundProducers
 from quiver_actors.recovery.shelf import FoundSegments
@@ -33,6 +34,7 @@ from quiver_actors.transactions.keys import Windows
 from quiver_actors.transactions.recovery import RecoveredStages, check_versions, recover_stages
 from quiver_actors.wal.codec import decode_cursor
 from quiver_actors.wal.contract import segment_cfg_hash
+from quiver_actors.wal.decisions import Header
 from quiver_actors.wal.layout import CURSOR_NAME
 from quiver_actors.wal.recovery import FoundLog
 
@@ -62,6 +64,8 @@ class Recovered:
     """Staged bundles, the prepared ones."""
     windows: Windows = field(default_factory=Windows)
     """What idempotent producers have stored, as it is in their file."""
+    missing_logs: list[MissingLog] = field(default_factory=list)
+    """Segments that there will never be: everybody is told, durably."""
 
 
 def recover(disk: Disk, paths: EnginePaths, settings: TopicSettings, core_id: int) -> Recovered:
@@ -133,12 +137,13 @@ class Recovery:
         for log in logs:
             self._numbers.note_log(log)
         cursor = self._read_cursor() if CURSOR_NAME in wal else None
+        missing = self._give_up_missing_logs(logs, cursor)
         core = self._reserve(former)
         stages = self._recover_stages()
-        self._settle(logs, readings, cursor, was_clean=was_clean, has_stages=STAGED_NAME in names)
-        return self._recovered(core, stages)
+        self._settle(logs, readings, cursor, was_clean=was_clean)
+        return self._recovered(core, stages, missing)
 
-    def _recovered(self, core: CoreFile, stages: RecoveredStages) -> Recovered:
+    def _recovered(self, core: CoreFile, stages: RecoveredStages, missing_logs: list[MissingLog]) -> Recovered:
         numbers, registry = self._numbers, self._subscribers.registry
         return Recovered(
             core,
@@ -155,6 +160,7 @@ class Recovery:
             self._findings.notes,
             stages,
             self._producers.windows,
+            missing_logs,
         )
 
     # --- reading what is there, before anything is changed -----------------------------------------------------------------
@@ -228,15 +234,29 @@ class Recovery:
         self._findings.quarantined += found.quarantined
         return found
 
-    def _settle(
-        self, logs: list[FoundLog], readings: Readings, cursor: int | None, *, was_clean: bool, has_stages: bool
-    ) -> None:
+    def _give_up_missing_logs(self, logs: list[FoundLog], cursor: int | None) -> list[MissingLog]:
+        """Tell everybody of logs that are gone: before anything is sealed, as what proves it goes with that."""
+        extents = {each.segment_seq: each for each in extents_of(self._disk, self._paths, logs)}
+        extents |= {each.segment_seq: each for each in self._shelf.extents}
+        taken = {*extents, *self._shelf.segments, *self._shelf.damaged}
+        missing = find_missing_logs([extents[seq] for seq in sorted(extents)], taken, cursor)
+        if not missing or self._is_explained(logs):
+            return []
+        for each in missing:
+            self._findings.note_missing_log(self._paths.wal, each)
+        self._subscribers.give_up_logs(missing)
+        return missing
+
+    def _is_explained(self, logs: list[FoundLog]) -> bool:
+        """Other files may be what seems to be missing."""
+        if any(log.header_state is not Header.OURS and log.has_entries for log in logs):
+            return True
+        return any(name.endswith(PREPARED_SUFFIX) for name in self._disk.list_directory(self._paths.staged))
+
+    def _settle(self, logs: list[FoundLog], readings: Readings, cursor: int | None, *, was_clean: bool) -> None:
         """Every log becomes segments. What other writers left behind the cursor is adopted."""
         parts = (self._disk, self._paths, self._numbers, self._shelf, self._findings)
-        settlement = Settlement(*parts, self._producers, readings)
-        if not has_stages:
-            settlement.note_missing(logs)
-        to_adopt = settlement.settle(logs, cursor, is_clean=was_clean)
+        to_adopt = Settlement(*parts, self._producers, readings).settle(logs, cursor, is_clean=was_clean)
         covered = cursor or 0
         adoption = Adoption(
             *parts,

@@ -13,10 +13,11 @@ from quiver_actors.errors import FormatError, InvalidFormat, UnsupportedVersion
 from quiver_actors.paths import RESCUED_SUFFIX, EnginePaths, segment_seq_of
 from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.recovery.findings import Findings
+from quiver_actors.recovery.missing_logs import Extent
 from quiver_actors.recovery.numbers import NumbersUsed
 from quiver_actors.rescue import finish_rescues
 from quiver_actors.segment.check import is_plausible, run_to_end, verify_steps
-from quiver_actors.segment.codec import SegmentFooter
+from quiver_actors.segment.codec import FooterExtension, SegmentFooter
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.wal.log import Log
 
@@ -27,19 +28,19 @@ class FoundSegments:
     Attributes:
         segments: by number.
         damaged: segments whose footer cannot be read or believed, and why.
+        extents: of those of ours.
     """
 
     def __init__(self, disk: Disk, paths: EnginePaths, numbers: NumbersUsed, findings: Findings) -> None:
         self.segments: dict[int, SegmentInfo] = {}
         self.damaged: dict[int, str] = {}
+        self.extents: list[Extent] = []
         self._disk = disk
         self._paths = paths
         self._numbers = numbers
         self._findings = findings
         self._rescued: list[str] = []
         """Names of what was rebuilt of damaged ones, and does not have its name yet."""
-        self._held: list[tuple[int, int, int]] = []
-        """Closed ranges of sequences that segments of ours hold, and the log position where each of them starts."""
 
     def __contains__(self, segment_seq: int) -> bool:
         """Whether there is a file of that number, damaged or not."""
@@ -109,13 +110,15 @@ class FoundSegments:
             position_start=extension.wal_position_start,
             position_end=extension.wal_position_end,
         )
-        self._held.append((extension.first_sequence, extension.last_sequence, extension.wal_position_start))
+        self.extents.append(extent_of(segment_seq, extension, is_log=False))
         self._numbers.note_footer(extension)
 
     def add_sealed(self, log: Log, info: SegmentInfo) -> None:
         """A segment that was sealed just now."""
         self.segments[info.segment_seq] = info
-        self._held.append((log.builder.first_sequence, log.builder.last_sequence, log.position_start))
+        sequences = log.builder.first_sequence, log.builder.last_sequence + 1
+        positions = log.position_start, log.position_end
+        self.extents.append(Extent(info.segment_seq, *positions, *sequences, self._numbers.incarnation, is_log=False))
         self._findings.notes.append(f"sealed segment {info.segment_seq} with {info.bundle_count} bundles")
 
     def holds(self, sequence: int, position_end: int) -> bool:
@@ -124,8 +127,18 @@ class FoundSegments:
 
         Another writer that went on behind a segment of ours may have used the same sequences for other bundles.
         """
-        return any(first <= sequence <= last and position_end <= start for first, last, start in self._held)
+        return any(
+            held.first_sequence <= sequence < held.sequence_end and position_end <= held.position_start
+            for held in self.extents
+        )
 
     def missing(self, awaited: Iterable[int]) -> list[int]:
         """Those of the segments whose files are gone; nobody can get the rest of those."""
         return [seq for seq in awaited if seq < self._numbers.next_segment_seq and seq not in self]
+
+
+def extent_of(segment_seq: int, extension: FooterExtension, *, is_log: bool) -> Extent:
+    """What a segment of ours says that it covers."""
+    positions = extension.wal_position_start, extension.wal_position_end
+    sequences = extension.first_sequence, extension.last_sequence + 1
+    return Extent(segment_seq, *positions, *sequences, extension.incarnation, is_log)

@@ -5,7 +5,7 @@ Owner: one `Recovery`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 
 from quiver_actors.disk.protocol import Disk, write_atomically
 from quiver_actors.disk.salvage import read_small
@@ -13,6 +13,7 @@ from quiver_actors.errors import FormatError, UnsupportedVersion
 from quiver_actors.paths import EnginePaths
 from quiver_actors.quarantine import keep_in_quarantine
 from quiver_actors.recovery.findings import Findings
+from quiver_actors.recovery.missing_logs import MissingLog
 from quiver_actors.subscriber.gaps import GapLedger, decode_gaps, gaps_file_name
 from quiver_actors.subscriber.progress import decode_progress, encode_progress, progress_file_name, subscriber_of
 from quiver_actors.subscriber.registry import SubscriberRegistry
@@ -62,6 +63,16 @@ class FoundSubscribers:
             self._findings.quarantine(path, why)
         for subscriber, why, gaps in self._damaged:
             self._start_over(subscriber, self._paths.in_root(progress_file_name(subscriber)), why, gaps)
+
+    def give_up_logs(self, missing: Iterable[MissingLog]) -> None:
+        """Segments that there will never be: durable notices for everybody who was owed something of them."""
+        losing = [state for state in self.registry if [run for each in missing for run in state.lose_unsealed(*each)]]
+        for state in losing:
+            content = state.gaps.encode(state.flushed_version)
+            write_atomically(self._disk, self._paths.in_root(gaps_file_name(state.subscriber)), content)
+        self._disk.sync_directory(self._paths.root)
+        for state in losing:
+            state.gaps.mark_flushed(state.gaps.version)
 
     def _start_over(self, subscriber: str, path: str, why: str, gaps: GapLedger) -> None:
         """Keep a subscriber whose progress is damaged, from the beginning: at least once, never silently less.

@@ -163,6 +163,26 @@ class SubscriberState(Standing):
             self.file_is_gone(segment_seq)
         return runs
 
+    def lose_unsealed(self, segment_seq: int, bundle_count: int) -> Runs:
+        """A segment that was not added will never be: note what is lost of it, as notices that were loaded are.
+
+        Args:
+            bundle_count: 0 if nobody knows.
+
+        Returns:
+            What is new of it, as (first index, count), count 0 for nobody knows how many.
+        """
+        if self.is_complete(segment_seq) or self.gaps.has_open_end(segment_seq):
+            return []
+        runs = self.unresolved_of_awaited(segment_seq, bundle_count)
+        if runs:
+            self.version += 1
+        for first, count in runs:
+            self.gaps.add(segment_seq, first, count, -1, "damaged", self.version)
+            self.load_lost(segment_seq, first, count)
+            self.dropped += count
+        return runs
+
     def drop(self, segment_seq: int, first: int, count: int) -> Runs:
         """Some bundles of a segment that was added are lost: like `forget_segment`, for these only."""
         states = self.segments.get(segment_seq)

@@ -142,6 +142,10 @@ class GapLedger:
         """Whether some notice names bundles of that segment."""
         return any(notice.segment_seq == segment_seq for notice in self)
 
+    def has_open_end(self, segment_seq: int) -> bool:
+        """Whether a notice says that nobody knows how many bundles of that segment are lost."""
+        return any(notice.segment_seq == segment_seq and not notice.bundle_count for notice in self)
+
     def next_untold(self) -> GapNotice | None:
         """The notice of the oldest bundles that is with nobody."""
         while self._free:

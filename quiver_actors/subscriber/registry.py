@@ -349,8 +349,7 @@ def _drop(state: SubscriberState, segment_seq: int, lost: Iterable[tuple[int, in
 
 def _open_end(state: SubscriberState, segment_seq: int, first: int) -> list[tuple[int, int]]:
     """Told once: a crash may have come between the notice and what it is about."""
-    is_noted = any(notice.segment_seq == segment_seq and not notice.bundle_count for notice in state.gaps)
-    return [] if is_noted else [(first, 0)]
+    return [] if state.gaps.has_open_end(segment_seq) else [(first, 0)]
 
 
 def _all_unresolved(state: SubscriberState, segment_seq: int, bundle_count: int) -> list[tuple[int, int]]:

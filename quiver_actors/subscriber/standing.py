@@ -160,6 +160,13 @@ class Standing:
         self._set_complete(segment_seq, progress.bundle_count)
         return bitmaps.unresolved_runs(progress.bitmap, progress.bundle_count)
 
+    def unresolved_of_awaited(self, segment_seq: int, bundle_count: int) -> Runs:
+        """What is unresolved of a segment that was not added, of so many bundles; of 0, with all that nobody knows of."""
+        known = self._awaited.get(segment_seq, _NOTHING)
+        count = max(known.bundle_count, bundle_count)
+        runs: Runs = bitmaps.unresolved_runs(known.bitmap, count)
+        return runs if bundle_count else [*runs, (count, 0)]
+
     def file_is_gone(self, segment_seq: int) -> None:
         """No restart can find the file of that complete segment again: it needs no progress entry."""
         if segment_seq in self._complete:

@@ -81,10 +81,6 @@ class FoundLog:
             self.proven_sequence_end = min(theirs.first_sequence, mine.first_sequence + SEGMENT_BUNDLES_MAX)
 
     @property
-    def incarnation(self) -> bytes | None:
-        return self._identity.incarnation if self._identity else None
-
-    @property
     def _identity(self) -> Identity | None:
         return self.header.identity if self.header else None
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -79,10 +80,13 @@ class ClientNode:
 
 
 @contextmanager
-def client_node(cores: int = 1, config: str = CONFIG) -> Iterator[ClientNode]:
-    """Start a node, and leave nothing of it behind."""
+def client_node(
+    cores: int = 1, config: str = CONFIG, prepare: Callable[[Path], None] = lambda _: None
+) -> Iterator[ClientNode]:
+    """Start a node, and leave nothing of it behind. `prepare` may lay out its data directory."""
     directories = Directories()
     try:
+        prepare(directories.data)
         (directories.base / "quiver.toml").write_text(config)
         node = ClientNode(directories, cores, _start(directories, cores))
         try:

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.config import TopicSettings
-from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import EngineState
@@ -58,25 +57,6 @@ def test_pushes_wait_for_seals_that_lag_and_go_on_by_themselves(settings: TopicS
     driver.push(BUNDLE)
     driver.commit()
     assert driver.engine.sequence_durable == taken + 1
-
-
-@pytest.mark.parametrize("missing", [None, 1])
-def test_a_log_that_is_gone_from_between_others_is_told_and_costs_its_own_bundles_only(missing: int | None) -> None:
-    inner = SimDisk()
-    disk = FaultyDisk(inner)
-    disk.fail("truncate", 1, errno.ENOSPC, then=["truncate"])
-    settings = topic_settings(segment_target_size_bytes=4 * KIB, wal_max_rotated_files=3)
-    driver = EngineDriver(disk, settings)
-    taken = fill(driver)
-    logs = sorted(path for path in inner.contents() if "/wal/quiver.wal." in path and path[-1].isdigit())
-    assert len(logs) == taken
-    if missing is not None:
-        inner.unlink(logs[missing])
-    driver = EngineDriver(inner.crash(CrashMode.KEEP), settings)
-    driver.settle()
-    notes = [note for note in driver.engine.recovery_notes if "are in no file" in note]
-    assert [note.startswith(logs[0]) for note in notes] == ([] if missing is None else [True])
-    assert driver.engine.figures().segments == taken - len(notes)
 
 
 def test_one_push_is_always_taken_however_large() -> None:
