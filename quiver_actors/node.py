@@ -20,13 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import glob
-import grp
 import json
 import logging
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -34,22 +31,27 @@ import msgspec
 
 from quiver_actors import __version__
 from quiver_actors.adoption_watch import AdoptionWatch
-from quiver_actors.config import AccessSettings, NodeSettings
+from quiver_actors.config import NodeSettings
 from quiver_actors.config.reading import Resolved, check_settings
 from quiver_actors.core_dirs import adopted_cores, directories_of
 from quiver_actors.disk.posix import PosixDisk
-from quiver_actors.errors import AlreadyRunning, ConfigError, DiskError, InvalidFormat, UnsupportedVersion
 from quiver_actors.metrics.figures import FIGURES_VERSION
+from quiver_actors.node_dirs import (
+    check_data_version,
+    group_of,
+    hold_data_dir,
+    hold_run_dir,
+    make_data_dir,
+    make_run_dir,
+)
 from quiver_actors.shm.counters import CountersPage, RegionWriter
-from quiver_actors.shm.errors import LockHeld, ShmError
-from quiver_actors.shm.liveness import LifeLock, holder_pid, sweep_named_memory
+from quiver_actors.shm.liveness import sweep_named_memory
 from quiver_actors.shm.names import new_name
 from quiver_actors.supervisor import control
 from quiver_actors.supervisor.figures import region_of
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.supervisor.loop import Supervisor
 from quiver_actors.supervisor.notify import Notifier
-from quiver_actors.supervisor.process import is_alive
 from quiver_actors.supervisor.spec import ChildContext, ChildSpec, Patience
 from quiver_actors.supervisor.storage import StorageSpec
 from quiver_actors.topics.catalogue import Catalogue
@@ -58,17 +60,8 @@ from quiver_actors.topics.versions import topic_versions
 
 NODE_RECORD = "node.json"
 NODE_RECORD_VERSION = 1
-SUPERVISOR_LOCK = "supervisor.lock"
-NODE_LOCK = "quiver.node.lock"
-VERSION_FILE = "quiver.version"
-DATA_VERSION = 1
 
-SOCKET_PATH_BYTES_MAX = 107
-"""What fits into a Unix socket's address (`sun_path`), its closing zero left out."""
-_SOCKET_NAME_BYTES_MAX = len("/" + control.SOCKET_NAME)
 _ROWS_MIN = 2048
-_DYING_WORKERS_SECONDS = 10.0
-"""How long to wait for the workers of a killed supervisor, which die with it but may first have to finish a disk write."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,206 +222,6 @@ def ready_line(settings: NodeSettings, topics: Iterable[str]) -> str:
         f"quiver ready: pid={os.getpid()} workers={settings.cores} topics={','.join(topics)} "
         f"data_dir={settings.data_dir} run_dir={settings.run_dir}"
     )
-
-
-# --- directories ---------------------------------------------------------------------------------------------------------
-
-
-def make_data_dir(path: str) -> str:
-    """Create the data directory (0700) where it is missing and refuse one that others could tamper with.
-
-    Returns:
-        Its absolute path.
-    Raises:
-        ConfigError: a link, another user's, or writable by others.
-        DiskError: it cannot be created.
-    """
-    absolute = os.path.abspath(path)
-    try:
-        os.makedirs(absolute, mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise DiskError("mkdir", absolute, error.errno or 0, "choose another data directory with --data-dir") from error
-    with _own_directory("data directory", absolute, "--data-dir"):
-        return absolute
-
-
-def make_run_dir(path: str, gid: int | None = None) -> str:
-    """Create the run directory (0700, or 0750 for a group) where it is missing and refuse one that others could tamper with.
-
-    Args:
-        gid: group whose members may look into it.
-
-    Returns:
-        Its absolute path.
-    Raises:
-        ConfigError: a link, another user's, writable by others, too long for a socket's address, or not to be created.
-    """
-    absolute = os.path.abspath(path)
-    room = SOCKET_PATH_BYTES_MAX - _SOCKET_NAME_BYTES_MAX
-    if len(os.fsencode(absolute)) > room:
-        raise ConfigError(f"run directory {absolute} is too long for sockets in it: use a path of at most {room} bytes")
-    with _own_directory("run directory", absolute, "--run-dir") as directory:
-        if gid is not None:
-            _open_to_group(absolute, directory, gid)
-    return absolute
-
-
-def group_of(access: AccessSettings) -> int | None:
-    """The id of the group whose members reach the sockets, None without one. Raises ConfigError: there is no such group."""
-    if not access.group:
-        return None
-    try:
-        return grp.getgrnam(access.group).gr_gid
-    except KeyError as error:
-        raise ConfigError(
-            f"access.group = {access.group!r}: this machine has no such group; create it, or name another"
-        ) from error
-
-
-@contextlib.contextmanager
-def _own_directory(what: str, absolute: str, flag: str) -> Iterator[int]:
-    """A descriptor of a directory that only this user can change; it is made where it is missing."""
-    try:
-        os.makedirs(absolute, mode=0o700, exist_ok=True)
-        directory = os.open(absolute, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        is_none = error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST)
-        hint = "; it must be a directory, not a link" if is_none else ""
-        raise ConfigError(f"{what} {absolute} cannot be used: {error.strerror}{hint}") from error
-    try:
-        _refuse_unsafe(what, absolute, os.fstat(directory), flag)
-        yield directory
-    finally:
-        os.close(directory)
-
-
-def _open_to_group(path: str, directory: int, gid: int) -> None:
-    try:
-        os.fchown(directory, -1, gid)
-        os.fchmod(directory, 0o750)
-    except OSError as error:
-        raise ConfigError(
-            f"run directory {path} cannot be given to group {gid} ({error.strerror}): the node's user must be a member of access.group"
-        ) from error
-
-
-def _refuse_unsafe(what: str, path: str, found: os.stat_result, flag: str) -> None:
-    if found.st_uid != os.geteuid():
-        raise ConfigError(
-            f"{what} {path} is not safe: it belongs to user {found.st_uid}, this is user {os.geteuid()}; "
-            f"choose another one with {flag}"
-        )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = stat.S_IMODE(found.st_mode)
-        raise ConfigError(
-            f"{what} {path} is not safe: others may write to it (mode {mode:04o}); run `chmod 700 {path}` or "
-            f"choose another one with {flag}"
-        )
-
-
-@contextlib.contextmanager
-def hold_data_dir(data_dir: str) -> Iterator[LifeLock]:
-    """Hold the data directory, waiting for workers of a killed supervisor to be gone. Raises AlreadyRunning, DiskError."""
-    lock = LifeLock(os.path.join(data_dir, NODE_LOCK))
-    deadline = time.monotonic() + _DYING_WORKERS_SECONDS
-    try:
-        while not lock.try_acquire():
-            _refuse_if_held(lock.path, time.monotonic() >= deadline)
-    except ShmError as error:
-        raise DiskError("lock", lock.path, _errno_behind(error)) from error
-    try:
-        yield lock
-    finally:
-        lock.release()
-
-
-def _refuse_if_held(path: str, out_of_time: bool) -> None:
-    pid = holder_pid(path)
-    if pid is None or is_alive(pid):
-        raise _already_running("data directory", path, pid)
-    if out_of_time:
-        raise AlreadyRunning(
-            f"data directory is in use: supervisor {pid} is not alive here, but {path} has been held for another "
-            f"{_DYING_WORKERS_SECONDS:.0f} s: by a worker of it in a disk write that does not end, or by a node in another container"
-        )
-
-
-@contextlib.contextmanager
-def hold_run_dir(run_dir: str) -> Iterator[LifeLock]:
-    """Hold the run directory: the lock is the supervisor's life. Raises AlreadyRunning, ConfigError."""
-    lock = LifeLock(os.path.join(run_dir, SUPERVISOR_LOCK))
-    try:
-        lock.acquire()
-    except LockHeld as error:
-        raise _already_running("run directory", error.path, error.holder_pid) from error
-    except ShmError as error:
-        raise ConfigError(f"run directory cannot be used: {error}") from error
-    try:
-        yield lock
-    finally:
-        lock.release()
-
-
-def _already_running(what: str, path: str, pid: int | None) -> AlreadyRunning:
-    who = f"process {pid}" if pid is not None else "another process"
-    return AlreadyRunning(f"{what} is in use: {who} holds {path}; stop it first, or use another {what}")
-
-
-def _errno_behind(error: ShmError) -> int:
-    return error.__cause__.errno or 0 if isinstance(error.__cause__, OSError) else 0
-
-
-# --- data version --------------------------------------------------------------------------------------------------------
-
-
-def check_data_version(data_dir: str) -> None:
-    """Refuse a data directory of another version; mark a new one. The caller holds its lock.
-
-    Raises:
-        UnsupportedVersion, InvalidFormat: its version file names another version, or none.
-        DiskError: it cannot be read or written; a full disk shows here.
-    """
-    disk = PosixDisk(data_dir)
-    try:
-        if disk.exists(VERSION_FILE):
-            _check_version_text(os.path.join(data_dir, VERSION_FILE), _read_version(disk))
-        else:
-            _write_version(disk)
-    finally:
-        disk.close()
-
-
-def _read_version(disk: PosixDisk) -> bytes:
-    file = disk.open_read(VERSION_FILE)
-    try:
-        return file.read(64, 0)
-    finally:
-        file.close()
-
-
-def _check_version_text(path: str, text: bytes) -> None:
-    name, _, number = text.strip().partition(b" ")
-    if name != b"quiver-data" or not number.isdigit():
-        raise InvalidFormat(
-            f"{path} does not say 'quiver-data {DATA_VERSION}' but {text!r}: not a data directory of Quiver"
-        )
-    if int(number) != DATA_VERSION:
-        raise UnsupportedVersion(
-            f"{path} says that the data has version {int(number)}; this program reads and writes version {DATA_VERSION}: "
-            "use the program that wrote it, or another --data-dir"
-        )
-
-
-def _write_version(disk: PosixDisk) -> None:
-    temporary = f"{VERSION_FILE}.tmp"
-    file = disk.create(temporary)
-    try:
-        file.write([b"quiver-data %d\n" % DATA_VERSION], 0)
-        file.fsync()
-    finally:
-        file.close()
-    disk.rename(temporary, VERSION_FILE)
-    disk.sync_directory(".")
 
 
 # --- what clients and `quiver status` find -------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Raises UsageError, AlreadyRunning, and DiskError where something cannot be read or written."""
     from quiver_actors.inspection.directory import engine_directories
-    from quiver_actors.node import hold_data_dir
+    from quiver_actors.node_dirs import hold_data_dir
 
     data_dir = os.path.abspath(arguments.data_dir)
     found: dict[str, list[CompactedSegment]] = {}

@@ -94,7 +94,7 @@ def _topic_settings(settings: NodeSettings, directory: str) -> TopicSettings:
 @contextmanager
 def _held(tree: Tree, data_dir: str, engines: list[str], dry_run: bool) -> Iterator[None]:
     """Nobody else has the directory: locked, or for a dry run, which changes nothing, only asked for."""
-    from quiver_actors.node import NODE_LOCK, hold_data_dir
+    from quiver_actors.node_dirs import NODE_LOCK, hold_data_dir
     from quiver_actors.paths import EnginePaths
 
     if not engines:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from quiver_actors.doctor.facts import Facts, Place
-from quiver_actors.node import SOCKET_PATH_BYTES_MAX
+from quiver_actors.node_dirs import SOCKET_PATH_BYTES_MAX
 from quiver_actors.units import GIB, MIB, format_duration, format_size
 
 OPEN_FILES_MIN = 4096

@@ -13,7 +13,8 @@ from quiver_actors.inspection.decoding import one_line
 from quiver_actors.inspection.findings import Finding, Severity
 from quiver_actors.inspection.source import Source
 from quiver_actors.inspection.views import MessageView
-from quiver_actors.segment.arrow_ipc import END_OF_STREAM, FILE_START
+from quiver_actors.segment.arrow_file import FILE_START
+from quiver_actors.segment.arrow_ipc import END_OF_STREAM
 from quiver_actors.segment.layout import STREAM_ALIGNMENT
 
 _READ_BYTES_MAX = 1 << 30

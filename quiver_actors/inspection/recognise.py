@@ -8,7 +8,7 @@ from quiver_actors.core_file import CORE_MAGIC, CORE_NAME
 from quiver_actors.inspection.source import Source
 from quiver_actors.inspection.structures import PROGRESS_MAGIC
 from quiver_actors.paths import PREPARED_SUFFIX, PRODUCERS_NAME, STAGE_SUFFIX, TRANSACTIONS_NAME, segment_seq_of
-from quiver_actors.segment.arrow_ipc import ARROW_MAGIC, FILE_START
+from quiver_actors.segment.arrow_file import ARROW_MAGIC, FILE_START
 from quiver_actors.segment.layout import SEGMENT_MAGIC, TRAILER
 from quiver_actors.subscriber.progress import subscriber_of
 from quiver_actors.transactions.keys import PRODUCERS_MAGIC

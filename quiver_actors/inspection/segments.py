@@ -20,7 +20,7 @@ from quiver_actors.inspection.logs import LogLook, examine_log
 from quiver_actors.inspection.small_files import newer_version
 from quiver_actors.inspection.source import Source
 from quiver_actors.inspection.views import BundleView, LogView, SegmentView, SlotRefView, StreamView
-from quiver_actors.segment import arrow_ipc
+from quiver_actors.segment import arrow_file
 from quiver_actors.segment.codec import Manifest, StreamInfo, decode_directory, decode_manifest
 from quiver_actors.segment.layout import CHUNKS_MAX, EXTENSION, FOOTER, TRAILER
 from quiver_actors.segment.reader import SegmentReader
@@ -206,11 +206,11 @@ class _SegmentExaminer:
 
     def _check_stream_footer(self, info: StreamInfo, stream_end: int) -> None:
         end = self._source.read(_ARROW_END, max(0, stream_end - _ARROW_END))
-        wanted = int.from_bytes(end[:4], "little") + _ARROW_END + 2 * len(arrow_ipc.FILE_START)
+        wanted = int.from_bytes(end[:4], "little") + _ARROW_END + 2 * len(arrow_file.FILE_START)
         size = min(max(wanted, _ARROW_END), info.byte_length, 64 << 20)
         try:
             region = self._source.read(size, stream_end - size)
-            counts = arrow_ipc.read_footer_counts(region, 0, len(region))
+            counts = arrow_file.read_footer_counts(region, 0, len(region))
         except FormatError as error:
             message = f"stream {info.stream_id} of slot {info.slot_id}: {one_line(error)}"
             self._damage("segment.stream", stream_end - _ARROW_END, message, "the footer of an Arrow file")

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from quiver_actors.errors import ArrowError, InvalidBundle
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
-from quiver_actors.segment.arrow_ipc import BLOCK, dictionary_ids, walk_stream
+from quiver_actors.segment.arrow_file import BLOCK
+from quiver_actors.segment.arrow_ipc import dictionary_ids, walk_stream
 from quiver_actors.segment.codec import ManifestColumns
 from quiver_actors.segment.dictionaries import DictionaryPlacement, DictionarySet, Read, SchemaDictionaries
 from quiver_actors.segment.layout import IN_PLACE_STREAM_OFFSET

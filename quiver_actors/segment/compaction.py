@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from quiver_actors.checksum import crc32
 from quiver_actors.errors import InvalidFormat
-from quiver_actors.segment.arrow_ipc import BLOCK, END_OF_STREAM, FILE_START, encode_footer
+from quiver_actors.segment.arrow_file import BLOCK, FILE_START, encode_footer
+from quiver_actors.segment.arrow_ipc import END_OF_STREAM
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.segment.codec import (
     ManifestColumns,

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quiver_actors.errors import InvalidFormat, Truncated
-from quiver_actors.segment.arrow_ipc import BLOCK, DICTIONARIES_MAX, FILE_START, read_file_footer
+from quiver_actors.segment.arrow_file import BLOCK, FILE_START, read_file_footer
+from quiver_actors.segment.arrow_ipc import DICTIONARIES_MAX
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.segment.codec import (
     FooterExtension,

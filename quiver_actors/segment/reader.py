@@ -22,7 +22,8 @@ from quiver_actors.errors import (
     SlotNotInBundle,
     StreamNotFound,
 )
-from quiver_actors.segment import arrow_ipc
+from quiver_actors.segment import arrow_file
+from quiver_actors.segment.arrow_ipc import DICTIONARIES_MAX
 from quiver_actors.segment.codec import (
     SegmentFooter,
     StreamInfo,
@@ -216,8 +217,8 @@ class SegmentReader:
             end = info.byte_offset + info.byte_length
             if end > self._view.nbytes:
                 raise InvalidFormat(f"stream {stream_id} ends at {end}, behind the file's {self._view.nbytes} bytes")
-            counts = arrow_ipc.read_footer_counts(self._view, info.byte_offset, end)
-            if counts.batches > CHUNKS_MAX or counts.dictionaries > arrow_ipc.DICTIONARIES_MAX:
+            counts = arrow_file.read_footer_counts(self._view, info.byte_offset, end)
+            if counts.batches > CHUNKS_MAX or counts.dictionaries > DICTIONARIES_MAX:
                 raise InvalidFormat(f"stream {stream_id} is over the limits: {counts}")
             try:
                 reader = pa.ipc.open_file(self._buffer.slice(info.byte_offset, info.byte_length))

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from quiver_actors.checksum import crc32
 from quiver_actors.errors import FormatError, InvalidFormat
-from quiver_actors.segment.arrow_ipc import FILE_START, MessageSpan, read_file_footer, walk_messages
+from quiver_actors.segment.arrow_file import FILE_START, read_file_footer
+from quiver_actors.segment.arrow_ipc import MessageSpan, walk_messages
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.segment.codec import ManifestColumns, StreamInfo
 from quiver_actors.segment.compaction import bundle_checksums

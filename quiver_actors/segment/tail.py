@@ -8,7 +8,7 @@ whole file continues the CRC of the entries.
 from __future__ import annotations
 
 from quiver_actors.checksum import crc32
-from quiver_actors.segment.arrow_ipc import encode_footer
+from quiver_actors.segment.arrow_file import encode_footer
 from quiver_actors.segment.builder import SegmentBuilder, Stream
 from quiver_actors.segment.codec import (
     FooterExtension,

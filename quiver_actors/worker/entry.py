@@ -24,7 +24,8 @@ from quiver_actors.engine import Engine
 from quiver_actors.errors import QuiverError
 from quiver_actors.metrics.figures import WorkerState
 from quiver_actors.model import DEAD_LETTER_SUFFIX
-from quiver_actors.node import WorkerContext, group_of
+from quiver_actors.node import WorkerContext
+from quiver_actors.node_dirs import group_of
 from quiver_actors.retention.pressure import Pressure
 from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.transactions.asking import OWN_LOG_NAME

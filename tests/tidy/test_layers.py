@@ -56,6 +56,7 @@ RANKS = {
     "quiver_actors.recovery": 8,
     "quiver_actors.engine": 9,
     "quiver_actors.adoption_watch": 9,
+    "quiver_actors.node_dirs": 10,
     "quiver_actors.node": 10,
     "quiver_actors.worker": 11,
     "quiver_actors.client": 12,

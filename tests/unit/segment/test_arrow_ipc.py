@@ -10,18 +10,14 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.errors import ArrowError, FormatError, Truncated
+from quiver_actors.segment.arrow_file import BLOCK, FILE_START, encode_footer, read_file_footer, read_footer_counts
 from quiver_actors.segment.arrow_ipc import (
-    BLOCK,
     END_OF_STREAM,
-    FILE_START,
     BatchSpan,
     DictionarySpan,
     batch_layout,
     dictionary_ids,
-    encode_footer,
     has_compressed_body,
-    read_file_footer,
-    read_footer_counts,
     walk_messages,
     walk_stream,
 )

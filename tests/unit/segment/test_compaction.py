@@ -11,7 +11,8 @@ import pytest
 
 from quiver_actors.checksum import crc32
 from quiver_actors.errors import ArrowError, FormatError, InvalidFormat
-from quiver_actors.segment.arrow_ipc import END_OF_STREAM, FILE_START
+from quiver_actors.segment.arrow_file import FILE_START
+from quiver_actors.segment.arrow_ipc import END_OF_STREAM
 from quiver_actors.segment.codec import Manifest
 from quiver_actors.segment.compaction import Rewriting, bundle_checksums, check_rewriting, judge
 from quiver_actors.segment.outline import READ_BYTES, Outline, Read, read_messages, read_outline

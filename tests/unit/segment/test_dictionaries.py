@@ -10,7 +10,8 @@ import pytest
 
 from quiver_actors.errors import ArrowError
 from quiver_actors.segment import dictionaries
-from quiver_actors.segment.arrow_ipc import END_OF_STREAM, read_footer_counts, walk_stream
+from quiver_actors.segment.arrow_file import read_footer_counts
+from quiver_actors.segment.arrow_ipc import END_OF_STREAM, walk_stream
 from quiver_actors.segment.builder import place_payload
 from quiver_actors.segment.reader import SegmentReader
 from tests.golden.parser import parse_segment

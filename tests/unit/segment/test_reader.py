@@ -20,7 +20,7 @@ from quiver_actors.errors import (
     UnsupportedVersion,
 )
 from quiver_actors.segment import codec
-from quiver_actors.segment.arrow_ipc import FILE_START, encode_footer
+from quiver_actors.segment.arrow_file import FILE_START, encode_footer
 from quiver_actors.segment.layout import EXTENSION, FOOTER, STREAMS_MAX, TRAILER
 from quiver_actors.segment.reader import SegmentReader, read_footer
 from tests.unit.segment import batches
