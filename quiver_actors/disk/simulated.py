@@ -110,6 +110,8 @@ class _Inode:
 
     def read(self, length: int, offset: int) -> bytes:
         end = min(offset + length, self.size)
+        if len(self.data) <= offset < end:
+            return _zeroes(end - offset)
         return bytes(self.data[offset:end]).ljust(max(0, end - offset), b"\0")
 
     def copy(self) -> _Inode:
@@ -120,6 +122,12 @@ class _Inode:
         copied._live = None if self._live is None else bytearray(self._live)
         copied._misled = self._misled
         return copied
+
+
+@lru_cache(maxsize=8)
+def _zeroes(length: int) -> bytes:
+    """What was preallocated and never written, mostly in pieces of a few lengths: always the same object, which equals itself at once."""
+    return bytes(length)
 
 
 def _blocks(size_bytes: int) -> int:

@@ -28,13 +28,16 @@ from quiver_actors.segment.check import run_to_end, verify_steps
 from quiver_actors.segment.outline import read_outline
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.subscriber.progress import decode_progress
+from quiver_actors.units import MIB
 from quiver_actors.wal import layout
 from tests.fuzz import corpus
 from tests.fuzz.corpus import reader_of
-from tests.support.engine_driver import EngineDriver
+from tests.support.engine_driver import EngineDriver, topic_settings
 
 _KINDS = 4
 _LOG_PATH = f"{corpus.DIRECTORY}/wal/quiver.wal"
+_LOG_SETTINGS = topic_settings(segment_target_size_bytes=2 * MIB)
+"""Recovery looks for more entries in all that is preallocated: two of its chunks are as good as thirty-two."""
 
 
 @dataclass
@@ -190,7 +193,7 @@ def _touched_in_log(content: bytes) -> Callable[[int], set[int]]:
 @functools.cache
 def _crashed_store() -> SimDisk:
     """Synced and never sealed."""
-    disk = corpus.store(corpus.small_bundles(), seal=False).disk
+    disk = corpus.store(corpus.small_bundles(), seal=False, settings=_LOG_SETTINGS).disk
     assert isinstance(disk, SimDisk)
     return disk.crash(CrashMode.DROP)
 
@@ -231,7 +234,7 @@ def _recover_flipped(bit: int, whole: bytes) -> tuple[set[int], list[int], bool]
     file.write([bytes([whole[bit >> 3] ^ 1 << (bit & 7)])], bit >> 3)
     file.fsync()
     file.close()
-    driver = EngineDriver(disk, directory=corpus.DIRECTORY)
+    driver = EngineDriver(disk, _LOG_SETTINGS, corpus.DIRECTORY)
     notes = list(driver.engine.recovery_notes)
     driver.settle()
     readers = [driver.read(info.segment_seq) for info in driver.engine.segments()]

@@ -86,14 +86,14 @@ def _mostly_tiny(specimens: Callable[[list[Bundle]], list[Specimen]]) -> list[Sp
     return 4 * [one for bundles in tiny_bundles() for one in specimens(bundles)] + 2 * specimens(small_bundles())
 
 
-def store(bundles: Sequence[Bundle], *, seal: bool) -> EngineDriver:
+def store(bundles: Sequence[Bundle], *, seal: bool, settings: TopicSettings | None = None) -> EngineDriver:
     """An engine that has these bundles, each committed by itself; always the same bytes."""
     disk = SimDisk()
     disk.make_directory(DIRECTORY)
     core = disk.create(f"{DIRECTORY}/quiver.core")
     core.write([encode_core(CoreFile(bytes(range(16)), 0, 0, 0, clean_shutdown=True))], 0)
     core.close()
-    driver = EngineDriver(disk, directory=DIRECTORY)
+    driver = EngineDriver(disk, settings, DIRECTORY)
     for bundle in bundles:
         driver.push(bundle)
         driver.commit()

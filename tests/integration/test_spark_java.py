@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def test_a_session_without_java_on_the_machine(tmp_path: Path) -> None:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "QUIVER_RUN_DIR": str(directories.run),
+        "JDK_JAVA_OPTIONS": os.environ["JDK_JAVA_OPTIONS"],
     }
     with NodeProcess(up, directories.run) as node:
         node.wait_ready()
