@@ -1,0 +1,1 @@
+"""The one seam to the file system: `protocol`, and the real, simulated, faulty and watched disks behind it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -125,6 +126,14 @@ def test_imports_only_go_down() -> None:
     assert [
         line for line in wrong if not line.startswith("quiver_actors.node (rank 10) imports quiver_actors.worker")
     ] == []
+
+
+def test_the_page_about_the_architecture_names_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(" ".join(re.findall(r"^\| `([^`]+)` \| ", page.split("## Rooms of the house")[1], re.MULTILINE)).split())
+    packages = {f"{path.name}/" for path in (ROOT / "quiver_actors").iterdir() if (path / "__init__.py").exists()}
+    modules_of_it = {path.stem for path in (ROOT / "quiver_actors").glob("*.py")} - {"__init__"}
+    assert packages | modules_of_it <= named
 
 
 def test_clients_know_nothing_of_the_inside_of_a_worker() -> None:
