@@ -30,7 +30,6 @@ class Metric(NamedTuple):
 
 
 _SECONDS = 1e-9
-_PERCENT = 0.01
 
 WORKER_LABELS = ("core",)
 WORKER: tuple[Metric, ...] = (

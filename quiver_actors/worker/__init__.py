@@ -1,1 +1,1 @@
-"""One worker process: the loop and its sessions, the threads for the disk, and what it does for its topics. It begins in `entry`, and lives in `loop`."""
+"""One worker process: its loop and sessions, its threads for the disk. It begins in `entry`, and lives in `loop`."""

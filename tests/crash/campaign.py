@@ -10,7 +10,6 @@ while. At the end everything drains, and the `Book` compares.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -20,10 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-import msgspec
-
 from tests.crash.live_node import PRODUCER, SUBSCRIBER, SUPERVISOR, WORKER, CampaignFailed, LiveNode, rest
 from tests.crash.points import Plan, Struck
+from tests.crash.showing import numbers_given, show
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 _VICTIMS = (WORKER, WORKER, WORKER, SUPERVISOR, PRODUCER, SUBSCRIBER)
@@ -189,13 +187,9 @@ def guarded(tell: Callable[[str], None], where: str) -> Iterator[None]:
 
 
 def main() -> int:
-    rounds, seed = (int(sys.argv[n]) if len(sys.argv) > n else default for n, default in ((1, 30), (2, 1)))
+    rounds, seed = numbers_given(30, 1)
     started = time.monotonic()
-    tally = run(rounds, seed)
-    print(f"# {time.monotonic() - started:.1f} s", file=sys.stderr)
-    print(msgspec.json.encode(tally).decode())
-    print(json.dumps(tally.figures()))
-    return bool(tally.failures)
+    return show(started, run(rounds, seed))
 
 
 if __name__ == "__main__":

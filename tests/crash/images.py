@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import sys
 import tempfile
 import time
@@ -24,14 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-import msgspec
-
 from tests.crash.book import Book
 from tests.crash.bundles import TOPIC
 from tests.crash.campaign import guarded
 from tests.crash.live_node import LiveNode
 from tests.crash.mounts import FILE_SYSTEMS, FileSystem, command, isolate, make_image, mount_image, why_not
 from tests.crash.recorded_disk import RecordedDisk, recorded_disk
+from tests.crash.showing import numbers_given, show
 
 IMAGES_PER_LIFE = 4
 READER, SLEEPER = "oracle", "sleeper"
@@ -179,15 +177,9 @@ def run(images: int, seed: int, names: list[str]) -> ImageTally:
 
 
 def main() -> int:
-    images, seed = (int(sys.argv[n]) if len(sys.argv) > n else default for n, default in ((1, 4), (2, 1)))
+    images, seed = numbers_given(4, 1)
     started = time.monotonic()
-    tally = run(images, seed, sys.argv[3:] or list(FILE_SYSTEMS))
-    print(f"# {time.monotonic() - started:.1f} s", file=sys.stderr)
-    for name, reason in tally.skipped.items():
-        print(f"skipped {name}: {reason}", file=sys.stderr)
-    print(msgspec.json.encode(tally).decode())
-    print(json.dumps(tally.figures()))
-    return bool(tally.failures)
+    return show(started, run(images, seed, sys.argv[3:] or list(FILE_SYSTEMS)))
 
 
 if __name__ == "__main__":

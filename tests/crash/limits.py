@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 import os
 import resource
 import signal
@@ -34,14 +33,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-import msgspec
-
 from quiver_actors.errors import DiskError, ProtocolError, SharedMemoryError
 from quiver_actors.units import KIB, MIB
 from tests.crash.bundles import TOPIC
 from tests.crash.campaign import guarded
 from tests.crash.live_node import SUPERVISOR, LiveNode, tell
 from tests.crash.mounts import isolate, small_image, small_memory, why_not
+from tests.crash.showing import numbers_given, show
 
 ROOM_BYTES = 48 * MIB
 _INODES = 96
@@ -415,15 +413,9 @@ def run(rounds: int, seed: int, names: list[str]) -> LimitTally:
 
 
 def main() -> int:
-    rounds, seed = (int(sys.argv[n]) if len(sys.argv) > n else default for n, default in ((1, 3), (2, 1)))
+    rounds, seed = numbers_given(3, 1)
     started = time.monotonic()
-    tally = run(rounds, seed, sys.argv[3:] or list(LIMITS))
-    print(f"# {time.monotonic() - started:.1f} s", file=sys.stderr)
-    for name, reason in tally.skipped.items():
-        print(f"skipped {name}: {reason}", file=sys.stderr)
-    print(msgspec.json.encode(tally).decode())
-    print(json.dumps(tally.figures()))
-    return bool(tally.failures)
+    return show(started, run(rounds, seed, sys.argv[3:] or list(LIMITS)))
 
 
 if __name__ == "__main__":

@@ -130,7 +130,9 @@ def test_imports_only_go_down() -> None:
 
 def test_the_page_about_the_architecture_names_every_room() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    named = set(" ".join(re.findall(r"^\| `([^`]+)` \| ", page.split("## Rooms of the house")[1], re.MULTILINE)).split())
+    named = set(
+        " ".join(re.findall(r"^\| `([^`]+)` \| ", page.split("## Rooms of the house")[1], re.MULTILINE)).split()
+    )
     packages = {f"{path.name}/" for path in (ROOT / "quiver_actors").iterdir() if (path / "__init__.py").exists()}
     modules_of_it = {path.stem for path in (ROOT / "quiver_actors").glob("*.py")} - {"__init__"}
     assert packages | modules_of_it <= named

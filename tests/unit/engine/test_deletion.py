@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import errno
-import sys
-from collections.abc import Callable
 from random import Random
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -18,6 +14,7 @@ from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.subscriber.grants import Grant
 from quiver_actors.units import KIB, SECOND_NS
 from tests.support.engine_driver import EngineDriver, topic_settings
+from tests.support.instructions import instructions_of
 
 
 def stored(driver: EngineDriver) -> list[int]:
@@ -106,31 +103,12 @@ def test_a_subscriber_that_goes_lets_segments_go_only_once_it_is_gone_for_good()
     assert stored(driver) == []
 
 
-def instructions(call: Callable[[], object]) -> int:
-    """Bytecode instructions that a call executes."""
-    count = 0
-
-    def on_event(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes = True
-        count += event == "opcode"
-        return on_event
-
-    previous = sys.gettrace()
-    sys.settrace(on_event)
-    try:
-        call()
-    finally:
-        sys.settrace(previous)
-    return count
-
-
 def test_asking_for_background_work_costs_the_same_whatever_is_stored() -> None:
     costs = []
     for count in (4, 60):
         driver = with_segments(FaultyDisk(SimDisk()), count, "a", "b")
         driver.flush_progress()
-        costs.append(instructions(driver.engine.next_background))
+        costs.append(instructions_of(driver.engine.next_background))
     assert costs[0] == costs[1]
 
 

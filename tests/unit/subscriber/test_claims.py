@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -16,6 +13,7 @@ from quiver_actors.subscriber.bundle_states import BundleStates
 from quiver_actors.subscriber.grants import Room
 from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress, decode_progress, encode_progress
 from tests.support.consumers import RememberingState as SubscriberState
+from tests.support.instructions import instructions_of
 
 ALICE, BOB = object(), object()
 
@@ -531,25 +529,6 @@ def test_highest_segment_is_known_from_progress_and_files() -> None:
 
 
 # --- cost --------------------------------------------------------------------------------------------------------------
-
-
-def instructions_of(call: Callable[[], Any]) -> int:
-    """Bytecode instructions that a call executes."""
-    count = 0
-
-    def on_event(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes = True
-        count += event == "opcode"
-        return on_event
-
-    previous = sys.gettrace()
-    sys.settrace(on_event)
-    try:
-        call()
-    finally:
-        sys.settrace(previous)
-    return count
 
 
 class Steps:
