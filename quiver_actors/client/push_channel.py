@@ -14,8 +14,6 @@ from __future__ import annotations
 import os
 import time
 
-import msgspec
-
 from quiver_actors.client.channel import Channel, refusal_error
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.node_view import NodeDirectory
@@ -24,7 +22,6 @@ from quiver_actors.encoding.entries import PlannedBundles, PushRows
 from quiver_actors.encoding.runs import PlannedRun
 from quiver_actors.encoding.streams import EncodedStream
 from quiver_actors.errors import ProtocolError, QuiverError, SharedMemoryError, WorkerUnavailable
-from quiver_actors.model import SLOTS_MAX
 from quiver_actors.protocol.messages import (
     Acked,
     AckRun,
@@ -119,7 +116,7 @@ class PushChannel(Channel):
             raise group.error
         if self._reserved_for not in (None, group):
             return False
-        if len(self._declared) > DECLARED_MAX - SLOTS_MAX * len(group.planned) and self._is_overdrawn_by(group):
+        if len(self._declared) > DECLARED_MAX - group.planned.streams_max and self._is_overdrawn_by(group):
             self._renew_for(group)
             return False
         arena = self._arena_for(group)
@@ -145,8 +142,7 @@ class PushChannel(Channel):
         self._groups[tag] = group
         group.topic = topic
         messages = self._declarations(rows.streams)
-        push = rows.push(tag, topic, offset, group.size_bytes, end_position)
-        push = msgspec.structs.replace(push, patience_ms=group.patience_ms())
+        push = rows.push(tag, topic, offset, group.size_bytes, end_position, group.patience_ms())
         messages.append(group.target.of(push) if group.target else push)
         self.send(messages)
         if self._reserved_for is group:
@@ -156,6 +152,8 @@ class PushChannel(Channel):
     def _declarations(self, streams: set[EncodedStream]) -> list[Message]:
         """The schemas that this connection has not been told of yet."""
         new = [stream for stream in streams if stream.handle not in self._declared]
+        if not new:
+            return []
         self._declared.update(stream.handle for stream in new)
         return [
             DeclareSchema(stream.handle, stream.topic, stream.slot_id, stream.fingerprint, stream.message)

@@ -25,7 +25,7 @@ from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailabl
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Flow, deadline_after
 from quiver_actors.client.grouping import Planned
-from quiver_actors.client.producer import Producer
+from quiver_actors.client.producer import Producer, with_counts
 from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.retry import is_retried, retry_at_ns
 from quiver_actors.client.slots import Bundle, TopicSlots
@@ -168,9 +168,8 @@ class Stage:
             As `push`. After any error the stage is aborted.
         """
         trace, count = parse_trace(trace_context), 0
-        counts = itertools.repeat(None) if item_counts is None else iter(item_counts)
         try:
-            for planned in self._grouped(zip(bundles, counts, strict=False), trace):
+            for planned in self._grouped(with_counts(bundles, item_counts), trace):
                 count += len(planned)
                 self._exchange.run(self._sending(planned, timeout))
             self._exchange.run(self._settling(timeout))

@@ -33,7 +33,7 @@ import pyarrow as pa
 from quiver_actors.checksum import crc32
 from quiver_actors.encoding.streams import END_OF_STREAM, WRITE_OPTIONS, EncodedStream, StreamTable
 from quiver_actors.errors import ArrowError, BundleTooLarge, InvalidBundle
-from quiver_actors.model import ENTRY_BODY_BYTES_MAX
+from quiver_actors.model import ENTRY_BODY_BYTES_MAX, SLOTS_MAX
 from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW, Push
 from quiver_actors.segment.arrow_ipc import walk_stream
 from quiver_actors.segment.builder import StreamSchema
@@ -186,6 +186,11 @@ class PlannedBundles:
         return len(self._plans)
 
     @property
+    def streams_max(self) -> int:
+        """At least as many as there are `streams`, without looking."""
+        return SLOTS_MAX * len(self._plans)
+
+    @property
     def streams(self) -> set[EncodedStream]:
         """Of all slots of all bundles; until they are written."""
         return {stream for planned in self._plans for stream in planned.streams}
@@ -214,10 +219,10 @@ class PushRows:
         self.dictionaries: list[bytes] = []
         self.streams: set[EncodedStream] = set()
 
-    def push(self, tag: int, topic: str, offset: int, length: int, end_position: int) -> Push:
+    def push(self, tag: int, topic: str, offset: int, length: int, end_position: int, patience_ms: int = 0) -> Push:
         """The message; its arguments as its fields."""
         packed = (b"".join(self.entries), b"".join(self.slots), b"".join(self.dictionaries))
-        return Push(tag, topic, offset, length, end_position, *packed)
+        return Push(tag, topic, offset, length, end_position, *packed, patience_ms)
 
     def schemas(self) -> dict[int, StreamSchema]:
         """What its handles stand for."""

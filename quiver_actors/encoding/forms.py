@@ -92,7 +92,7 @@ class _Texts(_Values):
         count, texts = len(bodies), self.texts
         offsets = np.frombuffer(buffers[1], self.offset_type, count * self.rows + 1)
         firsts = np.arange(count + 1, dtype=self.offset_type) * texts.size_bytes
-        if not np.array_equal(offsets[:: self.rows], firsts):
+        if not (offsets[:: self.rows] == firsts).all():
             return False
         own = (offsets[:-1].reshape(count, self.rows) - firsts[:-1, np.newaxis]).view(np.uint8)
         bodies[:, self.start : self.start + own.shape[1]] = own

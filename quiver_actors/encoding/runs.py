@@ -70,6 +70,9 @@ class PlannedRun:
 
     __slots__ = ("_batches", "_buffer", "_item_counts", "_pool", "_rows", "size_bytes", "stream")
 
+    streams_max = 1
+    """As of `PlannedBundles`."""
+
     def __init__(
         self,
         stream: EncodedStream,

@@ -160,6 +160,8 @@ def test_wrong_calls_are_refused(client: Client) -> None:
     with pytest.raises(TransactionLost, match="replaced"):
         client.publish([msgspec.structs.replace(token, incarnation="00" * 16)])
     client.abort_tokens([token])
+    with pytest.raises(InvalidBundle, match="more bundles than item counts"), client.stage("t") as staged:
+        staged.push_many([numbers(1), numbers(2)], item_counts=[1])
 
 
 def test_a_transaction_is_all_or_nothing_and_once(client: Client) -> None:
