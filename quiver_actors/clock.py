@@ -20,8 +20,6 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clocks."""
 
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
-
-    def unix_ns(self) -> int:
-        return time.time_ns()
+    # The functions themselves: a push asks for the time four times.
+    monotonic_ns = staticmethod(time.monotonic_ns)
+    unix_ns = staticmethod(time.time_ns)

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from quiver_actors.ballast import Ballast
 from quiver_actors.core_file import CoreFile, encode_core
@@ -82,8 +82,7 @@ class Job:
         return error.operation not in _SYNC_OPERATIONS or (self.writes_anew and error.operation == "fdatasync")
 
 
-@dataclass(frozen=True, slots=True)
-class CommitStep:
+class CommitStep(NamedTuple):
     """What one log needs in a commit. `sync_end`, `sequence_end`: how far it was written when the step was made."""
 
     log: Log
@@ -107,11 +106,11 @@ class CommitJob(Job):
         self._disk = disk
         self._paths = paths
         self.steps = steps
-
-    @property
-    def rotates(self) -> bool:
+        self.rotates = False
         """A log ends with it, or gets its name: more follows than acknowledgements."""
-        return any(step.retire_as or step.publish for step in self.steps)
+        for step in steps:
+            if step.publish or step.retire_as is not None:
+                self.rotates = True
 
     def work(self) -> None:
         for step in self.steps:

@@ -22,39 +22,35 @@ class Condition:
     """The state of one engine.
 
     Attributes:
+        state: changed by `enter` only; what follows from it is asked for at each push, and kept.
+        takes_bundles: pushes are taken, now or once there is room.
+        is_draining: nothing is taken any more, everything is sealed.
+        is_over: nothing more is done to its files.
         failure: what failed it, None while it has not.
     """
 
     def __init__(self) -> None:
-        self.state = EngineState.READY
+        self.enter(EngineState.READY)
         self.failure: str | None = None
 
-    @property
-    def takes_bundles(self) -> bool:
-        """Pushes are taken, now or once there is room."""
-        return self.state in (EngineState.READY, EngineState.FULL)
-
-    @property
-    def is_draining(self) -> bool:
-        return self.state is EngineState.DRAINING
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing more is done to its files."""
-        return self.state in (EngineState.FAILED, EngineState.CLOSED)
+    def enter(self, state: EngineState) -> None:
+        self.state = state
+        self.takes_bundles = state in (EngineState.READY, EngineState.FULL)
+        self.is_draining = state is EngineState.DRAINING
+        self.is_over = state in (EngineState.FAILED, EngineState.CLOSED)
 
     def fail(self, error: QuiverError) -> list[Event]:
         """Sticky: only recovery, in another process or at the next open, makes good of it."""
         if self.state is EngineState.FAILED:
             return []
-        self.state = EngineState.FAILED
+        self.enter(EngineState.FAILED)
         self.failure = str(error)
         return [Failed(self.failure)]
 
     def set_full(self) -> None:
         if self.state is EngineState.READY:
-            self.state = EngineState.FULL
+            self.enter(EngineState.FULL)
 
     def set_roomy(self) -> None:
         if self.state is EngineState.FULL:
-            self.state = EngineState.READY
+            self.enter(EngineState.READY)

@@ -116,7 +116,7 @@ class Engine(SubscriberSide, StorageSide):
             if clean:
                 self._write_clean_shutdown()
         finally:
-            self._condition.state = EngineState.CLOSED
+            self._condition.enter(EngineState.CLOSED)
             self._lock.release()
 
     def _write_clean_shutdown(self) -> None:
@@ -142,7 +142,7 @@ class Engine(SubscriberSide, StorageSide):
     def drain(self) -> None:
         """Take no more bundles; what is there is sealed and progress is flushed by the jobs that follow."""
         if self._condition.takes_bundles:
-            self._condition.state = EngineState.DRAINING
+            self._condition.enter(EngineState.DRAINING)
             self._logs.close_active()
             self.stages.drain()
             self._progress.drain()

@@ -40,7 +40,7 @@ class GroupCommit:
         self.syncs = self.sync_ns_last = 0
         self._disk = disk
         self._paths = paths
-        self._settings = settings
+        self.change_settings(settings)
         self._clock = clock
         self._condition = condition
         self._numbers = numbers
@@ -50,6 +50,7 @@ class GroupCommit:
     def change_settings(self, settings: TopicSettings) -> None:
         """What was acknowledged stays; what was not is acknowledged by the new rule."""
         self._settings = settings
+        self._syncs_each_commit = settings.durability == "wal" and settings.wal.flush_interval_ns == 0
 
     @property
     def is_idle(self) -> bool:
@@ -67,10 +68,6 @@ class GroupCommit:
         if self._settings.durability == "segment_only":
             return reached, Durability.OPEN_SEGMENT
         return reached, Durability.WRITTEN
-
-    @property
-    def _syncs_each_commit(self) -> bool:
-        return self._settings.durability == "wal" and self._settings.wal.flush_interval_ns == 0
 
     def next(self) -> jobs.CommitJob | None:
         """The next commit, None if there is nothing to make durable or one is out."""
@@ -125,8 +122,11 @@ class GroupCommit:
 
     def _advance(self) -> list[Event]:
         """What is durable ends at the first log that is behind."""
-        behind = (log.synced_sequence for log in self._logs if log.synced_sequence < log.sequence_end)
-        durable = min(behind, default=self._numbers.next_sequence)
+        durable = self._numbers.next_sequence
+        for log in self._logs:
+            if log.synced_sequence < log.sequence_end:
+                durable = log.synced_sequence
+                break
         if durable <= self.sequence_durable:
             return []
         self.sequence_durable = durable

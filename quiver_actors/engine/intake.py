@@ -121,8 +121,9 @@ class Intake:
             # A dictionary of an earlier bundle cannot be read back. The log holds a part of this push now, which is never written.
             self._condition.fail(error)
             raise EngineFailed(f"{self._failure}; nothing of this push was written") from error
+        count = log.sequence_end - sequence
         self._numbers.advance(log.sequence_end, log.position_end)
-        self.bundles_in += len(entries)
+        self.bundles_in += count
         self.rows_in += row_count
         self.bytes_in += len(span)
-        return [AckRun(push.tag, log.segment_seq, bundle_index, sequence, len(entries))]
+        return [AckRun(push.tag, log.segment_seq, bundle_index, sequence, count)]

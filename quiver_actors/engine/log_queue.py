@@ -118,12 +118,13 @@ class LogQueue:
 
     def _fits(self, log: Log, span_bytes: int) -> bool:
         """A push stays in one log: it fits if the log is below its target with it, or empty and large enough."""
-        if log.closed or log.end + span_bytes + layout.END_MARK_BYTES > log.capacity_bytes:
+        end, bundle_count = log.end + span_bytes, log.builder.bundle_count
+        if log.closed or end + layout.END_MARK_BYTES > log.capacity_bytes:
             return False
-        if log.is_empty:
+        if not bundle_count:
             return True
-        full = log.entry_bytes + span_bytes > self._settings.segment.target_size_bytes
-        return not full and log.builder.bundle_count + PUSH_ENTRIES_MAX <= SEGMENT_BUNDLES_MAX
+        is_full = end - layout.HEADER_BYTES > self._settings.segment.target_size_bytes
+        return not is_full and bundle_count + PUSH_ENTRIES_MAX <= SEGMENT_BUNDLES_MAX
 
     def activate_spare(self) -> None:
         """Begin the next segment in the spare, which `log_for` has just promised."""
@@ -158,11 +159,11 @@ class LogQueue:
 
     def _close_if_full(self) -> None:
         log, limits = self.active, self._settings.segment
-        if log is None or log.is_empty:
+        if log is None or not log.builder.bundle_count:
             return
         builder = log.builder
         if (
-            log.entry_bytes >= limits.target_size_bytes
+            log.end - layout.HEADER_BYTES >= limits.target_size_bytes
             or builder.bundle_count >= limits.max_bundle_count
             or builder.stream_count >= limits.max_stream_count
         ):

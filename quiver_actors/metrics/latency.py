@@ -40,6 +40,8 @@ class Histogram:
 
     def observe(self, duration_ns: int, times: int = 1) -> None:
         """Count a duration; a negative one counts as 0."""
+        words = self.words
         bucket = ((duration_ns - 1) // _FIRST_LIMIT_NS).bit_length() if duration_ns > _FIRST_LIMIT_NS else 0
-        self.words[min(bucket, BUCKETS - 1)] += times
-        self.words[SUM_WORD] += max(0, duration_ns) * times
+        words[bucket if bucket < BUCKETS else BUCKETS - 1] += times
+        if duration_ns > 0:
+            words[SUM_WORD] += duration_ns * times

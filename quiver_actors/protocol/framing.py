@@ -20,6 +20,7 @@ from quiver_actors.errors import ProtocolError
 from quiver_actors.protocol.messages import FRAME_BYTES_MAX, ClientMessage, Message, WorkerMessage
 
 LENGTH = struct.Struct("<I")
+_LENGTH_BYTES = LENGTH.size
 BUFFER_BYTES = 64 << 10
 """Usual size of a reader's buffer: many control messages a read, one allocation a connection."""
 
@@ -54,7 +55,8 @@ def decode_client_message(frame: memoryview | bytes) -> ClientMessage:
         ProtocolError: no such message, or a field of the wrong type.
     """
     try:
-        return cast(ClientMessage, _client_decoder.decode(frame))
+        message: ClientMessage = _client_decoder.decode(frame)
+        return message
     except _UNDECODABLE as error:
         raise ProtocolError(f"client sent a frame of {len(frame)} bytes that is no message: {error}") from error
 
@@ -66,7 +68,8 @@ def decode_worker_message(frame: memoryview | bytes) -> WorkerMessage:
         ProtocolError: no such message, or a field of the wrong type.
     """
     try:
-        return cast(WorkerMessage, _worker_decoder.decode(frame))
+        message: WorkerMessage = _worker_decoder.decode(frame)
+        return message
     except _UNDECODABLE as error:
         raise ProtocolError(f"worker sent a frame of {len(frame)} bytes that is no message: {error}") from error
 
@@ -97,6 +100,9 @@ class FrameReader:
         Raises:
             ProtocolError: the frame that is arriving is over the limit.
         """
+        if self._end == self._start and self._end + _READ_BYTES_MIN <= len(self._view) == BUFFER_BYTES:
+            self._start = self._end = 0
+            return self._view
         self._make_room(_READ_BYTES_MIN)
         return self._view[self._end :]
 
@@ -128,8 +134,8 @@ class FrameReader:
             ProtocolError: a frame's length is over the limit; nothing behind it can be understood.
         """
         view = self._view
-        while self._end - self._start >= LENGTH.size:
-            body = self._start + LENGTH.size
+        while self._end - self._start >= _LENGTH_BYTES:
+            body = self._start + _LENGTH_BYTES
             end = body + self._frame_length()
             if end > self._end:
                 return

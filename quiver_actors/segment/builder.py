@@ -96,6 +96,8 @@ class BundleRun(NamedTuple):
     """In the file."""
     metadata_bytes: npt.NDArray[np.int64]
     body_bytes: npt.NDArray[np.int64]
+    row_count: int
+    """Of all together."""
 
 
 class BundleSummaries(NamedTuple):
@@ -140,6 +142,9 @@ class SegmentBuilder:
         segment_seq: number of the segment.
         read: `read(file_offset, length)` gives bytes of the entries of all bundles appended so far, written or still staged.
             Called rarely, and only for dictionaries.
+
+    Attributes:
+        bundle_count: bundles appended so far; not to be changed from outside.
     """
 
     def __init__(self, segment_seq: int, read: Read) -> None:
@@ -152,7 +157,7 @@ class SegmentBuilder:
         self._refs = bytearray()
         self._unpacked: list[tuple[Stream, BundleRun]] = []
         """Runs behind everything else that are counted, and not in the tables yet."""
-        self._bundle_count = 0
+        self.bundle_count = 0
         self._row_count = 0
         self._earliest_ts = _LATEST_TIME
         self._latest_ts = -_LATEST_TIME
@@ -181,7 +186,7 @@ class SegmentBuilder:
             InvalidBundle: the segment is full (65,535 bundles); nothing was added.
             Whatever `read` raises: the builder is not to be used any more.
         """
-        index = self._bundle_count
+        index = self.bundle_count
         if index >= SEGMENT_BUNDLES_MAX:
             raise InvalidBundle(f"segment {self.segment_seq} holds {index} bundles, its limit: seal it first")
         if self._unpacked:
@@ -203,7 +208,7 @@ class SegmentBuilder:
             if ingestion_ts_nanos > self._latest_ts:
                 self._latest_ts = ingestion_ts_nanos
         self._bundles += _BUNDLE.pack(sequence, ingestion_ts_nanos, item_count, byte_count, len(slots))
-        self._bundle_count = index + 1
+        self.bundle_count = index + 1
         return index
 
     def append_run(self, run: BundleRun) -> None:
@@ -213,15 +218,14 @@ class SegmentBuilder:
             InvalidBundle: they would not all fit the segment; nothing was added.
         """
         count = len(run.byte_counts)
-        if self._bundle_count + count > SEGMENT_BUNDLES_MAX:
-            raise InvalidBundle(f"segment {self.segment_seq} holds {self._bundle_count} bundles: no {count} more fit")
+        if self.bundle_count + count > SEGMENT_BUNDLES_MAX:
+            raise InvalidBundle(f"segment {self.segment_seq} holds {self.bundle_count} bundles: no {count} more fit")
         stream = self._plain.get(run.schema) or self._find_stream(run.schema, ())
-        row_count = int(run.row_counts.sum())
-        stream.row_count += row_count
-        self._row_count += row_count
-        self._bundle_count += count
+        stream.row_count += run.row_count
+        self._row_count += run.row_count
+        self.bundle_count += count
         self._unpacked.append((stream, run))
-        if self._bundle_count - len(self._bundles) // _BUNDLE.size >= _UNPACKED_MAX:
+        if self.bundle_count - len(self._bundles) // _BUNDLE.size >= _UNPACKED_MAX:
             self.pack()
 
     def pack(self) -> None:
@@ -294,10 +298,6 @@ class SegmentBuilder:
         return self._streams
 
     @property
-    def bundle_count(self) -> int:
-        return self._bundle_count
-
-    @property
     def stream_count(self) -> int:
         return len(self._streams)
 
@@ -308,17 +308,17 @@ class SegmentBuilder:
 
     @property
     def is_empty(self) -> bool:
-        return self._bundle_count == 0
+        return self.bundle_count == 0
 
     @property
     def first_sequence(self) -> int:
         """0 while empty."""
-        return int(self._bundle_table()["sequence"][0]) if self._bundle_count else 0
+        return int(self._bundle_table()["sequence"][0]) if self.bundle_count else 0
 
     @property
     def last_sequence(self) -> int:
         """0 while empty."""
-        return int(self._bundle_table()["sequence"][-1]) if self._bundle_count else 0
+        return int(self._bundle_table()["sequence"][-1]) if self.bundle_count else 0
 
     @property
     def first_ingestion_ts_nanos(self) -> int:
@@ -365,7 +365,7 @@ class SegmentBuilder:
 
     def __repr__(self) -> str:
         return (
-            f"<SegmentBuilder {self.segment_seq} bundles={self._bundle_count} streams={len(self._streams)}"
+            f"<SegmentBuilder {self.segment_seq} bundles={self.bundle_count} streams={len(self._streams)}"
             f" rows={self._row_count}>"
         )
 

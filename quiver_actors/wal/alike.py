@@ -97,6 +97,7 @@ class Form:
             starts[:count] + (offset + self.batch),
             np.full(count, self.metadata_bytes),
             body[:count],
+            int(rows[:count].sum()),
         )
 
 

@@ -82,7 +82,7 @@ class Log:
 
     def stage(self, span: memoryview, entries: CheckedEntries, now_unix_ns: int, now_ns: int) -> None:
         """Complete the entries in `span` (sequence, time, CRC) and queue them for `write`."""
-        clean = self.written_end == self.synced_end and not self._staged_entries
+        clean = self.written_end == self.synced_end and self.end <= max(self.written_end, layout.HEADER_BYTES)
         self._staged.append(span)  # first, so that the builder can read back dictionaries of this very push
         if isinstance(entries, uniform.UniformEntries):
             self._stage_uniform(span, entries, now_unix_ns)
@@ -107,6 +107,7 @@ class Log:
                 entries.batch_starts + self.end,
                 entries.metadata_bytes,
                 entries.body_bytes,
+                entries.row_count,
             )
         )
         self.crc = crc32(span, self.crc)
@@ -127,10 +128,6 @@ class Log:
             append(sequence, ingestion_ts, item_count, entry_bytes, placements)
             sequence += 1
         self.crc = crc_of_file
-
-    @property
-    def _staged_entries(self) -> bool:
-        return self.end > max(self.written_end, layout.HEADER_BYTES)
 
     @property
     def has_staged(self) -> bool:

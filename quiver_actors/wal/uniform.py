@@ -57,6 +57,7 @@ _HEAD = np.dtype(
 )
 """`layout.ENTRY_HEAD` and the three bytes behind it that fill the last word."""
 _HEAD_ITEM = np.dtype(f"V{_HEAD.itemsize}")
+_U4, _I8 = np.dtype("<u4"), np.dtype("<i8")
 assert layout.ALIGNMENT % _HEAD_ITEM.itemsize == 0
 
 
@@ -95,7 +96,7 @@ class UniformEntries:
     place_of_words: Integers
     """Of the words from the slot id to the prefix of the record-batch message, a row for each entry."""
     pattern: _Pattern
-    words: Integers | None = None
+    words: bytes | None = None
     """What they are, once they were found to be right."""
 
     def __len__(self) -> int:
@@ -113,7 +114,7 @@ def check_uniform(
     schema = schemas.get(handle)
     if schema is None:
         return None
-    rows = np.frombuffer(push.entries, "<u4").reshape(count, 2 * _ROW_WORDS).copy()
+    rows = np.frombuffer(bytearray(push.entries), _U4).reshape(count, 2 * _ROW_WORDS)
     crcs = rows[:, 1].tolist()
     rows[:, 1] = 0
     # The span's own limit is that of one entry: none of them is larger.
@@ -130,17 +131,19 @@ def check_uniform(
 
 def complete(span: memoryview, entries: UniformEntries, entry_type: int, sequence: int, now_unix_ns: int) -> Integers:
     """Fill headers and CRCs; the first entry gets `sequence`. Returns the ingestion times."""
-    count = len(entries)
-    times = np.full(count, now_unix_ns)
+    count = len(entries.sizes)
+    times = np.empty(count, np.int64)
+    times.fill(now_unix_ns)
     if entries.has_times:
         times = np.where(entries.ingestion_ts_nanos == 0, times, entries.ingestion_ts_nanos)
-    heads = np.frombuffer(bytearray(entries.heads), _HEAD)
+    memory = bytearray(entries.heads)
+    heads = np.frombuffer(memory, _HEAD)
     heads["type"] = entry_type
     heads["time"] = times
     heads["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint64)
     # As items without fields, which are copied whole; entries start on multiples of two of them.
-    np.frombuffer(span, _HEAD_ITEM)[entries.head_items] = heads.view(_HEAD_ITEM)
-    np.frombuffer(span, "<u4")[entries.crc_words] = _crcs(span, entries.bodies)
+    np.frombuffer(span, _HEAD_ITEM)[entries.head_items] = np.frombuffer(memory, _HEAD_ITEM)
+    np.frombuffer(span, _U4)[entries.crc_words] = _crcs(span, entries.bodies)
     return times
 
 
@@ -154,6 +157,8 @@ class _Pattern:
     masks: Integers
     words: Integers
     """Of every entry from its slot id to the prefix of the record-batch message, without what the rows say."""
+    word_masks: Integers
+    """Zeroes where those belong to the entry header and to the metadata."""
     places: Integers
     """Where those stand, in words from the entry's start."""
     slots_before: bytes = b""
@@ -183,8 +188,10 @@ def _pattern(schema: StreamSchema, handle: int) -> _Pattern | None:
     values, masks = np.array(columns, np.int64).T[:, :, None].copy()
     prefix = _CONTINUATION.to_bytes(4, "little") + bytes(4 + 1)
     words = np.frombuffer(bytes(5) + _slot_start(schema) + bytes(8) + schema.message + prefix, "<i8")
+    word_masks = np.full(len(words), -1)
+    word_masks[0], word_masks[-1] = -1 << 40, 0x00FF_FFFF_FFFF_FFFF
     places = np.arange(_HEAD_WORDS - 1, _HEAD_WORDS - 1 + len(words))
-    return _Pattern(schema, values, masks, words, places)
+    return _Pattern(schema, values, masks, words, word_masks, places)
 
 
 def _slot_start(schema: StreamSchema) -> bytes:
@@ -265,15 +272,14 @@ def _heads_agree(entries: UniformEntries, span: memoryview, *, keeps: bool) -> b
     Args:
         keeps: the next ones are compared with these.
     """
-    found = np.frombuffer(span, "<i8").take(entries.place_of_words)
-    # Without what belongs to the entry header and to the metadata.
-    found[:, 0] &= -1 << 40
-    found[:, -1] &= 0x00FF_FFFF_FFFF_FFFF
+    found = np.frombuffer(span, _I8).take(entries.place_of_words)
+    found &= entries.pattern.word_masks
+    words = found.tobytes() if keeps else b""
     if entries.words is not None:
-        return bool((found == entries.words).all())
-    is_right = _words_agree(entries, found.copy() if keeps else found)
+        return words == entries.words
+    is_right = _words_agree(entries, found)
     if keeps and is_right:
-        entries.words = found
+        entries.words = words
     return is_right
 
 

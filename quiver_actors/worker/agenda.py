@@ -23,6 +23,7 @@ class Agenda:
         """To be looked at whenever something happens, but not before."""
         self._alarms: list[tuple[int, int, EngineHost]] = []
         self._count = 0
+        self._committed: list[EngineHost] = []
         self.moved: set[EngineHost] = set()
         """What they have on disk may have changed since the worker's share was reckoned up."""
         self._recent: set[EngineHost] = set()
@@ -57,21 +58,24 @@ class Agenda:
             self._count += 1
             heapq.heappush(self._sweeps, (at_ns, self._count, host))
 
-    @property
-    def has_touched(self) -> bool:
-        """A turn is to follow at once."""
-        return bool(self._touched)
+    def note_commit(self, host: EngineHost) -> None:
+        """A commit has come back, and the next one can start, without a turn of its own."""
+        self._committed.append(host)
 
-    def touched(self) -> list[EngineHost]:
-        """The hosts that will have a turn because something was asked of them."""
-        return list(self._touched)
+    def take_committed(self) -> list[EngineHost]:
+        """The hosts whose next commit can start."""
+        committed, self._committed = self._committed, []
+        return committed
 
     def touch(self, host: EngineHost) -> None:
         self._touched[host] = None
         self.moved.add(host)
 
-    def next_alarm_ns(self) -> int | None:
-        return self._alarms[0][0] if self._alarms else None
+    def next_ns(self, latest_ns: int) -> int:
+        """When a turn is due: at once (0) where something was asked of a host, at its alarm, at the latest at `latest_ns`."""
+        if self._touched:
+            return 0
+        return self._alarms[0][0] if self._alarms and self._alarms[0][0] < latest_ns else latest_ns
 
     def due(self, now_ns: int) -> list[EngineHost]:
         """The hosts whose turn it is, those of a higher priority first; they are taken off."""

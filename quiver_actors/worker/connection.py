@@ -101,19 +101,18 @@ class Connection:
         """True once all of it has left."""
         while piece.data:
             try:
-                sent = self._send_start(piece)
+                sent = self._socket.send(piece.data) if piece.descriptor < 0 else self._send_rights(piece)
             except (BlockingIOError, InterruptedError):
                 return False
-            _close_descriptor(piece)
             self.unsent_bytes -= sent
             del piece.data[:sent]
         return True
 
-    def _send_start(self, piece: _Piece) -> int:
-        if piece.descriptor < 0:
-            return self._socket.send(piece.data)
+    def _send_rights(self, piece: _Piece) -> int:
         rights = array.array("i", [piece.descriptor])
-        return self._socket.sendmsg([piece.data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        sent = self._socket.sendmsg([piece.data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        _close_descriptor(piece)
+        return sent
 
 
 def _close_descriptor(piece: _Piece) -> None:

@@ -98,18 +98,16 @@ class EngineHost:
         self._needs_care = True
         """More than pushes and commits has happened since the last full turn."""
         self._care_at_ns = 0
-        self._is_failed = False
+        self.is_failed = False
+        self.is_given_up = False
+        """Its topic is deleted."""
         self._intake_is_stopped = False
         self._in_flight = 0
         """Jobs that the threads have."""
         self._when_gone: Callable[[], None] | None = None
-        """Set once the topic is given up."""
+        """Set once it is given up."""
         self._chronicle.opened(engine)
         self.touch()
-
-    @property
-    def is_failed(self) -> bool:
-        return self._is_failed
 
     @property
     def waiting_since_ns(self) -> int:
@@ -119,12 +117,12 @@ class EngineHost:
     @property
     def is_settled(self) -> bool:
         """True when every push has been answered."""
-        return self._is_failed or self.ingest.is_settled
+        return self.is_failed or self.ingest.is_settled
 
     @property
     def is_drained(self) -> bool:
         """True after `drain()`, once everything is sealed and all progress is on disk."""
-        return self._is_failed or (self.engine.is_drained and self.ingest.is_settled)
+        return self.is_failed or (self.engine.is_drained and self.ingest.is_settled)
 
     def touch(self) -> None:
         """Something was asked of the engine: the next `turn` must look at it."""
@@ -171,9 +169,9 @@ class EngineHost:
         # Before everything else that this turn looks at: what was written waits for the disk, and nothing that follows for it.
         self.start_commit()
         self.staging.turn(now_ns)
-        if self._intake_is_stopped and not self._is_failed:
+        if self._intake_is_stopped and not self.is_failed:
             self.engine.seal_now()
-        if not self._is_failed and self.handing_out.is_open:
+        if not self.is_failed and self.handing_out.is_open:
             self._letters_at_ns = self._dead_letters.step(now_ns)
         self._start_jobs()
         self.ingest.refuse_rejected(now_ns)
@@ -189,7 +187,7 @@ class EngineHost:
     def drain(self) -> None:
         """Take no more pushes, seal, make all progress durable; `is_drained` tells when."""
         self.touch()
-        if not self._is_failed:
+        if not self.is_failed:
             self.ingest.write()
             self.handing_out.is_open = False
             self.engine.drain()
@@ -205,10 +203,6 @@ class EngineHost:
         self.engine.change_settings(settings)
         self.touch()
 
-    @property
-    def is_given_up(self) -> bool:
-        return self._when_gone is not None
-
     def give_up(self, reason: QuiverError, when_gone: Callable[[], None]) -> None:
         """The topic is deleted: refuse whoever waits for it, tell its consumers, and close the engine as it stands.
 
@@ -216,6 +210,7 @@ class EngineHost:
             when_gone: called once no job is under way any more and the engine is closed.
         """
         self._when_gone = when_gone
+        self.is_given_up = True
         self.ingest.give_up(reason)
         self.staging.refuse_all(reason)
         self.deliveries.give_up(reason)
@@ -258,31 +253,30 @@ class EngineHost:
 
     def _submit(self, submit: Submit, job: Job) -> None:
         self._in_flight += 1
-        self._agenda.note_activity(self)
         submit(job, lambda: self._finish(job))
 
     def _finish(self, job: Job) -> None:
-        """A turn follows at once, if there is more to do; the loop starts what the disk has to do next (`start_commit`)."""
+        """A turn follows at once, if there is more to do than to acknowledge and to commit what has come meanwhile."""
         self._in_flight -= 1
         self._agenda.note_activity(self)
         if self.is_given_up:
             self._close_if_idle()
             return
-        if job.error is None:
-            self._note_duration(job)
-        self._chronicle.finished(job)
-        self._apply(self.engine.finish(job))
+        is_commit = isinstance(job, CommitJob)
+        if job.error is None and (is_commit or isinstance(job, SealJob)):
+            self.latencies[Latency.SYNC if is_commit else Latency.SEAL].observe(job.took_ns)
+        happened = self.engine.finish(job)
         self.ingest.acknowledge()
-        if not isinstance(job, CommitJob) or job.rotates:
-            self.touch()
-        elif job.error is not None or not self.ingest.is_settled:
-            self.touch_push()
-
-    def _note_duration(self, job: Job) -> None:
-        if isinstance(job, CommitJob):
-            self.latencies[Latency.SYNC].observe(job.took_ns)
-        elif isinstance(job, SealJob):
-            self.latencies[Latency.SEAL].observe(job.took_ns)
+        if is_commit:
+            self._agenda.note_commit(self)
+        if isinstance(job, CommitJob) and not job.rotates:
+            # What it tells of, that more is durable or that it failed, is seen in the engine's own state.
+            if job.error is not None or self._pressure.steps or not self.ingest.is_flowing:
+                self.touch_push()
+            return
+        self._chronicle.finished(job)
+        self._apply(happened)
+        self.touch()
 
     def _tick(self) -> None:
         self._apply(self.engine.tick())
@@ -307,11 +301,11 @@ class EngineHost:
         self.handing_out.deliver()
 
     def _notice_failure(self) -> None:
-        if self.engine.state is EngineState.FAILED and not self._is_failed:
+        if self.engine.state is EngineState.FAILED and not self.is_failed:
             self._fail()
 
     def _fail(self) -> None:
-        self._is_failed = True
+        self.is_failed = True
         reason = self.engine.failure or "the engine failed"
         self._journal.error("engine.failed", reason, topic=self.engine.topic)
         self.ingest.fail(reason)

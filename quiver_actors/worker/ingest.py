@@ -69,12 +69,12 @@ class Ingest:
 
     @property
     def waiting_count(self) -> int:
-        return len(self._waiting)
+        return self._waiting.count
 
     @property
     def is_flowing(self) -> bool:
         """True while pushes are taken as they come: none waits, and nobody asked for an end."""
-        return not self._waiting and self._closed_by is None
+        return not self._waiting.count and self._closed_by is None
 
     @property
     def closed_by(self) -> QuiverError | None:
@@ -84,7 +84,7 @@ class Ingest:
     @property
     def is_settled(self) -> bool:
         """True when every push so far has been answered."""
-        return not self._waiting and not self._unacknowledged
+        return not self._waiting.count and not self._unacknowledged
 
     @property
     def deadline_ns(self) -> int | None:
@@ -109,7 +109,7 @@ class Ingest:
             ProtocolError: the span is not in the session's arena.
         """
         source = session.span(push)
-        if self._waiting or not self._has_room(push.length):
+        if self._waiting.count or not self._has_room(push.length):
             self._waiting.append(Waiting(session, push, session.hold(push), now_ns, now_ns + patience_ns(push)))
         else:
             span = self._buffer.copy(source)
@@ -118,7 +118,7 @@ class Ingest:
 
     def flush(self, session: Session, flush: Flush, now_ns: int) -> None:
         """Answer once everything pushed before is in a sealed segment."""
-        if self._waiting:
+        if self._waiting.count:
             self._waiting.append(Waiting(session, flush, None, now_ns, now_ns + FULL_DISK_PATIENCE_NS))
         else:
             self._seal(session, flush.tag)
@@ -133,13 +133,13 @@ class Ingest:
     def retry(self, now_ns: int) -> bool:
         """Take or refuse what waits, as far as the engine lets; True if something was staged."""
         was_staged = False
-        while self._waiting and self._admits(self._waiting.next):
+        while self._waiting.count and self._admits(self._waiting.next):
             waiting = self._waiting.take()
             if isinstance(waiting.request, Push):
                 was_staged |= self._take_held(waiting, waiting.request)
             elif not waiting.session.is_closed:
                 self._seal(waiting.session, waiting.request.tag)
-        if self._waiting:
+        if self._waiting.count:
             self._refuse_overdue(now_ns)
         return was_staged
 
@@ -226,8 +226,9 @@ class Ingest:
             self._refuse(session, push.tag, error)
             return
         # Bundles that were stored before lie anywhere between the others.
-        self._segment_staged = max(self._segment_staged, *(run.segment_seq for run in runs))
-        self._unacknowledged.append((max(run.sequence + run.count for run in runs), session, runs, arrived_ns))
+        last = runs[0] if len(runs) == 1 else max(runs, key=_sequence_of)
+        self._segment_staged = max(self._segment_staged, last.segment_seq)
+        self._unacknowledged.append((last.sequence + last.count, session, runs, arrived_ns))
 
     def _admits(self, waiting: Waiting) -> bool:
         if waiting.session.is_closed or isinstance(waiting.request, Flush):
@@ -269,7 +270,7 @@ class Ingest:
 
     def refuse_rejected(self, now_ns: int) -> None:
         """The engine has just found that there is no room: refuse at once where that is the policy."""
-        if self._waiting and self._engine.is_throttled:
+        if self._waiting.count and self._engine.is_throttled:
             self._refuse_overdue(now_ns)
 
     def _refuse_waiting(self, error: QuiverError, *, until_ns: int | None) -> None:
@@ -296,6 +297,10 @@ class Ingest:
             session.send(Done(tag))
         else:
             self._flushes.append((target, session, tag))
+
+
+def _sequence_of(run: AckRun) -> int:
+    return run.sequence
 
 
 def patience_ns(push: Push) -> int:

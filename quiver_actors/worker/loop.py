@@ -169,12 +169,14 @@ class WorkerLoop:
 
     def step(self, *, waits: bool = True) -> bool:
         """One turn, at once or when there is something to do; False: the loop has ended."""
-        if self._has_ended():
+        if self._phase is Phase.LEAVING and self._has_ended():
             return False
         ready = self._epoll.poll(self._timeout_seconds() if waits else 0, _EVENTS_PER_TURN)
         started_ns = monotonic_ns()
         self._turn(ready, started_ns)
-        self._gap_ns_max = max(self._gap_ns_max, monotonic_ns() - started_ns)
+        took_ns = monotonic_ns() - started_ns
+        if took_ns > self._gap_ns_max:
+            self._gap_ns_max = took_ns
         return True
 
     @property
@@ -188,10 +190,15 @@ class WorkerLoop:
     def _turn(self, ready: Sequence[tuple[int, int]], now_ns: int) -> None:
         self._turns += 1
         for thread in self._threads:
-            thread.finish_jobs()
-        self._acknowledge_and_commit()
+            if thread.done:
+                thread.finish_jobs()
+                self._acknowledge_and_commit()
         for fd, mask in ready:
-            self._dispatch(fd, mask, now_ns)
+            session = self._sessions.get(fd)
+            if session is not None:
+                self._attend(session, mask, now_ns)
+            elif fd != self._wake_fd:
+                self._open_door(fd, now_ns)
         if self._unfinished:
             for session in list(self._unfinished - self._paused):
                 self._parse(session, now_ns)
@@ -199,11 +206,13 @@ class WorkerLoop:
         for host in self._turned:
             host.turn(now_ns)
             self._agenda.note(host)
-        self._flush()
+        if self._unsent:
+            self._flush()
         if self._paused:
             self._resume_paused()
         self._advance_phase(now_ns)
-        self._share.turn(now_ns)
+        if now_ns >= self._share.early_ns:
+            self._share.turn(now_ns)
         if now_ns >= self._publish_at_ns - _PUBLISH_EARLY_NS:
             self._publish(now_ns)
 
@@ -212,18 +221,19 @@ class WorkerLoop:
         core before they do. With many the disk would wait for them, and goes first."""
         if len(self._unsent) <= _SENT_BEFORE_COMMIT_MAX:
             self._flush()
-        for host in self._agenda.touched():
+        for host in self._agenda.take_committed():
             host.start_commit()
-        self._flush()
+        if self._unsent:
+            self._flush()
 
-    def _dispatch(self, fd: int, mask: int, now_ns: int) -> None:
-        session = self._sessions.get(fd)
-        if session is not None:
-            if mask & select.EPOLLOUT:
-                self._unsent.add(session)
-            if mask & ~select.EPOLLOUT:
-                self._read(session, now_ns)
-        elif fd == self._listener.fd:
+    def _attend(self, session: Session, mask: int, now_ns: int) -> None:
+        if mask & select.EPOLLOUT:
+            self._unsent.add(session)
+        if mask & ~select.EPOLLOUT:
+            self._read(session, now_ns)
+
+    def _open_door(self, fd: int, now_ns: int) -> None:
+        if fd == self._listener.fd:
             self._accept(now_ns, self._listener, None)
         else:
             for adopted in self._adoption.cores:
@@ -231,13 +241,10 @@ class WorkerLoop:
                     self._accept(now_ns, adopted.listener, adopted)
 
     def _timeout_seconds(self) -> float:
-        if self._unfinished - self._paused or self._agenda.has_touched:
+        if self._unfinished and self._unfinished - self._paused:
             return 0.0
-        alarm_ns = self._agenda.next_alarm_ns()
-        until_ns = min(self._publish_at_ns, self._share.deadline_ns)
-        if alarm_ns is not None and alarm_ns < until_ns:
-            until_ns = alarm_ns
-        return max(0, until_ns - monotonic_ns()) / _NS_PER_SECOND
+        wait_ns = self._agenda.next_ns(min(self._publish_at_ns, self._share.deadline_ns)) - monotonic_ns()
+        return wait_ns / _NS_PER_SECOND if wait_ns > 0 else 0.0
 
     # --- connections ---------------------------------------------------------------------------------------------------
 
@@ -314,10 +321,10 @@ class WorkerLoop:
         """One send a session that has something to say."""
         while self._unsent:
             session = self._unsent.pop()
-            if session.connection.flush():
-                self._watch(session)
-            else:
+            if not session.connection.flush():
                 self._end(session)
+            elif session.connection.unsent_bytes or session.watched != select.EPOLLIN:
+                self._watch(session)
 
     def _watch(self, session: Session) -> None:
         """Wait for what the session can go on with: room to send, something to read."""
@@ -362,19 +369,20 @@ class WorkerLoop:
     # --- life of the worker --------------------------------------------------------------------------------------------
 
     def _advance_phase(self, now_ns: int) -> None:
-        hosts = self._hosts.values()
         if self._phase is Phase.SERVING:
-            if failed := [host for host in self._turned if host.is_failed]:
-                self._begin_failing(failed[0], now_ns)
-            elif self._drain_is_requested:
+            for host in self._turned:
+                if host.is_failed:
+                    self._begin_failing(host, now_ns)
+                    return
+            if self._drain_is_requested:
                 self._begin_draining(now_ns)
             elif self._intake_stop_is_requested and not self._intake_is_stopped:
                 self._stop_intake()
         elif self._phase is Phase.DRAINING:
-            if all(host.is_drained for host in hosts):
+            if all(host.is_drained for host in self._hosts.values()):
                 self._enter(Phase.LEAVING, now_ns)
         elif self._phase is Phase.FAILING and (
-            all(host.is_settled for host in hosts) or now_ns - self._phase_since_ns > FAILING_PATIENCE_NS
+            all(host.is_settled for host in self._hosts.values()) or now_ns - self._phase_since_ns > FAILING_PATIENCE_NS
         ):
             self._enter(Phase.LEAVING, now_ns)
 
@@ -410,8 +418,6 @@ class WorkerLoop:
         self._journal.event(f"worker.{phase.value}", sessions=len(self._sessions))
 
     def _has_ended(self) -> bool:
-        if self._phase is not Phase.LEAVING:
-            return False
         if not any(session.connection.unsent_bytes for session in self._sessions.values()):
             return True
         return monotonic_ns() - self._phase_since_ns > FAREWELL_PATIENCE_NS

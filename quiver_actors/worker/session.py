@@ -18,7 +18,7 @@ from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.shm.arena import ArenaOwner
 from quiver_actors.shm.errors import ShmError
 from quiver_actors.worker.access import Guest
-from quiver_actors.worker.connection import Connection
+from quiver_actors.worker.connection import UNSENT_BYTES_MAX, Connection
 from quiver_actors.worker.peer import Peer
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Session:
     @property
     def must_pause(self) -> bool:
         """True while nothing more should be taken from this connection."""
-        return len(self._held) >= HELD_PUSHES_MAX or self.connection.is_congested
+        return len(self._held) >= HELD_PUSHES_MAX or self.connection.unsent_bytes >= UNSENT_BYTES_MAX
 
     def forget_gone_hosts(self) -> None:
         """A long connection keeps no topic in memory that was deleted."""

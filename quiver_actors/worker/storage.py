@@ -51,7 +51,11 @@ _SETTLING_READS = 8
 
 
 class StorageShare:
-    """See the module. Without a page (None) there is no limit."""
+    """See the module. Without a page (None) there is no limit.
+
+    Attributes:
+        early_ns, deadline_ns: when `turn` may be called again, and when it must.
+    """
 
     def __init__(
         self,
@@ -79,7 +83,7 @@ class StorageShare:
         self._is_refused = False
         self._is_wanting = False
         self._claim = 0
-        self._due_ns = self._from_ns = 0
+        self.deadline_ns = self.early_ns = 0
         self._reckoning = Reckoning(hosts, agenda)
         self._was_over = False
         self._offered_ns = 0
@@ -98,14 +102,14 @@ class StorageShare:
         is_admitted = self._limit_bytes == NO_LIMIT or self.used_bytes + more_bytes <= self._limit_bytes
         if not is_admitted:
             self._is_refused = True
-            self._due_ns = self._from_ns = 0
+            self.deadline_ns = self.early_ns = 0
         return is_admitted
 
     def admits_for(self, engine: Engine, more_bytes: int) -> bool:
         """The same, of one engine: its topic may have less than there is."""
         is_admitted = self.topics.admits(engine, more_bytes, monotonic_ns(), self.admits)
         if not is_admitted:
-            self._due_ns = self._from_ns = 0
+            self.deadline_ns = self.early_ns = 0
         return is_admitted
 
     @property
@@ -136,19 +140,13 @@ class StorageShare:
     # --- turns ---------------------------------------------------------------------------------------------------------
 
     @property
-    def deadline_ns(self) -> int:
-        return self._due_ns
-
-    @property
     def cap_fraction(self) -> float:
         """How much of the cap the node uses; 0 without a cap."""
         cap_bytes = self._node_word(NodeStorageFigure.CAP_BYTES)
         return self._node_word(NodeStorageFigure.USED_BYTES) / cap_bytes if cap_bytes else 0.0
 
     def turn(self, now_ns: int) -> None:
-        """Look at the words, if it is time, and answer them."""
-        if now_ns < self._from_ns:
-            return
+        """Look at the words and answer them. To be called from `early_ns` on."""
         before_bytes = self._limit_bytes
         moved = self._reckoning.look()
         self._candidates.note(moved)
@@ -169,8 +167,8 @@ class StorageShare:
         is_busy = self._is_wanting or self.topics.is_short or self._claim > self._row.get(StorageFigure.CLAIM_DONE)
         calm_ns = CALM_INTERVAL_NS if self._node_word(NodeStorageFigure.CAP_BYTES) else UNCAPPED_INTERVAL_NS
         interval_ns = BUSY_INTERVAL_NS if is_busy else calm_ns
-        self._due_ns = now_ns + interval_ns
-        self._from_ns = self._due_ns - interval_ns // _EARLY_PART
+        self.deadline_ns = now_ns + interval_ns
+        self.early_ns = self.deadline_ns - interval_ns // _EARLY_PART
 
     def _node_word(self, figure: NodeStorageFigure) -> int:
         return self._node.load(figure) if self._node is not None else 0

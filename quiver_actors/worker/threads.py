@@ -13,7 +13,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import NoReturn, Protocol
 
 
 class Job(Protocol):
@@ -28,7 +29,11 @@ Submit = Callable[[Job, Finished], None]
 
 
 class JobThread:
-    """One such thread. All methods belong to the loop thread."""
+    """One such thread. All methods belong to the loop thread.
+
+    Attributes:
+        done: what is to be called back for the jobs that have run; `finish_jobs` does it.
+    """
 
     def __init__(self, name: str, wake_fd: int) -> None:
         """
@@ -40,32 +45,28 @@ class JobThread:
         """Raised after each submission; -1 once the thread has ended."""
         self._submitted: deque[tuple[Job, Finished] | None] = deque()
         """None: nothing more will come."""
-        self._done: deque[Finished] = deque()
-        self._crash: BaseException | None = None
+        self.done: deque[Finished] = deque()
         # A daemon: a disk that never answers must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, finished: Finished) -> None:
-        self._hand_over((job, finished))
+        self._submitted.append((job, finished))
+        if self._work_fd >= 0:
+            os.eventfd_write(self._work_fd, 1)
 
-    def finish_jobs(self) -> bool:
-        """Call back for every job that has run since the last call; True if there was one.
+    def finish_jobs(self) -> None:
+        """Call back for every job that has run since the last call.
 
         Raises:
             BaseException: what a job let escape, which is a bug: the worker must not go on.
         """
-        done = self._done
-        found = bool(done)
-        while done:
-            done.popleft()()
-        if self._crash is not None:
-            raise self._crash
-        return found
+        while self.done:
+            self.done.popleft()()
 
     def stop(self, timeout_seconds: float) -> bool:
         """End the thread after the jobs that were submitted; False if it did not end in time."""
-        self._hand_over(None)
+        self._end()
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
             return False
@@ -74,8 +75,8 @@ class JobThread:
             os.close(descriptor)
         return True
 
-    def _hand_over(self, work: tuple[Job, Finished] | None) -> None:
-        self._submitted.append(work)
+    def _end(self) -> None:
+        self._submitted.append(None)
         if self._work_fd >= 0:
             os.eventfd_write(self._work_fd, 1)
 
@@ -91,17 +92,21 @@ class JobThread:
             try:
                 job.run()
             except BaseException as error:  # noqa: BLE001 - raised again, in the loop thread
-                self._crash = error
+                self.done.append(partial(_raise, error))
                 return
             else:
-                self._done.append(finished)
+                self.done.append(finished)
             finally:
                 os.eventfd_write(self._wake_fd, 1)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 class AskThread(JobThread):
     """One for work that touches nothing of this worker's and may hang, such as a question to another machine: never waited for."""
 
     def stop(self, timeout_seconds: float) -> bool:
-        self._hand_over(None)
+        self._end()
         return True

@@ -27,15 +27,16 @@ class Waiting:
 
 
 class WaitingLine:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        count: how many wait.
+    """
 
     def __init__(self) -> None:
         self._by_session: dict[Session, deque[Waiting]] = {}
         self._turns: deque[Session] = deque()
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0
 
     def __iter__(self) -> Iterator[Waiting]:
         return (waiting for line in self._by_session.values() for waiting in line)
@@ -47,7 +48,7 @@ class WaitingLine:
             line = self._by_session[waiting.session] = deque()
             self._turns.append(waiting.session)
         line.append(waiting)
-        self._count += 1
+        self.count += 1
 
     @property
     def next(self) -> Waiting:
@@ -59,7 +60,7 @@ class WaitingLine:
         session = self._turns.popleft()
         line = self._by_session[session]
         waiting = line.popleft()
-        self._count -= 1
+        self.count -= 1
         if line:
             self._turns.append(session)
         else:
@@ -75,7 +76,7 @@ class WaitingLine:
         taken = [waiting for waiting in self if is_wanted(waiting)]
         if taken:
             left = [waiting for waiting in self if not is_wanted(waiting)]
-            turns, self._turns, self._by_session, self._count = self._turns, deque(), {}, 0
+            turns, self._turns, self._by_session, self.count = self._turns, deque(), {}, 0
             order = {session: place for place, session in enumerate(turns)}
             for waiting in sorted(left, key=lambda each: order[each.session]):
                 self.append(waiting)

@@ -120,8 +120,8 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         "durable is the newest log's end",
         _COMMIT,
-        "        durable = min(behind, default=self._numbers.next_sequence)\n",
-        "        durable = max(behind, default=self._numbers.next_sequence)\n",
+        "                durable = log.synced_sequence\n                break\n",
+        "                durable = log.sequence_end\n",
         _GROUP_COMMIT,
     ),
     Edit(

@@ -101,6 +101,8 @@ class HostBench:
                 job, finished = self.jobs.popleft()
                 job.run()
                 finished()
+                for host in self.agenda.take_committed():
+                    host.start_commit()
             due_ns = self.host.deadline_ns
             is_due = due_ns is not None and due_ns <= self.clock.now_ns
             if not self.host.is_touched and not self.host.handing_out.is_due and not is_due:

@@ -29,7 +29,9 @@ class SimThread(JobThread):
         # Not the base class's: it would start a thread.
         self.name = name
         self._waiting: deque[tuple[Job, Finished]] = deque()
-        self._finished: deque[tuple[Job, Finished]] = deque()
+        self.done: deque[Finished] = deque()
+        self._unfinished: deque[Job] = deque()
+        """Those of `done`."""
         self.refusals = 0
         """So many of the next arenas get no memory."""
 
@@ -50,21 +52,21 @@ class SimThread(JobThread):
                 job.run()
         else:
             job.run()
-        self._finished.append((job, finished))
+        self.done.append(finished)
+        self._unfinished.append(job)
         return f"{type(job).__name__}{', refused memory' if is_refused else ''}"
 
-    def finish_jobs(self) -> bool:
-        found = bool(self._finished)
-        while self._finished:
-            self._finished.popleft()[1]()
-        return found
+    def finish_jobs(self) -> None:
+        self._unfinished.clear()
+        super().finish_jobs()
 
     def stop(self, timeout_seconds: float) -> bool:
-        for job, _ in self._finished:
+        for job in self._unfinished:
             # The memory that it made goes with the process that it was made for.
             if isinstance(job, ArenaJob):
                 job.discard()
-        self._finished.clear()
+        self._unfinished.clear()
+        self.done.clear()
         self._waiting.clear()
         return True
 

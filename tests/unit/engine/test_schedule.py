@@ -93,7 +93,7 @@ def test_the_first_line_with_work_is_next_and_one_job_is_out_at_a_time() -> None
 def test_while_draining_only_lines_that_bring_the_drain_about_go_on() -> None:
     bench = Bench()
     bench.wanted = [First, Third]
-    bench.condition.state = EngineState.DRAINING
+    bench.condition.enter(EngineState.DRAINING)
     assert isinstance(bench.run()[0], Third)
 
 
@@ -101,7 +101,7 @@ def test_while_draining_only_lines_that_bring_the_drain_about_go_on() -> None:
 def test_nothing_is_done_once_it_is_over(state: EngineState) -> None:
     bench = Bench()
     bench.wanted = [First, Second, Third]
-    bench.condition.state = state
+    bench.condition.enter(state)
     assert bench.schedule.next() is None
 
 

@@ -66,11 +66,11 @@ def run_of(schema: StreamSchema, first_sequence: int, count: int) -> BundleRun:
         numbers * 8,
         numbers * 16,
     )
-    return BundleRun(schema, first_sequence, *columns)
+    return BundleRun(schema, first_sequence, *columns, row_count=int(columns[3].sum()))
 
 
 def append_each(builder: SegmentBuilder, run: BundleRun) -> None:
-    for offset, numbers in enumerate(zip(*run[2:], strict=True)):
+    for offset, numbers in enumerate(zip(*run[2:-1], strict=True)):
         time, items, size, rows, place, metadata_bytes, body_bytes = map(int, numbers)
         slot = (run.schema, rows, place, metadata_bytes, body_bytes, ())
         builder.append(run.first_sequence + offset, time, items, size, [slot])
@@ -132,7 +132,9 @@ def test_full_segment_refuses_and_stays_as_it_is() -> None:
 def test_a_run_that_does_not_fit_is_refused_whole() -> None:
     def run(first_sequence: int, count: int) -> BundleRun:
         each = np.full(count, 64)
-        return BundleRun(place()[0], first_sequence, each, each, each, each, 192 + 64 * np.arange(count), each, each)
+        return BundleRun(
+            place()[0], first_sequence, each, each, each, each, 192 + 64 * np.arange(count), each, each, 64 * count
+        )
 
     builder = SegmentBuilder(9, no_read)
     builder.append_run(run(0, SEGMENT_BUNDLES_MAX - 1))

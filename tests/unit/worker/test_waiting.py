@@ -21,7 +21,7 @@ def waiting(of: Session, tag: int, since_ns: int = 0, until_ns: int = 0) -> Wait
 def tags(line: WaitingLine) -> list[int]:
     """All of them, in the order in which they are served."""
     found = []
-    while line:
+    while line.count:
         found.append(line.take().request.tag)
     return found
 
@@ -32,7 +32,7 @@ def test_connections_take_turns_however_many_pushes_each_has() -> None:
         line.append(waiting(busy, tag))
     line.append(waiting(modest, 100))
     line.append(waiting(modest, 101))
-    assert len(line) == 7
+    assert line.count == 7
     assert tags(line) == [0, 100, 1, 101, 2, 3, 4]
 
 
@@ -51,11 +51,11 @@ def test_those_that_have_waited_long_enough_are_taken_out_and_the_others_keep_th
         line.append(waiting(of, tag, since_ns=tag + 1, until_ns=until_ns))
     assert (line.oldest_since_ns, line.next_until_ns) == (1, 10)
     assert sorted(each.request.tag for each in line.take_where(lambda each: each.until_ns <= 20)) == [0, 2, 3]
-    assert (len(line), line.oldest_since_ns, line.next_until_ns) == (2, 2, 30)
+    assert (line.count, line.oldest_since_ns, line.next_until_ns) == (2, 2, 30)
     assert tags(line) == [1, 4]
 
 
 def test_an_empty_line_has_no_deadline() -> None:
     line = WaitingLine()
-    assert (len(line), line.oldest_since_ns, line.next_until_ns, bool(line)) == (0, 0, None, False)
+    assert (line.count, line.oldest_since_ns, line.next_until_ns) == (0, 0, None)
     assert line.take_where(lambda each: True) == []
