@@ -10,6 +10,8 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """Now, for whoever was given it: the real clock in a node, a simulated one in tests."""
+
     def monotonic_ns(self) -> int:
         """Nanoseconds since some fixed moment; never goes back."""
 

@@ -35,6 +35,8 @@ SEQUENCE_BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CoreFile:
+    """What the file says. Numbers below those reserved may have been used, those from them on never were."""
+
     incarnation: bytes
     core_id: int
     next_segment_seq_reserved: int

@@ -25,6 +25,8 @@ STAGE_SUFFIX = ".stage"
 
 @dataclass(frozen=True, slots=True)
 class EnginePaths:
+    """The names below `root`, the directory of one topic on one core; relative to the data directory."""
+
     root: str
 
     @property

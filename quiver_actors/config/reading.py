@@ -56,6 +56,8 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
+    """What holds, and where it came from."""
+
     settings: NodeSettings
     entries: dict[str, Entry]
     """What was given, by whole key: the winner of each."""

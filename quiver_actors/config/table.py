@@ -21,6 +21,8 @@ from quiver_actors.units import GIB, KIB, MIB, MILLISECOND_NS, SECOND_NS
 
 
 class Scope(enum.Enum):
+    """Where a setting can stand."""
+
     NODE = "node"
     """Set once for the node, at the top of the file."""
     TOPIC = "topic"
@@ -28,6 +30,8 @@ class Scope(enum.Enum):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """A row: all that reading, checking, showing and documenting a setting need."""
+
     key: str
     """As in the file, with its section: `segment.target_size`."""
     field: str

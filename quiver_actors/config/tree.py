@@ -31,6 +31,8 @@ class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WalSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The log of each topic and core."""
+
     flush_interval_ns: int = 0
     """0 = acknowledge after the covering fdatasync; above 0 = after the write, synced by a timer of that interval."""
     max_size_bytes: int = 4 * GIB
@@ -59,6 +61,8 @@ class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that holds for one topic, on every core."""
+
     name: str = DEFAULT_TOPIC
     durability: str = "wal"
     slots: dict[str, int] = {}
@@ -103,6 +107,8 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that holds for a node, and what holds for topics of which nothing else is said."""
+
     data_dir: str = "./quiver_data"
     run_dir: str = ""
     """Where sockets and the counters page are found; empty: `default_run_dir()`."""

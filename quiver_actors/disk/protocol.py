@@ -67,10 +67,15 @@ class DiskFile(Protocol):
 
 
 class DirectoryLock(Protocol):
+    """Held until it is released or its process is gone."""
+
     def release(self) -> None: ...
 
 
 class Disk(Protocol):
+    """The calls to a file system, below one root: paths are relative to it, and one that ends in a link is refused. Each raises
+    DiskError, which has the call, the path and the errno."""
+
     def create(self, path: str) -> DiskFile:
         """A new, empty file for reading and writing; an existing one of that name is emptied."""
 

@@ -9,6 +9,8 @@ from quiver_actors.events import Event, Failed
 
 
 class EngineState(enum.IntEnum):
+    """Part of the counters page: numbers never change."""
+
     RECOVERING = 1
     READY = 2
     FULL = 3

@@ -28,6 +28,8 @@ POLICIES = (BACKPRESSURE, REJECT, DROP_OLDEST)
 
 
 class Verdict(enum.Enum):
+    """What becomes of a segment."""
+
     KEEP = "keep"
     DELETE = "delete"
     """Nobody needs it."""
@@ -51,6 +53,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """A verdict and why."""
+
     verdict: Verdict
     reason: str = ""
     """As metrics and gap notices spell it."""
@@ -58,6 +62,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    """A row of the table: of the rules that apply the first one decides."""
+
     name: str
     applies: Callable[[Facts], bool]
     outcome: Callable[[Facts], Outcome]

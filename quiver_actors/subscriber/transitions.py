@@ -31,6 +31,8 @@ class IllegalTransition(QuiverError):
 
 
 class BundleState(enum.IntEnum):
+    """What one subscriber's state of one bundle can be; a byte in memory, never on disk."""
+
     PENDING = 0
     """Zero, so that fresh memory is pending."""
     CLAIMED = 1
@@ -46,6 +48,8 @@ class BundleState(enum.IntEnum):
 
 
 class BundleEvent(enum.Enum):
+    """What can happen to it."""
+
     CLAIM = "claim"
     ACK = "ack"
     REJECT = "reject"

@@ -30,6 +30,8 @@ _SIZE_BYTES_MAX = 64 * MIB
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic that is there."""
+
     settings: TopicSettings
     """What holds, with everything from defaults, file, environment and commands worked out."""
     incarnation: str = ""

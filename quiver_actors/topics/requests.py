@@ -33,12 +33,16 @@ class List(TopicRequest, frozen=True, kw_only=True):
 
 
 class Create(TopicRequest, frozen=True, kw_only=True):
+    """Make a topic."""
+
     topic: str
     values: dict[str, Any] = {}
     """Settings by key, as TOML would give them."""
 
 
 class Change(TopicRequest, frozen=True, kw_only=True):
+    """Give a topic other settings."""
+
     topic: str
     values: dict[str, Any] = {}
     unset: list[str] = []
@@ -46,6 +50,8 @@ class Change(TopicRequest, frozen=True, kw_only=True):
 
 
 class Delete(TopicRequest, frozen=True, kw_only=True):
+    """Delete a topic with its bundles and subscribers."""
+
     topic: str
 
 

@@ -68,6 +68,8 @@ _RECORD_BYTES_MAX = 64 << 20
 
 
 class StageDecision(enum.Enum):
+    """What a start makes of the files of a stage."""
+
     DELETE = "delete"
     PUBLISH = "publish"
     KEEP = "keep"

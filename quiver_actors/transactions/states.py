@@ -16,6 +16,8 @@ from collections.abc import Mapping
 
 
 class StageState(enum.Enum):
+    """Where a stage is between its begin and its end."""
+
     OPEN = "open"
     PREPARING = "preparing"
     PREPARED = "prepared"

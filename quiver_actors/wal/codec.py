@@ -36,6 +36,8 @@ class LogHeader:
 
 @dataclass(frozen=True, slots=True)
 class EntryHeader:
+    """The 25 bytes behind an entry's length, see `layout`."""
+
     entry_type: int
     ingestion_ts_nanos: int
     sequence: int

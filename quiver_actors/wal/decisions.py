@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 
 class Cursor(enum.Enum):
+    """Where the cursor file says that sealing has come to, seen from this log."""
+
     NONE = "missing or damaged"
     BEFORE = "before the first entry"
     INSIDE = "inside"
@@ -24,6 +26,8 @@ class Cursor(enum.Enum):
 
 
 class Header(enum.Enum):
+    """What the header of the log says of who wrote it."""
+
     OURS = "ours"
     FOREIGN = "other writer"
     UNREADABLE = "unreadable"
@@ -31,12 +35,16 @@ class Header(enum.Enum):
 
 
 class Entries(enum.Enum):
+    """What of the entries can be read."""
+
     NONE = "none"
     WHOLE = "whole"
     DAMAGED = "with damage before or between them, or before an end that is proven"
 
 
 class Behind(enum.Enum):
+    """What stands behind the last entry."""
+
     END = "the end of the file, or zeroes"
     OTHER = "other bytes"
     TAIL = "the tail of a finished seal, checksum included"
@@ -51,6 +59,8 @@ class Held(enum.Enum):
 
 
 class Decision(enum.Enum):
+    """What becomes of a log."""
+
     FINISH = "finish"
     """The seal was complete, only its rename is missing."""
     SEAL = "seal"
