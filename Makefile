@@ -25,7 +25,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
-	@echo 'make test    lint, types and every test (needs a few minutes)'
+	@echo 'make test    lint, types and every test: about a quarter of an hour on 2 cores'
 	@echo 'make test-cluster         Spark on a standalone cluster of two hosts, with kills: about 3 GB of memory'
 	@echo 'make test-spark-versions  the Spark tests on Spark 4.1 and 4.2: fetches about 500 MB for each'
 	@echo 'make check   lint, types and the unit tests only'

@@ -54,11 +54,6 @@ class FuzzTally:
         self.failures += other.failures
 
 
-def mutant_of(name: str, number: int) -> bytes:
-    """The same name and number give the same input, for ever."""
-    return Mutator(TARGETS[name].specimens()).mutant(Random(f"{name} {number}"))
-
-
 class FuzzChild:
     """Inputs `[first, first + count)` of one parser, in a child that starts at once."""
 

@@ -143,7 +143,6 @@ class Peer:
         self.changed = threading.Condition()
         self.received: list[tuple[int, ClientMessage]] = []
         self.sessions: list[PeerSession] = []
-        self.sessions_ended = 0
         self.stored: list[Stored] = []
         self.unacknowledged: list[tuple[PeerSession, Push]] = []
         self.holds_acks = False
@@ -210,7 +209,6 @@ class Peer:
     def ended(self, session: PeerSession) -> None:
         with self.changed:
             self.sessions.remove(session)
-            self.sessions_ended += 1
             self.changed.notify_all()
 
     def handle(self, session: PeerSession, message: ClientMessage) -> None:

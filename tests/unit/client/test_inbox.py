@@ -13,8 +13,6 @@ from quiver_actors.client.grants import Grant, Parcel
 from quiver_actors.client.inbox import Inbox
 from quiver_actors.protocol.messages import Deliver, Gap
 
-NEVER_NS = 1 << 62
-
 
 class Sender:
     """What an inbox asks of the channel that a parcel came by."""
