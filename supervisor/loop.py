@@ -195,7 +195,10 @@ class Supervisor:
 
     def _observe(self, child: Child) -> None:
         seen = self._page.read_head(region_of(child.spec.index))
-        stopped = is_stopped(child.pid)
+        try:
+            stopped = is_stopped(child.pid)
+        except OSError:
+            return  # out of descriptors: no evidence against it, and looked at again soon
         if seen.pid == child.pid:  # else it has not begun its region yet: what is there is its predecessor's
             self._feed(Observed(child.spec.index, seen.state in READY_STATES, seen.heartbeat_ns, stopped))
 
@@ -245,8 +248,16 @@ class Supervisor:
         except OSError as error:
             self._feed(ForkFailed(spec.index, str(error.strerror)))
             return
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            # It could not be watched.
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self._feed(ForkFailed(spec.index, str(error.strerror)))
+            return
         self._started_unix_ns[spec.index] = time.time_ns()
-        pidfd = self._pidfds[spec.index] = os.pidfd_open(pid)
+        self._pidfds[spec.index] = pidfd
         self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
         self._feed(Forked(spec.index, pid))
 

@@ -43,10 +43,10 @@ class Notifier:
             return
         # A leading @ stands for the zero byte of Linux' abstract namespace.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.setblocking(False)
-            try:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)
                 sender.sendto(message.encode(), address)
-            except OSError:
-                # The manager is gone or does not read: no reason for the node to stop, and the next call tries again.
-                return
+        except OSError:
+            # The manager is gone or does not read, or no descriptor is left: no reason to stop, and the next call tries again.
+            return

@@ -160,6 +160,9 @@ class Coordination:
             next(self._unowned_steps)
         except StopIteration as done:
             self._unowned_bytes, self._unowned_steps = int(done.value), None
+        except OSError:
+            # A disk that does not answer, no descriptor left: what was found last stands until the next time.
+            self._unowned_steps = None
 
     def _publish(self, limits: Limits | None, decision: Decision) -> None:
         node = self._node
@@ -228,6 +231,9 @@ class _Share:
         except StopIteration as done:
             self.measured_bytes, self.used_seen_bytes, self.steps = int(done.value), 0, None
             self.is_measured = True
+        except OSError:
+            # What is known stands; the next turn begins again.
+            self.steps = None
 
     def forget_measure(self) -> None:
         """It has a process again, which may write."""

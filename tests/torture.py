@@ -50,6 +50,8 @@ _SEEDS_PER_PIECE = 1_000
 _PIECES_PER_SWEEP = 3
 """One piece in so many sweeps crash states, also on a machine that is too slow for the paces."""
 _FAILURES_MAX = 5
+_SHOWN_CHARACTERS = 4_000
+"""Of the output of a failed piece, from either end."""
 _NOT_ADDED = ("call_sites", "call_sites_hit", "file_kinds", "file_kinds_hit")
 """The same in every piece: the best one counts."""
 
@@ -149,6 +151,11 @@ NODE_PARTS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
 _EVICTION_TESTS = ("tests/integration/test_caps.py", "tests/integration/test_adoption.py")
 _EVICTIONS = ("pytest", "-q", *_EVICTION_TESTS, "-k", "killed or number_of_cores")
 _EVICTION_ROUNDS = {"QUIVER_TEST_CAP_ROUNDS": "10"}
+
+
+def _shortened(text: str) -> str:
+    """What has failed stands in front, where it ended behind."""
+    return text if len(text) <= 2 * _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} ... {text[-_SHOWN_CHARACTERS:]}"
 
 
 class Torture:
@@ -259,7 +266,7 @@ class Torture:
             print(f"# {' '.join(command[2:])}: {time.monotonic() - started:.0f} s", flush=True)
             if ran.returncode:
                 self.failures.append(f"{' '.join(command[1:])} ended with {ran.returncode}")
-                print(ran.stdout[-4000:], ran.stderr[-4000:], sep="\n", flush=True)
+                print(_shortened(ran.stdout), _shortened(ran.stderr), sep="\n", flush=True)
             for line in ran.stderr.splitlines():
                 if line.startswith("skipped "):
                     print(f"# {line}", flush=True)

@@ -331,6 +331,8 @@ class Staging:
             session.refuse(tag, error)
 
     def _tell_prepared(self, number: int) -> None:
+        if number not in self._preparing:
+            return  # the engine failed meanwhile: refused, and recovery finds it prepared
         session, tag = self._preparing.pop(number)
         stage = next(stage for stage in self._stages if stage.number == number)
         stage.owner = None

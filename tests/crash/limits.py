@@ -129,14 +129,14 @@ class Pressure:
 
 
 class NoRoom(Pressure):
-    """All blocks of the file system go to a file; or most, and the node takes the rest as a stopped subscriber lets it delete nothing."""
+    """All blocks of the file system go to a file; or most, and the node takes the rest as a stopped subscriber lets it delete nothing.
+    With subscribers a node may go on in the room that it has, and refuse nobody."""
 
-    is_felt_for_sure = True
     deaths_max = _DEATHS_MAX
 
     def press(self) -> None:
         self._filler = self.node.data.with_name("filler")
-        self._by_itself = self.random.random() < 0.5
+        self._by_itself = self.is_felt_for_sure = self.random.random() < 0.5
         if self._by_itself:
             tell(map(self.node.pids.__getitem__, self.node.subscribers), signal.SIGSTOP)
         self._fill(_LAST_ROOM_BYTES if self._by_itself else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -191,6 +192,21 @@ def test_killed_worker_comes_back_with_a_new_generation(directories: Directories
         page = CountersPage.attach(directories.record()["counters"])
         assert [region.generation for region in page.read()] == [1, 2, 1]
         page.close()
+        assert node.stop() == 0
+
+
+def test_supervisor_without_a_descriptor_left_goes_on_and_brings_its_workers_back(directories: Directories) -> None:
+    with NodeProcess.small(directories, patience=failing_after(1000)).wait_ready() as node:
+        first, second = node.worker_pids()
+        _, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (0, hard))
+        os.kill(first, signal.SIGKILL)
+        node.wait_for("worker.fork_failed", "worker=core_0")
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        node.wait_for("worker.ready", "worker=core_0")
+        again, same = node.worker_pids()
+        assert again != first
+        assert same == second
         assert node.stop() == 0
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,20 @@ from quiver_actors.supervisor.figures import (
     StorageFigure,
     region_of,
 )
-from quiver_actors.supervisor.measure import measure
+from quiver_actors.supervisor.measure import measure, measuring
 from quiver_actors.supervisor.spec import ChildSpec, Patience
 from quiver_actors.supervisor.state import ChildState
 from quiver_actors.supervisor.storage import Coordination, StorageSpec
 
 MIB = 1 << 20
+Measuring = Callable[[Iterable[str], Collection[str]], Generator[None, None, int]]
 
 
 class Node:
     """Two children, their rows, and a data directory."""
 
-    def __init__(self, root: Path, page: CountersPage, cap_bytes: int) -> None:
-        self.root, self.page, self.cap_bytes = root, page, cap_bytes
+    def __init__(self, root: Path, page: CountersPage, cap_bytes: int, measure_with: Measuring = measuring) -> None:
+        self.root, self.page, self.cap_bytes, self.measure_with = root, page, cap_bytes, measure_with
         specs = [ChildSpec(name=f"core_{n}", index=n, cpu=None, run=lambda context: 0) for n in range(2)]
         self.children: list[Child] = Supervision(specs, Patience(), 0).children
         for core in range(2):
@@ -45,7 +47,10 @@ class Node:
 
     def coordinator(self) -> Coordination:
         spec = StorageSpec(
-            root=str(self.root), cap_bytes=lambda: self.cap_bytes, directories=lambda n: [str(self.root / f"core_{n}")]
+            root=str(self.root),
+            cap_bytes=lambda: self.cap_bytes,
+            directories=lambda n: [str(self.root / f"core_{n}")],
+            measuring=self.measure_with,
         )
         return Coordination(spec, self.children, self.page, self.own)
 
@@ -68,11 +73,16 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def page() -> Iterator[CountersPage]:
     page = CountersPage.create(new_name(), 3, 16)
-    yield Node(tmp_path, page, 64 * MIB)
+    yield page
     page.unlink()
     page.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path, page: CountersPage) -> Node:
+    return Node(tmp_path, page, 64 * MIB)
 
 
 def put(path: Path, size_bytes: int) -> None:
@@ -112,6 +122,28 @@ def test_a_dead_child_gives_back_what_it_does_not_use_once_it_was_measured(node:
         node.turn()
     assert node.granted(0) >= 50 * MIB
     assert node.granted(0) + measure([str(node.root / "core_1")]) <= 64 * MIB
+
+
+def test_what_could_not_be_measured_is_measured_again(tmp_path: Path, page: CountersPage) -> None:
+    """No descriptor is left, or the disk does not answer."""
+    is_failing = False
+
+    def measuring_or_not(directories: Iterable[str], without: Collection[str]) -> Generator[None, None, int]:
+        if is_failing:
+            raise OSError(errno.EMFILE, "no descriptor left")
+        return (yield from measuring(directories, without))
+
+    node = Node(tmp_path, page, 64 * MIB, measuring_or_not)
+    node.start(0, 0).set(StorageFigure.WANTED_BYTES, 50 * MIB)
+    put(node.root / "core_1" / "log", 2 * MIB)
+    is_failing = True
+    before = node.granted(0)
+    for _ in range(3):
+        node.turn()
+    is_failing = False
+    for _ in range(5):
+        node.turn()
+    assert node.granted(0) >= 50 * MIB > before
 
 
 def test_another_coordinator_goes_on_from_the_words_that_it_finds(node: Node) -> None:
