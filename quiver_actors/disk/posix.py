@@ -29,9 +29,6 @@ class PosixFile:
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
         try:
-            if len(buffers) <= _IOVECS_MAX:
-                self._write_group(buffers, offset)
-                return
             for first in range(0, len(buffers), _IOVECS_MAX):
                 offset = self._write_group(buffers[first : first + _IOVECS_MAX], offset)
         except OSError as error:

@@ -93,13 +93,13 @@ class GroupCommit:
             retire_as = self._paths.rotated(self._numbers.take_rotation(log.segment_seq))
         publish = not log.published
         dirty = log.written_end > log.synced_end
-        sync = dirty and (publish or log.closed or self._sync_is_due(log))
+        sync = dirty and (self._syncs_each_commit or publish or log.closed or self._sync_is_due(log))
         if not (sync or publish or retire_as):
             return None
         return jobs.CommitStep(log, log.written_end, log.sequence_end, sync, publish, retire_as)
 
     def _sync_is_due(self, log: Log) -> bool:
-        if self._syncs_each_commit or self._condition.is_draining:
+        if self._condition.is_draining:
             return True
         if self._settings.durability == "segment_only":
             return False

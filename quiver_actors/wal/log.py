@@ -49,6 +49,8 @@ class Log:
         self.first_append_ns = 0
         self.dirty_since_ns = 0
         self._staged: list[memoryview | bytes] = []
+        self.has_staged = False
+        """Something waits for `write`."""
         self.entry_type = layout.ENTRY_TYPE_BUNDLE
         self.builder = SegmentBuilder(0, self.read)
 
@@ -61,6 +63,7 @@ class Log:
         header = encode_header(cfg_hash, position_start, identity)
         self.header = header
         self._staged.append(header)
+        self.has_staged = True
         self.crc = crc32(header)
         self.end = len(header)
 
@@ -84,6 +87,7 @@ class Log:
         """Complete the entries in `span` (sequence, time, CRC) and queue them for `write`."""
         clean = self.written_end == self.synced_end and self.end <= max(self.written_end, layout.HEADER_BYTES)
         self._staged.append(span)  # first, so that the builder can read back dictionaries of this very push
+        self.has_staged = True
         if isinstance(entries, uniform.UniformEntries):
             self._stage_uniform(span, entries, now_unix_ns)
         else:
@@ -129,13 +133,9 @@ class Log:
             sequence += 1
         self.crc = crc_of_file
 
-    @property
-    def has_staged(self) -> bool:
-        return bool(self._staged)
-
     def write(self) -> None:
         """Write what is staged with one call. After an error the engine has failed and this log is left alone."""
-        staged, self._staged = self._staged, []
+        staged, self._staged, self.has_staged = self._staged, [], False
         self.file.write(staged, self.written_end)
         self.written_end = self.end
 

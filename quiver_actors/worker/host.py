@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic_ns
 
 from quiver_actors import events
@@ -253,7 +254,7 @@ class EngineHost:
 
     def _submit(self, submit: Submit, job: Job) -> None:
         self._in_flight += 1
-        submit(job, lambda: self._finish(job))
+        submit(job, partial(self._finish, job))
 
     def _finish(self, job: Job) -> None:
         """A turn follows at once, if there is more to do than to acknowledge and to commit what has come meanwhile."""

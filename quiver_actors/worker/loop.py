@@ -196,7 +196,10 @@ class WorkerLoop:
         for fd, mask in ready:
             session = self._sessions.get(fd)
             if session is not None:
-                self._attend(session, mask, now_ns)
+                if mask & select.EPOLLOUT:
+                    self._unsent.add(session)
+                if mask & ~select.EPOLLOUT:
+                    self._read(session, now_ns)
             elif fd != self._wake_fd:
                 self._open_door(fd, now_ns)
         if self._unfinished:
@@ -225,12 +228,6 @@ class WorkerLoop:
             host.start_commit()
         if self._unsent:
             self._flush()
-
-    def _attend(self, session: Session, mask: int, now_ns: int) -> None:
-        if mask & select.EPOLLOUT:
-            self._unsent.add(session)
-        if mask & ~select.EPOLLOUT:
-            self._read(session, now_ns)
 
     def _open_door(self, fd: int, now_ns: int) -> None:
         if fd == self._listener.fd:
