@@ -20,7 +20,7 @@ PARTS = frozenset(["disk", "engine", "recovery", "retention", "segment", "subscr
 """Packages of which an engine consists, beside the modules at the top."""
 MODULES = frozenset(["topics.catalogue", "worker.adoption"])
 """What else changes files that data depend on."""
-OTHER_PARTS = frozenset(["node"])
+OTHER_PARTS = frozenset(["node", "node_dirs"])
 """At the top, but no part of an engine."""
 _DISKS = frozenset(["crashes", "faulty", "interposed", "monitor", "posix", "simulated"])
 _RECEIVERS = frozenset(["disk", "file", "copy"])
@@ -30,7 +30,7 @@ _READS = frozenset(["read", "pread", "_read", "_pread"])
 """Names of functions that were handed over: `Read`."""
 
 _READS_OF_OTHERS = {
-    # Through `SalvageReader` or `LogSource`, whose own calls count; or of bytes in memory: a mapped segment, the tail that was just built.
+    # Through `SalvageReader` or `LogSource`, whose own calls count; or of bytes in memory: a mapped segment.
     "quiver_actors.rebuild",
     "quiver_actors.segment.salvage",
     "quiver_actors.segment.flips",
@@ -38,7 +38,6 @@ _READS_OF_OTHERS = {
     "quiver_actors.recovery.replay",
     "quiver_actors.segment.reader:SegmentReader.__init__",
     "quiver_actors.segment.dictionaries",
-    "quiver_actors.segment.tail",
     # Of what replay has in memory.
     "quiver_actors.transactions.keys",
     # Of a transaction and an epoch.
