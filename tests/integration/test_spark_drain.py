@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from quiver_actors.flight.members import members_of
 from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL
 from tests.integration.node_process import ROOT, command_line, run_quiver
-from tests.integration.spark_node import Node, wait_until
+from tests.integration.spark_node import Node, ResumedQuery, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,6 +54,13 @@ def push(node: Node, first: int, count: int) -> None:
         client.push(pa.record_batch({"n": pa.array(range(first, first + count), pa.int64())}), topic="moving")
 
 
+def rows_committed(output: Path) -> int:
+    """Of a query that writes Parquet, over all of its runs: what its finished micro-batches have written."""
+    logs = [log.read_text().splitlines() for log in (output / "_spark_metadata").glob("[0-9]*")]
+    files = {json.loads(line)["path"] for lines in logs for line in lines if line.startswith("{")}
+    return sum(pq.read_metadata(file.removeprefix("file://")).num_rows for file in files)
+
+
 def test_a_drain_ends_under_an_idle_query_which_goes_on_without_the_node(spark: SparkSession, tmp_path: Path) -> None:
     nodes, output = tmp_path / "nodes", tmp_path / "output"
 
@@ -61,16 +70,16 @@ def test_a_drain_ends_under_an_idle_query_which_goes_on_without_the_node(spark: 
         writer = stream.writeStream.format("parquet").option("path", str(output))
         return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
 
-    def wait_read(query: StreamingQuery, count: int) -> None:
-        wait_until(lambda: not query.isActive or sum(p.numInputRows for p in query.recentProgress) >= count, "the rows")
-        assert query.exception() is None
+    def wait_read(query: ResumedQuery, count: int) -> None:
+        wait_until(lambda: rows_committed(output) >= count or query.is_over(), "the rows")
+        assert rows_committed(output) == count
 
     with ExitStack() as ending:
         leaves, stays = (ending.enter_context(served(name, nodes)) for name in ("leaves", "stays"))
         push(leaves, 0, 100)
         push(stays, 100, 100)
-        query = start()
-        ending.callback(query.stop)
+        query = ResumedQuery(start)
+        ending.callback(lambda: query.query.stop())
         wait_read(query, 200)
         # Nothing more comes, so Spark plans no micro-batch any more, with which it would commit the last one.
         drained = run_quiver(
@@ -80,9 +89,8 @@ def test_a_drain_ends_under_an_idle_query_which_goes_on_without_the_node(spark: 
         assert list(members_of(str(nodes))) == ["stays"]
         push(stays, 200, 100)
         wait_read(query, 300)
-        query.stop()
-        query = start()
-        ending.callback(query.stop)
+        query.query.stop()
+        query = ResumedQuery(start)
         push(stays, 300, 100)
-        wait_read(query, 100)
+        wait_read(query, 400)
     assert sorted(row.n for row in spark.read.parquet(str(output)).collect()) == list(range(400))
