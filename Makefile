@@ -21,11 +21,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs fresh-user test test-cluster test-spark-versions test-spark-4.1 test-spark-4.2 check lint types unit torture soak mutation coverage bench bench-peers install clean
+.PHONY: help demo docs fresh-user test test-demo test-cluster test-spark-versions test-spark-4.1 test-spark-4.2 check lint types unit torture soak mutation coverage bench bench-peers install clean
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
 	@echo 'make test    lint, types and every test: about a quarter of an hour on 2 cores'
+	@echo 'make test-demo            the demo, and that its closing line says what it must'
 	@echo 'make test-cluster         Spark on a standalone cluster of two hosts, with kills: about 3 GB of memory'
 	@echo 'make test-spark-versions  the Spark tests on Spark 4.1 and 4.2: fetches about 500 MB for each'
 	@echo 'make check   lint, types and the unit tests only'
@@ -47,6 +48,9 @@ demo: $(STAMP)
 test: lint types
 	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder tests
 
+test-demo: $(STAMP)
+	$(PYTEST) -m demo tests/integration/test_demo.py
+
 test-cluster: $(STAMP)
 	$(PYTEST) -m cluster tests/cluster
 
@@ -56,7 +60,7 @@ SPARK_TESTS := tests/unit/spark tests/integration/test_spark_*.py $(addprefix te
 test-spark-versions: test-spark-4.1 test-spark-4.2
 
 test-spark-4.1 test-spark-4.2: test-spark-4.%: .venv-spark-4.%/installed
-	.venv-spark-4.$*/bin/python -m pytest -q $(SPARK_TESTS)
+	.venv-spark-4.$*/bin/python -m pytest -q -m 'not cluster' $(SPARK_TESTS)
 
 .venv-spark-4.%/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(@D)

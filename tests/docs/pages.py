@@ -30,7 +30,7 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     (
         "README",
         "make demo    # real flights",
-    ): "runs for minutes, and make test is what runs this; make demo is tested by itself",
+    ): "runs for minutes, and make test is what runs this; make test-demo runs the demo",
     (
         "README",
         "from quiver_actors import spark as qs",

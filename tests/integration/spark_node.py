@@ -121,6 +121,9 @@ class ResumedQuery:
             return False
         return True
 
+    def stop(self) -> None:
+        self.query.stop()
+
     def finish(self, seconds: float = 360.0) -> StreamingQuery:
         """Wait for its end."""
         wait_until(self.is_over, "the end of the query", seconds)

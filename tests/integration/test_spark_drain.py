@@ -79,7 +79,7 @@ def test_a_drain_ends_under_an_idle_query_which_goes_on_without_the_node(spark: 
         push(leaves, 0, 100)
         push(stays, 100, 100)
         query = ResumedQuery(start)
-        ending.callback(lambda: query.query.stop())
+        ending.callback(query.stop)
         wait_read(query, 200)
         # Nothing more comes, so Spark plans no micro-batch any more, with which it would commit the last one.
         drained = run_quiver(
@@ -89,8 +89,9 @@ def test_a_drain_ends_under_an_idle_query_which_goes_on_without_the_node(spark: 
         assert list(members_of(str(nodes))) == ["stays"]
         push(stays, 200, 100)
         wait_read(query, 300)
-        query.query.stop()
+        query.stop()
         query = ResumedQuery(start)
+        ending.callback(query.stop)
         push(stays, 300, 100)
         wait_read(query, 400)
     assert sorted(row.n for row in spark.read.parquet(str(output)).collect()) == list(range(400))

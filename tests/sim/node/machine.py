@@ -171,7 +171,7 @@ class Machine:
         self.supervision.begin_look(now_ns)
         for child in self.supervision.children:
             if child.has_process:
-                seen = self._page.read_region(region_of(child.spec.index))
+                seen = self._page.read_head(region_of(child.spec.index))
                 if seen.pid == child.pid:
                     ready = seen.state in READY_STATES
                     self._feed(Observed(child.spec.index, ready, seen.heartbeat_ns, False))

@@ -20,10 +20,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import itertools
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Any
 
@@ -63,6 +64,9 @@ _QUICK_ROUNDS = 400
 _STOP_ROUNDS_MAX = 500
 _GONE_ROUNDS_MAX = 200
 """Rounds in which workers must have noticed that all clients are gone."""
+
+_Choices = tuple[Sequence[Callable[[], None]], list[int]]
+"""What may happen, and the weights of that and of all before it."""
 
 
 class Run:
@@ -133,16 +137,16 @@ class Run:
         finally:
             self._close()
 
-    def _do(self, choices: list[tuple[Callable[[], None], int]]) -> None:
-        functions, weights = zip(*choices, strict=True)
-        self.random.choices(functions, weights)[0]()
+    def _do(self, choices: _Choices) -> None:
+        functions, weights = choices
+        self.random.choices(functions, cum_weights=weights)[0]()
 
     # --- what goes on ------------------------------------------------------------------------------------------------------
 
-    def _ordinary(self) -> list[tuple[Callable[[], None], int]]:
+    def _ordinary(self) -> _Choices:
         # A transaction needs many turns before a connection is lost.
         pushers = [*self.pushers, *(actor for actor in self.pushers if isinstance(actor, TransactionActor))]
-        return [
+        return _choices(
             (lambda: self._worker_step(self._core()), 30),
             (lambda: self._job_step(self._core()), 22),
             (lambda: self._client_step(pushers), 26),
@@ -150,7 +154,7 @@ class Run:
             (self._operator_step, 1),
             (self._supervisor_step, 4),
             (lambda: self.time.advance(self.random.choice((10_000, 200_000, MILLISECOND_NS, 5 * MILLISECOND_NS))), 10),
-        ]
+        )
 
     def _core(self) -> int:
         return self.random.randrange(self.machine.settings.cores)
@@ -183,7 +187,7 @@ class Run:
 
     # --- what breaks -------------------------------------------------------------------------------------------------------
 
-    def _faults(self) -> list[tuple[Callable[[], None], int]]:
+    def _faults(self) -> _Choices:
         random, machine, core = self.random, self.machine, self._core
 
         def client() -> Actor:
@@ -208,7 +212,7 @@ class Run:
             (lambda: _bind(self._jump, random.choice((-1, 1)) * random.choice((SECOND_NS, 3600 * SECOND_NS))), 2),
             (lambda: _bind(self.time.advance, random.choice((SECOND_NS, 40 * SECOND_NS))), 2),
         ]
-        return [(lambda make=make: self._strike(make()), weight) for make, weight in found]  # type: ignore[misc]
+        return _choices(*((lambda make=make: self._strike(make()), weight) for make, weight in found))
 
     def _strike(self, fault: Callable[[], None]) -> None:
         self.faults += 1
@@ -414,6 +418,11 @@ def open_descriptors() -> set[str]:
         with contextlib.suppress(FileNotFoundError):
             found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
     return {each for each in found if "/proc/" not in each}
+
+
+def _choices(*choices: tuple[Callable[[], None], int]) -> _Choices:
+    functions, weights = zip(*choices, strict=True)
+    return functions, list(itertools.accumulate(weights))
 
 
 def _bind(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
