@@ -91,10 +91,10 @@ class _Texts(_Values):
     def lay(self, bodies: Bytes, buffers: Buffers) -> bool:
         count, texts = len(bodies), self.texts
         offsets = np.frombuffer(buffers[1], self.offset_type, count * self.rows + 1)
-        firsts = np.arange(count + 1, dtype=self.offset_type) * texts.size_bytes
-        if not (offsets[:: self.rows] == firsts).all():
+        starts = offsets[:-1].reshape(count, self.rows)
+        if (offsets[self.rows :: self.rows] - starts[:, 0] != texts.size_bytes).any():
             return False
-        own = (offsets[:-1].reshape(count, self.rows) - firsts[:-1, np.newaxis]).view(np.uint8)
+        own = (starts - starts[:, :1]).view(np.uint8)
         bodies[:, self.start : self.start + own.shape[1]] = own
         return not texts.size_bytes or texts.lay(bodies, buffers)
 
