@@ -176,6 +176,11 @@ class SubscriberChannel(Channel):
         self.unconfirmed.asked(call.tag)
         return call
 
+    def forget(self, call: Call) -> None:
+        """As the base class, but for what tells that a notice was handed over: the next flush waits for the same."""
+        if not isinstance(call.request, GapAck):
+            super().forget(call)
+
     def tend(self, now_ns: int) -> None:
         """What is due without anybody asking: the watchdog, and leases of bundles that wait in the inbox."""
         if not self.is_registered:

@@ -3,6 +3,7 @@
     python -m tests.sim --report                          as `make test` does; the last line is JSON
     python -m tests.sim --report --crash-states 1000000   for a night
     python -m tests.sim --report --quick                  for a look
+    python -m tests.sim --seed N --steps M                one run of a whole simulated node: `tests.sim.node`
 
 The first broken rule ends it, with what is needed to see it again.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import time
 from pathlib import Path
@@ -28,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Crash and error sweeps of the engine.")
     parser.add_argument("--crash-states", type=int, default=STATES_DEFAULT, help="distinct disks that crashes leave")
     parser.add_argument("--seed", type=int, default=0, help="first seed of the runs")
+    parser.add_argument("--steps", type=int, default=0, help="of a whole simulated node, of that seed alone")
     parser.add_argument(
         "--report", action="store_true", help="the other suites too (tests.evidence), and one line of JSON"
     )
@@ -40,6 +43,10 @@ def main() -> int:
     )
     parser.add_argument("--alone", action="store_true", help="only what needs nothing but the simulated disk")
     arguments = parser.parse_args()
+    if arguments.steps:
+        # In a process of its own: time is replaced in it before anything else is imported.
+        node = ["-m", "tests.sim.node", "--seed", str(arguments.seed), "--steps", str(arguments.steps)]
+        os.execve(sys.executable, [sys.executable, *node], os.environ | {"PYTHONHASHSEED": "0"})
     if arguments.quick:
         arguments.crash_states, arguments.alone = QUICK_STATES, True
     logging.disable(logging.CRITICAL)

@@ -11,6 +11,7 @@ from quiver_actors.client.delivery import Delivery
 from quiver_actors.client.gaps import WaitingGap
 from quiver_actors.client.stage import StagePlan
 from quiver_actors.errors import QuiverError, TopicDeleted, TopicRecreated, TransactionAborted
+from quiver_actors.model import BundleId
 from quiver_actors.topics.requests import Create, Delete, List
 from quiver_actors.transactions.model import Token
 from tests.sim.node.clients import Running, SimProducer, SimSubscriber
@@ -219,6 +220,7 @@ class SubscriberActor:
         self.place = place
         self._acked: list[Delivery] = []
         self._held: list[Delivery] = []
+        self._newest: dict[BundleId, Delivery] = {}
         self._confirming: tuple[Running[None], Delivery] | None = None
         self._is_asking = False
         self._flushing: tuple[Running[None], list[Delivery]] | None = None
@@ -249,6 +251,7 @@ class SubscriberActor:
 
     def _forget(self) -> None:
         self._held.clear()
+        self._newest.clear()
         self._acked.clear()
         self._confirming = None
         self._is_asking = False
@@ -295,8 +298,9 @@ class SubscriberActor:
             return
         if isinstance(item, WaitingGap):
             self.client.consumer.confirm_gap(item)
-            is_allowed = self.world.machine.may_lose(item.notice.core)
-            self.model.told(self.name, item.notice, may_be_promised=is_allowed)
+            notice = item.notice
+            is_allowed = self.world.machine.may_lose((notice.topic, notice.core, notice.segment_seq))
+            self.model.told(self.name, notice, may_be_promised=is_allowed)
         elif item is not None:
             try:
                 batch = item[0]  # beside it may be the slot of the producer's name and number
@@ -306,6 +310,7 @@ class SubscriberActor:
                 return
             self.model.delivered(self.name, item.bundle_id, batch)
             self._held.append(item)
+            self._newest[item.bundle_id] = item
 
     def _resolve(self, delivery: Delivery) -> None:
         if self.world.is_resting or self.world.random.random() < 0.85:
@@ -327,7 +332,7 @@ class SubscriberActor:
         if running.is_done:
             self._confirming = None
             if running.error is None:
-                self.model.resolved(self.name, delivery.bundle_id)
+                self.model.resolved(self.name, delivery.bundle_id, is_heard=True)
 
     def _step_flush(self, flushing: Running[None], acked: list[Delivery]) -> None:
         """After an error nobody knows of any of them."""
@@ -336,8 +341,11 @@ class SubscriberActor:
             return
         self._flushing = None
         for delivery in acked if flushing.error is None else ():
-            if not self.client.is_refused(delivery):
-                self.model.resolved(self.name, delivery.bundle_id)
+            is_heard = self.client.is_heard(delivery)
+            # Of one that was lost with its connection and came again, what became of it then counts: perhaps it was refused.
+            is_newest = self._newest.get(delivery.bundle_id) is delivery
+            if not self.client.is_refused(delivery) and (is_heard or is_newest):
+                self.model.resolved(self.name, delivery.bundle_id, is_heard=is_heard)
 
 
 class TopicActor:

@@ -157,6 +157,11 @@ class SimSubscriber:
         """Done without an error: everything that was acknowledged before is durable, but for what was refused."""
         return Running(self.exchange, as_steps(self.consumer.flushing(1000.0)))
 
+    def is_heard(self, delivery: Delivery) -> bool:
+        """Whether a worker has heard what became of it and made that durable. Of what went with a connection a flush says only that nothing
+        of it is owed any more: it may have been dropped meanwhile."""
+        return self.consumer._is_answered(delivery)
+
     def is_refused(self, delivery: Delivery) -> bool:
         """Whether a worker has refused what became of it, as the claim was gone."""
         parcel = delivery._parcel

@@ -50,6 +50,7 @@ from quiver_actors.topics.requests import SUBJECT, TopicReply, TopicRequest
 from quiver_actors.topics.versions import topic_versions
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.worker.figures import FigurePublisher
+from tests.sim.node.bits import Segment, rot
 from tests.sim.node.cores import disk_of, keeps_damage, served_by, show_directories
 from tests.sim.node.polls import Delays
 from tests.sim.node.room import CORES_MAX, Room, node_settings
@@ -79,6 +80,7 @@ class Machine:
         self.counts: Counter[str] = Counter()
         self.failing_cores: set[int] = set()
         """Whose disk has failed a call at some time: their bundles may be lost, and announced."""
+        self._rotten: set[Segment] = set()
         # Sockets and a log that is really synced: in memory where that is possible, so that nobody waits for a disk.
         self._base = Path(tempfile.mkdtemp(prefix="qv-sim-", dir=_MEMORY if os.path.isdir(_MEMORY) else None))
         self.run_dir = str(self._base)
@@ -354,10 +356,19 @@ class Machine:
             if worker is not None:
                 worker.kill()
                 self.workers[core] = None
-            self.disks[core] = self.disks[core].crash(mode, seed + core)
+        self.disks = [disk.crash(mode, seed + core) for core, disk in enumerate(self.disks)]
         self.shared = self.shared.crash(mode, seed + len(self.disks) - 1)
         self.settings = msgspec.structs.replace(self.settings, cores=cores)
         self.start_supervisor()
+
+    def rot(self, core: int, seed: int) -> None:
+        """A worker is killed, and bits of its sealed segments are something else when it comes back."""
+        self.kill(core)
+        for served in self._served_by(core):
+            for segment in rot(self.disks[served], Random(seed + served)):
+                self.log.append("a bit flips in segment {2} of {0} on core_{1}".format(*segment))
+                self.counts["bits_flipped"] += 1
+                self._rotten.add(segment)
 
     def refuse_memory(self, core: int, arenas: int) -> None:
         worker = self.workers[core]
@@ -372,9 +383,9 @@ class Machine:
 
     # --- looking -----------------------------------------------------------------------------------------------------------
 
-    def may_lose(self, core: int) -> bool:
-        """Whether bundles of that core that were acknowledged may be lost, with notice."""
-        return core in self.failing_cores or self.room.drops
+    def may_lose(self, segment: Segment) -> bool:
+        """Whether bundles of it that were acknowledged may be lost, with notice."""
+        return segment[1] in self.failing_cores or self.room.drops or segment in self._rotten
 
     def staged(self) -> list[int]:
         """How many stages that outlive their connections nothing has become of yet, by core. Open ones end with theirs."""

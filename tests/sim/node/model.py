@@ -5,7 +5,8 @@ Checked after every step in which something was learnt:
 - receipts of one producer rise on each core;
 - what a subscriber is given is byte for byte what was pushed, and belongs to its id;
 - what a subscriber has acknowledged durably never comes again to it, and no gap notice tells of it;
-- no two different gap notices tell a subscriber of the same acknowledged bundle;
+- a gap notice tells of acknowledged bundles only where a disk has failed, bits have rotted or room was made; no two different ones tell a
+  subscriber of the same bundle, and what was told of never comes;
 - of a numbered push, and of a transaction, each bundle is stored once;
 - nothing of a transaction is seen before its commit was asked for, or after its abort was told.
 At the end, when everything is at rest:
@@ -64,10 +65,17 @@ class SubscriberRecord:
     delivered: set[BundleId] = field(default_factory=set)
     delivered_keys: set[PushKey] = field(default_factory=set)
     resolved_durably: set[BundleId] = field(default_factory=set)
+    settled: set[BundleId] = field(default_factory=set)
+    """Those, and what is known not to be owed any more."""
     gaps: dict[BundleId, tuple[int, int | None]] = field(default_factory=dict)
     """With the place of the notice that told of it: first bundle and count."""
-    lost_segments: set[tuple[int, int]] = field(default_factory=set)
-    """Core and number of those of which nobody knows what was in them."""
+    open_ends: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By core and number of segments: all bundles from that index on are lost, nobody knows how many."""
+
+    def knows_lost(self, id_: BundleId) -> bool:
+        """Whether a notice has told of it."""
+        open_end = self.open_ends.get((id_.core, id_.segment_seq))
+        return id_ in self.gaps or (open_end is not None and id_.bundle_index >= open_end)
 
 
 class Model:
@@ -131,9 +139,9 @@ class Model:
 
     def delivered(self, subscriber: str, id_: BundleId, batch: pa.RecordBatch) -> None:
         record = self.subscribers[subscriber]
-        if id_ in record.resolved_durably:
+        if id_ in record.settled:
             raise Violation(f"{subscriber} gets {id_} again, which it has resolved durably")
-        if id_ in record.gaps:
+        if record.knows_lost(id_):
             raise Violation(f"{subscriber} gets {id_}, of which a gap notice told")
         key = (batch.column("producer")[0].as_py(), batch.column("number")[0].as_py())
         if key not in self.begun:
@@ -146,7 +154,7 @@ class Model:
         record.delivered_keys.add(key)
 
     def _check_transaction(self, subscriber: str, id_: BundleId, key: PushKey) -> None:
-        outcome = self.transactions.get(self._transaction_of.get(key, ""))
+        outcome = self._outcome(key)
         if outcome in (Outcome.OPEN, Outcome.ABORTED):
             raise Violation(f"{subscriber} gets {id_}, {key} of a transaction that is {outcome.value}")
 
@@ -154,7 +162,7 @@ class Model:
         """A gap notice has come; after a lost connection the same may come again.
 
         Args:
-            may_be_promised: a disk has failed, or room was made: even bundles that were acknowledged can be lost.
+            may_be_promised: even bundles that were acknowledged can be lost of that segment: see `Machine.may_lose`.
         """
         record = self.subscribers[subscriber]
         first, count = notice.bundle_index_first, notice.bundle_count
@@ -168,17 +176,25 @@ class Model:
         ]
         if promised and not may_be_promised:
             raise Violation(f"{subscriber} is told that {promised[:5]} are lost ({notice.reason}), for no reason")
-        for id_ in promised:
+        for id_ in (*ids, *promised):
             if record.gaps.get(id_, (first, count)) != (first, count):
                 raise Violation(f"{subscriber} is told of {id_} by two notices: {record.gaps[id_]}, {(first, count)}")
         if resolved := record.resolved_durably & told:
             raise Violation(f"{subscriber} is told that {min(resolved)} is lost, which it has resolved durably")
         record.gaps.update((id_, (first, count)) for id_ in (*ids, *promised))
         if count is None:
-            record.lost_segments.add(segment)
+            record.open_ends[segment] = first
 
-    def resolved(self, subscriber: str, id_: BundleId) -> None:
-        self.subscribers[subscriber].resolved_durably.add(id_)
+    def resolved(self, subscriber: str, id_: BundleId, *, is_heard: bool) -> None:
+        """It was acknowledged, and will not come again.
+
+        Args:
+            is_heard: the worker knows by whom; else it may have dropped it before, with a notice.
+        """
+        record = self.subscribers[subscriber]
+        record.settled.add(id_)
+        if is_heard:
+            record.resolved_durably.add(id_)
 
     def missing(self, subscriber: str) -> list[PushKey]:
         """What was acknowledged or committed, is owed to a subscriber, and it has neither got nor been told of."""
@@ -186,28 +202,33 @@ class Model:
         if record.owed_from is None:
             return []
         owed = [key for key, tick in self.begun.items() if tick > record.owed_from and key not in record.delivered_keys]
-        missing = [key for key in owed if key in self.receipts and self.receipts[key] not in record.gaps]
+        missing = [key for key in owed if key in self.receipts and not record.knows_lost(self.receipts[key])]
         if not self._knows_of_less(record):
-            missing += [
-                key for key in owed if self.transactions.get(self._transaction_of.get(key, "")) is Outcome.COMMITTED
-            ]
+            told = self._told_keys(record)
+            missing += [key for key in owed if key not in told and self._outcome(key) is Outcome.COMMITTED]
         return missing
+
+    def _outcome(self, key: PushKey) -> Outcome | None:
+        return self.transactions.get(self._transaction_of.get(key, ""))
+
+    def _told_keys(self, record: SubscriberRecord) -> set[PushKey]:
+        return {self.contents[id_] for id_ in record.gaps if id_ in self.contents}
 
     def torn(self, subscriber: str) -> list[str]:
         """Transactions of which a subscriber has a part only, and no notice of the rest."""
         record = self.subscribers[subscriber]
         if record.owed_from is None or self._knows_of_less(record):
             return []
+        seen = record.delivered_keys | self._told_keys(record)
         return [
             txn_id
             for txn_id, keys in self._parts.items()
-            if all(self.begun[key] > record.owed_from for key in keys)
-            and len({key in record.delivered_keys for key in keys}) > 1
+            if all(self.begun[key] > record.owed_from for key in keys) and len({key in seen for key in keys}) > 1
         ]
 
     def _knows_of_less(self, record: SubscriberRecord) -> bool:
         """Whether it was told of bundles that nobody can name: parts of transactions may be among them."""
-        return bool(record.lost_segments or any(id_ not in self.contents for id_ in record.gaps))
+        return bool(record.open_ends or any(id_ not in self.contents for id_ in record.gaps))
 
     def counted(self) -> Counter[str]:
         """What was seen."""

@@ -5,9 +5,9 @@ idempotent producer, one with transactions, subscribers of two topics, an operat
 
 What breaks (`Run._faults`): a worker is killed at once or at one of its next calls on the disk; power is lost in every mode of
 `disk.crashes`, or the supervisor is killed with its workers, and in some seeds there are more or fewer workers afterwards, which adopt
-the directories of those that are gone; calls on the disk fail; the disk is full; connections break; clients die;
-messages are late and overtake those of other connections; somebody is slow; memory for arenas is refused; the wall clock jumps; time
-passes. Half of all seeds have a size cap, with one of the three policies.
+the directories of those that are gone; bits of sealed segments rot while a worker is gone; calls on the disk fail; the disk is full;
+connections break; clients die; messages are late and overtake those of other connections; somebody is slow; memory for arenas is
+refused; the wall clock jumps; time passes. Half of all seeds have a size cap, with one of the three policies.
 
 What must hold: `model` after every step that learns something; after every step grants within the cap and disks within it but for one
 log a core (`Run._check_cap`); at the end `Run._rest`: everything comes to rest within `REST_ROUNDS_MAX` rounds, transactions and topics
@@ -203,6 +203,7 @@ class Run:
                 lambda: _bind(machine.lose_power, random.choice(losses), random.randrange(1 << 30), self._cores()),
                 16 if self._changes_cores else 4,
             ),
+            (lambda: _bind(machine.rot, core(), random.randrange(1 << 30)), 6),
             (lambda: _bind(machine.arm_error, core(), *self._disk_error()), 4),
             (lambda: _bind(machine.limit_disk, core(), random.choice((None, None, 0, 20_000, 200_000))), 4),
             (lambda: _bind(machine.refuse_memory, core(), random.randint(1, 3)), 2),

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver_actors.client import Client, Subscription, connect
+from quiver_actors.client import Client, GapNotice, Subscription, connect
 from quiver_actors.client.subscriber_channel import UNCONFIRMED_MAX
 from quiver_actors.client.unconfirmed import Place, Unconfirmed, ranges_of
 from quiver_actors.errors import WorkerUnavailable
-from quiver_actors.protocol.messages import ClientMessage, FlushProgress, Pending, Resolve
-from tests.unit.client.feeding import Feeder, take
+from quiver_actors.protocol.messages import ClientMessage, Credit, Done, FlushProgress, GapAck, Pending, Resolve
+from tests.unit.client.feeding import Feeder, gap, take
 from tests.unit.client.peer import Peer, PeerSession
 
 
@@ -103,6 +103,27 @@ def test_a_loss_meanwhile_does_not_hide_what_another_one_cost(two_cores: Peer, s
         two_cores.handlers[FlushProgress] = die
         with pytest.raises(WorkerUnavailable, match="1 bundles are delivered again"):
             subscription.flush()
+
+
+def test_a_flush_hears_of_notices_that_an_earlier_one_has_not_waited_for(peer: Peer, client: Client) -> None:
+    held: list[tuple[PeerSession, GapAck]] = []
+
+    def hold(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, GapAck)
+        held.append((session, message))
+        return True
+
+    peer.handlers[GapAck] = hold
+    with client.subscribe("exporter", topic="travel", gaps="deliver") as subscription:
+        peer.wait_for(lambda: bool(peer.of_type(Credit)))
+        peer.sessions[-1].send(gap())
+        assert isinstance(subscription.get(60), GapNotice)
+        with pytest.raises(WorkerUnavailable, match="did not answer"):
+            subscription.flush(timeout=0.2)
+        ((session, message),) = held
+        session.send(Done(message.tag))
+        subscription.flush(timeout=20)
+    assert len(held) == 1
 
 
 def test_a_worker_that_is_away_is_waited_for(peer: Peer, feeder: Feeder, subscription: Subscription) -> None:
