@@ -110,6 +110,7 @@ class Recovery:
         self._shelf = FoundSegments(disk, paths, self._numbers, self._findings)
         self._subscribers = FoundSubscribers(disk, paths, self._findings)
         self._producers = FoundProducers(disk, paths, self._findings)
+        self._missing_logs: list[MissingLog] = []
 
     def run(self) -> Recovered:
         """Recover the directory.
@@ -137,13 +138,13 @@ class Recovery:
         for log in logs:
             self._numbers.note_log(log)
         cursor = self._read_cursor() if CURSOR_NAME in wal else None
-        missing = self._give_up_missing_logs(logs, cursor)
+        self._give_up_missing_logs(logs, cursor)
         core = self._reserve(former)
         stages = self._recover_stages()
         self._settle(logs, readings, cursor, was_clean=was_clean)
-        return self._recovered(core, stages, missing)
+        return self._recovered(core, stages)
 
-    def _recovered(self, core: CoreFile, stages: RecoveredStages, missing_logs: list[MissingLog]) -> Recovered:
+    def _recovered(self, core: CoreFile, stages: RecoveredStages) -> Recovered:
         numbers, registry = self._numbers, self._subscribers.registry
         return Recovered(
             core,
@@ -160,7 +161,7 @@ class Recovery:
             self._findings.notes,
             stages,
             self._producers.windows,
-            missing_logs,
+            self._missing_logs,
         )
 
     # --- reading what is there, before anything is changed -----------------------------------------------------------------
@@ -226,7 +227,8 @@ class Recovery:
 
     def _recover_stages(self) -> RecoveredStages:
         """Staged bundles: prepared ones are kept, a publish that was begun is finished, the rest is deleted."""
-        found = recover_stages(self._disk, self._paths, self._numbers.incarnation, self._shelf.__contains__)
+        numbers, shelf = self._numbers, self._shelf
+        found = recover_stages(self._disk, self._paths, numbers.incarnation, shelf.__contains__, self._give_up_segment)
         for part in found.published:
             self._shelf.add_sealed(part, found.infos[part.segment_seq])
             self._numbers.note_sealed(part)
@@ -234,18 +236,24 @@ class Recovery:
         self._findings.quarantined += found.quarantined
         return found
 
-    def _give_up_missing_logs(self, logs: list[FoundLog], cursor: int | None) -> list[MissingLog]:
+    def _give_up_missing_logs(self, logs: list[FoundLog], cursor: int | None) -> None:
         """Tell everybody of logs that are gone: before anything is sealed, as what proves it goes with that."""
         extents = {each.segment_seq: each for each in extents_of(self._disk, self._paths, logs)}
         extents |= {each.segment_seq: each for each in self._shelf.extents}
         taken = {*extents, *self._shelf.segments, *self._shelf.damaged}
         missing = find_missing_logs([extents[seq] for seq in sorted(extents)], taken, cursor)
         if not missing or self._is_explained(logs):
-            return []
+            return
         for each in missing:
             self._findings.note_missing_log(self._paths.wal, each)
         self._subscribers.give_up_logs(missing)
-        return missing
+        self._missing_logs += missing
+
+    def _give_up_segment(self, segment_seq: int, bundle_count: int) -> None:
+        """A part of a publish is lost."""
+        lost = MissingLog(segment_seq, bundle_count)
+        self._subscribers.give_up_logs([lost])
+        self._missing_logs.append(lost)
 
     def _is_explained(self, logs: list[FoundLog]) -> bool:
         """Other files may be what seems to be missing."""

@@ -15,8 +15,8 @@
 | damaged        | any            | any                            | DAMAGED: moved to quarantine, recorded as dropped            |
 
 What is found damaged is recorded before it is moved: without its files it would look like one that was published. A part that
-is published here is written anew first, as logs are. Every step can be cut off and done again. The names in `staged/` and of the
-journal are made durable before anything is decided by them.
+is published here is written anew first, as logs are. Of what was to become visible and is lost subscribers are told. Every step can be
+cut off and done again. The names in `staged/` and of the journal are made durable before anything is decided by them.
 """
 
 from __future__ import annotations
@@ -129,25 +129,39 @@ def check_versions(disk: Disk, paths: EnginePaths, names: Container[str]) -> Non
 
 
 def recover_stages(
-    disk: Disk, paths: EnginePaths, incarnation: bytes, has_segment: Callable[[int], bool]
+    disk: Disk,
+    paths: EnginePaths,
+    incarnation: bytes,
+    has_segment: Callable[[int], bool],
+    give_up: Callable[[int, int], None],
 ) -> RecoveredStages:
     """Recover `staged/` and `quiver.transactions`. The root's own names are durable already.
 
     Args:
         has_segment: whether a segment of that number is there, whole or damaged.
+        give_up: tells subscribers, durably, that a segment which was to become visible is lost: its number, and how many bundles it had,
+            0 if nobody knows. Again of the same: no change.
 
     Raises:
         DiskError: the same directory can be opened again.
     """
-    return _Recovery(disk, paths, incarnation, has_segment).run()
+    return _Recovery(disk, paths, incarnation, has_segment, give_up).run()
 
 
 class _Recovery:
-    def __init__(self, disk: Disk, paths: EnginePaths, incarnation: bytes, has_segment: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        incarnation: bytes,
+        has_segment: Callable[[int], bool],
+        give_up: Callable[[int, int], None],
+    ) -> None:
         self._disk = disk
         self._paths = paths
         self._incarnation = incarnation
         self._has_segment = has_segment
+        self._give_up_segment = give_up
         self._found = RecoveredStages()
         self._journal = JournalRecord()
         self._damaged: set[int] = set()
@@ -219,7 +233,7 @@ class _Recovery:
         decision = decide(
             has_record=has_record or was_damaged,
             record_is_whole=record is not None and not was_damaged,
-            is_dropped=not was_damaged and any(dropped.number == number for dropped in self._journal.dropped),
+            is_dropped=number not in self._damaged and any(each.number == number for each in self._journal.dropped),
             is_publishing=is_publishing,
             parts=parts,
         )
@@ -239,6 +253,9 @@ class _Recovery:
 
     def _give_up(self, number: int, record: PreparedRecord | None, damage: str) -> None:
         self._record_damage(number, record, damage)
+        for place in self._places_of(number):
+            if not self._has_segment(place.segment_seq):
+                self._give_up_segment(place.segment_seq, 0)
         self._quarantine([*self._existing_record(number), *self._parts.get(number, [])], damage)
 
     def _record_damage(self, number: int, record: PreparedRecord | None, damage: str) -> None:
@@ -268,6 +285,7 @@ class _Recovery:
                 part = load_part(self._disk, self._paths, record, place.part)
             except DamagedPart as error:
                 self._record_damage(record.number, record, str(error))
+                self._give_up_segment(place.segment_seq, record.parts[place.part].bundles)
                 self._quarantine(self._existing(record.number, place.part), str(error))
                 continue
             identity = Identity(place.segment_seq, place.first_sequence, self._incarnation)

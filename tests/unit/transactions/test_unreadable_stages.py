@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
 import pytest
 
 from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.faulty import FaultyDisk
+from quiver_actors.disk.faulty import FaultyDisk, SimulatedCrash
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import DiskError, StageUnreadable, TransactionLost
 from quiver_actors.transactions.jobs import JournalJob
@@ -101,6 +102,55 @@ def test_damage_that_shows_when_it_is_read_again_is_for_the_next_start() -> None
     with pytest.raises(TransactionLost, match="damaged"):
         driver.publish(number)
     assert path.rpartition("/")[2] in str(disk.list_directory("default/core_0/quarantine"))
+
+
+@pytest.mark.parametrize(
+    ("damaged", "delivered", "lost"),
+    [("0001.stage", [1, 20, 22], [(2, 0, 1)]), (".prepared", [1], [(1, 0, 0), (2, 0, 0), (3, 0, 0)])],
+)
+def test_subscribers_are_told_what_damage_has_taken_from_a_publish(
+    damaged: str, delivered: list[int], lost: list[tuple[int, int, int]]
+) -> None:
+    """Also where the start that has found it is cut off anywhere; the other parts are published."""
+    left = _cut_off_publish(damaged)
+    for point in range(1, 10_000):
+        inner = left.copy()
+        disk = FaultyDisk(inner)
+        disk.crash_at(point)
+        with suppress(SimulatedCrash):
+            StageDriver(disk, SMALL)
+        again = StageDriver(inner.crash(CrashMode.DROP), SMALL)
+        again.settle()
+        assert again.claim_numbers("ann") == delivered, f"cut off at call {point}"
+        told = [(notice.segment_seq, notice.bundle_index_first, notice.bundle_count) for notice in again.told]
+        assert told == lost, f"cut off at call {point}"
+        if disk.mutating_count < point:
+            return
+
+
+def _cut_off_publish(damaged: str) -> SimDisk:
+    """A segment, and a publish of a prepared stage of three parts that has its numbers, of which a file is damaged."""
+    disk = SimDisk()
+    driver = StageDriver(disk, SMALL)
+    driver.engine.register("ann", "earliest")
+    driver.push_numbered(1)
+    driver.settle()
+    driver.seal()
+    driver.flush_progress()
+    number = driver.begin()
+    driver.push_staged(number, 20, 21, 22, rows=1500)
+    driver.prepare(number)
+    driver.engine.stages.publish("t", driver.engine.incarnation, [number])
+    while (job := driver.engine.next_background()) is not None:
+        job.run()
+        driver.engine.finish(job)
+        if isinstance(job, JournalJob):
+            break
+    (path,) = [path for path in disk.contents() if path.endswith(damaged)]
+    file = disk.open_write(path)
+    file.write([b"\xff"], len(disk.contents()[path]) // 2)
+    file.fsync()
+    return disk.crash(CrashMode.DROP)
 
 
 def test_a_publish_that_was_cut_off_waits_for_the_next_start() -> None:
