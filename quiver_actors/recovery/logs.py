@@ -22,11 +22,12 @@ from quiver_actors.recovery.replay import Replay
 from quiver_actors.recovery.shelf import FoundSegments, extent_of
 from quiver_actors.recovery.source import LogSource, Trust
 from quiver_actors.sealing import seal_file
+from quiver_actors.segment.codec import FooterExtension, SegmentFooter
 from quiver_actors.segment.outline import Read
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.wal import layout
 from quiver_actors.wal.codec import Identity
-from quiver_actors.wal.decisions import Behind, Decision, Header, Held, decide
+from quiver_actors.wal.decisions import Decision, Header, Held, decide
 from quiver_actors.wal.log import Log
 from quiver_actors.wal.reader import CHUNK_BYTES, LogReader, Take
 from quiver_actors.wal.recovery import FoundLog, examine_log
@@ -38,6 +39,8 @@ class Readings(NamedTuple):
     trust: dict[str, Trust]
     replays: dict[str, Replay]
     """Of logs of ours that are not sealed yet."""
+    tails: dict[str, FooterExtension]
+    """Of logs that are sealed but for their names."""
 
 
 def examine_logs(
@@ -49,7 +52,7 @@ def examine_logs(
         names: what is in the directory of the logs.
         trusts: what the disk gives back may be taken for what it has.
     """
-    readings = Readings({}, {})
+    readings = Readings({}, {}, {})
     found = [_examine(disk, paths, name, readings) for name in names if _is_log(name)]
     found.sort(key=lambda log: (log.position_start, layout.rotation_number(log.name) or 1 << 62))
     for trust in readings.trust.values():
@@ -63,23 +66,17 @@ def _is_log(name: str) -> bool:
     return name == layout.ACTIVE_NAME or layout.rotation_number(name) is not None
 
 
-def extents_of(disk: Disk, paths: EnginePaths, found: Iterable[FoundLog]) -> list[Extent]:
+def extents_of(found: Iterable[FoundLog], readings: Readings) -> list[Extent]:
     """What logs of ours cover; of one that is sealed but for its name, its tail says it."""
-    extents = (_extent_of(disk, f"{paths.wal}/{log.name}", log) for log in found if log.header_state is Header.OURS)
-    return [extent for extent in extents if extent is not None]
+    return [_extent_of(log, readings.tails.get(log.name)) for log in found if log.header_state is Header.OURS]
 
 
-def _extent_of(disk: Disk, path: str, log: FoundLog) -> Extent | None:
+def _extent_of(log: FoundLog, tail: FooterExtension | None) -> Extent:
     assert log.header is not None
     assert log.header.identity is not None
     mine = log.header.identity
-    if log.behind is Behind.TAIL:
-        file = disk.open_read(path)
-        try:
-            extension = read_footer(file.read, log.size_bytes).extension
-        finally:
-            file.close()
-        return None if extension is None else extent_of(mine.segment_seq, extension, is_log=True)
+    if tail is not None:
+        return extent_of(mine.segment_seq, tail, is_log=True)
     positions = log.position_start, log.position_end
     sequences = mine.first_sequence, max(mine.first_sequence, log.sequence_end)
     return Extent(mine.segment_seq, *positions, *sequences, mine.incarnation, is_log=True)
@@ -95,8 +92,10 @@ def _examine(disk: Disk, paths: EnginePaths, name: str, readings: Readings) -> F
             return readings.replays[name].take
 
         reader = LogReader(source.read, source.size_bytes)
-        is_sealed = has_valid_trailer(source.read, source.size_bytes)
-        found = examine_log(name, reader, source.size_bytes, is_sealed, begin)
+        footer = whole_footer(source.read, source.size_bytes)
+        if footer is not None and footer.extension is not None:
+            readings.tails[name] = footer.extension
+        found = examine_log(name, reader, source.size_bytes, footer is not None, begin)
         readings.trust[name] = source.trust
         return found
     finally:
@@ -270,13 +269,13 @@ def _copy_bytes(source: DiskFile, trust: Trust, target: DiskFile, end: int) -> N
         target.write([trust.restore(piece, offset)], offset)
 
 
-def has_valid_trailer(read: Read, size_bytes: int) -> bool:
-    """Whether the file ends as a whole segment does, its CRC included."""
+def whole_footer(read: Read, size_bytes: int) -> SegmentFooter | None:
+    """The footer of a file that ends as a whole segment does, its CRC included; None of any other."""
     try:
         footer = read_footer(read, size_bytes)
     except FormatError:
-        return False
-    return _crc_of(read, size_bytes - 4) == footer.crc32
+        return None
+    return footer if _crc_of(read, size_bytes - 4) == footer.crc32 else None
 
 
 def _crc_of(read: Read, end: int) -> int:

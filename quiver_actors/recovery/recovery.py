@@ -138,7 +138,7 @@ class Recovery:
         for log in logs:
             self._numbers.note_log(log)
         cursor = self._read_cursor() if CURSOR_NAME in wal else None
-        self._give_up_missing_logs(logs, cursor)
+        self._give_up_missing_logs(logs, readings, cursor)
         core = self._reserve(former)
         stages = self._recover_stages()
         self._settle(logs, readings, cursor, was_clean=was_clean)
@@ -236,9 +236,9 @@ class Recovery:
         self._findings.quarantined += found.quarantined
         return found
 
-    def _give_up_missing_logs(self, logs: list[FoundLog], cursor: int | None) -> None:
+    def _give_up_missing_logs(self, logs: list[FoundLog], readings: Readings, cursor: int | None) -> None:
         """Tell everybody of logs that are gone: before anything is sealed, as what proves it goes with that."""
-        extents = {each.segment_seq: each for each in extents_of(self._disk, self._paths, logs)}
+        extents = {each.segment_seq: each for each in extents_of(logs, readings)}
         extents |= {each.segment_seq: each for each in self._shelf.extents}
         taken = {*extents, *self._shelf.segments, *self._shelf.damaged}
         missing = find_missing_logs([extents[seq] for seq in sorted(extents)], taken, cursor)

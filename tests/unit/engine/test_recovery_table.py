@@ -24,7 +24,7 @@ from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import DiskError
 from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import EnginePaths
-from quiver_actors.recovery.logs import has_valid_trailer
+from quiver_actors.recovery.logs import whole_footer
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.subscriber.gaps import GapNotice
 from quiver_actors.wal import layout
@@ -215,7 +215,7 @@ def examined(disk: SimDisk) -> FoundLog:
     def read(length: int, offset: int) -> bytes:
         return data[offset : offset + length]
 
-    return examine_log("quiver.wal.3", LogReader(read, len(data)), len(data), has_valid_trailer(read, len(data)))
+    return examine_log("quiver.wal.3", LogReader(read, len(data)), len(data), whole_footer(read, len(data)) is not None)
 
 
 def check(case: LogCase) -> None:
