@@ -51,7 +51,7 @@ def main() -> int:
 
 @cache
 def _spare_the_collector() -> None:
-    """What was imported stays: a run looks for garbage twice, and need not go through all of that."""
+    """What the first run has imported stays: the end of a run looks for garbage, and need not go through all of that."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
@@ -87,9 +87,9 @@ class Campaign:
     def _failure(self, seed: int, without: Collection[int | str]) -> RunFailed | None:
         from tests.sim.node.run import RunFailed, run_seed
 
-        _spare_the_collector()
         try:
             run_seed(self._time, seed, self._steps, without, self._counts)
+            _spare_the_collector()
         except RunFailed as failed:
             return failed.with_traceback(None)
         return None
