@@ -17,6 +17,9 @@ from quiver_actors.model import Durability
 from quiver_actors.paths import EnginePaths
 from quiver_actors.wal.log import Log
 
+_SYNCED = Durability.SYNCED
+"""Asked for at each push: a member of an enum takes longer to look up."""
+
 
 class GroupCommit:
     """See the module.
@@ -61,7 +64,7 @@ class GroupCommit:
     def acknowledges(self) -> tuple[int, Durability]:
         """Pushes below that sequence may be acknowledged now, and what that means for them."""
         if self._syncs_each_commit:
-            return self.sequence_durable, Durability.SYNCED
+            return self.sequence_durable, _SYNCED
         # Not before the log has its name: a file under a temporary name does not survive even a killed process.
         unpublished = [log.identity.first_sequence for log in self._logs if not log.published]
         reached = min([self._logs.sequence_written, *unpublished])

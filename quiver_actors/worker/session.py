@@ -42,6 +42,10 @@ class SessionState(enum.Enum):
     CLOSED = "closed"
 
 
+_CLOSED = SessionState.CLOSED
+"""Asked for at each answer: a member of an enum takes longer to look up."""
+
+
 class EndSession(Exception):
     """The connection must end, after its peer has been told why."""
 
@@ -104,7 +108,7 @@ class Session:
     # --- answers -------------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        if self.state is not SessionState.CLOSED:
+        if self.state is not _CLOSED:
             self.connection.send(message)
             self.unsent.add(self)
 

@@ -106,8 +106,8 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         "acknowledge what is written, not what is durable",
         _COMMIT,
-        "            return self.sequence_durable, Durability.SYNCED\n",
-        "            return self._logs.sequence_written, Durability.SYNCED\n",
+        "            return self.sequence_durable, _SYNCED\n",
+        "            return self._logs.sequence_written, _SYNCED\n",
         _ENGINE,
     ),
     Edit(
