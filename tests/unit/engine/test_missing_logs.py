@@ -219,8 +219,7 @@ def test_what_was_told_is_not_told_again() -> None:
     assert again.engine.losses.by_reason["damaged"].segments == 0
 
 
-@pytest.mark.parametrize("gone", [(2,), (2, 3)])
-@pytest.mark.parametrize("mode", [CrashMode.DROP, CrashMode.REORDER])
+@pytest.mark.parametrize(("gone", "mode"), [((2,), CrashMode.DROP), ((2, 3), CrashMode.REORDER)])
 def test_a_start_that_is_cut_off_anywhere_tells_the_same(gone: tuple[int, ...], mode: CrashMode) -> None:
     store = Store()
     store.remove(*gone)
