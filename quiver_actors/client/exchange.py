@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Generator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from quiver_actors.errors import ClosedError, UsageError
+from quiver_actors.errors import ClosedError, UsageError, WorkerUnavailable
 from quiver_actors.units import SECOND_NS
 
 FOREVER_NS = 1 << 63
@@ -61,13 +61,22 @@ class Watched(Protocol):
 
 
 class Exchange:
-    """The lock of a client or subscription (`with exchange:` holds it), and the readiness of its sockets."""
+    """The lock of a client or subscription (`with exchange:` holds it), and the readiness of its sockets.
+
+    Raises:
+        WorkerUnavailable: this process has no descriptor left.
+    """
 
     def __init__(self) -> None:
         self._watched: dict[int, Watched] = {}
         self.is_closed = False
         """Written by `close` alone."""
-        self._renew()
+        try:
+            self._renew()
+        except OSError as error:
+            raise WorkerUnavailable(
+                f"no connection to a worker can be made: {error.strerror}; close files, or raise the limit of open files (ulimit -n)"
+            ) from error
         _exchanges.add(self)
 
     def __enter__(self) -> None:

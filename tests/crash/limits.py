@@ -237,6 +237,17 @@ class FileSize(SoftLimit):
 class NodeDescriptors(SoftLimit):
     kind = resource.RLIMIT_NOFILE
 
+    def press(self) -> None:
+        self._has_started: set[int] = set()
+        super().press()
+
+    def targets(self) -> list[int]:
+        """Not those of a node that is still starting: it is right to end if it cannot."""
+        supervisor = self.node.pids[SUPERVISOR]
+        if supervisor not in self._has_started and self.node.worker_pids():
+            self._has_started.add(supervisor)
+        return super().targets() if supervisor in self._has_started else []
+
     def now(self, pid: int) -> int:
         names = os.listdir(f"/proc/{pid}/fd")
         if not names:
