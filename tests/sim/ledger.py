@@ -6,7 +6,7 @@ that moment must leave, may leave and must not leave.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from tests.sim.bundles import Slots
@@ -143,10 +143,13 @@ class Ledger:
                     subscription.resolved[id_] = fact
                     subscription.dropped.add(id_)
 
-    def forget_drops(self, deliverable: set[int], *, has_subscribers: bool) -> None:
-        """After a crash: a drop that was not known to be durable was, or never happened."""
+    def forget_drops(self, deliverable: set[int], there: Collection[int], *, has_subscribers: bool) -> None:
+        """After a crash: a drop that was not known to be durable was, or never happened. Progress and notices are all that bears one:
+        where nobody has any, a segment that is still there is whole, and whoever comes next gets it."""
         for segment_seq, fact in list(self.drops.items()):
-            if fact.durable_at == NEVER and has_subscribers and segment_seq not in deliverable:
+            if not has_subscribers and segment_seq in there:
+                del self.drops[segment_seq]
+            elif fact.durable_at == NEVER and has_subscribers and segment_seq not in deliverable:
                 fact.durable_at = fact.done_at
             elif fact.durable_at == NEVER:
                 del self.drops[segment_seq]
