@@ -41,8 +41,8 @@ class StageLife:
     published: int = NEVER
     drop_wanted: int = NEVER
     dropped: int = NEVER
-    ticket: int = 0
-    """Of its publish: those with the same one become visible together."""
+    publish: tuple[int, int] | None = None
+    """The start of the engine and the ticket that it gave (each start counts anew): those of one publish become visible together."""
 
     @property
     def is_undecided(self) -> bool:
@@ -93,12 +93,12 @@ class StageLedger:
     def check(self, seen: Seen, at: int) -> None:
         """Compare with what a crash at that moment may leave."""
         lives = [life for life in self.lives if life.since <= at < life.until]
-        by_ticket: dict[int, set[bool]] = {}
+        by_publish: dict[tuple[int, int], set[bool]] = {}
         for life in lives:
             is_visible = self._check_life(seen, life, life.at(at))
-            if life.publish_wanted <= at and life.ticket:
-                by_ticket.setdefault(life.ticket, set()).add(is_visible)
-        assert all(len(shown) == 1 for shown in by_ticket.values()), "half of a publish is visible"
+            if life.publish_wanted <= at and life.publish:
+                by_publish.setdefault(life.publish, set()).add(is_visible)
+        assert all(len(shown) == 1 for shown in by_publish.values()), "half of a publish is visible"
         known = {life.number for life in lives}
         assert not set(seen.staged) - known, f"stages {set(seen.staged) - known} of nobody"
 

@@ -125,7 +125,7 @@ class Staging:
             return  # it is read again meanwhile
         for life in chosen:
             if life.publish_wanted == NEVER:
-                life.publish_wanted, life.ticket = now, ticket
+                life.publish_wanted, life.publish = now, (self._world.starts, ticket)
         self._note_drops()
         self.note_places()
 
@@ -191,7 +191,7 @@ class Staging:
             self._note_dropped(event.number, event.reason)
         elif isinstance(event, StagesPublished):
             for life in self.ledger.live():
-                if life.ticket == event.ticket:
+                if life.publish == (self._world.starts, event.ticket):
                     self._note_published(life)
 
     def _note_dropped(self, number: int, reason: str) -> None:

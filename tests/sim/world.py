@@ -185,6 +185,7 @@ class World:
         self.clock = ManualClock()
         self.moments: list[Moment] = []
         self.calls = 0
+        self.starts = 0
         self.has_faults = faulty is not None
         self.faulty = faulty or FaultyDisk(SimDisk())
         self.monitor: OrderMonitor
@@ -575,6 +576,7 @@ class World:
 
     def start(self) -> World:
         """Open the engine. Returns itself."""
+        self.starts += 1
         self.engine = self.oracle.open(self.monitor, self.clock, self.disk)
         return self
 
