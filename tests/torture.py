@@ -9,8 +9,8 @@ needs root, loop devices or a program that is not there is left out, and said. I
 smaller, and the real node does what it comes to.
 
 A seed (`node_seeds`) is one run of a whole simulated node, of `NODE_STEPS` steps and then the calm: see `tests.sim.node`. Crash states are
-told apart by content over all pieces. What has begun when the time is over is finished; with `--crash-states` it goes on until so many
-were opened.
+told apart by content over all pieces; `crash_states_opened` counts each at every moment of a run at which something else was known. What
+has begun when the time is over is finished; with `--crash-states` sweeps go on until so many were found: `..._in_time` are those before.
 
 Ends with 1 on a failure; its line names the command and the seed that show it again, and `--seed` takes up another stretch of seeds.
 """
@@ -40,6 +40,7 @@ from tests.fuzz.parsers import TARGETS
 ROOT = Path(__file__).parent.parent
 NODE_STEPS = 500
 STATES = "crash_states"
+_OPENED = "crash_states_opened"
 _HALF_HOUR_SECONDS = 1_800.0
 _LEAD = 1.05
 """So much ahead of the time all kinds are to be, so that the last piece ends in it."""
@@ -221,7 +222,12 @@ class Torture:
     def _goes_on(self) -> bool:
         if len(self.failures) >= _FAILURES_MAX:
             return False
-        return time.monotonic() < self._deadline or self.figures[STATES] < self._crash_states
+        if time.monotonic() < self._deadline:
+            return True
+        with self._mutex:
+            for name in (STATES, _OPENED):
+                self.figures.setdefault(f"{name}_in_time", self.figures[name])
+        return self.figures[STATES] < self._crash_states
 
     # --- the real node -----------------------------------------------------------------------------------------------------
 

@@ -142,8 +142,10 @@ class NoRoom(Pressure):
         self._fill(_LAST_ROOM_BYTES if self._by_itself else 0)
 
     def keep_up(self) -> None:
-        """Room that the node gives back is taken as well."""
-        if not self._by_itself:
+        """Room that the node gives back is taken as well; a subscriber that came meanwhile is stopped too."""
+        if self._by_itself:
+            tell(map(self.node.pids.__getitem__, self.node.subscribers), signal.SIGSTOP)
+        else:
             self._fill(0)
 
     def _fill(self, left_bytes: int) -> None:
@@ -195,6 +197,7 @@ class SoftLimit(Pressure):
 
     def press(self) -> None:
         self._limited: set[int] = set()
+        self._has_started: set[int] = set()
         self.keep_up()
 
     def keep_up(self) -> None:
@@ -213,7 +216,11 @@ class SoftLimit(Pressure):
             self._limited.add(pid)
 
     def targets(self) -> list[int]:
-        return [self.node.pids[SUPERVISOR], *self.node.worker_pids(ask=False)]
+        """Not those of a node that is still starting: it is right to end if it cannot."""
+        supervisor = self.node.pids[SUPERVISOR]
+        if supervisor not in self._has_started and self.node.worker_pids():
+            self._has_started.add(supervisor)
+        return [supervisor, *self.node.worker_pids(ask=False)] if supervisor in self._has_started else []
 
     def now(self, pid: int) -> int:
         raise NotImplementedError
@@ -236,17 +243,6 @@ class FileSize(SoftLimit):
 
 class NodeDescriptors(SoftLimit):
     kind = resource.RLIMIT_NOFILE
-
-    def press(self) -> None:
-        self._has_started: set[int] = set()
-        super().press()
-
-    def targets(self) -> list[int]:
-        """Not those of a node that is still starting: it is right to end if it cannot."""
-        supervisor = self.node.pids[SUPERVISOR]
-        if supervisor not in self._has_started and self.node.worker_pids():
-            self._has_started.add(supervisor)
-        return super().targets() if supervisor in self._has_started else []
 
     def now(self, pid: int) -> int:
         names = os.listdir(f"/proc/{pid}/fd")

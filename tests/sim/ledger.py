@@ -46,13 +46,15 @@ class PushedBundle:
 class Subscription:
     """One life of one subscriber id, from its registration to its unregistration.
 
-    Owed are the bundles from `first_sequence` on, and those of `owed_before`.
+    Owed are the bundles from `first_sequence` on, and those of `owed_before`; it gets no others, but perhaps those of `may_get`.
     """
 
     subscriber: str
     registered: Fact
     first_sequence: int
     owed_before: frozenset[BundleId] = frozenset()
+    may_get: frozenset[BundleId] = frozenset()
+    """Behind its start, and given up for want of space before it registered: a crash may bring them back."""
     ended: Fact = field(default_factory=lambda: Fact(NEVER))
     resolved: dict[BundleId, Fact] = field(default_factory=dict)
     dropped: set[BundleId] = field(default_factory=set)
@@ -144,13 +146,13 @@ class Ledger:
                     subscription.dropped.add(id_)
 
     def forget_drops(self, deliverable: set[int], there: Collection[int], *, has_subscribers: bool) -> None:
-        """After a crash: a drop that was not known to be durable was, or never happened. Progress and notices are all that bears one:
+        """After a crash: a drop of which nobody gets anything was durable, or has become so. Progress and notices are all that bears one:
         where nobody has any, a segment that is still there is whole, and whoever comes next gets it."""
         for segment_seq, fact in list(self.drops.items()):
-            if not has_subscribers and segment_seq in there:
+            if segment_seq in deliverable or (not has_subscribers and segment_seq in there):
                 del self.drops[segment_seq]
-            elif fact.durable_at == NEVER and has_subscribers and segment_seq not in deliverable:
-                fact.durable_at = fact.done_at
+            elif has_subscribers:
+                fact.durable_at = min(fact.durable_at, fact.done_at)
             elif fact.durable_at == NEVER:
                 del self.drops[segment_seq]
 

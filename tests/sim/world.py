@@ -417,10 +417,13 @@ class World:
             return
         if is_known:
             return
-        there = [bundle for bundle in self.ledger.bundles.values() if bundle.lost_at == NEVER and wants(bundle)]
-        gone = {seq for seq in {b.id[0] for b in there} if self._is_doomed(seq)}
-        owed = frozenset(b.id for b in there if b.id[0] not in gone and b.id[0] not in self.ledger.drops)
-        self.ledger.subscriptions.append(Subscription(subscriber, self._ticketed(ticket), next_sequence, owed))
+        behind = [b for b in self.ledger.bundles.values() if b.lost_at == NEVER and wants(b)]
+        gone = {seq for seq in {b.id[0] for b in behind} if self._is_doomed(seq)}
+        given_up = frozenset(b.id for b in behind if b.id[0] in self.ledger.drops)
+        owed = frozenset(b.id for b in behind if b.id[0] not in gone) - given_up
+        self.ledger.subscriptions.append(
+            Subscription(subscriber, self._ticketed(ticket), next_sequence, owed, may_get=given_up)
+        )
 
     def _is_doomed(self, segment_seq: int) -> bool:
         """It is deleted, or a job that deletes it is under way: one that a crash has cut off may have left it for good."""
