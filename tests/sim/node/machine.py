@@ -285,7 +285,9 @@ class Machine:
             self._guarded(core, lambda: self._turn(core, worker))
 
     def _turn(self, core: int, worker: SimWorker) -> None:
-        if not worker.loop.step(waits=False):
+        with worker.message_kills.watching():
+            goes_on = worker.loop.step(waits=False)
+        if not goes_on:
             outcome = worker.loop.outcome
             worker.kill()
             worker.close()
@@ -313,6 +315,7 @@ class Machine:
             action()  # type: ignore[operator]
         except SimulatedCrash as crash:
             self.log.append(f"core_{core} dies at {crash}")
+            self.counts["dies_at_effects"] += 1
             self._exited(core, signal.SIGKILL)
 
     # --- faults ------------------------------------------------------------------------------------------------------------
@@ -329,6 +332,13 @@ class Machine:
         if worker is not None:
             self.log.append(f"arm kill of core_{core} in {calls} calls")
             worker.faulty.crash_at(worker.faulty.mutating_count + calls)
+
+    def arm_kill_at_message(self, core: int, calls: int, after: bool) -> None:
+        """The same right before or after one of its next calls by which it takes a message, or sends one."""
+        worker = self.workers[core]
+        if worker is not None:
+            self.log.append(f"arm kill of core_{core} in {calls} messages")
+            worker.message_kills.arm(calls, after=after)
 
     def arm_error(self, core: int, kind: str, nth: int, number: int) -> None:
         """A call on the disk fails once."""
@@ -409,6 +419,7 @@ class Machine:
             if worker is not None:
                 worker.faulty.heal()
                 worker.faulty.crash_at(0)
+                worker.message_kills.arm(0, after=False)
                 worker.refuse_memory(0)
 
     def close(self) -> None:

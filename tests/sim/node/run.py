@@ -3,11 +3,12 @@
 Who acts: the supervisor (decisions, coordinator of the size cap, owner of the topics), workers and their threads, producers, an
 idempotent producer, one with transactions, subscribers of two topics, an operator who creates and deletes one of these topics.
 
-What breaks (`Run._faults`): a worker is killed at once or at one of its next calls on the disk; power is lost in every mode of
-`disk.crashes`, or the supervisor is killed with its workers, and in some seeds there are more or fewer workers afterwards, which adopt
-the directories of those that are gone; bits of sealed segments rot while a worker is gone; calls on the disk fail; the disk is full;
-connections break; clients die; messages are late and overtake those of other connections; somebody is slow; memory for arenas is
-refused; the wall clock jumps; time passes. Half of all seeds have a size cap, with one of the three policies.
+What breaks (`Run._faults`): a worker is killed at once, at one of its next calls on the disk, or right before or after one that takes or
+sends a message; power is lost in every mode of `disk.crashes`, or the supervisor is killed with its workers, and in some seeds there are
+more or fewer workers afterwards, which adopt the directories of those that are gone; bits of sealed segments rot while a worker is gone;
+calls on the disk fail; the disk is full; connections break; clients die; messages are late and overtake those of other connections;
+somebody is slow; memory for arenas is refused; the wall clock jumps; time passes. Half of all seeds have a size cap, with one of the three
+policies.
 
 What must hold: `model` after every step that learns something; after every step grants within the cap and disks within it but for one
 log a core (`Run._check_cap`); at the end `Run._rest`: everything comes to rest within `REST_ROUNDS_MAX` rounds, transactions and topics
@@ -199,6 +200,7 @@ class Run:
         found: list[tuple[Callable[[], Callable[[], None]], int]] = [
             (lambda: _bind(machine.kill, core()), 6),
             (lambda: _bind(machine.arm_kill, core(), random.randint(1, 12)), 10),
+            (lambda: _bind(machine.arm_kill_at_message, core(), random.randint(1, 20), random.random() < 0.5), 6),
             (
                 lambda: _bind(machine.lose_power, random.choice(losses), random.randrange(1 << 30), self._cores()),
                 16 if self._changes_cores else 4,

@@ -17,6 +17,7 @@ from quiver_actors.worker.figures import FigurePublisher
 from quiver_actors.worker.journal import Journal
 from quiver_actors.worker.requests import ArenaJob
 from quiver_actors.worker.threads import Finished, Job, JobThread
+from tests.sim.node.message_kills import MessageKills
 from tests.sim.node.opening import Opening
 from tests.sim.node.polls import DelayingPoll, Delays
 from tests.sim.node.shared_disk import CoreDisk
@@ -89,6 +90,7 @@ class SimWorker(Worker):
         self, context: WorkerContext, disk: CoreDisk, delays: Delays, figures_of: Callable[[Journal], FigurePublisher]
     ) -> None:
         self.faulty = disk
+        self.message_kills = MessageKills(self._stop_disk)
         self._delays = delays
         self.threads: list[SimThread] = []
         self._is_gone = False
@@ -134,11 +136,14 @@ class SimWorker(Worker):
             return
         self._is_gone = True
         if self.opening.is_waiting:
-            # Nothing of what the start does on its way out reaches the disk.
-            self.faulty.crash_at(self.faulty.mutating_count + 1)
+            self._stop_disk()
             self.opening.kill()
         loop = getattr(self, "loop", None)
         if loop is not None:
             loop.close()
         elif self.threads:
             os.close(self._wake_fd)
+
+    def _stop_disk(self) -> None:
+        """Nothing of what it does on its way out reaches the disk."""
+        self.faulty.crash_at(self.faulty.mutating_count + 1)
