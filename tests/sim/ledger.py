@@ -145,14 +145,14 @@ class Ledger:
                     subscription.resolved[id_] = fact
                     subscription.dropped.add(id_)
 
-    def forget_drops(self, deliverable: set[int], there: Collection[int], *, has_subscribers: bool) -> None:
+    def forget_drops(self, deliverable: set[int], there: Collection[int], now: int, *, has_subscribers: bool) -> None:
         """After a crash: a drop of which nobody gets anything was durable, or has become so. Progress and notices are all that bears one:
         where nobody has any, a segment that is still there is whole, and whoever comes next gets it."""
         for segment_seq, fact in list(self.drops.items()):
             if segment_seq in deliverable or (not has_subscribers and segment_seq in there):
                 del self.drops[segment_seq]
             elif has_subscribers:
-                fact.durable_at = min(fact.durable_at, fact.done_at)
+                fact.durable_at = min(fact.durable_at, now)
             elif fact.durable_at == NEVER:
                 del self.drops[segment_seq]
 

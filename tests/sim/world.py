@@ -648,7 +648,7 @@ class World:
         for segment_seq, content in survey.segments.items():
             self.ledger.positions.setdefault(segment_seq, (*content.positions, now))
         deliverable = {id_[0] for ids in survey.deliverable.values() for id_ in ids}
-        self.ledger.forget_drops(deliverable, survey.segments, has_subscribers=bool(survey.deliverable))
+        self.ledger.forget_drops(deliverable, survey.segments, now, has_subscribers=bool(survey.deliverable))
         next_sequence = 1 + max((b.sequence for b in self.ledger.bundles.values()), default=-1)
         for subscription in self.ledger.subscriptions:
             if subscription.ended.durable_at == NEVER:
