@@ -97,7 +97,7 @@ def parsers(effort: Effort, seed: int = 0) -> dict[str, FuzzTally]:
 
 
 def flips(effort: Effort) -> dict[str, FlipTally]:
-    return bitflips.run(effort.flips)
+    return bitflips.run(bitflips.every) if effort.flips is None else bitflips.run_sample(effort.flips)
 
 
 def kills(effort: Effort, seed: int = 1) -> KillTally:

@@ -39,6 +39,8 @@ from tests.fuzz.parsers import TARGETS
 
 ROOT = Path(__file__).parent.parent
 NODE_STEPS = 500
+BITS = 142_000
+"""Of all files that `tests.fuzz.bitflips` has, about: half an hour flips each of them."""
 STATES = "crash_states"
 _OPENED = "crash_states_opened"
 _HALF_HOUR_SECONDS = 1_800.0
@@ -116,6 +118,11 @@ def _sweep(piece: Piece) -> list[str]:
     return ["tests.sim", "--report", "--alone", "--crashes-only", "--processes", "1", *amount]
 
 
+def _flip(piece: Piece) -> list[str]:
+    parts = -(-BITS // piece.amount)
+    return ["tests.fuzz.bitflips", "--part", f"{piece.number % parts}/{parts}"]
+
+
 def _module(name: str) -> Callable[[Piece], list[str]]:
     return lambda piece: [name, str(piece.amount), str(piece.seed)]
 
@@ -134,9 +141,9 @@ KINDS = (
     Kind("parser_inputs", 550_000, 50_000, _fuzz, _sum(parser_inputs="inputs")),
     Kind(
         "bit_flips",
+        BITS,
         10_000,
-        2_500,
-        _module("tests.fuzz.bitflips"),
+        _flip,
         _sum(bit_flips="flips", bit_flips_detected="detected", bit_flips_harmless="harmless"),
     ),
 )

@@ -6,6 +6,7 @@
 - Log: recovery brings back every bundle but the one that the bit is in.
 
     python -m tests.fuzz.bitflips [FLIPS] [SEED]        about so many; ends with one line of JSON
+    python -m tests.fuzz.bitflips --part K/N            every N-th bit of every file, from the K-th on
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tests.fuzz.corpus import reader_of
 from tests.support.engine_driver import EngineDriver, topic_settings
 
 _KINDS = 4
+_LOG_SHARE = 8
 _LOG_PATH = f"{corpus.DIRECTORY}/wal/quiver.wal"
 _LOG_SETTINGS = topic_settings(segment_target_size_bytes=2 * MIB)
 """Recovery looks for more entries in all that is preallocated: two of its chunks are as good as thirty-two."""
@@ -60,27 +62,44 @@ def flipped(content: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-def _bits(content: bytes, sample: int | None, seed: str) -> Iterable[int]:
-    """All bits, or so many of them."""
-    count = len(content) * 8
-    return range(count) if sample is None or sample >= count else sorted(Random(seed).sample(range(count), sample))
+Choice = Callable[[int], Iterable[int]]
+"""Which bits of a file to flip, of so many."""
 
 
-def run(sample: int | None, seed: int = 0) -> dict[str, FlipTally]:
-    """Every kind of file; `sample` flips in each (in every log 1/8 of that: it takes an opening of a store), all if None."""
+def every(bit_count: int) -> range:
+    return range(bit_count)
+
+
+def part(number: int, parts: int) -> Choice:
+    """Every so-many-th bit; all parts together are all bits."""
+    return lambda bit_count: range(number, bit_count, parts)
+
+
+def sample(size: int, seed: int) -> Choice:
+    """So many, drawn by lot; all if there are not as many."""
+    return lambda bit_count: sorted(Random(seed).sample(range(bit_count), min(size, bit_count)))
+
+
+def run(choice: Choice, choice_of_log: Choice | None = None) -> dict[str, FlipTally]:
+    """Every kind of file; a flip in a log takes an opening of a store, so there may be fewer."""
     in_place, compacted = corpus.segment_specimens()
     return {
-        "progress": flip_progress(sample, seed),
-        "segment_in_place": flip_segment(in_place.content, sample, seed=seed),
-        "segment_compacted": flip_segment(compacted.content, sample, seed=seed),
-        "log": flip_log(None if sample is None else sample // 8, seed=seed),
+        "progress": flip_progress(choice),
+        "segment_in_place": flip_segment(in_place.content, choice),
+        "segment_compacted": flip_segment(compacted.content, choice),
+        "log": flip_log(choice_of_log or choice),
     }
 
 
-def flip_progress(sample: int | None, seed: int = 0) -> FlipTally:
+def run_sample(size: int, seed: int = 0) -> dict[str, FlipTally]:
+    """About so many in each kind of file."""
+    return run(sample(size, seed), sample(size // _LOG_SHARE, seed))
+
+
+def flip_progress(choice: Choice = every) -> FlipTally:
     tally = FlipTally()
     for specimen in corpus.progress_specimens():
-        for bit in _bits(specimen.content, sample, f"progress {seed}"):
+        for bit in choice(len(specimen.content) * 8):
             tally.flips += 1
             try:
                 decode_progress(flipped(specimen.content, bit))
@@ -93,12 +112,10 @@ def flip_progress(sample: int | None, seed: int = 0) -> FlipTally:
 # --- segments ------------------------------------------------------------------------------------------------------------
 
 
-def flip_segment(
-    content: bytes, sample: int | None = None, bits: Iterable[int] | None = None, seed: int = 0
-) -> FlipTally:
+def flip_segment(content: bytes, choice: Choice = every) -> FlipTally:
     tally = FlipTally()
     touched = _touched_in_segment(content)
-    for bit in _bits(content, sample, f"segment {seed}") if bits is None else bits:
+    for bit in choice(len(content) * 8):
         damaged = flipped(content, bit)
         tally.flips += 1
         try:
@@ -198,14 +215,14 @@ def _crashed_store() -> SimDisk:
     return disk.crash(CrashMode.DROP)
 
 
-def flip_log(sample: int | None = None, bits: Iterable[int] | None = None, seed: int = 0) -> FlipTally:
+def flip_log(choice: Choice = every) -> FlipTally:
     """Bits of the written part of the log; behind it stand preallocated zeroes."""
     tally = FlipTally()
     file = _crashed_store().open_read(_LOG_PATH)
     whole = file.read(file.size(), 0)
     written = whole[: corpus.entry_ends(whole, layout.HEADER_BYTES)[-1]]
     touched = _touched_in_log(written)
-    for bit in _bits(written, sample, f"log {seed}") if bits is None else bits:
+    for bit in choice(len(written) * 8):
         tally.flips += 1
         lost, wrong, noticed = _recover_flipped(bit, whole)
         _judge(tally, f"log, bit {bit}", lost, wrong, touched(bit >> 3))
@@ -243,14 +260,19 @@ def _recover_flipped(bit: int, whole: bytes) -> tuple[set[int], list[int], bool]
 
 
 def main() -> int:
-    sample, seed = (int(sys.argv[n]) if len(sys.argv) > n else default for n, default in ((1, 2_000), (2, 0)))
     logging.disable(logging.CRITICAL)
-    tallies = run(sample // _KINDS, seed)
+    match sys.argv[1:]:
+        case ["--part", which]:
+            number, _, parts = which.partition("/")
+            tallies = run(part(int(number), int(parts)))
+        case given:
+            size, seed = (int(given[n]) if len(given) > n else default for n, default in enumerate((2_000, 0)))
+            tallies = run_sample(size // _KINDS, seed)
     print(msgspec.json.encode(tallies).decode())
     return any(tally.failures for tally in tallies.values())
 
 
-__all__ = ["FlipTally", "flip_log", "flip_progress", "flip_segment", "flipped", "run"]
+__all__ = ["FlipTally", "every", "flip_log", "flip_progress", "flip_segment", "flipped", "run", "run_sample"]
 
 if __name__ == "__main__":
     sys.exit(main())
