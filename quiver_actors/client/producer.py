@@ -184,14 +184,19 @@ class _PushRun:
                     self._channel.withdraw(group)
 
     def _connect(self) -> bool:
-        """Whether the channel is open; if not, see to it."""
-        if self._channel.is_open:
-            return True
+        """Whether the channel is open to a worker that takes bundles; if not, see to it."""
+        channel = self._channel
+        takes_bundles = channel.core in self._channels.directory.push_cores
+        if channel.is_open and (takes_bundles or self._under_way):
+            # Of a core whose worker is gone, this client may have been the last to hear: first come the refusals of what is under way.
+            return takes_bundles
+        for group in self._waiting:
+            channel.withdraw(group)
         # The node may have come back with other workers.
-        self._channel = self._channels.channel(self._producer.core_for(self._key))
-        self._channel.connect_if_due(time.monotonic_ns())
-        self._channel.check_usable()
-        return self._channel.is_open
+        self._channel = channel = self._channels.channel(self._producer.core_for(self._key))
+        channel.connect_if_due(time.monotonic_ns())
+        channel.check_usable()
+        return channel.is_open
 
     def _advance(self) -> bool:
         """Take in what was answered, send what can be sent, and say whether everything is sent."""

@@ -64,9 +64,17 @@ class Mending:
         it must be durable before they take the places of the damaged files."""
 
     def give_up_missing(self, segment_seqs: Sequence[int]) -> None:
-        """Segments that progress waits for and whose files are gone."""
+        """Segments that progress names and whose files are gone.
+
+        One that was deleted because everybody was done with it may be among them: whose progress was written since does not name it
+        any more, and nobody has lost anything.
+        """
+        registry = self._progress.registry
         for segment_seq in segment_seqs:
-            self._shelf.give_up(segment_seq, _nothing_known_of(segment_seq), "damaged")
+            if registry.is_done_with_unsealed(segment_seq):
+                registry.forget_segment(segment_seq, file_is_gone=True)
+            else:
+                self._shelf.give_up(segment_seq, _nothing_known_of(segment_seq), "damaged")
 
     def count_missing_logs(self, missing: Sequence[MissingLog]) -> None:
         """Of these everybody was told when they were found."""

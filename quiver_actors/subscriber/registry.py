@@ -268,6 +268,13 @@ class SubscriberRegistry:
         """How many bundles a segment that was not added has at least, as far as some progress tells; 0 if none does."""
         return max((state.known_bundle_count(segment_seq) for state in self), default=0)
 
+    def is_done_with_unsealed(self, segment_seq: int) -> bool:
+        """Whether some progress names a segment that was not added, and each that does says that all of it is resolved, as far as any
+        of them knows it. So it is of every segment that was deleted because everybody was done with it."""
+        count = self.known_bundle_count(segment_seq)
+        naming = [state for state in self if state.known_bundle_count(segment_seq)]
+        return bool(naming) and not any(state.unresolved_in_unsealed(segment_seq, count) for state in naming)
+
     def highest_segment_seq_seen(self) -> int:
         """The highest segment number in any progress, or added; -1 for none. The next new segment must be above it."""
         return max((state.highest_segment_seq() for state in self), default=-1)

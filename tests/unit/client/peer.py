@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -61,8 +61,8 @@ TOPICS = [
 DEADLINE_SECONDS = 60.0
 
 
-def write_node_file(run_dir: Path, cores: int) -> None:
-    entries = [{"core": core, "socket": f"core_{core}.sock"} for core in range(cores)]
+def write_node_file(run_dir: Path, cores: int, *, adopted: Collection[int] = ()) -> None:
+    entries = [{"core": core, "socket": f"core_{core}.sock", "adopted": core in adopted} for core in range(cores)]
     document = {
         "version": 1,
         "pid": os.getpid(),

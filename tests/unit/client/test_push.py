@@ -500,6 +500,22 @@ def test_node_that_comes_back_with_fewer_workers_is_used_as_it_is(two_cores: Pee
         assert {client.push(batch(), key=key).bundle_id.core for key in keys} == {0}
 
 
+def test_client_that_is_the_last_to_hear_of_a_core_without_a_worker_pushes_elsewhere(two_cores: Peer) -> None:
+    """Its socket is served by another worker, which takes no bundles for it: pushes were tried there again until their timeout."""
+
+    def refuse_for_core_1(session: PeerSession, message: ClientMessage) -> bool:
+        return session.core == 1 and refuse("draining", "core 1 has no worker any more")(session, message)
+
+    with connect(two_cores.run_dir) as client:
+        keys = [str(n) for n in range(16)]
+        assert {client.push(batch(), key=key).bundle_id.core for key in keys} == {0, 1}
+        two_cores.kill(1)
+        write_node_file(two_cores.run_dir, 2, adopted=[1])
+        two_cores.handlers[Push] = refuse_for_core_1
+        two_cores.listen(1)
+        assert {client.push(batch(), key=key).bundle_id.core for key in keys} == {0}
+
+
 def test_more_schemas_than_a_worker_remembers_renew_the_connection(peer: Peer, client: Client) -> None:
     drifting = (pa.record_batch({f"c{n}": [n]}) for n in range(DECLARED_MAX + 10))
     client.push_many(drifting)

@@ -103,6 +103,53 @@ def test_a_subscriber_that_goes_lets_segments_go_only_once_it_is_gone_for_good()
     assert stored(driver) == []
 
 
+@pytest.mark.parametrize("stops_cleanly", [True, False])
+def test_nobody_is_told_of_a_segment_that_was_deleted_when_not_all_progress_was_written_since(
+    stops_cleanly: bool,
+) -> None:
+    """One subscriber's file does not name it any more, the other's still does: it was taken for one that somebody had removed."""
+    disk = FaultyDisk(SimDisk())
+    driver = with_segments(disk, 3, "ann", "ben")
+    for subscriber in ("ann", "ben"):
+        driver.claim(subscriber, "owner", 3)
+        driver.resolve(subscriber, "owner", 1, "ack", [0])
+    driver.flush_progress()
+    driver.settle()
+    driver.resolve("ann", "owner", 2, "ack", [0])
+    driver.flush_progress()
+    assert stored(driver) == [0, 2]
+    if stops_cleanly:
+        driver.drain_and_close()
+    left = what_a_crash_leaves(disk)
+    assert (left.claim_numbers("ann"), left.claim_numbers("ben")) == ([0], [0, 2])
+    assert left.told == []
+    assert left.engine.losses.by_reason["damaged"].segments == 0
+    left.drain_and_close()
+
+
+def test_a_segment_that_somebody_else_removed_is_told_where_progress_shows_it() -> None:
+    disk = SimDisk()
+    driver = EngineDriver(disk, topic_settings(segment_compaction="off"))
+    for subscriber in ("ann", "ben"):
+        driver.engine.register(subscriber, "earliest")
+    driver.push_numbered(0, 3)
+    driver.seal()
+    driver.push_numbered(3)
+    driver.seal()
+    driver.claim("ann", "owner", 2)
+    driver.resolve("ann", "owner", 0, "ack", [1])
+    driver.drain_and_close()
+    disk.unlink(f"{driver.directory}/segments/{0:016}.qseg")
+    left = EngineDriver(disk)
+    left.settle()
+    lost = {}
+    for subscriber in ("ann", "ben"):
+        assert left.claim_numbers(subscriber) == [3]
+        lost[subscriber] = [(gap.bundle_index_first, gap.bundle_count) for gap in left.told]
+        left.told.clear()
+    assert lost == {"ann": [(0, 1), (2, 1)], "ben": [(0, 0)]}, "nobody knows how many, to whom no progress says it"
+
+
 def test_asking_for_background_work_costs_the_same_whatever_is_stored() -> None:
     costs = []
     for count in (4, 60):
