@@ -146,7 +146,7 @@ class Mending:
 
     def no_room_to_rescue(self, job: RescueJob) -> list[Event]:
         """Those behind it are delivered first, which may make room."""
-        self._shelf.pass_over(job.segment_seq)
+        self._shelf.put_off(job.segment_seq)
         return self._shelf.announce()
 
     def finish_rescue(self, job: RescueJob) -> list[Event]:

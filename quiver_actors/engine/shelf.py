@@ -59,6 +59,8 @@ class Shelf:
         self._progress = progress
         self._upkeep = upkeep
         progress.registry.sizes_of = self.bundle_sizes
+        self._put_off: set[int] = set()
+        """Damaged segments that those behind them no longer wait for: there is no room to rescue them."""
         self._whole: dict[int, Runs] = {}
         """Segments among the waiting that were found whole, and what they record as lost."""
         self._doomed: set[int] = set()
@@ -95,8 +97,15 @@ class Shelf:
 
     def pass_over(self, segment_seq: int) -> None:
         """A waiting segment keeps those behind it waiting no longer."""
+        self._put_off.discard(segment_seq)
         if segment_seq in self.waiting:
             self.waiting.remove(segment_seq)
+
+    def put_off(self, segment_seq: int) -> None:
+        """The same, but that subscribers are to be told of it all the same, later."""
+        if segment_seq in self.waiting:
+            self.waiting.remove(segment_seq)
+            self._put_off.add(segment_seq)
 
     def announce(self) -> list[Event]:
         """Make what was found whole claimable, in order."""
@@ -110,6 +119,7 @@ class Shelf:
     def offer(self, info: SegmentInfo, lost: Runs) -> Event:
         """Subscribers can claim it from now on, but for what is lost of it."""
         self._progress.registry.add_segment(info.segment_seq, info.bundle_count, info.size_bytes)
+        self._put_off.discard(info.segment_seq)
         if lost:
             self.give_up(info.segment_seq, info, "damaged", lost)
         # A start offers thousands in turn: only for one that may go at once are all looked at again.
@@ -118,8 +128,12 @@ class Shelf:
         return Sealed(info.segment_seq, info.bundle_count)
 
     def waiting_counts(self) -> dict[int, int]:
-        """Bundle counts of the waiting segments, where they are known."""
-        return {seq: self.segments[seq].bundle_count for seq in self.waiting if seq in self.segments}
+        """Bundle counts of what subscribers have not been told of yet, where they are known."""
+        return {seq: self.segments[seq].bundle_count for seq in (*self.waiting, *self._put_off) if seq in self.segments}
+
+    def uncounted(self) -> list[int]:
+        """The others of these: damaged ones that do not say how many bundles they have."""
+        return [seq for seq in (*self.waiting, *self._put_off) if seq not in self.segments]
 
     # --- segments go -------------------------------------------------------------------------------------------------------
 

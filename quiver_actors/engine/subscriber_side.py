@@ -213,7 +213,7 @@ class SubscriberSide:
             raise UsageError(
                 f"bundle {segment_seq}/{bundle_index} does not exist on core {self.core}: the next one is {end[0]}/{end[1]}"
             )
-        unsealed = {seq: count for seq, count in self._unannounced().items() if seq <= segment_seq}
+        unsealed = {seq: count for seq, count in self._counted().items() if seq <= segment_seq}
         version = state.version
         state.ack_through(segment_seq, bundle_index, unsealed)
         if state.version != version:
@@ -302,11 +302,12 @@ class SubscriberSide:
         """What the subscriber is owed, and how much of it lies in `start..end`."""
         state = self._progress.registry.get(subscriber)
         unsealed = self._unsealed_of(state)
-        in_range = state.unresolved_between(start, end)
+        in_range, uncounted = state.unresolved_between(start, end), self._shelf.uncounted()
         for seq, count in self._unannounced().items():
             first = 0 if seq > start[0] else start[1] if seq == start[0] else count
             stop = count if end is None or seq < end[0] else end[1] if seq == end[0] else 0
-            stop = min(stop, count)
+            # Who asks about bundles of a segment that does not say how many it has knows that it has them.
+            stop = stop if seq in uncounted else min(stop, count)
             if first < stop:
                 in_range += state.unresolved_in_unsealed(seq, stop) - state.unresolved_in_unsealed(seq, first)
         return PendingCounts(
@@ -322,7 +323,13 @@ class SubscriberSide:
         )
 
     def _unannounced(self) -> dict[int, int]:
-        """Bundle counts of what subscribers have not been told of: unsealed logs, and segments that wait for their check."""
+        """Bundle counts of what subscribers have not been told of: unsealed logs, and segments that wait for their check or their rescue;
+        at least one more than anybody knows of those that do not say how many they have."""
+        known = self._progress.registry.known_bundle_count
+        return {**{seq: known(seq) + 1 for seq in self._shelf.uncounted()}, **self._counted()}
+
+    def _counted(self) -> dict[int, int]:
+        """Without those that do not say how many they have."""
         return {**self._shelf.waiting_counts(), **self._logs.bundle_counts()}
 
     def _unsealed_of(self, state: SubscriberState) -> int:

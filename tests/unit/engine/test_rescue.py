@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -562,6 +563,35 @@ def test_without_room_for_a_rescue_later_segments_are_delivered_first(tmp_path: 
     assert driver.claim_numbers("s") == [0, 1, 2, *range(4, COUNT)]
     assert gaps(driver) == [(0, 3, 1, "damaged")]
     assert [event.segment_seq for event in driver.events if isinstance(event, Sealed)] == [1, 0]
+
+
+@pytest.mark.parametrize("says_its_count", [True, False])
+def test_what_waits_for_room_to_be_rescued_is_owed(tmp_path: Path, says_its_count: bool) -> None:
+    """A consumer that asked after a lost connection was told that nothing is owed of it, and then got it again."""
+    disk = FaultyDisk(PosixDisk(str(tmp_path)))
+    closed_store(disk)
+    path = tmp_path / segment()
+    if says_its_count:
+        flip(path, entry_offsets(path)[3] + 200)
+    else:
+        path.chmod(0o600)
+        os.truncate(path, path.stat().st_size - 30)
+    disk.fail("write", 1, errno.ENOSPC, then=["write"], path_part=".rescued")
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == [COUNT, COUNT + 1]
+    driver.resolve("s", "owner", 1, "ack", [0, 1])
+    driver.flush_progress()
+    counts = driver.engine.pending("s", (0, 2), (0, 3))
+    assert (counts.in_range, counts.drained) == (1, False)
+    assert counts.unsealed == (COUNT if says_its_count else 1)
+    disk.heal()
+    driver.run_for(25 * SECOND_NS)
+    counts = driver.engine.pending("s", (0, 2), (0, 3))
+    assert (counts.in_range, counts.drained, counts.unsealed) == (1, False, 0)
+    driver.claim("s", "owner", COUNT)
+    driver.resolve("s", "owner", 0, "ack", [0, 1, 2, *range(3 + says_its_count, COUNT)])
+    driver.take_gaps("s")
+    assert driver.engine.pending("s", (0, 2), (0, 3)).in_range == 0
 
 
 def test_progress_before_and_after_a_postponed_rescue_agree(tmp_path: Path) -> None:
