@@ -7,9 +7,10 @@ after the fdatasync that covers them.
     lone       nobody else pushes
     loaded     a second process pushes 64 KiB bundles, sixteen at a time, fast enough for several rotations and seals a second
 
-Limit in the same run, interleaved: `fdatasync`, the same schedule of the same bytes written to a preallocated new file and synced, without
-a node; for `loaded` beside the same second stream, written by a process of its own to files of its own. `p50_above_fdatasync` is the
-difference of the two medians of a round.
+Limits in the same run, interleaved: `fdatasync`, the same schedule of the same bytes written to a preallocated new file and synced, without
+a node; for `loaded` beside the same second stream, written by a process of its own to files of its own. And `bare-hop`
+(benchmarks/bare_hop.py): the same through a second process that does nothing but write, let a thread sync, and answer. The differences
+of the medians of a round: `p50_above_fdatasync`, and `p50_above_bare-hop`, which is what the product's own work takes.
 
 `loop_gap` is the longest turn of the worker's loop while the pushes went on, which is what a push waits behind at the worst; `stalls`
 counts the looks (two a second) at which a new one of more than 5 ms had been; `seals` how many segments were sealed meanwhile. The
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 
 import quiver_actors
+from benchmarks.bare_hop import bare_hop
 from benchmarks.harness import (
     Candidate,
     Measurements,
@@ -123,6 +125,16 @@ def fdatasync(directory: str, case: Case) -> Measurements:
                 return summary(on_schedule(write, case.rate, case.seconds))
         finally:
             os.close(descriptor)
+
+
+def hopping(directory: str, case: Case) -> Measurements:
+    """The same bytes, written and synced by a second process that does nothing else."""
+    with (
+        tempfile.TemporaryDirectory(dir=directory) as root,
+        bare_hop(root, case.bundle_bytes, int(case.rate * case.seconds)) as push,
+        beside(write_stream, root, case.is_loaded),
+    ):
+        return summary(on_schedule(lambda _: push(), case.rate, case.seconds))
 
 
 @contextlib.contextmanager
@@ -241,14 +253,18 @@ def compare(report: Report, directory: str, case: Case, rounds: int) -> None:
     candidates: dict[str, Candidate] = {
         "ours": lambda: ours(directory, case),
         "fdatasync": lambda: fdatasync(directory, case),
+        "bare-hop": lambda: hopping(directory, case),
     }
     results = run_interleaved(candidates, rounds)
-    ours_, limit = results["ours"], results["fdatasync"]
+    ours_ = results.pop("ours")
     for key in ("p50", "p99", "p99.9", "max"):
-        report.show_rounds(f"{case.name}/{key}", ours_, key, "us", "synced", ("fdatasync", limit))
-        report.show_rounds(f"{case.name}/{key}/fdatasync", limit, key, "us", "synced")
-    above = [{"us": mine["p50"] - its["p50"]} for mine, its in zip(ours_, limit, strict=True)]
-    report.show_rounds(f"{case.name}/p50_above_fdatasync", above, "us", "us", "synced")
+        for name, limit in results.items():
+            report.show_rounds(f"{case.name}/{key}", ours_, key, "us", "synced", (name, limit))
+        for name, limit in results.items():
+            report.show_rounds(f"{case.name}/{key}/{name}", limit, key, "us", "synced")
+    for name, limit in results.items():
+        above = [{"us": mine["p50"] - its["p50"]} for mine, its in zip(ours_, limit, strict=True)]
+        report.show_rounds(f"{case.name}/p50_above_{name}", above, "us", "us", "synced")
     for key, unit in (("loop_gap", "us"), ("stalls", "count"), ("seals", "count")):
         report.show_rounds(f"{case.name}/{key}", ours_, key, unit, "synced")
 
