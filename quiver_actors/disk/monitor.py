@@ -119,7 +119,7 @@ class OrderMonitor(InterposedDisk):
 
     def _opened(self, call: Call, proceed: Callable[[], DiskFile]) -> InterposedFile:
         known = self._by_name.get(call.path)
-        if known is not None and known.failed_sync and call.kind != "open_read":
+        if known is not None and known.failed_sync and call.kind == "open_write":
             self._broken(f"{call} although it failed before: {known.failed_sync}")
         file = super()._opened(call, proceed)
         if known is None or call.kind == "create":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Sequence
 
 from quiver_actors.disk.memory import is_in_memory
@@ -158,7 +159,26 @@ class PosixDisk:
             os.close(descriptor)
 
     def create(self, path: str) -> PosixFile:
-        return self._open("create", path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        try:
+            return self._open("create", path, flags)
+        except DiskError as error:
+            if error.errno != errno.EEXIST:
+                raise
+        if self._is_read_only(path):
+            raise DiskError("create", path, errno.EACCES)
+        self.unlink(path)
+        return self._open("create", path, flags)
+
+    def _is_read_only(self, path: str) -> bool:
+        """What was sealed is not replaced, not even by root."""
+        try:
+            mode = os.stat(path, dir_fd=self._root, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _disk_error("create", path, error) from error
+        return stat.S_ISREG(mode) and not mode & stat.S_IWUSR
 
     def open_write(self, path: str) -> PosixFile:
         return self._open("open", path, os.O_RDWR)

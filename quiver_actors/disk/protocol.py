@@ -77,7 +77,8 @@ class Disk(Protocol):
     DiskError, which has the call, the path and the errno."""
 
     def create(self, path: str) -> DiskFile:
-        """A new, empty file for reading and writing; an existing one of that name is emptied."""
+        """A new, empty file for reading and writing. One that has the name goes first: its sync may have failed, and nothing is written to
+        such a file again. A read-only one stays: EACCES."""
 
     def open_write(self, path: str) -> DiskFile: ...
 

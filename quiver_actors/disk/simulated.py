@@ -370,14 +370,10 @@ class SimDisk:
 
     def create(self, path: str) -> SimFile:
         with self.mutex:
-            node = self._node(path)
-            if node is None:
-                return self._open(self._new_file("create", path), path, is_writable=True)
-            inode = self._inode("create", path)
-            self._check_writable("create", inode, path)
-            inode.change(Resize(0, only_grows=False))
-            inode.allocated_bytes = 0
-            return self._open(inode, path, is_writable=True)
+            if self._node(path) is not None:
+                self._check_writable("create", self._inode("create", path), path)
+                self._change_names(((path, None),), _parent(path))
+            return self._open(self._new_file("create", path), path, is_writable=True)
 
     def _new_file(self, operation: str, path: str) -> _Inode:
         self._check_parent(operation, path, path)

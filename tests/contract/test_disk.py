@@ -265,6 +265,19 @@ def test_both_names_of_a_file_show_what_is_written_to_it(disk: Disk) -> None:
     assert content(disk, "b") == b"XYc"
 
 
+def test_what_is_created_under_a_name_that_is_taken_is_another_file(disk: Disk) -> None:
+    """One whose sync has failed is never written again, also where it could not be removed then."""
+    put(disk, "a", b"before")
+    former = disk.open_read("a")
+    put(disk, "a", b"now")
+    assert content(disk, "a") == b"now"
+    assert former.read(6, 0) == b"before"
+    former.close()
+    disk.open_write("a").make_read_only()
+    failing(disk, lambda: disk.create("a"), errno.EACCES)
+    assert content(disk, "a") == b"now"
+
+
 def test_a_name_in_a_missing_directory_is_refused(disk: Disk) -> None:
     put(disk, "a", b"abc")
     failing(disk, lambda: disk.create("missing/b"), errno.ENOENT)

@@ -103,8 +103,7 @@ def test_a_file_whose_sync_failed_is_left_alone(disk: OrderMonitor, faulty: Faul
     for call in (file.fdatasync, file.fsync, lambda: file.write([b"d"], 3)):
         broken(call, "failed before")
     broken(lambda: disk.rename("a.tmp", "a"), "not synced")
-    broken(lambda: disk.create("a.tmp"), "failed before")
-    disk.unlink("a.tmp")
+    broken(lambda: disk.open_write("a.tmp"), "failed before")
     put(disk, "a.tmp", b"a new file")
 
 
