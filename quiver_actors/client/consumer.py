@@ -259,12 +259,14 @@ class Consumer(Generic[D, X]):
                 answer in time.
             EngineFailed, QuiverError: a worker could not make it durable.
         """
-        deadline_ns = deadline_after(timeout_seconds)
+        deadline_ns, count = deadline_after(timeout_seconds), 0
         while True:
             generations = {channel: channel.generation for channel in self.channels.opened()}
             try:
-                count = yield from self._flushing_once(deadline_ns)
-                break
+                count += yield from self._flushing_once(deadline_ns)
+                if not any(channel.unconfirmed.has_lost for channel in self.channels.opened()):
+                    break
+                # A worker was lost while another one was asked: it was not asked itself.
             except WorkerUnavailable:
                 is_lost = any(channel.generation != number for channel, number in generations.items())
                 if not is_lost or time.monotonic_ns() >= deadline_ns:

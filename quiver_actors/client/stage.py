@@ -104,15 +104,33 @@ class Stage:
         return self._number > 0
 
     def beginning(self, timeout_seconds: float) -> Flow[None]:
-        """Open it. For `Client.stage`."""
-        core = self._producer.core_for(self._key)
-        channel = yield from self._channels.opening(core, timeout_seconds)
-        self._slots = channel.slots_of(self.wanted.topic)
+        """Open it, on the core that its key belongs to now. For `Client.stage`."""
         call = Call(self._begin_message, self._give_up_late)
-        yield from self._channels.completing({core: call}, timeout_seconds)
+        channel = yield from self._answered_by(call, timeout_seconds)
         raise_refusals([call])
         assert isinstance(call.answer, Done), "only this answers BeginStage"
-        self._core, self._number, self._generation = core, call.answer.value, channel.generation
+        self._core, self._number, self._generation = channel.core, call.answer.value, channel.generation
+
+    def _answered_by(self, call: Call, timeout_seconds: float) -> Flow[PushChannel]:
+        """Send it until it is answered. Each time the node may have come back with other workers."""
+        deadline_ns = deadline_after(timeout_seconds)
+        channel = self._channels.channel(self._producer.core_for(self._key))
+        try:
+            while not call.is_done:
+                now_ns = time.monotonic_ns()
+                if not call.tag:
+                    channel = self._channels.channel(self._producer.core_for(self._key))
+                    channel.connect_if_due(now_ns)
+                    channel.check_usable()
+                    if channel.is_open:
+                        self._slots = channel.slots_of(self.wanted.topic)
+                        channel.call(call)
+                if now_ns >= deadline_ns:
+                    raise unavailable_error(channel, timeout_seconds)
+                yield min(deadline_ns, channel.retry_at_ns)
+        finally:
+            channel.forget(call)
+        return channel
 
     def _begin_message(self, tag: int) -> BeginStage:
         wanted = self.wanted

@@ -105,6 +105,36 @@ def test_a_loss_meanwhile_does_not_hide_what_another_one_cost(two_cores: Peer, s
             subscription.flush()
 
 
+def test_a_worker_that_is_lost_while_another_one_is_asked_is_asked_too(two_cores: Peer, segment: Path) -> None:
+    """Its connection was gone when progress was made durable, and it was left out: what was acknowledged there came again."""
+    feeder = Feeder(two_cores, segment)
+
+    def lose_core_0(session: PeerSession, message: ClientMessage) -> bool:
+        two_cores.handlers[Pending] = feeder.tell_pending
+        two_cores.kill(0)
+        two_cores.listen(0)
+        return feeder.tell_pending(session, message)
+
+    forget_resolutions(two_cores)
+    with connect(two_cores.run_dir) as client, client.subscribe("exporter", topic="travel") as subscription:
+        seen: set[int] = set()
+        while seen != {0, 1}:
+            delivery = take(subscription)[0]
+            if delivery.bundle_id.core not in seen:
+                delivery.ack()
+            seen.add(delivery.bundle_id.core)
+        with subscription._exchange:
+            subscription._consumer.send_resolutions(time.monotonic_ns())
+        two_cores.wait_for(lambda: len(two_cores.of_type(Resolve)) == 2)
+        two_cores.kill(1)
+        while subscription._consumer.channels.channel(1).is_open:
+            take(subscription)  # core 0's: meanwhile the loss is noticed
+        two_cores.listen(1)
+        two_cores.handlers[Pending] = lose_core_0
+        with pytest.raises(WorkerUnavailable, match="2 bundles are delivered again"):
+            subscription.flush()
+
+
 def test_a_flush_hears_of_notices_that_an_earlier_one_has_not_waited_for(peer: Peer, client: Client) -> None:
     held: list[tuple[PeerSession, GapAck]] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quiver_actors.client import Client
+from quiver_actors.client import Client, connect
 from quiver_actors.errors import WorkerUnavailable
 from quiver_actors.protocol.messages import (
     AbandonStage,
@@ -17,7 +17,7 @@ from quiver_actors.protocol.messages import (
     StageReady,
 )
 from tests.unit.client.feeding import batch
-from tests.unit.client.peer import Peer, PeerSession
+from tests.unit.client.peer import Peer, PeerSession, write_node_file
 
 INCARNATION = "ab" * 16
 
@@ -55,6 +55,17 @@ def test_a_stage_that_begins_too_late_is_given_up(peer: Peer, client: Client) ->
     client.push(batch(1))
     peer.wait_for(lambda: any(isinstance(message, AbandonStage) for _, message in peer.received))
     assert peer.of_type(AbandonStage) == [AbandonStage("default", 7)]
+
+
+def test_a_stage_begins_elsewhere_where_the_node_comes_back_without_its_core(two_cores: Peer) -> None:
+    """It waited there until its timeout."""
+    two_cores.handlers[BeginStage] = begin
+    with connect(two_cores.run_dir) as client:
+        key = next(str(n) for n in range(16) if client.core_for(str(n)) == 1)
+        client.push(batch(1), key=key)
+        two_cores.kill(1)
+        write_node_file(two_cores.run_dir, 1)
+        assert client.stage("t", key=key).core == 0
 
 
 def test_a_late_refusal_gives_nothing_back(peer: Peer, client: Client) -> None:
