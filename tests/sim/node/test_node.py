@@ -21,6 +21,7 @@ HAPPENS = (
     "bits_flipped",
     "cores_changed",
     "delivered",
+    "dies_at_effects",
     "faults",
     "memory_refused",
     "power_losses",
