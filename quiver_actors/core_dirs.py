@@ -26,14 +26,20 @@ def find_core_dirs(data_dir: str) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for topic in sorted(name for name in _directories_in(data_dir) if not name.startswith(".")):
         for name in _directories_in(os.path.join(data_dir, topic)):
-            if match := _CORE_NAME.fullmatch(name):
-                found.setdefault(int(match[1]), []).append(topic)
+            if (core := core_of(name)) is not None:
+                found.setdefault(core, []).append(topic)
     return found
 
 
 def adopted_cores(data_dir: str, cores: int) -> list[int]:
     """Cores that have directories and no worker, rising."""
     return sorted(core for core in find_core_dirs(data_dir) if core >= cores)
+
+
+def core_of(name: str) -> int | None:
+    """The core that a directory of a topic is named after."""
+    match = _CORE_NAME.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def directories_of(data_dir: str, index: int, cores: int) -> list[str]:

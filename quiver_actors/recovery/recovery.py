@@ -137,6 +137,8 @@ class Recovery:
         self._numbers.note_segment_seq(self._subscribers.registry.highest_segment_seq_seen())
         for log in logs:
             self._numbers.note_log(log)
+        if not (self._shelf.segments or self._shelf.damaged or any(log.scan.entry_count for log in logs)):
+            self._subscribers.follow_other_cores()
         cursor = self._read_cursor() if CURSOR_NAME in wal else None
         self._give_up_missing_logs(logs, readings, cursor)
         core = self._reserve(former)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable
 
+from quiver_actors.core_dirs import core_of
 from quiver_actors.disk.protocol import Disk, write_atomically
 from quiver_actors.disk.salvage import read_small
 from quiver_actors.errors import FormatError, UnsupportedVersion
@@ -63,6 +64,24 @@ class FoundSubscribers:
             self._findings.quarantine(path, why)
         for subscriber, why, gaps in self._damaged:
             self._start_over(subscriber, self._paths.in_root(progress_file_name(subscriber)), why, gaps)
+
+    def follow_other_cores(self) -> None:
+        """Make known, durably, whoever is known on another core of the topic. For a core that stores nothing: it may be new, or have come
+        back, and what is pushed to it is owed to everybody from the first bundle on, also before he has connected to it."""
+        new = sorted(self._known_elsewhere() - {state.subscriber for state in self.registry})
+        for subscriber in new:
+            state = self.registry.register(subscriber, "earliest", (0, 0))
+            path = self._paths.in_root(progress_file_name(subscriber))
+            write_atomically(self._disk, path, encode_progress(state.snapshot(0)))
+        if new:
+            self._disk.sync_directory(self._paths.root)
+            self._findings.notes.append(f"known from other cores: {', '.join(new)}")
+
+    def _known_elsewhere(self) -> set[str]:
+        topic, _, own = self._paths.root.rpartition("/")
+        others = [name for name in self._disk.list_directory(topic or ".") if core_of(name) is not None and name != own]
+        names = [name for other in others for name in self._disk.list_directory(f"{topic}/{other}")]
+        return {subscriber for name in names if (subscriber := subscriber_of(name)) is not None}
 
     def give_up_logs(self, missing: Iterable[MissingLog]) -> None:
         """Segments that there will never be: durable notices for everybody who was owed something of them."""

@@ -308,7 +308,8 @@ class SubscriberActor:
                 self.world.machine.log.append(f"{self.name} cannot read {item.bundle_id}: {error}")
                 item.defer(0.001)
                 return
-            self.model.delivered(self.name, item.bundle_id, batch)
+            drops = self.world.machine.room.drops
+            self.model.delivered(self.name, item.bundle_id, batch, may_be_dropped=drops)
             self._held.append(item)
             self._newest[item.bundle_id] = item
 

@@ -217,7 +217,7 @@ class Machine:
         self._feed(Forked(core, pid))
         worker = SimWorker(
             context,
-            CoreDisk(disk_of(core, self.settings.cores, self.disks), lambda: self.shared),
+            CoreDisk(disk_of(core, self.settings.cores, self.disks), lambda: self.shared, lambda: self.disks),
             self.delays,
             lambda journal: FigurePublisher(region, core, SystemClock(), journal),
         )

@@ -137,9 +137,14 @@ class Model:
         if record.owed_from is None:
             record.owed_from = self.tick
 
-    def delivered(self, subscriber: str, id_: BundleId, batch: pa.RecordBatch) -> None:
+    def delivered(self, subscriber: str, id_: BundleId, batch: pa.RecordBatch, *, may_be_dropped: bool = False) -> None:
+        """
+        Args:
+            may_be_dropped: its worker may have made room after it gave it away: then an acknowledgement that was lost with a connection is
+                answered by that, and what the client has in its queue is as good as ever.
+        """
         record = self.subscribers[subscriber]
-        if id_ in record.settled:
+        if id_ in (record.resolved_durably if may_be_dropped else record.settled):
             raise Violation(f"{subscriber} gets {id_} again, which it has resolved durably")
         if record.knows_lost(id_):
             raise Violation(f"{subscriber} gets {id_}, of which a gap notice told")

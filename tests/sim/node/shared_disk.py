@@ -6,7 +6,7 @@ together again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quiver_actors.disk.faulty import FaultyDisk
@@ -17,11 +17,17 @@ from quiver_actors.topics.keeper import ASIDE_PREFIX
 
 
 class CoreDisk(FaultyDisk):
-    """What a worker sees: its own disk, and the list of topics, which it only reads."""
+    """What a worker sees: its own disk, the list of topics, which it only reads, and the names in the directories of other cores."""
 
-    def __init__(self, own: Disk, shared: Callable[[], SimDisk]) -> None:
+    def __init__(self, own: Disk, shared: Callable[[], SimDisk], cores: Callable[[], Sequence[SimDisk]]) -> None:
         super().__init__(own)
         self._shared = shared
+        self._cores = cores
+
+    def list_directory(self, path: str) -> list[str]:
+        return sorted(
+            {*super().list_directory(path), *(name for disk in self._cores() for name in disk.list_directory(path))}
+        )
 
     def open_read(self, path: str) -> Any:
         return self._shared().open_read(path) if path.startswith(CATALOGUE_NAME) else super().open_read(path)
