@@ -17,12 +17,13 @@ from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import Engine
-from quiver_actors.errors import EngineFailed, TransactionAborted, TransactionLost, UnknownTransaction
+from quiver_actors.errors import EngineFailed, QuiverError, TransactionAborted, TransactionLost, UnknownTransaction
 from quiver_actors.model import DEAD_LETTER_SUFFIX, ENVELOPE_SLOT
 from quiver_actors.paths import EnginePaths
 from quiver_actors.protocol.messages import Terms
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.subscriber.letters import origin_of, restored
+from quiver_actors.subscriber.progress import progress_file_name
 from quiver_actors.transactions.decision_files import LocalFiles
 from quiver_actors.transactions.keys import with_key
 from quiver_actors.transactions.records import DroppedRecord, JournalRecord, StageOrder, encode_journal
@@ -248,6 +249,27 @@ def _adoption_scene(name: str, seed: int) -> Scene:
     return Scene(name, disk.crash(CrashMode.DROP), judge, work)
 
 
+def _new_core_scene(name: str, seed: int) -> Scene:
+    """A core that stores nothing yet: whoever is known on another one is known on it before it takes a bundle."""
+    disk, other = SimDisk(), f"data/{TOPIC}/core_1"
+    for subscriber in (_READER, "ben"):
+        put_file(disk, f"{other}/{progress_file_name(subscriber)}", b"of the other core, which alone reads it")
+
+    def work(disk: Disk) -> None:
+        engine = _open(disk, TOPIC, ManualClock())
+        with contextlib.suppress(QuiverError):
+            push_plain(engine, 0)
+            settle(engine)
+
+    def judge(left: SimDisk) -> None:
+        engine, _ = open_and_settle(left, ORACLE)
+        assert engine.subscribers() == [_READER, "ben"]
+        stored = sum(info.bundle_count for info in engine.segments())
+        assert all(engine.pending(subscriber).in_range == stored for subscriber in engine.subscribers())
+
+    return Scene(name, disk.crash(CrashMode.DROP), judge, work)
+
+
 # --- keys --------------------------------------------------------------------------------------------------------------------
 
 _KEYED, _PRODUCER = 3, "paula"
@@ -310,6 +332,7 @@ SCENES: dict[str, Callable[[str, int], Scene]] = {
     "transaction": _stage_scene,
     "retired core": _retired_scene,
     "adoption": _adoption_scene,
+    "new core": _new_core_scene,
     **dict.fromkeys(_KEYS, _keyed_scene),
 }
 """What makes the scene of that name, from the name and a seed."""
