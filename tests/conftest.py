@@ -6,11 +6,16 @@ And how the JVMs of all tests run: for a minute or less, so they compile quickly
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Started in the background of a shell, all processes would ignore the SIGINT with which tests end commands.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
