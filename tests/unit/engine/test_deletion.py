@@ -130,7 +130,7 @@ def test_nobody_is_told_of_a_segment_that_was_deleted_when_not_all_progress_was_
 def test_a_segment_that_somebody_else_removed_is_told_where_progress_shows_it() -> None:
     disk = SimDisk()
     driver = EngineDriver(disk, topic_settings(segment_compaction="off"))
-    for subscriber in ("ann", "ben"):
+    for subscriber in ("ann", "ben", "cat"):
         driver.engine.register(subscriber, "earliest")
     driver.push_numbered(0, 3)
     driver.seal()
@@ -138,16 +138,20 @@ def test_a_segment_that_somebody_else_removed_is_told_where_progress_shows_it() 
     driver.seal()
     driver.claim("ann", "owner", 2)
     driver.resolve("ann", "owner", 0, "ack", [1])
+    driver.claim("cat", "owner", 3)
+    driver.resolve("cat", "owner", 0, "ack", [0, 1, 2])
     driver.drain_and_close()
     disk.unlink(f"{driver.directory}/segments/{0:016}.qseg")
     left = EngineDriver(disk)
     left.settle()
     lost = {}
-    for subscriber in ("ann", "ben"):
+    for subscriber in ("ann", "ben", "cat"):
         assert left.claim_numbers(subscriber) == [3]
         lost[subscriber] = [(gap.bundle_index_first, gap.bundle_count) for gap in left.told]
         left.told.clear()
-    assert lost == {"ann": [(0, 1), (2, 1)], "ben": [(0, 0)]}, "nobody knows how many, to whom no progress says it"
+    assert lost == {"ann": [(0, 1), (2, 1)], "ben": [(0, 0)], "cat": []}, (
+        "nobody knows how many, to whom no progress says it"
+    )
 
 
 def test_asking_for_background_work_costs_the_same_whatever_is_stored() -> None:
