@@ -132,21 +132,19 @@ def test_a_segment_that_somebody_else_removed_is_told_where_progress_shows_it() 
     driver = EngineDriver(disk, topic_settings(segment_compaction="off"))
     for subscriber in ("ann", "ben", "cat"):
         driver.engine.register(subscriber, "earliest")
-    driver.push_numbered(0, 3)
-    driver.seal()
-    driver.push_numbered(3)
-    driver.seal()
-    driver.claim("ann", "owner", 2)
-    driver.resolve("ann", "owner", 0, "ack", [1])
-    driver.claim("cat", "owner", 3)
-    driver.resolve("cat", "owner", 0, "ack", [0, 1, 2])
+    for first, count in ((0, 1), (1, 3), (4, 1)):
+        driver.push_numbered(first, count)
+        driver.seal()
+    for subscriber, done in (("ann", [1]), ("cat", [0, 1, 2])):
+        driver.claim(subscriber, "owner", 4)
+        driver.resolve(subscriber, "owner", 1, "ack", done)
     driver.drain_and_close()
-    disk.unlink(f"{driver.directory}/segments/{0:016}.qseg")
+    disk.unlink(f"{driver.directory}/segments/{1:016}.qseg")
     left = EngineDriver(disk)
     left.settle()
     lost = {}
     for subscriber in ("ann", "ben", "cat"):
-        assert left.claim_numbers(subscriber) == [3]
+        assert left.claim_numbers(subscriber) == [0, 4]
         lost[subscriber] = [(gap.bundle_index_first, gap.bundle_count) for gap in left.told]
         left.told.clear()
     assert lost == {"ann": [(0, 1), (2, 1)], "ben": [(0, 0)], "cat": []}, (
