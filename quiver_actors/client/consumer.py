@@ -423,6 +423,8 @@ class Consumer(Generic[D, X]):
 
     def _do_what_is_due(self, now_ns: int) -> None:
         """What nobody asks for: resolutions that have waited long enough, the watchdog, leases of what waits in the inbox."""
+        # Nobody else reads while the inbox has something: leases that were extended, segments that were retired.
+        self.exchange.look()
         if self._waiting_count and now_ns - self._sent_at_ns >= RESOLUTION_WAIT_NS:
             self.send_resolutions(now_ns)
         if now_ns >= self._tend_at_ns:

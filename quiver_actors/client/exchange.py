@@ -25,6 +25,8 @@ from quiver_actors.units import SECOND_NS
 
 FOREVER_NS = 1 << 63
 """A deadline that never comes."""
+_LOOKS_MAX = 16
+"""At what has arrived, in a row, before the call goes on that looks."""
 
 T = TypeVar("T")
 
@@ -176,6 +178,16 @@ class Exchange:
     def handle_ready(self) -> None:
         """Handle what has arrived, without waiting, with the lock held."""
         self._handle(self._epoll.poll(0))
+
+    def look(self) -> None:
+        """Handle what has arrived, with the lock held, unless a thread waits for it: for calls that find what they want without waiting."""
+        for _ in range(0 if self._is_polling else _LOOKS_MAX):
+            # A message with a descriptor ends what one look reads.
+            ready = self._epoll.poll(0)
+            if not ready:
+                break
+            self._handle(ready)
+            self.notify()
 
     def _handle(self, ready: list[tuple[int, int]]) -> None:
         for fd, events in ready:

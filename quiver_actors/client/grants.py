@@ -62,6 +62,10 @@ class Parcel:
         """Bundles that were not taken."""
         return len(self.indexes) - self.position
 
+    def is_of(self, channel: SubscriberChannel, segment_seq: int) -> bool:
+        """Whether it came by that channel's connection of now, with bundles of that segment."""
+        return self.channel is channel and self.is_current and self.segment.segment_seq == segment_seq
+
     def is_held(self, now_ns: int) -> bool:
         """Whether its claims can still be this consumer's; the worker has the last word."""
         return self.generation == self.channel.generation and not 0 < self.grant.lease_until_ns <= now_ns

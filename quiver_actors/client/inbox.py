@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from quiver_actors.client.gaps import WaitingGap
 from quiver_actors.client.grants import Parcel
+
+if TYPE_CHECKING:
+    from quiver_actors.client.subscriber_channel import SubscriberChannel
 
 PORTION_MAX = 64
 
@@ -85,6 +88,18 @@ class Inbox(Generic[D]):
                 count += 1
         self.clear()
         return count
+
+    def withdraw(self, channel: SubscriberChannel, segment_seq: int) -> None:
+        """What waits of a segment is not owed any more: it is not handed over. Counts as taken."""
+        gone = [item for item in self._items if isinstance(item, Parcel) and item.is_of(channel, segment_seq)]
+        if not any(parcel.waiting for parcel in gone):
+            return
+        self._recall()
+        for parcel in gone:
+            waiting = parcel.waiting
+            parcel.take(waiting)
+            channel.take(waiting)
+            channel.release(parcel.grant, waiting)
 
     def clear(self) -> None:
         """Forget everything."""

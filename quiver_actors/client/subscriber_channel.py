@@ -116,18 +116,18 @@ class SubscriberChannel(Channel):
         if indexes is None:
             indexes = self._resolutions[key] = array("I")
         indexes.extend(bundle_indexes)
-        self._release(grant, len(bundle_indexes))
+        self.release(grant, len(bundle_indexes))
 
     def give_back(self, parcel: Parcel) -> None:
         """Return what nobody has taken of a parcel of this generation, with the next resolutions."""
         key = (parcel.segment.segment_seq, parcel.grant.token, "return", 0)
         self._resolutions.setdefault(key, array("I")).extend(parcel.indexes[parcel.position :])
-        self._release(parcel.grant, parcel.waiting)
+        self.release(parcel.grant, parcel.waiting)
 
     def report_unreadable(self, parcel: Parcel, bundle_index: int, reason: str) -> None:
         """Tell the worker, at once."""
         wanted = self._wanted
-        self._release(parcel.grant, 1)
+        self.release(parcel.grant, 1)
         segment_seq, token = parcel.segment.segment_seq, parcel.grant.token
         index = array("I", [bundle_index]).tobytes()
         self.send(
@@ -219,7 +219,8 @@ class SubscriberChannel(Channel):
         self._credit_sent_ns = time.monotonic_ns()
         self.send([Credit(self._wanted.topic, self._wanted.subscriber, self._credit_total)])
 
-    def _release(self, grant: Grant, bundles: int) -> None:
+    def release(self, grant: Grant, bundles: int) -> None:
+        """So many of its bundles are not held any more."""
         grant.unresolved -= bundles
         if grant.unresolved <= 0:
             self.grants.pop(grant.token, None)
@@ -243,6 +244,8 @@ class SubscriberChannel(Channel):
         elif isinstance(message, SegmentOpened):
             self._map(message, descriptor)
         elif isinstance(message, SegmentRetired):
+            # Whatever waits of it was evicted, expired, or resolved by another consumer.
+            self._inbox.withdraw(self, message.segment_seq)
             self.segments.pop(message.segment_seq, None)
         elif isinstance(message, Gap):
             self._gap(message)

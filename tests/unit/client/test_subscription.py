@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.client import Client, GapNotice, Subscription, connect
+from quiver_actors.client.subscriber_channel import WATCHDOG_NS
 from quiver_actors.errors import (
     AlreadyResolved,
     ClosedError,
@@ -39,7 +41,7 @@ from quiver_actors.protocol.messages import (
     Unreadable,
     Unregister,
 )
-from tests.unit.client.feeding import BUNDLES, Feeder, batch, deliver, gap, open_segment, resolved, take
+from tests.unit.client.feeding import BUNDLES, Feeder, batch, deliver, gap, open_segment, resolved, take, wait_until_ns
 from tests.unit.client.peer import Background, Peer, PeerSession, refuse, write_node_file
 from tests.unit.segment.logfile import TIME
 
@@ -400,6 +402,25 @@ def test_retired_segment_is_forgotten_but_stays_readable(
     assert deliveries[7]["flights"].equals(batch(7))
     del deliveries
     assert mapped not in Path("/proc/self/maps").read_text()
+
+
+def test_what_waits_of_a_retired_segment_is_not_handed_over(peer: Peer, client: Client, segment: Path) -> None:
+    with client.subscribe("exporter", topic="travel", prefetch=8) as subscription:
+        session = peer.sessions[-1]
+        peer.wait_for(lambda: bool(peer.of_type(Credit)))
+        open_segment(session, segment)
+        deliver(session, 0, 1, 2, 3)
+        (first,) = take(subscription, 1)
+        open_segment(session, segment, segment_seq=5)
+        deliver(session, 7, segment_seq=5, token=2)
+        session.send(SegmentRetired("travel", "exporter", 4))
+        wait_until_ns(time.monotonic_ns() + WATCHDOG_NS // 2)  # it looks by then
+        (other,) = take(subscription, 1)
+        assert other.bundle_id[2:] == (5, 7)
+        assert first["flights"].equals(batch(0))
+        # All four count as taken: others may come in their place.
+        peer.wait_for(lambda: peer.of_type(Credit)[-1].total == 8 + 4)
+        assert subscription.claims_lost == 0
 
 
 # --- gaps --------------------------------------------------------------------------------------------------------------------

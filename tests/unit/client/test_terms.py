@@ -45,7 +45,7 @@ from quiver_actors.protocol.messages import (
     Terms,
     Unregister,
 )
-from tests.unit.client.feeding import BUNDLES, Feeder, deliver, gap, open_segment, resolved, take
+from tests.unit.client.feeding import BUNDLES, Feeder, deliver, gap, open_segment, resolved, take, wait_until_ns
 from tests.unit.client.peer import Background, Handler, Peer, PeerSession, refuse
 
 SECOND_NS = 1_000_000_000
@@ -304,6 +304,23 @@ def test_extend_begins_the_lease_anew(peer: Peer, feeder: Feeder, subscription: 
     assert isinstance(message, Extend)
     assert array("Q", message.tokens).tolist() == [delivery.token]
     assert subscription.extend([delivery]) == []
+
+
+def test_leases_of_what_waits_are_kept_while_a_slow_consumer_works_through_it(
+    peer: Peer, client: Client, segment: Path
+) -> None:
+    """They were extended by the worker, but the client did not hear of it before it had nothing left to hand out."""
+    with client.subscribe("exporter", topic="travel", prefetch=64, lease=0.6) as subscription:
+        peer.wait_for(lambda: bool(peer.of_type(Credit)))
+        open_segment(peer.sessions[-1], segment)
+        started_ns = time.monotonic_ns()
+        deliver(peer.sessions[-1], *range(64), until=started_ns + 2 * SECOND_NS)
+        for number in range(23):
+            delivery = subscription.get(0 if number else 10)
+            assert delivery is not None
+            assert delivery.bundle_id.bundle_index == number
+            wait_until_ns(started_ns + number * SECOND_NS // 10)
+        assert subscription.claims_lost == 0
 
 
 def test_extend_of_a_lost_lease_is_an_error(peer: Peer, feeder: Feeder, subscription: Subscription) -> None:
