@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aims import AIMS
 from benchmarks.charts import Bar, Panel, chart
 from benchmarks.suite import MODULES, RESULTS
 
@@ -250,12 +251,30 @@ def section(results: Results, picture_dir: Path, remark: str) -> list[str]:
     return [*lines, *(["", remark] if remark else []), ""]
 
 
+def aims_section(results: Iterable[Results], remark: str) -> list[str]:
+    """Each aim with what the figures come to; where that is less, a letter for the reason below the table."""
+    figures, rows, met, letters = {each.module: each.figures for each in results}, [], 0, dict[str, str]()
+    for aim in AIMS:
+        found = aim.reached(figures)
+        unit = "" if aim.against else f" {aim.unit}"
+        bound = f"{'≥' if aim.is_at_least else '≤'} {aim.bound:,g}{unit}"
+        told = "not measured"
+        if found is not None and aim.is_met(found):
+            told, met = "yes", met + 1
+        elif found is not None:
+            told = f"no ({letters.setdefault(aim.why, chr(ord('a') + len(letters)))})"
+        rows.append([aim.module, aim.what, bound, "" if found is None else f"{number(found)}{unit}", told])
+    lines = ["## Aims", "", remark, "", f"{met} of {len(AIMS)} are met."]
+    lines += ["", *table(["module", "what", "aim", "reached", "met"], rows), ""]
+    return [*lines, *(f"- ({letter}) {why or 'not known'}" for why, letter in letters.items()), ""]
+
+
 def page(results_dir: Path, path: Path) -> str:
     told = remarks()
-    lines = ["# Benchmarks", "", told["intro"], ""]
-    for module in MODULES:
-        results = Results.read(results_dir / f"{module}.jsonl", module)
-        lines += section(results, path.parent / "benchmarks", told.get(module, ""))
+    found = [Results.read(results_dir / f"{module}.jsonl", module) for module in MODULES]
+    lines = ["# Benchmarks", "", told["intro"], "", *aims_section(found, told["aims"])]
+    for results in found:
+        lines += section(results, path.parent / "benchmarks", told.get(results.module, ""))
     return "\n".join(lines).rstrip() + "\n"
 
 

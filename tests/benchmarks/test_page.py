@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aims import AIMS
 from benchmarks.report import page
 from benchmarks.suite import MODULES
 
@@ -54,6 +55,27 @@ def test_a_case_is_one_row_with_all_that_it_is_compared_with(tmp_path: Path) -> 
     assert "7,000 us" in next(line for line in section.splitlines() if "1,180 MB/s" in line or "7,000" in line)
     assert section.count("p50 90 µs, p99 200 µs") == 2
     assert "busy with other work:" not in section
+
+
+def test_an_aim_is_met_missed_with_a_reason_or_not_measured(tmp_path: Path) -> None:
+    lines = [
+        figure("push/64KiB/1slot/1p/sync", 17_000, "bundles/s", "memcpy", 0.08),
+        figure("push/64KiB/1slot/1p/sync", 17_000, "bundles/s", "durable-limit", 0.51),
+        figure("push/1KiB/1slot/1p/sync/worker_cpu", 1.5, "us/bundle"),
+    ]
+    page_of(tmp_path, "ingest", {"machine": QUIET}, *lines, {"machine": QUIET})
+    aims = page(tmp_path, tmp_path / "docs" / "benchmarks.md").partition("\n## Aims\n")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in aims.splitlines() if line.startswith("| ingest")
+    ]
+    assert [row[1:] for row in rows[:3]] == [
+        ["64 KiB", "≥ 18,000 bundles/s", "17,000 bundles/s", "no (a)"],
+        ["64 KiB, of a durable new file", "≥ 0.45", "0.51", "yes"],
+        ["1 MiB", "≥ 1,300 MB/s", "", "not measured"],
+    ]
+    assert ["≤ 2 us/bundle", "1.5 us/bundle", "yes"] in [row[2:] for row in rows]
+    assert f"2 of {len(AIMS)} are met." in aims
+    assert [line for line in aims.splitlines() if line.startswith("- (")] == [f"- (a) {AIMS[0].why}"]
 
 
 def test_losses_against_peers_are_said(tmp_path: Path) -> None:

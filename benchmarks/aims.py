@@ -1,0 +1,115 @@
+"""What was to be reached, and whether the last results reach it: the table at the head of docs/benchmarks.md.
+
+An aim is a figure of one case, or its ratio to what ran in turn with it, and a bound. Those that are missed are said with the reason; an
+aim whose case has no result is said to be not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Figures = Mapping[str, Sequence[Mapping[str, Any]]]
+"""What each module printed."""
+
+_CALLS = "a message costs some hundred Python calls on either side, with cold caches, whatever is in it"
+_MESSAGE = "a message and a wake-up on either side of each push; a store in the process has neither"
+_CRCS = "the two CRCs, on either side of memory that is not trusted; a bare ring with the same two is no faster"
+_DISK = "the kernel's copy into the page cache of a new file, and this disk"
+_COLD = "Python that finds its caches cold after each wait; waking five threads alone takes 0.15 ms (`bare-hop`)"
+_TURNS = "pauses of the machine, whose two processors are threads of one core, and of its disk, add to our own"
+_TAIL = "the tail of 28,000 bundles is 2 MiB"
+_SPLICE = "the source is faulted in page by page, where the limit has its bytes at hand"
+_UNIFIED = f"{_SPLICE}; dictionaries that differ are decoded and unified, their indexes written anew"
+_DECODED = "Arrow decodes two batches for each: as many plain mapped Arrow files are read no faster in the same run"
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """`why`: what stands in the way where it is missed."""
+
+    what: str
+    module: str
+    case: str
+    unit: str
+    bound: float
+    why: str = ""
+    against: str = ""
+    """Of the ratio to that; empty: the figure itself."""
+    is_at_least: bool = True
+
+    def reached(self, figures: Figures) -> float | None:
+        """None: not measured."""
+        for figure in figures.get(self.module, ()):
+            if figure["case"] == self.case and figure["unit"] == self.unit:
+                if not self.against:
+                    return float(figure["value"])
+                if figure["against"] == self.against and figure["ratio"] is not None:
+                    return float(figure["ratio"])
+        return None
+
+    def is_met(self, reached: float) -> bool:
+        return reached >= self.bound if self.is_at_least else reached <= self.bound
+
+
+def _at_most(what: str, module: str, case: str, unit: str, bound: float, why: str = "", against: str = "") -> Aim:
+    return Aim(what, module, case, unit, bound, why, against, is_at_least=False)
+
+
+def _ingest() -> Iterator[Aim]:
+    rate, large, small = "bundles/s", "push/64KiB/1slot/1p/sync", "push/1KiB/1slot"
+    yield Aim("64 KiB", "ingest", large, rate, 18_000, _DISK)
+    yield Aim("64 KiB, of a durable new file", "ingest", large, rate, 0.45, _DISK, "durable-limit")
+    yield Aim("1 MiB", "ingest", "push/1MiB/1slot/1p/sync", "MB/s", 1_300, _DISK)
+    yield Aim("1 KiB, deep window", "ingest", f"{small}/1p/sync", rate, 400_000, _CALLS)
+    yield _at_most("1 KiB, deep window, worker's CPU", "ingest", f"{small}/1p/sync/worker_cpu", "us/bundle", 2, _CALLS)
+    yield Aim("1 KiB, 64 a push", "ingest", f"{small}/2p/sync/batch64", rate, 120_000, _CALLS)
+    yield Aim("1 KiB, single pushes of 4 producers", "ingest", f"{small}/4p/sync/single", rate, 15_000, _CALLS)
+
+
+def _latency() -> Iterator[Aim]:
+    lone, loaded = "latency/1KiB/200per_s/lone", "latency/1KiB/200per_s/loaded"
+    yield _at_most("lone push, above fdatasync", "latency", f"{lone}/p50_above_fdatasync", "us", 100, _COLD)
+    for name, at in (("lone push", lone), ("push beside seals", loaded)):
+        yield _at_most(f"{name}, p99 of fdatasync's", "latency", f"{at}/p99", "us", 3, _TURNS, "fdatasync")
+        yield _at_most(f"{name}, longest turn of the loop", "latency", f"{at}/loop_gap", "us", 5_000, _TURNS)
+
+
+def _segments() -> Iterator[Aim]:
+    for size in ("1KiB", "64KiB", "1MiB", "8MiB"):
+        yield Aim(f"hand-off of {size}, of a bare ring", "handoff", f"handoff/{size}", "MB/s", 0.85, _CRCS, "bare-ring")
+    for size in ("1KiB", "64KiB", "1MiB"):
+        yield _at_most(f"seal of 32 MiB of {size}", "seal", f"seal/{size}/1schemas/none", "ms", 2, _TAIL)
+    for case in ("64KiB/1schemas/none", "1MiB/1schemas/none", "64KiB/1schemas/equal"):
+        yield Aim(f"compaction of {case}, of CRC + pwrite", "seal", f"compact/{case}", "ms", 0.8, _SPLICE, "crc+pwrite")
+    case = "64KiB/1schemas/differing"
+    yield Aim(f"compaction of {case}, of CRC + pwrite", "seal", f"compact/{case}", "ms", 0.8, _UNIFIED, "crc+pwrite")
+
+
+def _reading() -> Iterator[Aim]:
+    one = "deliver/1000rows/2slots/1sub"
+    yield Aim("two slots of 1,000 rows, one consumer", "deliver", one, "bundles/s", 100_000, _DECODED)
+    for size in ("1KiB", "64KiB", "1MiB"):
+        yield Aim(f"replay of {size}, of reading", "recovery", f"replay/{size}", "GB/s", 0.5, "", f"read/{size}")
+    pairs = {"segments": ("10", "10000"), "subscribers": ("1", "64"), "topics": ("1", "500"), "claims": ("0", "100000")}
+    for name, (small, large) in {**pairs, "backlog": ("1segment", "635segments")}.items():
+        for what in ("push", "deliver"):
+            case, said = f"scale/{name}/{large}/{what}", f"{what}, {name}: {large} instead of {small}"
+            yield _at_most(said, "scale", case, "us CPU/bundle", 1.2, "", small)
+
+
+def _peers() -> Iterator[Aim]:
+    bounds = (("Redis Streams", 3.0), ("NATS JetStream", 3.0), ("RocksDB", 1.0), ("SQLite", 1.0))
+    for size, groups in (("1KiB", (1, 64, 4096)), ("64KiB", (1, 16, 256))):
+        for group in groups:
+            at = f"peers/{size}/{group}outstanding/quiver"
+            for peer, bound in (*bounds, *((("LMDB", 1.0),) if size == "64KiB" else ())):
+                yield Aim(f"{size}, {group} outstanding, of {peer}", "peers", at, "bundles/s", bound, _MESSAGE, peer)
+
+
+def _spark() -> Iterator[Aim]:
+    yield _at_most("a job that does real work, of the no-op sink", "spark", "spark/job/none", "s", 1.05, "", "drop")
+
+
+AIMS = (*_ingest(), *_latency(), *_segments(), *_reading(), *_peers(), *_spark())
