@@ -28,7 +28,12 @@ from quiver_actors.retention.losses import Losses
 from quiver_actors.segment.codec import Manifest, decode_manifest
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.subscriber.sizes import BundleSizes
+from quiver_actors.units import MIB
 from quiver_actors.upkeep import Upkeep
+
+DELETE_BYTES_MAX = 64 * MIB
+DELETE_FILES_MAX = 64
+"""Deleted by one job: to unlink 32 MiB takes the kernel some 2.5 ms, and seals, progress and new logs wait behind a job."""
 
 Runs = list[tuple[int, int]]
 """Bundles of one segment as (first index, count); count 0 for nobody knows how many."""
@@ -63,8 +68,8 @@ class Shelf:
         """Damaged segments that those behind them no longer wait for: there is no room to rescue them."""
         self._whole: dict[int, Runs] = {}
         """Segments among the waiting that were found whole, and what they record as lost."""
-        self._doomed: set[int] = set()
-        """Their delete job is out."""
+        self._doomed: dict[int, None] = {}
+        """Chosen to be deleted, oldest first; some of the first have their job out."""
         self._released: dict[int, str] = {}
         """Processed segments that go although the spool would keep them, and why."""
         self._dropped: dict[int, tuple[str, int]] = {}
@@ -195,21 +200,40 @@ class Shelf:
         self._progress.hurry()
 
     def delete_job(self, spared: Container[int]) -> jobs.DeleteJob | None:
-        """Delete what nobody needs, but for the `spared`. Looked for only if something has changed that can make a segment go."""
-        if self._searched == self._progress.flushes:
+        """Delete some of what nobody needs, but for the `spared`. Looked for only if something has changed that can make a segment go."""
+        for segment_seq in [seq for seq in self._doomed if seq in spared]:
+            del self._doomed[segment_seq]
+        if not self._doomed:
+            self._doomed = dict.fromkeys(self._deletable(spared))
+        if not self._doomed:
             return None
+        return jobs.DeleteJob(self._disk, self._paths, self._next_doomed(), self._cursor_owed)
+
+    def _deletable(self, spared: Container[int]) -> list[int]:
+        """Oldest first."""
+        if self._searched == self._progress.flushes:
+            return []
         durable = self._progress.durable
         processed = self._processed_now()
         kept = self.spool(processed) - self._released.keys() if processed else set()
         wanted = {seq for seq in processed if seq not in kept}
         wanted.update(seq for seq, (_, ticket) in self._dropped.items() if ticket <= durable)
         deletable = sorted(seq for seq in wanted if seq not in spared)
-        if not deletable:
+        if deletable:
+            self.search_again()  # also should its job find no room for its cursor
+        else:
             self._searched = self._progress.flushes
-            return None
-        self.search_again()  # also should this job find no room for its cursor
-        self._doomed.update(deletable)
-        return jobs.DeleteJob(self._disk, self._paths, deletable, self._cursor_owed)
+        return deletable
+
+    def _next_doomed(self) -> list[int]:
+        found: list[int] = []
+        size_bytes = 0
+        for segment_seq in self._doomed:
+            size_bytes += self.segments[segment_seq].size_bytes
+            if found and (size_bytes > DELETE_BYTES_MAX or len(found) == DELETE_FILES_MAX):
+                break
+            found.append(segment_seq)
+        return found
 
     def _processed_now(self) -> list[int]:
         """As `processed`, unless there can be nothing new in it: then nothing. Asked after every flush, so that it does not ask the
@@ -238,9 +262,8 @@ class Shelf:
     def finish_delete(self, segment_seqs: Sequence[int]) -> list[Event]:
         self._cursor_owed = None
         self.search_again()
-        self._doomed.difference_update(segment_seqs)
         for segment_seq in segment_seqs:
-            del self.segments[segment_seq]
+            del self._doomed[segment_seq], self.segments[segment_seq]
             reason, _ = self._dropped.pop(segment_seq, ("processed", 0))
             self.losses.evictions[self._released.pop(segment_seq, reason)] += 1
             self._whole.pop(segment_seq, None)

@@ -11,6 +11,8 @@ from quiver_actors.config import RetentionSettings
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.engine import shelf
+from quiver_actors.jobs import DeleteJob
 from quiver_actors.subscriber.grants import Grant
 from quiver_actors.units import KIB, SECOND_NS
 from tests.support.engine_driver import EngineDriver, topic_settings
@@ -44,6 +46,45 @@ def what_a_crash_leaves(disk: FaultyDisk) -> EngineDriver:
     driver = EngineDriver(inner.crash(CrashMode.DROP))
     driver.settle()
     return driver
+
+
+def test_many_go_in_parts_and_what_is_more_important_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "DELETE_FILES_MAX", 2)
+    driver = with_segments(FaultyDisk(SimDisk()), 7, "s")
+    driver.engine.seek("s", "latest")
+    done: list[tuple[str, list[int]]] = []
+    while (job := driver.engine.next_background()) is not None:
+        segment_seqs = list(job.segment_seqs) if isinstance(job, DeleteJob) else []
+        done.append((type(job).__name__, segment_seqs))
+        if segment_seqs == [0, 1]:
+            # What is to be checked is left alone meanwhile; new progress does not wait for the rest.
+            driver.engine.check_segment(4, "somebody could not read it")
+            driver.engine.register("late", "latest")
+        job.run()
+        driver.engine.finish(job)
+    first = done.index(("DeleteJob", [0, 1]))
+    assert done[first + 1 :][:3] == [("ProgressJob", []), ("DeleteJob", [2, 3]), ("DeleteJob", [5, 6])]
+    assert [job for job in done[first + 4 :] if job[0] in ("VerifyJob", "DeleteJob")] == [
+        ("VerifyJob", []),
+        ("DeleteJob", [4]),
+    ]
+    assert stored(driver) == []
+
+
+def test_a_job_deletes_so_many_bytes_and_at_least_one_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = with_segments(FaultyDisk(SimDisk()), 5, "s")
+    size_bytes = max(info.size_bytes for info in driver.engine.segments())
+    monkeypatch.setattr(shelf, "DELETE_BYTES_MAX", 3 * size_bytes)
+    driver.engine.seek("s", "latest")
+    driver.engine.flush_progress()
+    found = []
+    while (job := driver.engine.next_background()) is not None:
+        if isinstance(job, DeleteJob):
+            found.append(list(job.segment_seqs))
+            monkeypatch.setattr(shelf, "DELETE_BYTES_MAX", 1)
+        job.run()
+        driver.engine.finish(job)
+    assert found == [[0, 1, 2], [3], [4]]
 
 
 @pytest.mark.parametrize("start", ["latest", "bundle:0/3/0"])
