@@ -115,7 +115,7 @@ def _orphans(arguments: argparse.Namespace) -> int:
 
 def _look_at_orphans(arguments: argparse.Namespace) -> int:
     found = [each for each in _summed(arguments) if not each.connections]
-    _show(found, _render(found), as_json=arguments.json)
+    _show(found, _render(found), as_json=arguments.json, nobody="no orphans")
     return SubscribersExit.OK
 
 
@@ -200,8 +200,8 @@ def _render(found: Sequence[BehindView]) -> str:
     return render_lags(found)
 
 
-def _show(found: Sequence[object], text: str, *, as_json: bool) -> None:
+def _show(found: Sequence[object], text: str, *, as_json: bool, nobody: str = "no subscribers") -> None:
     if as_json:
         print_json({"subscribers": found})
-    elif text:
-        print(text)
+    else:
+        print(text or nobody)

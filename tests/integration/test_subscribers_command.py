@@ -34,6 +34,8 @@ def wait_lag(node: ClientNode, subscriber: str, topic: str, wanted: int) -> None
 
 
 def test_list_lag_orphans_and_drop(node: ClientNode) -> None:
+    assert subscribers(node, "list").stdout == "no subscribers\n"
+    assert subscribers(node, "orphans").stdout == "no orphans\n"
     with node.connect() as client:
         with client.subscribe("left", topic="travel"):
             pass

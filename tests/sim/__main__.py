@@ -61,13 +61,16 @@ def main() -> int:
         return 1
     if arguments.images is not None:
         arguments.images.write_bytes(np.array(sorted(report.crashes.images), np.uint64).tobytes())
-    figures = report.figures() | (others.figures() if arguments.report and not arguments.alone else {})
+    # To find the call sites takes seconds, and crashes alone do not come to all of them.
+    figures = report.crash_figures() if arguments.crashes_only else report.figures()
+    figures |= others.figures() if arguments.report and not arguments.alone else {}
     figures |= {"seconds": round(time.monotonic() - started)}
     for name, value in figures.items():
         print(f"{name:32} {value:>12,}")
-    for kind, sites in (("crash", report.sites_without_crash()), ("error", report.sites_without_error())):
-        for site in sorted(map(str, sites)):
-            print(f"no {kind} at {site}")
+    if not arguments.crashes_only:
+        for kind, sites in (("crash", report.sites_without_crash()), ("error", report.sites_without_error())):
+            for site in sorted(map(str, sites)):
+                print(f"no {kind} at {site}")
     for kind in sorted(report.file_kinds_without_crash()):
         print(f"no crash of a change of: {kind}")
     for failure in others.failures():

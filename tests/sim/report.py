@@ -83,10 +83,8 @@ class Report:
         self.crashes.add(other.crashes)
         self.faults.add(other.faults)
 
-    def figures(self) -> dict[str, int]:
-        """Everything that was counted. A site counts as hit when a crash (if it changes the disk) and an error were tried at it."""
-        known = call_sites()
-        hit = known - self.sites_without_crash() - self.sites_without_error()
+    def crash_figures(self) -> dict[str, int]:
+        """What was counted of crashes."""
         return {
             "crash_states": len(self.crashes.images),
             "crash_states_opened": self.crashes.crashes,
@@ -94,10 +92,17 @@ class Report:
             "recoveries_repeated": self.crashes.repeated,
             "states_continued": self.crashes.continued,
             "runs": self.crashes.runs,
-            "call_sites": len(known),
-            "call_sites_hit": len(hit),
             "file_kinds": len(KINDS),
             "file_kinds_hit": len(KINDS) - len(self.file_kinds_without_crash()),
+        }
+
+    def figures(self) -> dict[str, int]:
+        """Everything that was counted. A site counts as hit when a crash (if it changes the disk) and an error were tried at it."""
+        known = call_sites()
+        hit = known - self.sites_without_crash() - self.sites_without_error()
+        return self.crash_figures() | {
+            "call_sites": len(known),
+            "call_sites_hit": len(hit),
             "error_cases": self.faults.cases,
             "error_cases_failed_engine": self.faults.failed,
             "error_cases_went_on": self.faults.waited,
