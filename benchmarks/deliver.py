@@ -212,7 +212,7 @@ def show_latency(report: Report, directory: str, name: str, seconds: float, roun
 def main() -> None:
     options = arguments(__doc__)
     with begun(options) as (report, directory):
-        for consumers, total in ((1, 24_576), (4, 24_576), (16, 8_192)):
+        for consumers, total in ((1, 65_536), (4, 24_576), (16, 8_192)):
             compare(report, directory, consumers, total // 8 if options.quick else total, options.rounds)
         for name in LATENCY_CONFIGS:
             show_latency(
