@@ -16,6 +16,7 @@ from quiver_actors.topics.requests import Create, Delete, List
 from quiver_actors.transactions.model import Token
 from tests.sim.node.clients import Running, SimProducer, SimSubscriber
 from tests.sim.node.machine import Machine
+from tests.sim.node.message_kills import MessageKills
 from tests.sim.node.model import Model, Outcome, PushKey
 from tests.sim.node.room import SMALL_SEGMENTS
 
@@ -47,6 +48,8 @@ class World:
 
 class Actor(Protocol):
     name: str
+    message_kills: MessageKills
+    """Its next step may end in the middle: then it is to die."""
 
     def step(self) -> None:
         """Do one small thing."""
@@ -75,6 +78,7 @@ class _Pushing:
         self.number = 0
         self.lives = 0
         self.running: Running[Any] | None = None
+        self.message_kills = MessageKills(self.cut)
         self.client = self._connect()
 
     def _connect(self) -> SimProducer:
@@ -224,6 +228,7 @@ class SubscriberActor:
         self._confirming: tuple[Running[None], Delivery] | None = None
         self._is_asking = False
         self._flushing: tuple[Running[None], list[Delivery]] | None = None
+        self.message_kills = MessageKills(self.cut)
         self._connect()
 
     def _connect(self) -> None:
@@ -297,10 +302,10 @@ class SubscriberActor:
         except QuiverError:
             return
         if isinstance(item, WaitingGap):
-            self.client.consumer.confirm_gap(item)
             notice = item.notice
             is_allowed = self.world.machine.may_lose((notice.topic, notice.core, notice.segment_seq))
             self.model.told(self.name, notice, may_be_promised=is_allowed)
+            self.client.consumer.confirm_gap(item)
         elif item is not None:
             try:
                 batch = item[0]  # beside it may be the slot of the producer's name and number
@@ -374,10 +379,21 @@ class TopicActor:
         elif self._world.random.random() < 0.1:
             self._delete()
 
+    def look(self) -> None:
+        """The supervisor has died: what became of what it was asked last?"""
+        is_there = self._place.topic in self._world.machine.ask_topics(List()).topics
+        if is_there and not self._place.is_there:
+            self._is_created()
+        elif self._place.is_there and not is_there:
+            self._is_deleted()
+
     def _create(self) -> None:
         reply = self._world.machine.ask_topics(Create(topic=self._place.topic, values=dict(SMALL_SEGMENTS)))
         if reply.code:
             raise AssertionError(f"topic {self._place.topic} cannot be created: {reply.error}")
+        self._is_created()
+
+    def _is_created(self) -> None:
         self._world.machine.log.append(f"topic {self._place.topic} is created")
         self._place.models.append(Model())
         self._place.is_there = True
@@ -388,6 +404,9 @@ class TopicActor:
         reply = self._world.machine.ask_topics(Delete(topic=self._place.topic))
         if reply.code:
             raise AssertionError(f"topic {self._place.topic} cannot be deleted: {reply.error}")
+        self._is_deleted()
+
+    def _is_deleted(self) -> None:
         self._world.machine.log.append(f"topic {self._place.topic} is deleted")
         self._place.is_there = False
         self._is_going = True

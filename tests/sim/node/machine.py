@@ -371,6 +371,11 @@ class Machine:
         self.settings = msgspec.structs.replace(self.settings, cores=cores)
         self.start_supervisor()
 
+    def arm_supervisor_kill(self, calls: int) -> None:
+        """The supervisor dies at one of its next calls that change the list of topics, before it is done."""
+        self.log.append(f"arm kill of the supervisor in {calls} calls")
+        self.supervisor_disk.faulty.crash_at(self.supervisor_disk.faulty.mutating_count + calls)
+
     def rot(self, core: int, seed: int) -> None:
         """A worker is killed, and bits of its sealed segments are something else when it comes back."""
         self.kill(core)
@@ -413,6 +418,7 @@ class Machine:
 
     def heal(self) -> None:
         self.delays.share = 0.0
+        self.supervisor_disk.faulty.crash_at(0)
         for core, disk in enumerate(self.disks):
             disk.capacity_bytes = None
             worker = self.workers[core]

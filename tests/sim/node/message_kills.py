@@ -1,7 +1,7 @@
-"""A worker that ends right before or right after one of the calls by which it talks to others.
+"""A worker or client that ends right before or right after one of the calls by which it talks to others.
 
-Owner: one life of one simulated worker. `sys.setprofile` sees the calls, as in `tests.crash.points`, so nothing in the product knows of
-this; only a worker that is to be killed is slowed down.
+Owner: one life of one simulated worker, or an actor. `sys.setprofile` sees the calls, as in `tests.crash.points`, so nothing in the product
+knows of this; only who is to be killed is slowed down.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ Who acts: the supervisor (decisions, coordinator of the size cap, owner of the t
 idempotent producer, one with transactions, subscribers of two topics, an operator who creates and deletes one of these topics.
 
 What breaks (`Run._faults`): a worker is killed at once, at one of its next calls on the disk, or right before or after one that takes or
-sends a message; power is lost in every mode of `disk.crashes`, or the supervisor is killed with its workers, and in some seeds there are
-more or fewer workers afterwards, which adopt the directories of those that are gone; bits of sealed segments rot while a worker is gone;
-calls on the disk fail; the disk is full; connections break; clients die; messages are late and overtake those of other connections;
-somebody is slow; memory for arenas is refused; the wall clock jumps; time passes. Half of all seeds have a size cap, with one of the three
-policies.
+sends a message; clients die so too; power is lost in every mode of `disk.crashes`, or the supervisor is killed with its workers, at once
+or at one of its next calls on the disk, and in some seeds there are more or fewer workers afterwards, which adopt the directories of those
+that are gone; bits of sealed segments rot while a worker is gone; calls on the disk fail; the disk is full; connections break; messages are
+late and overtake those of other connections; somebody is slow; memory for arenas is refused; the wall clock jumps; time passes. Half of
+all seeds have a size cap, with one of the three policies.
 
 What must hold: `model` after every step that learns something; after every step grants within the cap and disks within it but for one
 log a core (`Run._check_cap`); at the end `Run._rest`: everything comes to rest within `REST_ROUNDS_MAX` rounds, transactions and topics
@@ -30,6 +30,7 @@ from random import Random
 from typing import Any
 
 from quiver_actors.disk.crashes import CrashMode
+from quiver_actors.disk.faulty import SimulatedCrash
 from quiver_actors.model import DEFAULT_TOPIC
 from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.supervisor.figures import NO_LIMIT
@@ -173,15 +174,34 @@ class Run:
         actor = self.random.choice(actors) if actors else None
         if actor is not None and not self._is_slow(actor.name):
             for _ in range(self.random.randint(1, 4)):
+                self._step_client(actor)
+
+    def _step_client(self, actor: Actor) -> None:
+        try:
+            with actor.message_kills.watching():
                 actor.step()
+        except SimulatedCrash as crash:
+            self.machine.log.append(f"{actor.name} dies {crash}")
+            self.machine.counts["clients_die_at_messages"] += 1
+            actor.die()
 
     def _operator_step(self) -> None:
         if self.operator.name not in self.without:
-            self.operator.step()
+            self._as_supervisor(self.operator.step)
 
     def _supervisor_step(self) -> None:
         if not self._is_slow("supervisor"):
-            self.machine.step_supervisor()
+            self._as_supervisor(self.machine.step_supervisor)
+
+    def _as_supervisor(self, step: Callable[[], None]) -> None:
+        """Do something that it does, which may die in the middle of it, and its workers with it."""
+        try:
+            step()
+        except SimulatedCrash as crash:
+            self.machine.log.append(f"the supervisor dies at {crash}")
+            self.machine.counts["supervisor_dies_at_effects"] += 1
+            self.machine.lose_power(CrashMode.KEEP, 0, self.machine.settings.cores)
+            self.operator.look()
 
     def _is_slow(self, name: str) -> bool:
         return self.step_number < self._slow.get(name, 0)
@@ -195,7 +215,11 @@ class Run:
             return random.choice(self.clients)
 
         # There may be none: all left out, to find those that matter in a failure.
-        of_clients = [(lambda: _bind(self._cut, client()), 9), (lambda: _bind(self._end_life, client()), 6)]
+        of_clients = [
+            (lambda: _bind(self._cut, client()), 9),
+            (lambda: _bind(self._end_life, client()), 6),
+            (lambda: _bind(self._arm_client, client(), random.randint(1, 20), random.random() < 0.5), 6),
+        ]
         losses = (*POWER_LOSSES, CrashMode.KEEP)
         found: list[tuple[Callable[[], Callable[[], None]], int]] = [
             (lambda: _bind(machine.kill, core()), 6),
@@ -205,6 +229,7 @@ class Run:
                 lambda: _bind(machine.lose_power, random.choice(losses), random.randrange(1 << 30), self._cores()),
                 16 if self._changes_cores else 4,
             ),
+            (lambda: _bind(machine.arm_supervisor_kill, random.randint(1, 6)), 4),
             (lambda: _bind(machine.rot, core(), random.randrange(1 << 30)), 6),
             (lambda: _bind(machine.arm_error, core(), *self._disk_error()), 4),
             (lambda: _bind(machine.limit_disk, core(), random.choice((None, None, 0, 20_000, 200_000))), 4),
@@ -252,6 +277,10 @@ class Run:
         self.machine.log.append(f"{actor.name} dies")
         actor.die()
 
+    def _arm_client(self, actor: Actor, calls: int, after: bool) -> None:
+        self.machine.log.append(f"arm kill of {actor.name} in {calls} messages")
+        actor.message_kills.arm(calls, after=after)
+
     def _jump(self, duration_ns: int) -> None:
         self.machine.log.append(f"the wall clock jumps by {duration_ns // SECOND_NS} s")
         self.time.unix_offset_ns += duration_ns
@@ -274,6 +303,8 @@ class Run:
     def _rest(self) -> None:
         """Nothing breaks any more: everything must come to its end."""
         self.machine.heal()
+        for actor in self.clients:
+            actor.message_kills.arm(0, after=False)
         self._slow.clear()
         self.world.is_resting = True
         # Prepared stages wait for their time on the wall clock, which may have jumped back.

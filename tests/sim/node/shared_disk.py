@@ -11,7 +11,7 @@ from typing import Any
 
 from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.protocol import Disk
-from quiver_actors.disk.simulated import SimDisk, SimFile
+from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.topics.catalogue import CATALOGUE_NAME
 from quiver_actors.topics.keeper import ASIDE_PREFIX
 
@@ -34,17 +34,19 @@ class CoreDisk(FaultyDisk):
 
 
 class SupervisorDisk:
-    """What the owner of the list of topics needs of a `Disk`."""
+    """What the owner of the list of topics needs of a `Disk`.
+
+    `faulty`: its calls on the list and on the directory of all topics. A directory of a topic is renamed on all disks at once.
+    """
 
     def __init__(self, shared: SimDisk, cores: list[SimDisk]) -> None:
+        self.faulty = FaultyDisk(shared)
         self._shared = shared
         self._cores = cores
         """By core; replaced in place when their machine restarts."""
-        self.create = shared.create
-        self.unlink = shared.unlink
-
-    def open_read(self, path: str) -> SimFile:
-        return self._shared.open_read(path)
+        self.create = self.faulty.create
+        self.unlink = self.faulty.unlink
+        self.open_read = self.faulty.open_read
 
     def exists(self, path: str) -> bool:
         return any(disk.exists(path) for disk in (self._shared, *self._cores))
@@ -53,12 +55,15 @@ class SupervisorDisk:
         return sorted({name for disk in (self._shared, *self._cores) for name in disk.list_directory(path)})
 
     def rename(self, source: str, target: str) -> None:
-        for disk in (self._shared, *self._cores):
+        if self._shared.exists(source):
+            self.faulty.rename(source, target)
+        for disk in self._cores:
             if disk.exists(source):
                 disk.rename(source, target)
 
     def sync_directory(self, path: str) -> None:
-        for disk in (self._shared, *self._cores):
+        self.faulty.sync_directory(path)
+        for disk in self._cores:
             disk.sync_directory(path)
 
     def empty_deleted(self) -> None:

@@ -19,6 +19,7 @@ _PROCESSES = 2
 HAPPENS = (
     "acknowledged",
     "bits_flipped",
+    "clients_die_at_messages",
     "cores_changed",
     "delivered",
     "dies_at_effects",
@@ -26,6 +27,7 @@ HAPPENS = (
     "memory_refused",
     "power_losses",
     "resolved",
+    "supervisor_dies_at_effects",
     "told_lost",
     "topics",
     "transactions_aborted",
