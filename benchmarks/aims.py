@@ -21,7 +21,7 @@ _DISK = "the kernel's copy into the page cache of a new file, and this disk"
 _COLD = "Python that finds its caches cold after each wait; waking five threads alone takes 0.2 ms (`bare-hop`)"
 _TURNS = "pauses of the machine, whose two processors are threads of one core, and of its disk, add to our own"
 _TAIL = "the tail of 28,000 bundles is 2 MiB"
-_SPLICE = "the source is faulted in page by page, where the limit has its bytes at hand"
+_SPLICE = "not measured apart; the source is a mapped file, where the limit has its bytes at hand"
 _UNIFIED = f"{_SPLICE}; dictionaries that differ are decoded and unified, their indexes written anew"
 _DECODED = "Arrow decodes two batches for each: as many plain mapped Arrow files are read no faster in the same run"
 
