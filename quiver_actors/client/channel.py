@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from quiver_actors.client.connection import Connection
-from quiver_actors.client.exchange import FOREVER_NS, Exchange, Flow
+from quiver_actors.client.exchange import FOREVER_NS, Exchange
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import (
@@ -40,7 +40,6 @@ from quiver_actors.protocol.messages import (
     Done,
     Extended,
     Hello,
-    ListTopics,
     Message,
     PendingInfo,
     Refused,
@@ -221,18 +220,17 @@ class Channel:
             raise UnknownTopic(f"topic {topic!r} does not exist on this node: its topics are {sorted(self.topics)}")
         return found
 
-    def finding(self, topic: str) -> Flow[TopicSlots]:
-        """The topic's slots, also of one that was created since the channel was opened; the channel must be open.
+    def is_learning(self, topic: str, call: Call) -> bool:
+        """Whether it is still to be heard if there is such a topic, which may be newer than the connection; the channel must be open.
 
-        Raises:
-            UnknownTopic: the node has no such topic.
+        Args:
+            call: asks for the topics (`ListTopics`), one for each time that somebody wants to know.
         """
-        if topic not in self.topics:
-            call = Call(ListTopics)
+        if topic in self.topics or call.is_done:
+            return False
+        if not call.tag:
             self.call(call)
-            while not call.is_done and call.tag:
-                yield FOREVER_NS
-        return self.slots_of(topic)
+        return True
 
     def next_tag(self) -> int:
         self._tag += 1

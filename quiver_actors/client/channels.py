@@ -13,7 +13,9 @@ from typing import Generic, TypeVar
 from quiver_actors.client.channel import Call, Channel
 from quiver_actors.client.exchange import Exchange, Flow, deadline_after
 from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import QuiverError, WorkerUnavailable
+from quiver_actors.protocol.messages import ListTopics
 
 C = TypeVar("C", bound=Channel)
 
@@ -48,23 +50,51 @@ class ChannelSet(Generic[C]):
         for channel in self._channels.values():
             channel.close()
 
-    def opening(self, core: int, timeout_seconds: float | None) -> Flow[C]:
-        """Wait until the channel to a core's worker is open, and return it.
+    def finding(self, core: int, topic: str, timeout_seconds: float | None) -> Flow[TopicSlots]:
+        """Wait until the channel to a core's worker is open, and return a topic's slots, also of one that is newer than the channel.
 
         Raises:
-            WorkerUnavailable: it did not open in time.
+            UnknownTopic: the node has no such topic.
+            WorkerUnavailable: the worker did not answer in time.
         """
-        deadline_ns = deadline_after(timeout_seconds)
+        deadline_ns, topics = deadline_after(timeout_seconds), Call(ListTopics)
         channel = self.channel(core)
         while True:
             now_ns = time.monotonic_ns()
             channel.connect_if_due(now_ns)
-            if channel.is_open:
-                return channel
+            if channel.is_open and not channel.is_learning(topic, topics):
+                return channel.slots_of(topic)
             channel.check_usable()
             if now_ns >= deadline_ns:
                 raise unavailable_error(channel, timeout_seconds)
             yield min(deadline_ns, channel.retry_at_ns)
+
+    def asking_all(self, make: Callable[[int], Call], timeout_seconds: float | None) -> Flow[dict[int, Call]]:
+        """Have every worker answer the call that is made for its core. While that lasts the node may come back with more or fewer of
+        them: those that it has at the end have answered.
+
+        A refusal is left in its call.
+
+        Raises:
+            WorkerUnavailable: a worker did not answer in time.
+        """
+        deadline_ns = deadline_after(timeout_seconds)
+        calls: dict[int, Call] = {}
+        try:
+            while True:
+                cores = self.directory.cores
+                calls |= {core: make(core) for core in cores if core not in calls}
+                pending = {core: calls[core] for core in cores}
+                is_left = self._advance(pending)
+                if self.directory.cores != cores:
+                    continue
+                if not is_left:
+                    return {core: calls[core] for core in cores}
+                yield self._wake_at_ns(pending, deadline_ns, timeout_seconds)
+        finally:
+            for core, call in calls.items():
+                if not call.is_done:
+                    self.channel(core).forget(call)
 
     def completing(self, calls: Mapping[int, Call], timeout_seconds: float | None) -> Flow[None]:
         """Send each call to the core that it is filed under, again after each loss, until all are done.
@@ -78,12 +108,15 @@ class ChannelSet(Generic[C]):
         pending = dict(calls)
         try:
             while self._advance(pending):
-                if time.monotonic_ns() >= deadline_ns:
-                    raise unavailable_error(self.channel(next(iter(pending))), timeout_seconds)
-                yield min(deadline_ns, *(self.channel(core).retry_at_ns for core in pending))
+                yield self._wake_at_ns(pending, deadline_ns, timeout_seconds)
         finally:
             for core, call in pending.items():
                 self.channel(core).forget(call)
+
+    def _wake_at_ns(self, pending: Mapping[int, Call], deadline_ns: int, timeout_seconds: float | None) -> int:
+        if time.monotonic_ns() >= deadline_ns:
+            raise unavailable_error(self.channel(next(iter(pending))), timeout_seconds)
+        return min(deadline_ns, *(self.channel(core).retry_at_ns for core in pending))
 
     def _advance(self, pending: dict[int, Call]) -> bool:
         """Send what is not under way, take out what is done, and say whether anything is left."""

@@ -369,8 +369,10 @@ class Consumer(Generic[D, X]):
         """What the subscriber is owed, worker by worker. What this consumer resolved before counts as resolved."""
         topic, subscriber = self.wanted.topic, self.wanted.subscriber
         self.send_resolutions(time.monotonic_ns())
-        calls = {core: Call(lambda tag: Pending(tag, topic, subscriber)) for core in self._directory.cores}
-        return (yield from self._pending(calls, timeout_seconds))
+        calls = yield from self.channels.asking_all(
+            lambda core: Call(lambda tag: Pending(tag, topic, subscriber)), timeout_seconds
+        )
+        return _infos_in(calls)
 
     def asking_range(self, start: BundleId, end: BundleId, timeout_seconds: float) -> Flow[int]:
         """Unresolved bundles from `start` up to and not including `end`, on one core."""
@@ -380,13 +382,8 @@ class Consumer(Generic[D, X]):
             raise UsageError(f"a range lies on one core: {start} and {end} do not")
         self.send_resolutions(time.monotonic_ns())
         call = Call(lambda tag: Pending(tag, topic, subscriber, from_segment, from_bundle, to_segment, to_bundle))
-        infos = yield from self._pending({core: call}, timeout_seconds)
-        return infos[core].in_range
-
-    def _pending(self, calls: dict[int, Call], timeout_seconds: float) -> Flow[dict[int, PendingInfo]]:
-        yield from self.channels.completing(calls, timeout_seconds)
-        raise_refusals(calls.values())
-        return {core: call.answer for core, call in calls.items() if isinstance(call.answer, PendingInfo)}
+        yield from self.channels.completing({core: call}, timeout_seconds)
+        return _infos_in({core: call})[core].in_range
 
     # --- private -------------------------------------------------------------------------------------------------------------
 
@@ -469,6 +466,11 @@ class Consumer(Generic[D, X]):
             start=self._starts.on(core),
             inbox=self.inbox,
         )
+
+
+def _infos_in(calls: dict[int, Call]) -> dict[int, PendingInfo]:
+    raise_refusals(calls.values())
+    return {core: call.answer for core, call in calls.items() if isinstance(call.answer, PendingInfo)}
 
 
 _MEANINGS = {

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from quiver_actors.client.channel import Call, Channel
+from quiver_actors.client.channel import Call, Channel, refusal_error
 from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
 from quiver_actors.client.exchange import Exchange, Flow, deadline_after
 from quiver_actors.client.node_view import NodeDirectory
@@ -25,6 +25,7 @@ from quiver_actors.protocol.messages import (
     Message,
     Pending,
     PendingInfo,
+    Refused,
     Register,
     SegmentInfo,
     SegmentList,
@@ -56,18 +57,23 @@ class _HoldChannel(Channel):
         self.gaps: dict[int, Gap] = {}
         self._hold = hold
         self._start = hold._starts.get(core, hold._start)
+        self._register_tag = 0
 
     def _opened(self) -> None:
         hold = self._hold
         self.slots_of(hold.topic)
-        self.send([Register(self.next_tag(), hold.topic, hold.subscriber, self._start, hold._terms)])
+        self._register_tag = self.next_tag()
+        self.send([Register(self._register_tag, hold.topic, hold.subscriber, self._start, hold._terms)])
         # Should the worker ever come back without the subscriber, nothing that was stored meanwhile may be skipped.
         self._start = "earliest"
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
-        if not isinstance(message, Gap):
+        if isinstance(message, Refused) and message.tag == self._register_tag:
+            self._fail_connection(refusal_error(message))
+        elif isinstance(message, Gap):
+            self.gaps[message.notice] = message
+        else:
             return False
-        self.gaps[message.notice] = message
         return True
 
     def _lost(self) -> None:
@@ -159,6 +165,11 @@ class Hold:
 
     def _ask(self, calls: dict[int, Call]) -> None:
         self._exchange.run(self._channels.completing(calls, self._timeout_seconds))
+        for core, call in calls.items():
+            failure = self._channels.channel(core).failure
+            if call.error is not None and failure is not None:
+                # Who may not attach hears why, not what a worker says to those it does not know.
+                raise failure from call.error
         raise_refusals(calls.values())
 
 

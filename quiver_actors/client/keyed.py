@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from quiver_actors.client.channel import Call
 from quiver_actors.client.channels import ChannelSet, unavailable_error
 from quiver_actors.client.exchange import Flow, Steps, deadline_after
 from quiver_actors.client.grouping import GROUP_BUNDLES_MAX, GROUP_BYTES_MAX
@@ -25,6 +26,7 @@ from quiver_actors.encoding.entries import BundlePlan, PlannedBundles, plan
 from quiver_actors.envelope import TraceContext, parse_trace
 from quiver_actors.errors import DurabilityUnknown, PushTimeout, QuiverError, SequenceGap, UsageError
 from quiver_actors.model import ENVELOPE_SLOT, Durability
+from quiver_actors.protocol.messages import ListTopics
 from quiver_actors.transactions.keys import check_key, with_key
 
 
@@ -82,8 +84,24 @@ class _KeyedRun:
         """The worker has told that it stores bundles of this producer, since the connection was lost last."""
 
     def opening(self) -> Flow[TopicSlots]:
-        channel = yield from self._channels.opening(self._core, self._timeout_seconds)
-        return channel.slots_of(self._topic)
+        """Wait until the worker is there. While nothing is sent, the node may come back with other workers.
+
+        Raises:
+            UnknownTopic: the node does not have the run's topic.
+        """
+        topics = Call(ListTopics)
+        # A connection that has ended while nobody looked is no way any more, and what is sent over it may have been stored or not.
+        self._channels.exchange.look()
+        while True:
+            channel = self._channels.channel(self._core)
+            channel.connect_if_due(time.monotonic_ns())
+            core, self._core = self._core, self._producer.core_for(self._name)
+            if self._core != core:
+                continue
+            channel.check_usable()
+            if channel.is_open and not channel.is_learning(self._topic, topics):
+                return channel.slots_of(self._topic)
+            yield self._wake_at(channel)
 
     def grouped(
         self, slots: TopicSlots, bundles: Iterable[tuple[Bundle, int | None]], first: int
@@ -196,7 +214,7 @@ class _KeyedRun:
     def _timeout_error(self, channel: PushChannel) -> QuiverError:
         if self._refusal is not None:
             return self._refusal
-        if not channel.is_open:
+        if not channel.is_open or not (self._under_way or self._waiting):
             return unavailable_error(channel, self._timeout_seconds)
         return PushTimeout(
             f"bundles of producer {self._name!r} for topic {self._topic!r}, worker {self._core} were not acknowledged within "

@@ -18,6 +18,7 @@ from itertools import repeat
 
 import xxhash
 
+from quiver_actors.client.channel import Call
 from quiver_actors.client.channels import ChannelSet, unavailable_error
 from quiver_actors.client.exchange import FOREVER_NS, Flow, Steps, deadline_after
 from quiver_actors.client.grouping import Grouping, Planned
@@ -38,6 +39,7 @@ from quiver_actors.errors import (
     WorkerUnavailable,
 )
 from quiver_actors.model import Durability
+from quiver_actors.protocol.messages import ListTopics
 from quiver_actors.units import SECOND_NS, format_size
 
 _clients = itertools.count()
@@ -149,10 +151,11 @@ class _PushRun:
         Raises:
             UnknownTopic: the node does not have the run's topic.
         """
-        while not self._connect():
+        topics = Call(ListTopics)
+        while not self._connect() or self._channel.is_learning(self.topic, topics):
             yield self._wake_at_ns()
         self._remaining_seconds = max(0, self._deadline_ns - time.monotonic_ns()) / SECOND_NS
-        return (yield from self._channel.finding(self.topic))
+        return self._channel.slots_of(self.topic)
 
     def submitting(self, planned: Planned) -> Flow[None]:
         """Send bundles behind the others; wait while there is no room for them."""
@@ -263,11 +266,11 @@ class _PushRun:
         if self._refusal is not None:
             return self._refusal
         channel = self._channel
-        if not channel.is_open:
+        if not channel.is_open or not (self._under_way or self._waiting):
             return unavailable_error(channel, self._timeout_seconds)
         where = f"topic {self.topic!r}, worker {channel.core}"
         if not self._under_way:
-            size = format_size(self._waiting[0].size_bytes) if self._waiting else "nothing"
+            size = format_size(self._waiting[0].size_bytes)
             return PushTimeout(
                 f"no room for {size} in the shared memory of {where} within {self._timeout_seconds} s: the worker is stopped, "
                 "waits for the disk, or other pushes of this client come first; nothing of it was sent"

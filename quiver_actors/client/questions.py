@@ -57,8 +57,7 @@ def seeking(
     def asked(core: int) -> Call:
         return Call(lambda tag: Seek(tag, topic, subscriber, points.on(core), is_dry))
 
-    calls = {core: asked(core) for core in channels.directory.cores}
-    yield from channels.completing(calls, timeout_seconds)
+    calls = yield from channels.asking_all(asked, timeout_seconds)
     known = [call for call in calls.values() if not isinstance(call.error, UnknownSubscriber)]
     raise_refusals(known or calls.values())
     answers = [call.answer for call in known if isinstance(call.answer, Sought)]

@@ -77,8 +77,7 @@ class Requests:
     def wanted_range(
         self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked
     ) -> Flow[WantedRange]:
-        channel = yield from self._channels.opening(core, self._timeout_seconds)
-        slots = yield from channel.finding(topic)
+        slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
         projection = asked.resolve(slots)
         call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
         return WantedRange(parts_of(_segments_in(call), start, end, topic, core), core, slots, projection)
@@ -108,9 +107,9 @@ class Requests:
 
     def _unregister(self, subscriber: str, topic: str, *, only_orphan: bool) -> Flow[int]:
         check_id("subscriber", subscriber)
-        cores = self._channels.directory.cores
-        calls = {core: Call(lambda tag: Unregister(tag, topic, subscriber, only_orphan)) for core in cores}
-        yield from self._channels.completing(calls, self._timeout_seconds)
+        calls = yield from self._channels.asking_all(
+            lambda core: Call(lambda tag: Unregister(tag, topic, subscriber, only_orphan)), self._timeout_seconds
+        )
         return dropped_by(calls.values())
 
     def seek(self, subscriber: str, start: Start, topic: str, *, is_dry: bool) -> Flow[SeekReport]:
@@ -124,8 +123,7 @@ class Requests:
 
     def ask_all(self, make: Callable[[int], Message]) -> Flow[dict[int, Call]]:
         """Ask every worker; raises the first refusal."""
-        calls = {core: Call(make) for core in self._channels.directory.cores}
-        yield from self._channels.completing(calls, self._timeout_seconds)
+        calls = yield from self._channels.asking_all(lambda core: Call(make), self._timeout_seconds)
         raise_refusals(calls.values())
         return calls
 

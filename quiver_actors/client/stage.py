@@ -47,6 +47,7 @@ from quiver_actors.protocol.messages import (
     Decided,
     Done,
     DropStages,
+    ListTopics,
     PrepareStage,
     PublishStages,
     StageReady,
@@ -109,11 +110,12 @@ class Stage:
         channel = yield from self._answered_by(call, timeout_seconds)
         raise_refusals([call])
         assert isinstance(call.answer, Done), "only this answers BeginStage"
-        self._core, self._number, self._generation = channel.core, call.answer.value, channel.generation
+        # Bound to the connection that the answer came by: another one, or none, may be there by now.
+        self._core, self._number = channel.core, call.answer.value
 
     def _answered_by(self, call: Call, timeout_seconds: float) -> Flow[PushChannel]:
         """Send it until it is answered. Each time the node may have come back with other workers."""
-        deadline_ns = deadline_after(timeout_seconds)
+        deadline_ns, topics = deadline_after(timeout_seconds), Call(ListTopics)
         channel = self._channels.channel(self._producer.core_for(self._key))
         try:
             while not call.is_done:
@@ -122,8 +124,9 @@ class Stage:
                     channel = self._channels.channel(self._producer.core_for(self._key))
                     channel.connect_if_due(now_ns)
                     channel.check_usable()
-                    if channel.is_open:
+                    if channel.is_open and not channel.is_learning(self.wanted.topic, topics):
                         self._slots = channel.slots_of(self.wanted.topic)
+                        self._generation = channel.generation
                         channel.call(call)
                 if now_ns >= deadline_ns:
                     raise unavailable_error(channel, timeout_seconds)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quiver_actors.client import Client
+from quiver_actors.client import Client, connect
 from quiver_actors.protocol.messages import ClientMessage, KeyedPush
 from tests.unit.client.feeding import batch
-from tests.unit.client.peer import Peer, PeerSession, refuse
+from tests.unit.client.peer import Peer, PeerSession, refuse, write_node_file
 
 
 def first_numbers(peer: Peer) -> list[int]:
@@ -50,3 +50,14 @@ def test_what_may_or_may_not_have_been_stored_is_pushed_again(peer: Peer, client
     peer.handlers[KeyedPush] = refuse_first
     assert len(client.push_many((batch(number) for number in range(70)), producer="p", sequence=5)) == 70
     assert first_numbers(peer) == [5, 5, 69]
+
+
+def test_a_producer_whose_core_has_no_worker_any_more_goes_elsewhere(two_cores: Peer) -> None:
+    """The first push after the restart waited until its timeout, though nothing of it had been sent."""
+    with connect(two_cores.run_dir) as client:
+        name = next(str(n) for n in range(16) if client.core_for(str(n)) == 1)
+        client.push(batch(1), producer=name, sequence=1)
+        two_cores.kill(1)
+        write_node_file(two_cores.run_dir, 2, adopted=[1])
+        two_cores.listen(1)
+        assert client.push(batch(2), producer=name, sequence=2).bundle_id.core == 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quiver_actors.client import Client, connect
-from quiver_actors.errors import WorkerUnavailable
+from quiver_actors.client.exchange import deadline_after
+from quiver_actors.client.stage import Stage, StagePlan
+from quiver_actors.errors import TransactionAborted, WorkerUnavailable
 from quiver_actors.protocol.messages import (
     AbandonStage,
     BeginStage,
@@ -66,6 +68,29 @@ def test_a_stage_begins_elsewhere_where_the_node_comes_back_without_its_core(two
         two_cores.kill(1)
         write_node_file(two_cores.run_dir, 1)
         assert client.stage("t", key=key).core == 0
+
+
+def test_a_stage_whose_connection_is_lost_as_it_begins_is_gone(peer: Peer, client: Client) -> None:
+    """Another thread heard of both before it went on: what was pushed then ended it, or went into a stage of the next connection."""
+
+    def begin_and_die(session: PeerSession, message: ClientMessage) -> bool:
+        begin(session, message)
+        session.close()
+        return True
+
+    peer.handlers[BeginStage] = begin_and_die
+    client.push(batch(1))
+    channels, plan = client._channels, StagePlan("t", "default", 0, 0, 0, "", 60.0, "here")
+    stage = Stage(client._producer, channels, plan, None)
+    flow, channel = stage.beginning(10), channels.channel(0)
+    with channels.exchange:
+        next(flow)
+        while channel.generation == 0:
+            channels.exchange.wait(deadline_after(10))
+        with pytest.raises(StopIteration):
+            next(flow)
+    with pytest.raises(TransactionAborted, match="run it again"):
+        stage.push(batch(1))
 
 
 def test_a_late_refusal_gives_nothing_back(peer: Peer, client: Client) -> None:

@@ -1,0 +1,117 @@
+"""A node that has changed since a client connected: it has more workers, or topics that the client has not heard of."""
+
+from __future__ import annotations
+
+import pytest
+
+from quiver_actors.client import Client
+from quiver_actors.errors import WorkerUnavailable
+from quiver_actors.protocol.base import Message
+from quiver_actors.protocol.messages import (
+    BeginStage,
+    ClientMessage,
+    Done,
+    Flush,
+    ListTopics,
+    Pending,
+    PendingInfo,
+    TopicInfo,
+    TopicList,
+    Unregister,
+)
+from tests.unit.client.feeding import batch
+from tests.unit.client.peer import TOPICS, Background, Peer, PeerSession, write_node_file
+
+NEW_TOPIC = TopicInfo("new", {}, "wal", 0)
+
+
+def knows_new_topic(session: PeerSession, message: ClientMessage) -> bool:
+    assert isinstance(message, ListTopics)
+    session.send(TopicList(message.tag, [*TOPICS, NEW_TOPIC]))
+    return True
+
+
+def begin(session: PeerSession, message: ClientMessage) -> bool:
+    assert isinstance(message, BeginStage)
+    session.send(Done(message.tag, 7))
+    return True
+
+
+def grow(peer: Peer, cores: int) -> None:
+    """Restart the node with so many workers."""
+    before, peer.cores = peer.cores, cores
+    for core in range(before):
+        peer.kill(core)
+    write_node_file(peer.run_dir, cores)
+    for core in range(cores):
+        peer.listen(core)
+
+
+def pending_on_second_core(session: PeerSession, message: ClientMessage) -> bool:
+    assert isinstance(message, Pending)
+    owed = 3 if session.core else 0
+    session.send(PendingInfo(message.tag, owed, 0, 0, 0, 0, 0, -1, 0, 0, not owed))
+    return True
+
+
+def test_a_worker_that_the_node_has_got_meanwhile_is_asked_what_it_owes(peer: Peer, client: Client) -> None:
+    """It was not asked, and a subscriber called drained to whom it owed bundles."""
+    peer.handlers[Pending] = pending_on_second_core
+    with client.subscribe("exporter", topic="travel") as subscription:
+        assert subscription.all_drained()
+        grow(peer, 2)
+        assert not subscription.all_drained()
+        assert subscription.pending_count() == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "ask"),
+    [(Flush, lambda client: client.flush()), (Unregister, lambda client: client.unsubscribe("exporter"))],
+)
+def test_and_does_what_all_workers_are_to_do(peer: Peer, client: Client, kind: type[Message], ask: object) -> None:
+    client.push(batch(1))
+    grow(peer, 2)
+    ask(client)  # type: ignore[operator]
+    assert {core for core, message in peer.received if isinstance(message, kind)} == {0, 1}
+
+
+def test_all_ways_of_pushing_find_a_topic_that_is_new(peer: Peer, client: Client) -> None:
+    """An idempotent push and a stage said that there is none."""
+    peer.handlers[ListTopics] = knows_new_topic
+    peer.handlers[BeginStage] = begin
+    for push in (
+        lambda: client.push(batch(1), topic="new"),
+        lambda: client.push(batch(1), topic="new", producer="p", sequence=1),
+        lambda: client.stage("t", topic="new"),
+    ):
+        peer.kill(0)
+        peer.listen(0)
+        client.push(batch(1))
+        push()
+
+
+def test_a_worker_that_is_lost_when_it_is_asked_for_a_topic_is_asked_again(peer: Peer, client: Client) -> None:
+    """The client said that there is no such topic."""
+    asked: list[int] = []
+
+    def lost_at_first(session: PeerSession, message: ClientMessage) -> bool:
+        asked.append(1)
+        if len(asked) == 1:
+            session.close()
+            return True
+        return knows_new_topic(session, message)
+
+    peer.handlers[ListTopics] = lost_at_first
+    client.push(batch(1))
+    client.push(batch(1), topic="new")
+    assert peer.stored[-1].topic == "new"
+
+
+def test_a_worker_that_does_not_answer_is_not_waited_for_longer_than_is_asked_for(peer: Peer, client: Client) -> None:
+    """The push waited for ever, as a worker that an operator has stopped is not killed."""
+    client.push(batch(1))
+    peer.handlers[ListTopics] = lambda session, message: True
+    late = Background(lambda: client.push(batch(1), topic="new", timeout=0.05))
+    assert late.ends_within(20)
+    with pytest.raises(WorkerUnavailable, match="stopped or busy"):
+        late.result()
