@@ -36,6 +36,7 @@ from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.encoding.entries import BundlePlan, PlannedBundles, plan
 from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.segment.compaction import Rewriting
+from quiver_actors.segment.layout import Part
 from quiver_actors.segment.outline import read_outline
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.segment.tail import encode_tail
@@ -123,7 +124,7 @@ class Prepared:
         self.log.stage(memory, entries, time.time_ns(), 1)
         self.log.write()
 
-    def tail(self) -> list[bytes]:
+    def tail(self) -> list[Part]:
         log = self.log
         return encode_tail(
             log.builder,
@@ -140,13 +141,13 @@ class Prepared:
         self.log.file.truncate(self.entries_end + sum(map(len, tail)))
 
     def read(self, length: int, offset: int) -> bytes:
-        return self.segment[offset : offset + length]
+        return self.log.file.read(length, offset)
 
     def compact(self, descriptor: int) -> None:
         outline = read_outline(self.read, len(self.segment))
         at = 0
         for part in Rewriting(outline, self.read).parts():
-            at += os.pwrite(descriptor, part, at)
+            at += os.pwritev(descriptor, part, at)
 
     def crc_and_write(self, descriptor: int) -> None:
         crc32(self.content)

@@ -26,7 +26,7 @@ from quiver_actors.segment.check import is_plausible
 from quiver_actors.segment.codec import FooterExtension, ManifestColumns, SegmentFooter, decode_manifest
 from quiver_actors.segment.compaction import Rewriting
 from quiver_actors.segment.flips import flipped_bit
-from quiver_actors.segment.layout import CRC, EXTENSION, FOOTER, STREAM_ALIGNMENT, TRAILER
+from quiver_actors.segment.layout import CRC, EXTENSION, FOOTER, STREAM_ALIGNMENT, TRAILER, Part
 from quiver_actors.segment.outline import Outline, Read, manifest_columns
 from quiver_actors.segment.reader import read_footer
 from quiver_actors.segment.salvage import salvage
@@ -102,8 +102,8 @@ def _rebuild_contiguous(read: Read, size_bytes: int, file: DiskFile, segment_seq
         outline, read = _salvage(read, size_bytes)
         offset = 0
         for part in Rewriting(outline, read).parts():
-            file.write([part], offset)
-            offset += len(part)
+            file.write(part, offset)
+            offset += sum(map(len, part))
     except FormatError:
         return None
     slot_counts, extension = outline.columns.slot_counts, outline.extension
@@ -290,12 +290,12 @@ class _InPlace:
         )
         return Rebuilt(info, lost, self._facts.is_end_known or self._ends_like(tail))
 
-    def _ends_like(self, tail: Sequence[bytes]) -> bool:
+    def _ends_like(self, tail: Sequence[Part]) -> bool:
         """The damaged file goes on behind the last entry as a file does whose last entry that is."""
         begin = tail[0][:STREAM_ALIGNMENT]
-        return self._read(len(begin), self._facts.entries_end) == begin
+        return bool(begin == self._read(len(begin), self._facts.entries_end))
 
-    def _build_with_counts(self, crc: int) -> tuple[SegmentBuilder, list[bytes]]:
+    def _build_with_counts(self, crc: int) -> tuple[SegmentBuilder, list[Part]]:
         """With the item counts of the damaged file, as far as they are to be believed."""
         columns = self._facts.columns
         builder, tail = self._build(columns, crc)
@@ -309,11 +309,11 @@ class _InPlace:
                 return builder, tail
         return without
 
-    def _build(self, columns: ManifestColumns | None, crc: int) -> tuple[SegmentBuilder, list[bytes]]:
+    def _build(self, columns: ManifestColumns | None, crc: int) -> tuple[SegmentBuilder, list[Part]]:
         builder = self._fill(columns)
         return builder, self._encode_tail(builder, crc)
 
-    def _find_columns(self, tail: Sequence[bytes]) -> ManifestColumns | None:
+    def _find_columns(self, tail: Sequence[Part]) -> ManifestColumns | None:
         """The manifest of a file whose footer is damaged: it begins where that of the new file does."""
         start = self._facts.entries_end
         rebuilt = b"".join(tail)
@@ -357,7 +357,7 @@ class _InPlace:
         _append_lost(builder, first, facts.bundle_count_min)
         return builder
 
-    def _encode_tail(self, builder: SegmentBuilder, crc: int) -> list[bytes]:
+    def _encode_tail(self, builder: SegmentBuilder, crc: int) -> list[Part]:
         facts = self._facts
         return encode_tail(
             builder,
@@ -372,9 +372,9 @@ class _InPlace:
     def _lost_more_than(columns: ManifestColumns, builder: SegmentBuilder) -> bool:
         return len(_lost_bundles(builder.manifest_columns())) > len(_lost_bundles(columns))
 
-    def _is_original(self, tail: Sequence[bytes]) -> bool:
+    def _is_original(self, tail: Sequence[Part]) -> bool:
         """The new file is what the damaged one once was."""
-        return tail[-1][-CRC.size :] == self._read(CRC.size, self._size_bytes - CRC.size)
+        return bool(tail[-1][-CRC.size :] == self._read(CRC.size, self._size_bytes - CRC.size))
 
 
 def _append_lost(builder: SegmentBuilder, first_sequence: int, bundle_count: int) -> None:

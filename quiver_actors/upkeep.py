@@ -192,9 +192,10 @@ class CompactJob(SlicedJob):
         yield 0
         size_bytes = 0
         for part in Rewriting(outline, source.read).parts():
-            file.write([part], size_bytes)
-            size_bytes += len(part)
-            yield len(part)
+            part_bytes = sum(map(len, part))
+            file.write(part, size_bytes)
+            size_bytes += part_bytes
+            yield part_bytes
         if size_bytes >= self.old_size_bytes:
             raise InvalidFormat(f"it would grow from {self.old_size_bytes} to {size_bytes} bytes")
         file.fsync()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quiver_actors.errors import ArrowError, Truncated
 from quiver_actors.segment.arrow_ipc import CONTINUATION, schema_in
 from quiver_actors.segment.flatbuffers import U32, target_of
+from quiver_actors.segment.layout import Part
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -66,8 +67,8 @@ def _footer_schema(schema_message: bytes) -> _FooterSchema:
     return _FooterSchema(message.version, bytes(message.flatbuffer), message.header)
 
 
-def encode_footer(schema_message: bytes, dictionary_blocks: Buffer, batch_blocks: Buffer) -> bytes:
-    """The end of an Arrow IPC file: footer, its length, and the magic.
+def encode_footer(schema_message: bytes, dictionary_blocks: Part, batch_blocks: Part) -> list[Part]:
+    """The end of an Arrow IPC file: footer, its length, and the magic; in parts, because the blocks of small batches are megabytes.
 
     Args:
         schema_message: the whole encapsulated schema message, as at the start of a stream.
@@ -75,9 +76,8 @@ def encode_footer(schema_message: bytes, dictionary_blocks: Buffer, batch_blocks
         batch_blocks: packed `BLOCK`s. All block offsets are from the start of the file, multiples of 8.
     """
     schema = _footer_schema(schema_message)
-    dictionaries, batches = bytes(dictionary_blocks), bytes(batch_blocks)
-    batches_at = _FOOTER_HEAD.size + len(dictionaries) + 4
-    schema_at = batches_at + 4 + len(batches)
+    batches_at = _FOOTER_HEAD.size + len(dictionary_blocks) + 4
+    schema_at = batches_at + 4 + len(batch_blocks)
     head = _FOOTER_HEAD.pack(
         _FOOTER_TABLE,
         *(12, 20, 4, _FOOTER_SCHEMA - 16, _FOOTER_DICTIONARIES - 16, _FOOTER_BATCHES - 16),
@@ -85,11 +85,11 @@ def encode_footer(schema_message: bytes, dictionary_blocks: Buffer, batch_blocks
         schema_at + schema.table - _FOOTER_SCHEMA,
         _FOOTER_HEAD.size - 4 - _FOOTER_DICTIONARIES,
         batches_at - _FOOTER_BATCHES,
-        len(dictionaries) // BLOCK.size,
+        len(dictionary_blocks) // BLOCK.size,
     )
-    count = _COUNT_BEHIND_PADDING.pack(len(batches) // BLOCK.size)
-    footer = b"".join((head, dictionaries, count, batches, schema.flatbuffer))
-    return footer + _FOOTER_END.pack(len(footer), ARROW_MAGIC)
+    count = _COUNT_BEHIND_PADDING.pack(len(batch_blocks) // BLOCK.size)
+    footer: list[Part] = [head, dictionary_blocks, count, batch_blocks, schema.flatbuffer]
+    return [*footer, _FOOTER_END.pack(sum(map(len, footer)), ARROW_MAGIC)]
 
 
 def read_footer_counts(memory: Buffer, start: int, end: int) -> FooterCounts:

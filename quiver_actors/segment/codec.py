@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+_ARROW_FILE_BYTES = 1 << 10
+"""Of an Arrow file of one batch, beside the batch and two schemas, at the most: magic, lengths, one block, padding."""
+
+
 class FooterExtension(NamedTuple):
     """What we add to the footer: which part of the log a segment covers."""
 
@@ -210,7 +214,7 @@ def manifest_schema(*, item_count: str, bundle_crc32: bool = False) -> pa.Schema
     )
 
 
-def encode_directory(streams: Iterable[StreamInfo]) -> bytes:
+def encode_directory(streams: Iterable[StreamInfo]) -> memoryview:
     """The stream directory as an Arrow IPC file."""
     columns: list[Sequence[Any]] = list(zip(*streams, strict=True)) or [()] * len(DIRECTORY_SCHEMA)
     arrays = [_directory_column(column, field.type) for column, field in zip(columns, DIRECTORY_SCHEMA, strict=True)]
@@ -234,7 +238,7 @@ def _array(values: npt.NDArray[Any], data_type: pa.DataType, known: npt.NDArray[
     return pa.Array.from_buffers(data_type, len(contiguous), [validity, pa.py_buffer(contiguous)])
 
 
-def encode_manifest(columns: ManifestColumns) -> bytes:
+def encode_manifest(columns: ManifestColumns) -> memoryview:
     """The batch manifest as an Arrow IPC file."""
     known = columns.item_count >= 0
     item_count = "all" if known.all() else "some" if known.any() else "none"
@@ -266,12 +270,14 @@ def _encode_refs(slot_counts: npt.NDArray[np.int32], refs: npt.NDArray[np.uint32
     return pa.ListArray.from_arrays(_array(ends, pa.int32()), structs, type=_REFS_TYPE)
 
 
-def _encode_table(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
+def _encode_table(batch: pa.RecordBatch) -> memoryview:
+    """An Arrow file of one batch, written to memory that is large enough from the start: growing it copies, and takes fresh pages."""
+    schema_bytes = 2 * batch.schema.serialize().size  # it stands in the footer once more
+    memory = pa.allocate_buffer(schema_bytes + pa.ipc.get_record_batch_size(batch) + _ARROW_FILE_BYTES)
+    sink = pa.FixedSizeBufferWriter(memory)
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    encoded: bytes = sink.getvalue().to_pybytes()
-    return encoded
+    return memoryview(memory)[: sink.tell()]
 
 
 def _decode_table(name: str, region: Buffer) -> pa.RecordBatch:

@@ -10,7 +10,7 @@ on costing only the bundles that it touches, the manifest gets a column more, nu
                             each slot reference: u32 slot_id | u32 CRC-32 of the stream's bytes before its first batch (magic,
                             schema, dictionaries) and of the bundle's batch message
 
-Memory: about 1 MiB at a time (or the largest message), the dictionaries of one schema, 30 bytes a batch.
+Memory: about 2 MiB at a time (or the largest message), the dictionaries of one schema, 30 bytes a batch.
 """
 
 from __future__ import annotations
@@ -34,10 +34,14 @@ from quiver_actors.segment.codec import (
     encode_footer_and_trailer,
     encode_manifest,
 )
-from quiver_actors.segment.layout import CRC, IN_PLACE_STREAM_OFFSET, STREAM_ALIGNMENT
-from quiver_actors.segment.outline import BLOCKS, READ_BYTES, Outline, Read, read_messages
+from quiver_actors.segment.layout import CRC, IN_PLACE_STREAM_OFFSET, STREAM_ALIGNMENT, Part
+from quiver_actors.segment.outline import BLOCKS, Outline, Read, read_messages
 from quiver_actors.segment.unify import Member, remapped_messages, unify
 
+PIECE_BYTES = 32 << 10
+"""Messages that are smaller are brought together up to about so much; a larger one goes to the file from where it was read."""
+PART_BYTES = 1 << 20
+"""What is written at once. With less at a time the kernel takes smaller pages for a new file, and twice as long."""
 SMALL_ENTRY_BYTES = 4 << 10
 OVERHEAD_SHARE_MIN = 0.25
 SAVING_BYTES_MIN = 64 << 10
@@ -124,12 +128,23 @@ class Rewriting:
         self._offset = 0
         self._crc = 0
 
-    def parts(self) -> Iterator[bytes]:
-        """The bytes of the file, to be written one behind the other. Once only.
+    def parts(self) -> Iterator[list[Part]]:
+        """The bytes of the file: one part behind the other, each to be written in one call. Once only.
 
         Raises:
             FormatError: a message is not where it should be, or cannot be joined with others: leave the segment as it is.
         """
+        part: list[Part] = []
+        size_bytes = 0
+        for piece in self._pieces():
+            part.append(piece)
+            size_bytes += len(piece)
+            if size_bytes >= PART_BYTES:
+                yield part
+                part, size_bytes = [], 0
+        yield part
+
+    def _pieces(self) -> Iterator[Part]:
         infos: list[StreamInfo] = []
         checksums: dict[int, list[int]] = {}
         for stream_id, stream in enumerate(self._streams):
@@ -145,12 +160,12 @@ class Rewriting:
         yield self._counted(self._encode_end(infos, checksums))
         yield CRC.pack(self._crc)
 
-    def _counted(self, part: bytes) -> bytes:
+    def _counted(self, part: Part) -> Part:
         self._offset += len(part)
         self._crc = crc32(part, self._crc)
         return part
 
-    def _stream_parts(self, stream: NewStream, checksums: list[int]) -> Iterator[bytes]:
+    def _stream_parts(self, stream: NewStream, checksums: list[int]) -> Iterator[Part]:
         dictionaries = self._dictionaries(stream)
         head = b"".join((FILE_START, stream.schema.message, *dictionaries))
         head_crc = crc32(head)
@@ -161,10 +176,10 @@ class Rewriting:
             checksums.append(crc32(message, head_crc))
             pending.append(message)
             pending_bytes += len(message)
-            if pending_bytes >= READ_BYTES:
-                yield b"".join(pending)
+            if pending_bytes >= PIECE_BYTES:
+                yield message if len(pending) == 1 else b"".join(pending)
                 pending, pending_bytes = [], 0
-        yield b"".join((*pending, END_OF_STREAM, self._encode_footer(stream, dictionaries)))
+        yield b"".join((*pending, END_OF_STREAM, *self._encode_footer(stream, dictionaries)))
 
     def _dictionaries(self, stream: NewStream) -> list[bytes]:
         if stream.dictionaries is not None:
@@ -180,7 +195,7 @@ class Rewriting:
             else:
                 yield from read_messages(self._read, old.batches)
 
-    def _encode_footer(self, stream: NewStream, dictionaries: Sequence[bytes]) -> bytes:
+    def _encode_footer(self, stream: NewStream, dictionaries: Sequence[bytes]) -> list[Part]:
         start = len(FILE_START) + len(stream.schema.message)
         head_bytes = start + sum(map(len, dictionaries))
         metadata = [8 + int.from_bytes(message[4:8], "little") for message in dictionaries]

@@ -28,6 +28,9 @@ from __future__ import annotations
 
 import struct
 
+Part = bytes | bytearray | memoryview
+"""Of the bytes of a file; its length is its size."""
+
 SEGMENT_MAGIC = b"QUIVER\0S"
 SEGMENT_VERSION = 1
 

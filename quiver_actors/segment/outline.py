@@ -35,7 +35,7 @@ Read = Callable[[int, int], bytes]
 Spans = npt.NDArray[np.int64]
 """n x 3: file offset, metadata bytes and body bytes of a message."""
 
-READ_BYTES = 1 << 20
+READ_BYTES = 512 << 10
 """Messages that lie close are read together, up to about so much; one that is larger is read alone."""
 _GAP_BYTES_MAX = 4 << 10
 _ROWS_MAX = 1 << 48

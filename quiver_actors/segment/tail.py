@@ -24,6 +24,7 @@ from quiver_actors.segment.layout import (
     IN_PLACE_STREAM_OFFSET,
     INCARNATION_BYTES,
     STREAM_ALIGNMENT,
+    Part,
 )
 
 
@@ -35,7 +36,7 @@ def encode_tail(
     wal_position_start: int,
     wal_position_end: int,
     incarnation: bytes,
-) -> list[bytes]:
+) -> list[Part]:
     """Everything that follows the entries of a file sealed in place.
 
     Args:
@@ -50,7 +51,7 @@ def encode_tail(
         Parts to be written one behind the other.
     """
     footers, streams = _encode_stream_footers(builder.streams, entries_end + len(END_MARK))
-    body = [END_MARK, *footers]
+    body: list[Part] = [END_MARK, *footers]
     extension = _extension(builder, wal_position_start, wal_position_end, incarnation)
     parts = [*body, *_encode_end(builder, streams, entries_end + sum(map(len, body)), extension)]
     crc = crc32_of_entries
@@ -59,17 +60,17 @@ def encode_tail(
     return [*parts, CRC.pack(crc)]
 
 
-def _encode_stream_footers(streams: list[Stream], start: int) -> tuple[list[bytes], list[StreamInfo]]:
+def _encode_stream_footers(streams: list[Stream], start: int) -> tuple[list[Part], list[StreamInfo]]:
     """The Arrow footers of all streams in parts, to be placed at file offset `start`. Parts, because copies of megabytes of blocks
     are what a seal of small bundles would spend most of its time on."""
-    parts: list[bytes] = []
+    parts: list[Part] = []
     infos: list[StreamInfo] = []
     at = start
     for stream in streams:
         padding = bytes(-at % STREAM_ALIGNMENT)
         footer = encode_footer(stream.schema.message, stream.dictionary_blocks, stream.batch_blocks)
-        parts += (padding, footer)
-        at += len(padding) + len(footer)
+        parts += (padding, *footer)
+        at += len(padding) + sum(map(len, footer))
         infos.append(_describe(stream, IN_PLACE_STREAM_OFFSET, at - IN_PLACE_STREAM_OFFSET))
     return parts, infos
 
@@ -100,7 +101,7 @@ def _extension(
 
 def _encode_end(
     builder: SegmentBuilder, streams: list[StreamInfo], offset: int, extension: FooterExtension
-) -> list[bytes]:
+) -> list[Part]:
     """Directory, manifest, footer and trailer without its CRC, to be placed at file offset `offset`."""
     directory = encode_directory(streams)
     manifest = encode_manifest(builder.manifest_columns())

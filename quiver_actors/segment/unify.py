@@ -186,7 +186,7 @@ class _Column:
 # --- the batches of a member ---------------------------------------------------------------------------------------------
 
 
-def remapped_messages(stream: StreamOutline, mappings: Sequence[Mapping | None], read: Read) -> Iterator[bytes]:
+def remapped_messages(stream: StreamOutline, mappings: Sequence[Mapping | None], read: Read) -> Iterator[memoryview]:
     """The batch messages of a stream with the new keys in their index buffers, nothing else changed.
 
     Raises:
@@ -201,12 +201,12 @@ def remapped_messages(stream: StreamOutline, mappings: Sequence[Mapping | None],
             raise ArrowError(f"a batch of slot {stream.schema.slot_id} cannot be decoded: {error}") from error
 
 
-def _in_groups(messages: Iterable[memoryview]) -> Iterator[list[bytes]]:
+def _in_groups(messages: Iterable[memoryview]) -> Iterator[list[memoryview]]:
     """Lists of messages, each of about `READ_BYTES`: opening a stream costs more than decoding a small batch."""
-    group: list[bytes] = []
+    group: list[memoryview] = []
     size_bytes = 0
     for message in messages:
-        group.append(bytes(message))
+        group.append(message)
         size_bytes += message.nbytes
         if size_bytes >= READ_BYTES:
             yield group
@@ -215,21 +215,25 @@ def _in_groups(messages: Iterable[memoryview]) -> Iterator[list[bytes]]:
         yield group
 
 
-def _remap_group(head: bytes, messages: Sequence[bytes], mappings: Sequence[Mapping | None]) -> Iterator[bytes]:
-    buffer = pa.py_buffer(b"".join((head, *messages, END_OF_STREAM)))
+def _remap_group(
+    head: bytes, messages: Sequence[memoryview], mappings: Sequence[Mapping | None]
+) -> Iterator[memoryview]:
+    joined = bytearray().join((head, *messages, END_OF_STREAM))
+    buffer, changed = pa.py_buffer(joined), memoryview(joined)
     reader = pa.ipc.open_stream(buffer)
-    address = buffer.address + len(head)
+    start = len(head)
     for message in messages:
         batch = next(reader, None)
         if batch is None:
             raise ArrowError("what should be a batch ends its stream")
-        yield _remap(message, address, batch, mappings)
-        address += len(message)
+        end = start + len(message)
+        _remap(changed[start:end], buffer.address + start, batch, mappings)
+        yield changed[start:end]
+        start = end
 
 
-def _remap(message: bytes, address: int, batch: pa.RecordBatch, mappings: Sequence[Mapping | None]) -> bytes:
-    """The message, whose decoded batch points into its bytes at `address`, with other keys."""
-    changed = bytearray(message)
+def _remap(message: memoryview, address: int, batch: pa.RecordBatch, mappings: Sequence[Mapping | None]) -> None:
+    """Write other keys into a message that stands at `address`, and into whose bytes its decoded batch points."""
     arrays = (array for column in batch.columns for array in dictionary_arrays(column))
     for array, mapping in zip(arrays, mappings, strict=True):
         indices = array.indices
@@ -240,7 +244,6 @@ def _remap(message: bytes, address: int, batch: pa.RecordBatch, mappings: Sequen
         start = buffer.address - address + indices.offset * kind.itemsize
         if not 0 <= start <= len(message) - len(indices) * kind.itemsize:
             raise ArrowError("the keys of a dictionary column are not in the batch's message: its body is compressed")
-        keys = np.frombuffer(changed, kind, count=len(indices), offset=start)
+        keys = np.frombuffer(message, kind, count=len(indices), offset=start)
         # Under a null stands any number: it is clipped, so that no key points behind the mapping.
         keys[:] = mapping.take(keys.astype(np.int64), mode="clip")
-    return bytes(changed)

@@ -10,6 +10,7 @@ import functools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import crc32c
 import msgspec
@@ -183,7 +184,7 @@ def tiny_and_small_segments() -> list[Specimen]:
 def _segments_of(bundles: Sequence[Bundle]) -> list[Specimen]:
     in_place = content_of(store(bundles, seal=True), "segments/0000000000000000.qseg")
     outline = read_outline(reader_of(in_place), len(in_place))
-    compacted = b"".join(Rewriting(outline, reader_of(in_place)).parts())
+    compacted = b"".join(chain.from_iterable(Rewriting(outline, reader_of(in_place)).parts()))
     return [_segment_specimen(in_place), _segment_specimen(compacted)]
 
 

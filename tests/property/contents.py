@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 from random import Random
 
 import pyarrow as pa
@@ -125,7 +126,7 @@ def compacted(content: bytes) -> bytes:
     def read(length: int, offset: int) -> bytes:
         return content[offset : offset + length]
 
-    return b"".join(Rewriting(read_outline(read, len(content)), read).parts())
+    return b"".join(chain.from_iterable(Rewriting(read_outline(read, len(content)), read).parts()))
 
 
 def check_segment(content: bytes, expected: list[Bundle], tally: ContentTally) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 import pyarrow as pa
 
@@ -100,7 +101,7 @@ class LogFile:
         def read(length: int, offset: int) -> bytes:
             return data[offset : offset + length]
 
-        return b"".join(Rewriting(read_outline(read, len(data)), read).parts())
+        return b"".join(chain.from_iterable(Rewriting(read_outline(read, len(data)), read).parts()))
 
     def sealed(self) -> SegmentReader:
         return SegmentReader(self.seal(), segment_seq=self.builder.segment_seq)

@@ -33,7 +33,7 @@ def encode_file(payload: bytes) -> bytes:
         BLOCK.pack(8 + span.offset, span.metadata_bytes, 0, span.body_bytes) for span in layout.dictionaries
     )
     batch = BLOCK.pack(8 + layout.batch.offset, layout.batch.metadata_bytes, 0, layout.batch.body_bytes)
-    return FILE_START + payload + encode_footer(payload[: layout.schema_length], blocks, batch)
+    return b"".join((FILE_START, payload, *encode_footer(payload[: layout.schema_length], blocks, batch)))
 
 
 @pytest.mark.parametrize("make", batches.EVERY, ids=lambda make: make.__name__)
@@ -82,7 +82,7 @@ def test_footer_makes_a_file_of_a_stream(make: Callable[[], pa.RecordBatch]) -> 
 def test_footer_without_blocks() -> None:
     payload = encode_stream(batches.metadata())
     layout = walk_stream(payload, 0, len(payload))
-    data = FILE_START + encode_footer(payload[: layout.schema_length], b"", b"")
+    data = b"".join((FILE_START, *encode_footer(payload[: layout.schema_length], b"", b"")))
     reader = pa.ipc.open_file(pa.py_buffer(data))
     assert reader.num_record_batches == 0
     assert reader.schema.equals(batches.metadata().schema, check_metadata=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from quiver_actors.errors import ArrowError, FormatError, InvalidFormat
 from quiver_actors.segment.arrow_file import FILE_START
 from quiver_actors.segment.arrow_ipc import END_OF_STREAM
 from quiver_actors.segment.codec import Manifest
-from quiver_actors.segment.compaction import Rewriting, bundle_checksums, check_rewriting, judge
+from quiver_actors.segment.compaction import PART_BYTES, Rewriting, bundle_checksums, check_rewriting, judge
 from quiver_actors.segment.outline import READ_BYTES, Outline, Read, read_messages, read_outline
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.segment.salvage import salvage
@@ -33,7 +34,7 @@ def reads(data: bytes | bytearray) -> Read:
 def rewritten(data: bytes, *, parse: bool = True) -> bytes:
     """The compacted segment, checked as the engine checks it, and by the independent parser if that knows its types."""
     outline = read_outline(reads(data), len(data))
-    new = b"".join(Rewriting(outline, reads(data)).parts())
+    new = b"".join(chain.from_iterable(Rewriting(outline, reads(data)).parts()))
     check_rewriting(outline, read_outline(reads(new), len(new)))
     assert not parse or not parse_segment(new).in_place
     return new
@@ -135,9 +136,9 @@ def test_it_reads_and_writes_in_pieces() -> None:
         return data[offset : offset + length]
 
     outline = read_outline(reads(data), len(data))
-    parts = [len(part) for part in Rewriting(outline, read).parts()]
+    parts = [sum(map(len, part)) for part in Rewriting(outline, read).parts()]
     assert largest <= READ_BYTES
-    assert max(parts) < 2 * READ_BYTES < len(data)
+    assert max(parts) < 2 * PART_BYTES < len(data)
 
 
 # --- dictionaries -----------------------------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ def test_a_batch_that_is_none_ends_the_rewriting(bytes_there: bytes, said: str) 
     at = int(outline.streams[1].batches[1, 0])
     data[at : at + len(bytes_there)] = bytes_there
     with pytest.raises(ArrowError, match=said):
-        b"".join(Rewriting(outline, reads(bytes(data))).parts())
+        b"".join(chain.from_iterable(Rewriting(outline, reads(bytes(data))).parts()))
 
 
 def test_a_compressed_batch_in_the_middle_of_a_stream_is_refused() -> None:
@@ -499,7 +500,7 @@ def test_the_manifest_holds_a_checksum_of_each_bundle_for_whoever_knows_the_colu
 def left_after(data: bytes) -> list[dict[int, dict[str, list[object]]]]:
     """What a rescue makes of damaged bytes: values by slot of each bundle."""
     outline = salvage(reads(data), len(data))
-    new = b"".join(Rewriting(outline, reads(data)).parts())
+    new = b"".join(chain.from_iterable(Rewriting(outline, reads(data)).parts()))
     parse_segment(new)
     reader = SegmentReader(new)
     reader.verify_checksum()

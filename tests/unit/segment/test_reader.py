@@ -147,7 +147,7 @@ def test_broken_reference_costs_its_bundle_and_says_which() -> None:
 def test_limits_of_a_stream_are_checked_before_it_is_opened() -> None:
     blocks = struct.pack("<qiiq", 8, 8, 0, 0) * 10_001
     schema = batches.plain().schema.serialize().to_pybytes()
-    stream = FILE_START + encode_footer(schema, blocks, b"")
+    stream = b"".join((FILE_START, *encode_footer(schema, blocks, b"")))
     reader = SegmentReader(assemble(stream, directory(byte_length=len(stream)), manifest()))
     with pytest.raises(InvalidFormat, match="10001"):
         reader.bundle(0)
