@@ -8,7 +8,9 @@ The mode is `sync` (acknowledged after the covering fdatasync), `25ms` (after th
 of four slots has a quarter of its bytes in each.
 
 Limits in the same run, interleaved: `memcpy` of the same bytes, and `durable-limit` (benchmarks/durable_limit.py): the same bytes
-written with pwritev to preallocated new files under an adaptive fdatasync thread.
+written with pwritev to preallocated new files under an adaptive fdatasync thread. Where a call waits for few bundles, also `bare-hop`
+(benchmarks/bare_hop.py): as many processes, each with one message of the same bytes under way, and another one that only writes, lets a
+thread sync, and answers: no encoding, no hand-off of bytes, no check, no log.
 
 Memory that the page cache will need is touched before every run: a guest whose host takes free pages back pays five times more for
 the first write to a cold one, in the limit as well as in the node.
@@ -28,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 import quiver_actors
+from benchmarks.bare_hop import bare_hops_per_s
 from benchmarks.durable_limit import durable_limit
 from benchmarks.harness import (
     Candidate,
@@ -46,6 +49,8 @@ from benchmarks.harness import (
 
 KIB, MIB = 1 << 10, 1 << 20
 _DISTINCT_BATCHES = 64
+_MESSAGE_BUNDLES_MAX = 64
+"""Calls of more bundles are several messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,13 @@ class Case:
     @property
     def durability(self) -> str:
         return {"sync": "synced", "25ms": "written", "segment_only": "open-segment"}[self.mode]
+
+    @property
+    def is_one_message(self) -> bool:
+        """A call waits for one message, and that for its sync."""
+        return (
+            self.per_call <= _MESSAGE_BUNDLES_MAX and self.bundle_bytes * self.per_call <= MIB and self.mode == "sync"
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -213,6 +225,14 @@ def memcpy(case: Case) -> Measurements:
     return {"bundles/s": total / (time.perf_counter() - started)}
 
 
+def hop(directory: str, case: Case) -> Measurements:
+    """The same number of bundles in messages of a call's bytes."""
+    warm_memory(case.total_bytes + 256 * MIB)
+    messages = case.bundles // case.per_call
+    rate = bare_hops_per_s(directory, case.bundle_bytes * case.per_call, messages, case.producers)
+    return {"bundles/s": rate * case.per_call}
+
+
 def compare(report: Report, directory: str, case: Case, rounds: int) -> None:
     """Measure one case with its limits and print the figures."""
     group = max(1, min(case.per_call, MIB // case.bundle_bytes))
@@ -227,9 +247,11 @@ def compare(report: Report, directory: str, case: Case, rounds: int) -> None:
         "durable-limit": limit,
         "memcpy": lambda: memcpy(case),
     }
+    if case.is_one_message:
+        candidates["bare-hop"] = lambda: hop(directory, case)
     results = run_interleaved(candidates, rounds)
     ours = results["ours"]
-    for against in ("durable-limit", "memcpy"):
+    for against in [name for name in candidates if name != "ours"]:
         report.show_rounds(case.name, ours, "bundles/s", "bundles/s", case.durability, (against, results[against]))
     report.show_rounds(case.name, ours, "MB/s", "MB/s", case.durability)
     for key, unit in (
