@@ -45,6 +45,8 @@ class HeldCore(NamedTuple):
     """Notices that were not confirmed: these bundles the holder will never get."""
     oldest: tuple[int, int] | None
     """(segment, bundle) of the oldest sealed bundle that is not acknowledged."""
+    unsettled: list[int]
+    """Numbers of other segments, which are to come, or a notice of their loss: not sealed, not checked, or to be rescued. Rising."""
     is_leaving: bool
     """Nothing more will come: the node is being drained, and waits for what is not acknowledged."""
 
@@ -120,8 +122,9 @@ class Hold:
         self._directory.refresh()
         if flush:
             self._ask_all(lambda tag: Flush(tag, self.topic))
-        pending = self._ask_all(lambda tag: Pending(tag, self.topic, self.subscriber))
+        # In this order: of what leaves the list the notice has been made then, and is waited for.
         listed = self._ask_all(lambda tag: ListSegments(tag, self.topic))
+        pending = self._ask_all(lambda tag: Pending(tag, self.topic, self.subscriber))
         infos = {core: call.answer for core, call in pending.items() if isinstance(call.answer, PendingInfo)}
         self._exchange.run(self._hearing({core: info.gaps for core, info in infos.items()}))
         return {
@@ -175,7 +178,8 @@ class Hold:
 
 def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> HeldCore:
     """What is in front of the first segment that is not checked: a notice about that one may still come."""
-    first_unchecked = min((info.segment_seq for info in listed.segments if not info.is_checked), default=None)
+    unchecked = [info.segment_seq for info in listed.segments if not info.is_checked]
+    first_unchecked = min(unchecked, default=None)
 
     def is_in_front(segment_seq: int) -> bool:
         return first_unchecked is None or segment_seq < first_unchecked
@@ -184,5 +188,6 @@ def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> Held
         [info for info in listed.segments if is_in_front(info.segment_seq)],
         [gap for gap in channel.gaps.values() if is_in_front(gap.segment_seq)],
         None if info.oldest_segment_seq < 0 else (info.oldest_segment_seq, info.oldest_bundle_index),
+        sorted([*unchecked, *listed.unlisted]),
         info.is_leaving,
     )

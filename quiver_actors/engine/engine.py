@@ -265,6 +265,10 @@ class Engine(SubscriberSide, StorageSide):
             for info in self._shelf
         ]
 
+    def unlisted_segments(self) -> list[int]:
+        """Numbers of those that are no sealed segments yet, or damaged ones of which nothing is known before their rescue."""
+        return sorted(self._parts.unlisted())
+
     def open_segment(self, segment_seq: int) -> tuple[int, int]:
         """A read-only descriptor of a sealed segment, which the caller closes, and the file's size.
 

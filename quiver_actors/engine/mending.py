@@ -93,6 +93,11 @@ class Mending:
         """Segments that are not to be deleted before they were checked."""
         return self._suspects
 
+    @property
+    def under_rescue(self) -> set[int]:
+        """Damaged segments, up to the time when what is left of them is in their places."""
+        return {*self.damaged, *self._open_ended}
+
     def verify_job(self) -> jobs.VerifyJob | None:
         """Segments found at open are checked oldest first; those sealed since wait in line behind them."""
         waiting = self._shelf.waiting

@@ -70,6 +70,11 @@ class Parts:
         publishing = self.stages.first_publishing
         return min([*waiting, *([] if publishing is None else [publishing])], default=self.numbers.next_segment_seq)
 
+    def unlisted(self) -> set[int]:
+        """Segment numbers that are not on the shelf yet, or not any more before somebody was told why."""
+        coming = {*self.logs.bundle_counts(), *self.stages.publishing}
+        return {*coming, *self.shelf.waiting, *self.mending.under_rescue} - self.shelf.segments.keys()
+
 
 def assemble(
     disk: Disk, paths: EnginePaths, settings: TopicSettings, core: int, clock: Clock, recovered: Recovered

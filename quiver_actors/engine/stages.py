@@ -410,6 +410,11 @@ class Stages:
         """The lowest segment number that a publish under way has taken."""
         return self._publishes.first_segment_seq
 
+    @property
+    def publishing(self) -> list[int]:
+        """The segment numbers that publishes under way have taken."""
+        return [place.segment_seq for place in self._publishes.places]
+
     # --- private -------------------------------------------------------------------------------------------------------------
 
     def _with_dropped(self, stages: Sequence[Stage]) -> JournalRecord:

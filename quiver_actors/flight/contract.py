@@ -55,6 +55,8 @@ class CoreContents(msgspec.Struct, frozen=True):
     """The hold's subscriber was not known to this worker before this look."""
     is_leaving: bool = False
     """Nothing more will come, and the node waits for the hold's subscriber."""
+    unsettled: list[int] = []
+    """Of a hold: numbers of other segments, which are to come, or a notice of their loss. Rising."""
 
     def begins_behind(self, start: tuple[int, int]) -> bool:
         """Whether bundles from `start` (segment, bundle) on may have been deleted, as nobody held them."""

@@ -105,10 +105,7 @@ class LocalNode:
                 self._holds.pop(key, None)
                 kept.hold.close()
                 raise
-            cores = [
-                CoreContents(core, held.segments, held.gaps, held.oldest, core not in kept.known_on, held.is_leaving)
-                for core, held in found.items()
-            ]
+            cores = [_held_contents(core, held, is_new=core not in kept.known_on) for core, held in found.items()]
             kept.known_on.update(found)
         self.close_idle_holds()
         return Contents(self.name, slots, cores)
@@ -214,6 +211,10 @@ def _drop_run_once(client: Client, request: DropRun) -> str:
             if stage.state == StageState.PREPARING.value:
                 preparing = f"stage {stage.number} of worker {core}"
     return preparing
+
+
+def _held_contents(core: int, held: HeldCore, *, is_new: bool) -> CoreContents:
+    return CoreContents(core, held.segments, held.gaps, held.oldest, is_new, held.is_leaving, held.unsettled)
 
 
 def _known_on(client: Client, topic: str, subscriber: str) -> set[int]:

@@ -52,6 +52,8 @@ class SegmentInfo(msgspec.Struct, array_like=True, frozen=True):
 class SegmentList(Message, tag=69, frozen=True):
     tag: int
     segments: list[SegmentInfo]
+    unlisted: tuple[int, ...] = ()
+    """Numbers that are to come into this list, or into notices: logs that are not sealed, what is being published, damage to be rescued."""
 
 
 class SegmentOpened(Message, tag=70, frozen=True):

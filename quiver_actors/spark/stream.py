@@ -9,6 +9,7 @@ Where it runs: one process of the driver for the life of a query, except `read`,
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from quiver_actors.errors import DataLost
+from quiver_actors.errors import DataLost, WorkerUnavailable
 from quiver_actors.flight.contract import (
     Acknowledge,
     ConfirmGap,
@@ -36,6 +37,7 @@ from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import EARLIEST, SourceOptions
 from quiver_actors.spark.plan import Extent, StoredRange, ranges_between
 from quiver_actors.spark.reader import (
+    END,
     Slots,
     arrow_schema,
     head_of,
@@ -61,6 +63,8 @@ else:
     HAS_ADMISSION_CONTROL = True
 
 logger = logging.getLogger("quiver.spark")
+
+_SETTLE_LOOK_SECONDS = 0.05
 
 Positions = dict[Place, int]
 ID_KEY = "query"
@@ -128,6 +132,7 @@ class TopicStreamReader(DataSourceStreamReader):
             begin = self._first_begin(until)
         elif not self._is_held or any(self._heads.get(place, 0) < position for place, position in until.items()):
             self._look(begin)
+        self._settle(begin, until)
         self._check_gaps(begin, until)
         stored: list[StoredRange] = []
         for place, position in until.items():
@@ -182,6 +187,7 @@ class TopicStreamReader(DataSourceStreamReader):
     def _first_begin(self, end: Positions) -> Positions:
         """Where the query began that planned a first micro-batch up to `end`: its subscriber has acknowledged nothing yet."""
         self._look({})
+        self._settle({}, end)
         begin: Positions = {}
         for place in end:
             core = self._core(place)
@@ -219,11 +225,33 @@ class TopicStreamReader(DataSourceStreamReader):
             for core in contents.cores:
                 place = Place(name, core.core)
                 known = max(heads.get(place, 0), self._heads.get(place, 0))
-                heads[place] = past_gaps(core, max(known, head_of(core)))
+                sealed = min(max(known, head_of(core)), settled_until(core, start.get(place, 0)))
+                heads[place] = past_gaps(core, sealed)
                 if core.is_new:
                     self._check_expired(place, core, start.get(place, 0))
         self._heads, self._is_held = heads, is_held
         return heads
+
+    def _settle(self, begin: Positions, end: Positions) -> None:
+        """Wait until all between the offsets is there, or a notice of its loss: a worker that has just started checks what it has first.
+
+        Raises:
+            WorkerUnavailable: that took too long.
+        """
+        deadline_ns = time.monotonic_ns() + self._options.push_timeout_ns
+        while unsettled := [place for place in end if self._is_unsettled(place, begin.get(place, 0), end[place])]:
+            if time.monotonic_ns() > deadline_ns:
+                places = ", ".join(map(str, unsettled))
+                raise WorkerUnavailable(
+                    f"topic {self._options.topic!r}: {places} still has segments to check or to rescue that this micro-batch needs; the "
+                    "node has just been started, or lacks the room to rescue a damaged one (quiver status): start the query again"
+                )
+            time.sleep(_SETTLE_LOOK_SECONDS)
+            self._look(begin)
+
+    def _is_unsettled(self, place: Place, begin: int, end: int) -> bool:
+        core = self._core(place)
+        return core is not None and settled_until(core, begin) < end
 
     def _core(self, place: Place) -> CoreContents | None:
         contents = self._contents.get(place.node)
@@ -362,14 +390,19 @@ class LimitedStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):
 
 
 def past_gaps(core: CoreContents, head: int) -> int:
-    """Behind what is lost next after a position: nothing that is stored lies between."""
+    """Behind what is lost next after a position: nothing that is stored, or may be, lies between."""
+    stored = [*(info.segment_seq for info in core.segments), *core.unsettled]
     for gap in sorted(core.gaps, key=lambda gap: (gap.segment_seq, gap.bundle_index_first)):
         behind = offsets.position(gap.segment_seq + 1, 0)
-        if behind > head and not any(
-            head < offsets.position(info.segment_seq + 1, 0) <= behind for info in core.segments
-        ):
+        if behind > head and not any(head < offsets.position(seq + 1, 0) <= behind for seq in stored):
             head = behind
     return head
+
+
+def settled_until(core: CoreContents, start: int) -> int:
+    """How far everything from a position on is known: sealed and found whole, gone, or lost with a notice."""
+    ahead = (offsets.position(seq, 0) for seq in core.unsettled if offsets.position(seq + 1, 0) > start)
+    return max(start, min(ahead, default=offsets.position(*END)))
 
 
 def stream_reader(options: SourceOptions, schema: StructType) -> TopicStreamReader:

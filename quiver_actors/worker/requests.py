@@ -255,7 +255,8 @@ class Requests:
         self._host(message.topic, session).ingest.flush(session, message, now_ns)
 
     def _list_segments(self, session: Session, message: ListSegments, now_ns: int) -> None:
-        session.send(SegmentList(message.tag, self._host(message.topic, session).engine.segments()))
+        engine = self._host(message.topic, session).engine
+        session.send(SegmentList(message.tag, engine.segments(), tuple(engine.unlisted_segments())))
 
     def _open_segment(self, session: Session, message: OpenSegment, now_ns: int) -> None:
         descriptor, size_bytes = self._host(message.topic, session).engine.open_segment(message.segment_seq)

@@ -5,16 +5,24 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from quiver_actors.errors import DataLost, UnknownSubscriber
+from quiver_actors.client import Client
+from quiver_actors.errors import DataLost, UnknownSubscriber, WorkerUnavailable
+from quiver_actors.flight.contract import Contents, Look
+from quiver_actors.flight.local import LocalNode
+from quiver_actors.flight.server import NodeServer
 from quiver_actors.spark import offsets
-from quiver_actors.spark.options import READ, parse_options
+from quiver_actors.spark.options import READ, READ_STREAM, parse_options
 from quiver_actors.spark.reader import TopicReader
+from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL, stream_reader
 from tests.integration.spark_node import Node, micro_batch, wait_until
 
 pytestmark = pytest.mark.spark
@@ -138,3 +146,72 @@ def test_what_was_deleted_while_the_subscriber_was_gone_is_told_each_time(stored
                 micro_batch(options, SCHEMA, begun.end)
         going_on = micro_batch({**options, "failOnDataLoss": "false"}, SCHEMA, begun.end)
         assert rows(going_on.reader, going_on.partitions) == [2]
+
+
+class Starting(LocalNode):
+    """A node whose worker says, some times, what one says that was just started: all but the first segment is still to be checked."""
+
+    def __init__(self, client: Client, looks: int) -> None:
+        super().__init__(client.node, lambda: client)
+        self._looks = looks
+
+    def look(self, request: Look) -> Contents:
+        contents = super().look(request)
+        if request.hold is None or not self._looks:
+            return contents
+        self._looks -= 1
+        cores = [
+            msgspec.structs.replace(
+                core,
+                segments=core.segments[:1],
+                unsettled=[*(info.segment_seq for info in core.segments[1:]), *core.unsettled],
+            )
+            for core in contents.cores
+        ]
+        return msgspec.structs.replace(contents, cores=cores)
+
+
+@contextmanager
+def starting(stored: Stored, directory: Path, looks: int, **options: str) -> Iterator[dict[str, str]]:
+    """Options of a query whose node has just been started."""
+    with stored.node.client() as client, NodeServer(Starting(client, looks), "grpc://127.0.0.1:0") as server:
+        nodes = f"{client.node}=grpc://127.0.0.1:{server.port}"
+        yield {"topic": TOPIC, "runDir": str(directory), "nodes": nodes, "subscriber": directory.name, **options}
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_replayed_micro_batch_waits_for_segments_to_be_checked(
+    stored: Stored, tmp_path: Path, is_first: bool
+) -> None:
+    """A node that is started with the query has not read through yet what the query had planned before."""
+    begun = micro_batch(stored.options(startingOffsets="earliest", subscriber=tmp_path.name), SCHEMA)
+    with starting(stored, tmp_path, 2, startingOffsets="earliest" if is_first else stored.at(0)) as options:
+        replaying: Any = stream_reader(parse_options(options, READ_STREAM), SCHEMA)
+        start = replaying.initialOffset() if is_first else begun.reader.initialOffset()
+        assert rows(replaying, replaying.partitions(start, begun.end)) == list(range(COUNT))
+
+
+def test_a_replay_whose_segments_are_not_checked_in_time_fails(stored: Stored, tmp_path: Path) -> None:
+    begun = micro_batch(stored.options(startingOffsets="earliest", subscriber=tmp_path.name), SCHEMA)
+    with (
+        starting(stored, tmp_path, 1 << 30, pushTimeout="100ms") as options,
+        pytest.raises(WorkerUnavailable, match="still has segments to check"),
+    ):
+        stream_reader(parse_options(options, READ_STREAM), SCHEMA).partitions(begun.reader.initialOffset(), begun.end)
+
+
+@pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="limits need Spark 4.2")
+def test_a_limited_query_passes_over_nothing_when_its_node_is_started_anew(stored: Stored, tmp_path: Path) -> None:
+    """It has seen both segments, and read one bundle; then the worker has not checked any again."""
+    with starting(stored, tmp_path, 0, startingOffsets="earliest", maxRowsPerTrigger="1") as options:
+        query = micro_batch(options, SCHEMA)
+        assert rows(query.reader, query.partitions) == [0]
+        found, at = [0], query.end
+        reader: Any = query.reader
+        with starting(stored, tmp_path, 12) as again:
+            reader._options = parse_options({**options, "nodes": again["nodes"]}, READ_STREAM)
+            for _ in range(2 * COUNT + 12):
+                end = reader.latestOffset(at, reader.getDefaultReadLimit())
+                found += rows(reader, reader.partitions(at, end))
+                at = end
+        assert found == list(range(COUNT))

@@ -581,6 +581,8 @@ def test_what_waits_for_room_to_be_rescued_is_owed(tmp_path: Path, says_its_coun
     assert driver.claim_numbers("s") == [COUNT, COUNT + 1]
     driver.resolve("s", "owner", 1, "ack", [0, 1])
     driver.flush_progress()
+    # Who reads ranges must not take it for gone.
+    assert (0 in driver.engine.unlisted_segments()) == (not says_its_count)
     counts = driver.engine.pending("s", (0, 2), (0, 3))
     assert (counts.in_range, counts.drained) == (1, False)
     assert counts.unsealed == (COUNT if says_its_count else 1)
@@ -588,6 +590,7 @@ def test_what_waits_for_room_to_be_rescued_is_owed(tmp_path: Path, says_its_coun
     driver.run_for(25 * SECOND_NS)
     counts = driver.engine.pending("s", (0, 2), (0, 3))
     assert (counts.in_range, counts.drained, counts.unsealed) == (1, False, 0)
+    assert 0 not in driver.engine.unlisted_segments()
     driver.claim("s", "owner", COUNT)
     driver.resolve("s", "owner", 0, "ack", [0, 1, 2, *range(3 + says_its_count, COUNT)])
     driver.take_gaps("s")
