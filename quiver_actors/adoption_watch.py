@@ -33,9 +33,13 @@ class AdoptionWatch:
         due_ns = self._steward.step(now_ns)
         if not self._seen:
             return due_ns
-        cores = self._look()
-        if cores != self._seen:
-            self._seen = cores
-            self._changed()
+        try:
+            cores = self._look()
+            if cores != self._seen:
+                self._changed()
+                self._seen = cores
+        except OSError:
+            # No descriptor is left, or no room in the run directory: no reason for the node to end, and looked at again soon.
+            pass
         look_ns = now_ns + LOOK_INTERVAL_NS
         return look_ns if due_ns is None else min(due_ns, look_ns)

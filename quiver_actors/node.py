@@ -24,6 +24,7 @@ import glob
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -95,7 +96,12 @@ def run_worker(context: WorkerContext) -> int:
 
 
 def print_line(line: str) -> None:
-    print(line, flush=True)
+    """To standard output, which may be a file on a full disk or a pipe that nobody reads any more: the node goes on without."""
+    try:
+        # Not through the buffer: what it cannot get rid of, it would fail at again with each flush.
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())
+    except OSError as error:
+        log_event("node.line_not_written", {"reason": error.strerror}, logging.WARNING)
 
 
 def run_node(
@@ -175,7 +181,11 @@ def topic_keeper(
 
     def announce(catalogue: Catalogue) -> None:
         for page in shown:
-            write_node_record(settings, page.name, catalogue.topics)
+            try:
+                write_node_record(settings, page.name, catalogue.topics)
+            except OSError as error:
+                # Workers follow the list itself; what is out of date is what `quiver status` names as topics.
+                log_event("node.record_not_written", {"reason": error.strerror}, logging.WARNING)
 
     return TopicKeeper(
         disk,

@@ -122,8 +122,8 @@ class Supervisor:
             self._coordination.turn(self._supervision.children)
         if self._steward is not None and self._steward_due_ns is not None and now_ns >= self._steward_due_ns:
             self._steward_due_ns = self._steward.step(now_ns)
-            if self._coordination is not None:
-                self._coordination.follow_cap()
+        if self._coordination is not None:
+            self._coordination.follow_cap()
         self._publish()
 
     def _wait_seconds(self) -> float:

@@ -90,10 +90,14 @@ class Coordination:
 
     def follow_cap(self) -> None:
         """It may be another one from now on. A store above it works its way down."""
-        cap_bytes = self._spec.cap_bytes()
-        if cap_bytes != self._cap_bytes:
-            self._cap_bytes = cap_bytes
+        before, self._cap_bytes = self._cap_bytes, self._spec.cap_bytes()
+        if self._cap_bytes == before:
+            return
+        try:
             self._begin()
+        except OSError:
+            # As in `_measure_unowned`: the former one holds until the next call.
+            self._cap_bytes = before
 
     def wake(self) -> None:
         """A child has something new to say: look in this turn."""
@@ -151,12 +155,13 @@ class Coordination:
         return {path for index in self._shares for path in self._spec.directories(index)}
 
     def _measure_unowned(self, now_ns: int) -> None:
-        if self._unowned_steps is None and self._cap_bytes and now_ns >= self._unowned_due_ns:
-            self._unowned_steps = self._spec.measuring([self._spec.root], self._owned())
-            self._unowned_due_ns = now_ns + UNOWNED_INTERVAL_NS
-        if self._unowned_steps is None:
+        is_due = self._cap_bytes and now_ns >= self._unowned_due_ns
+        if self._unowned_steps is None and not is_due:
             return
         try:
+            if self._unowned_steps is None:
+                self._unowned_due_ns = now_ns + UNOWNED_INTERVAL_NS
+                self._unowned_steps = self._spec.measuring([self._spec.root], self._owned())
             next(self._unowned_steps)
         except StopIteration as done:
             self._unowned_bytes, self._unowned_steps = int(done.value), None
@@ -224,9 +229,9 @@ class _Share:
 
     def measure_on(self, begin: Callable[[], _Steps]) -> None:
         """A few hundred entries more; its result replaces what the child said."""
-        if self.steps is None:
-            self.steps = begin()
         try:
+            if self.steps is None:
+                self.steps = begin()
             next(self.steps)
         except StopIteration as done:
             self.measured_bytes, self.used_seen_bytes, self.steps = int(done.value), 0, None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli import run_dir
+from quiver_actors.errors import UnknownSubscriber
 
 if TYPE_CHECKING:
     from quiver_actors.client import Delivery
@@ -75,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 0
         finally:
-            client.unsubscribe(subscriber, topic=arguments.topic)
+            # What went wrong before must not be hidden: where it has not begun, nobody knows it.
+            with contextlib.suppress(UnknownSubscriber):
+                client.unsubscribe(subscriber, topic=arguments.topic)
     return 0
 
 

@@ -53,7 +53,8 @@ class ClaimedBundle(StoredBundle, Generic[K]):
 
     @property
     def token(self) -> int:
-        """The fencing token of the claim: rises with every claim of this worker, so that a later writer can shut out an earlier one."""
+        """The fencing token of the claim: rises with every claim of this core, also when its worker starts anew (as long as the clock is
+        not set back), so that a later writer can shut out an earlier one."""
         return self._parcel.grant.token
 
     @property

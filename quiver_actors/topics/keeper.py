@@ -132,7 +132,7 @@ class TopicKeeper:
             return self._due_ns
         try:
             self._due_ns = self._go_on(now_ns)
-        except DiskError as error:
+        except (DiskError, OSError) as error:
             log_event("topic.delete_delayed", {"reason": str(error)}, logging.WARNING)
             self._aside = None
             self._due_ns = now_ns + _RETRY_NS

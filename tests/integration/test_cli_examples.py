@@ -219,6 +219,7 @@ def test_tail_prints_what_was_sealed_and_leaves_no_subscriber(quiet: ClientNode)
         ]
         assert client.subscribers("tailed") == {0: [], 1: []}
     assert "does not exist" in run(quiet, "tail", "nowhere", code=2)
+    assert "not in the topic's slot table" in run(quiet, "tail", "tailed", "--slot", "x", code=2)
 
 
 def test_top_shows_workers_topics_and_subscribers(quiet: ClientNode) -> None:

@@ -148,6 +148,12 @@ def test_a_grant_that_loses_its_bundles_one_by_one_can_finish_the_rest() -> None
     assert (state.acked, state.dropped, state.is_complete(0)) == (1, 2, True)
 
 
+def test_tokens_rise_from_one_process_to_the_next() -> None:
+    """They began anywhere: a destination that shuts out late writers by them shut out everybody after a restart, or let the late one in."""
+    taken = [source.take() for source in (TokenSource() for _ in range(20)) for _ in range(3)]
+    assert taken == sorted(set(taken))
+
+
 def test_of_many_tokens_that_ended_the_oldest_is_forgotten() -> None:
     leases = Leases(TokenSource(0))
     for token in range(1, (1 << 16) + 2):

@@ -37,6 +37,7 @@ class Node:
 
     def __init__(self, root: Path, page: CountersPage, cap_bytes: int, measure_with: Measuring = measuring) -> None:
         self.root, self.page, self.cap_bytes, self.measure_with = root, page, cap_bytes, measure_with
+        self.has_descriptors = True
         specs = [ChildSpec(name=f"core_{n}", index=n, cpu=None, run=lambda context: 0) for n in range(2)]
         self.children: list[Child] = Supervision(specs, Patience(), 0).children
         for core in range(2):
@@ -49,10 +50,16 @@ class Node:
         spec = StorageSpec(
             root=str(self.root),
             cap_bytes=lambda: self.cap_bytes,
-            directories=lambda n: [str(self.root / f"core_{n}")],
+            directories=self.directories,
             measuring=self.measure_with,
         )
         return Coordination(spec, self.children, self.page, self.own)
+
+    def directories(self, core: int) -> list[str]:
+        """To find them takes a descriptor."""
+        if not self.has_descriptors:
+            raise OSError(errno.EMFILE, "no descriptor left")
+        return [str(self.root / f"core_{core}")]
 
     def start(self, core: int, used_bytes: int) -> RowWriter:
         """The child lives and reports."""
@@ -144,6 +151,27 @@ def test_what_could_not_be_measured_is_measured_again(tmp_path: Path, page: Coun
     for _ in range(5):
         node.turn()
     assert node.granted(0) >= 50 * MIB > before
+
+
+def test_directories_that_cannot_be_found_now_are_found_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor ended, and the node with it: it looks for what nobody owns every minute, for that of a worker when it has died, and
+    for everything when the cap changes."""
+    monkeypatch.setattr("quiver_actors.supervisor.storage.UNOWNED_INTERVAL_NS", 0)
+    node.coordination = node.coordinator()
+    node.start(0, 0).set(StorageFigure.WANTED_BYTES, 100 * MIB)
+    put(node.root / "core_1" / "log", 2 * MIB)
+    put(node.root / "other", 4 * MIB)
+    node.has_descriptors = False
+    node.turn()
+    before, node.cap_bytes = node.granted(0), 128 * MIB
+    node.coordination.follow_cap()
+    node.turn()
+    assert node.granted(0) <= before
+    node.has_descriptors = True
+    node.coordination.follow_cap()
+    for _ in range(5):
+        node.turn()
+    assert before < 100 * MIB <= node.granted(0) <= 122 * MIB
 
 
 def test_another_coordinator_goes_on_from_the_words_that_it_finds(node: Node) -> None:

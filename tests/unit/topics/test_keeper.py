@@ -6,9 +6,12 @@ one of its name.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from quiver_actors.config.reading import resolve
+from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.protocol import write_atomically
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.supervisor import spec
@@ -96,3 +99,20 @@ def test_a_directory_stays_until_every_worker_has_let_go_of_it() -> None:
     applied["core_0"] = keeper.catalogue.version
     keeper.step(2 * SECOND_NS)
     assert not sim.exists("clicks")
+
+
+def test_what_cannot_be_removed_now_is_removed_later(tmp_path: Path) -> None:
+    """The supervisor ended, and the node with it, at each start."""
+    disk, aside = PosixDisk(str(tmp_path)), tmp_path / f"{ASIDE_PREFIX}clicks-00"
+    resolved = resolve(None, environment={})
+    keeper = TopicKeeper(disk, str(tmp_path), resolved, resolve=lambda: resolved, applied=dict)
+    aside.write_text("no directory")
+    due_ns = keeper.step(0)
+    assert due_ns
+    aside.unlink()
+    (aside / "core_0").mkdir(parents=True)
+    (aside / "core_0" / "segment").touch()
+    while due_ns:
+        due_ns = keeper.step(due_ns)
+    assert not aside.exists()
+    disk.close()
