@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from quiver_actors.disk.interposed import MUTATING_KINDS, SYNC_KINDS, Call, InterposedDisk, InterposedFile, Result
+from quiver_actors.disk.interposed import SYNC_KINDS, Call, InterposedDisk, InterposedFile, Result
 from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError
 
@@ -54,6 +54,8 @@ class OrderMonitor(InterposedDisk):
         sequences_in: the sequences that a write brings to disk; `acknowledged` knows only of those.
     """
 
+    sees_reads = False
+
     def __init__(
         self,
         inner: Disk,
@@ -63,7 +65,7 @@ class OrderMonitor(InterposedDisk):
         super().__init__(inner)
         self.may_unlink = may_unlink
         self.sequences_in = sequences_in
-        self.history: deque[str] = deque(maxlen=_HISTORY_CALLS)
+        self._history: deque[Call | str] = deque(maxlen=_HISTORY_CALLS)
         self._by_name: dict[str, _Tracked] = {}
         self._files: dict[InterposedFile, _Tracked] = {}
         self._entries: dict[int, tuple[_Tracked, int]] = {}
@@ -95,12 +97,11 @@ class OrderMonitor(InterposedDisk):
     # --- calls ------------------------------------------------------------------------------------------------------------
 
     def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
-        if call.kind not in MUTATING_KINDS:
-            return proceed()
-        self.history.append(str(call))
-        self._check(call)
-        tracked = self._files.get(call.file) if call.file else None
-        covered = tracked.written if tracked else 0
+        # Only what is shown is made a text; of a write the bytes are gone then.
+        self._history.append(str(call) if call.kind == "write" else call)
+        tracked = self._files[call.file] if call.file is not None else None
+        self._check(call, tracked)
+        covered = tracked.written if tracked is not None else 0
         if tracked is not None and call.kind == "write":
             tracked.written += 1
             for sequence in self.sequences_in(call):
@@ -108,13 +109,14 @@ class OrderMonitor(InterposedDisk):
         try:
             result = proceed()
         except DiskError as error:
-            self.history.append(f"  failed: {error}")
+            self._history.append(f"  failed: {error}")
             if tracked is not None:
                 self._note_failure(tracked, call, error)
             raise
-        if tracked is not None and call.kind in SYNC_KINDS:
+        if tracked is None:
+            self._note_names(call)
+        elif call.kind in SYNC_KINDS:
             tracked.synced = max(tracked.synced, covered)
-        self._note_names(call)
         return result
 
     def _opened(self, call: Call, proceed: Callable[[], DiskFile]) -> InterposedFile:
@@ -133,13 +135,12 @@ class OrderMonitor(InterposedDisk):
             tracked.durable_name = path
 
     def _broken(self, rule: str) -> NoReturn:
-        raise AssertionError("\n  ".join([f"{rule}; the calls before:", *self.history]))
+        raise AssertionError("\n  ".join([f"{rule}; the calls before:", *map(str, self._history)]))
 
     # --- rules ------------------------------------------------------------------------------------------------------------
 
-    def _check(self, call: Call) -> None:
-        if call.file is not None:
-            tracked = self._files[call.file]
+    def _check(self, call: Call, tracked: _Tracked | None) -> None:
+        if tracked is not None:
             if tracked.failed_sync or (tracked.failed_write and call.kind not in SYNC_KINDS):
                 self._broken(f"{call} although it failed before: {tracked.failed_sync or tracked.failed_write}")
         elif call.kind in ("rename", "link"):

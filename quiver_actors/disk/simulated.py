@@ -40,6 +40,8 @@ from quiver_actors.errors import DiskError
 BLOCK_BYTES = 4096
 _UNLIMITED_BYTES = 1 << 50
 _ROOT = "."
+_UNUSED = Random(0)
+"""Where nothing is left to chance."""
 
 
 class _Directory:
@@ -287,8 +289,8 @@ class SimDisk:
         """
         if mode is CrashMode.KEEP:
             return self.copy()
-        random = Random(f"{mode.value} {seed}")
         with self.mutex:
+            random = Random(f"{mode.value} {seed}") if self._has_pending(mode) else _UNUSED
             names = apply_names(self._durable, surviving_names(self._pending, mode, random))
             left = self._like_this()
             kept, files = left._durable, dict[int, _Inode]()
@@ -303,6 +305,12 @@ class SimDisk:
                 kept[path] = node
         left._names = dict(kept)
         return left
+
+    def _has_pending(self, mode: CrashMode) -> bool:
+        """Whether chance has anything to decide about: its generator takes longer to make than a disk."""
+        if mode is CrashMode.DROP:
+            return False
+        return bool(self._pending) or any(node.pending for node in self._durable.values() if isinstance(node, _Inode))
 
     def copy(self) -> SimDisk:
         """The same disk at the same moment, with all that is pending, but nothing open or locked."""
@@ -454,16 +462,16 @@ class SimDisk:
             node = self._node(path)
             if node is not None and node is not _DIRECTORY:
                 raise DiskError("list", path, errno.ENOTDIR)
-            directory = _normal(path)
-            return sorted(
-                name.rpartition("/")[2] for name in self._names if _parent(name) == directory and name != _ROOT
-            )
+            inside = "" if (directory := _normal(path)) == _ROOT else directory + "/"
+            found = [name[len(inside) :] for name in self._names if name.startswith(inside) and name != _ROOT]
+            return sorted(name for name in found if "/" not in name)
 
     def sync_directory(self, path: str) -> None:
         with self.mutex:
             self._check_directory("fsync", path)
             synced, self._pending = split_synced(self._pending, _normal(path))
-            self._durable = apply_names(self._durable, synced)
+            if synced:
+                self._durable = apply_names(self._durable, synced)
 
     def exists(self, path: str) -> bool:
         with self.mutex:
@@ -522,7 +530,7 @@ class SimDisk:
             raise DiskError(operation, path, errno.EACCES)
 
     def _change_names(self, names: tuple[tuple[str, object | None], ...], directory: str) -> None:
-        change = NameChange(tuple((_normal(path), node) for path, node in names), directory)
+        change = NameChange(tuple([(_normal(path), node) for path, node in names]), directory)
         self._names = apply_names(self._names, [change])
         self._pending.append(change)
 

@@ -17,11 +17,14 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests import evidence
 from tests.sim.report import STATES_DEFAULT, Effort, run_all
+
+if TYPE_CHECKING:
+    from tests.evidence import Evidence
 
 QUICK_STATES = 1_500
 
@@ -55,7 +58,7 @@ def main() -> int:
         effort = Effort(arguments.crash_states, arguments.seed, arguments.all_errors)
         report = run_all(effort, arguments.processes, crashes_only=arguments.crashes_only)
         print(f"# crash and error sweeps: {time.monotonic() - started:.0f} s", flush=True)
-        others = evidence.quick() if arguments.report and not arguments.alone else evidence.Evidence()
+        others = _other_suites() if arguments.report and not arguments.alone else None
     except AssertionError as error:
         print(f"broken: {error}", file=sys.stderr)
         return 1
@@ -63,7 +66,7 @@ def main() -> int:
         arguments.images.write_bytes(np.array(sorted(report.crashes.images), np.uint64).tobytes())
     # To find the call sites takes seconds, and crashes alone do not come to all of them.
     figures = report.crash_figures() if arguments.crashes_only else report.figures()
-    figures |= others.figures() if arguments.report and not arguments.alone else {}
+    figures |= others.figures() if others is not None else {}
     figures |= {"seconds": round(time.monotonic() - started)}
     for name, value in figures.items():
         print(f"{name:32} {value:>12,}")
@@ -73,11 +76,19 @@ def main() -> int:
                 print(f"no {kind} at {site}")
     for kind in sorted(report.file_kinds_without_crash()):
         print(f"no crash of a change of: {kind}")
-    for failure in others.failures():
+    failures = others.failures() if others is not None else []
+    for failure in failures:
         print(f"broken: {failure}", file=sys.stderr)
     if arguments.report:
         print(json.dumps(figures))
-    return bool(others.failures())
+    return bool(failures)
+
+
+def _other_suites() -> Evidence:
+    # To import all of them takes half a second, which a small piece of a sweep would notice.
+    from tests import evidence
+
+    return evidence.quick()
 
 
 if __name__ == "__main__":

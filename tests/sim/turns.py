@@ -1,6 +1,7 @@
 """Threads of which exactly one runs at a time, at the scheduler's choice: the worker's three threads, made deterministic.
 
-A job runs in a thread of its own and stops wherever it calls `pause`; the scheduler decides who goes on.
+A job runs in a thread of its own and stops wherever it calls `pause`; the scheduler decides who goes on. Each side waits for a lock that
+only the other one lets go: plain locks, because a semaphore of Python's is made of several.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ class Turn:
     def __init__(self, work: Callable[[], None]) -> None:
         self.is_done = False
         self._work = work
-        self._go = threading.Semaphore(0)
-        self._stopped = threading.Semaphore(0)
+        self._go, self._stopped = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._stopped.acquire()
         self._is_abandoned = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

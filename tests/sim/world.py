@@ -16,7 +16,7 @@ from quiver_actors import jobs
 from quiver_actors.config import RetentionSettings, SegmentSettings, TopicSettings, WalSettings
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import CallSite, FaultyDisk, call_site
-from quiver_actors.disk.interposed import MUTATING_KINDS, Call, InterposedDisk, Result
+from quiver_actors.disk.interposed import Call, InterposedDisk, Result
 from quiver_actors.disk.monitor import OrderMonitor
 from quiver_actors.disk.protocol import Disk
 from quiver_actors.disk.simulated import BLOCK_BYTES, SimDisk
@@ -127,13 +127,14 @@ class Moment:
 class Recorder(InterposedDisk):
     """Tells the world of each call that changes the disk, before it is done."""
 
+    sees_reads = False
+
     def __init__(self, inner: Disk, before: Callable[[Call], None]) -> None:
         super().__init__(inner)
         self._before = before
 
     def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
-        if call.kind in MUTATING_KINDS:
-            self._before(call)
+        self._before(call)
         return proceed()
 
 
