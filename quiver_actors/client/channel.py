@@ -272,8 +272,13 @@ class Channel:
             if not connection.wants_to_write:
                 self._exchange.watch_writable(connection.fileno(), wanted=False)
         if events & ~select.EPOLLOUT:
-            for message, descriptor in connection.receive():
-                self._handle(message, descriptor)
+            try:
+                for message, descriptor in connection.receive():
+                    self._handle(message, descriptor)
+            except BaseException:
+                # An interrupt, or what the channel is for is gone. What came behind it is lost, and said again on another connection.
+                self._lose(WorkerUnavailable("what the worker said was not heard to its end"), time.monotonic_ns())
+                raise
         if connection.lost is not None:
             self._lose(connection.lost, time.monotonic_ns())
 

@@ -286,7 +286,10 @@ class Shelf:
             raise
         try:
             # Its own size: a compaction may have put another file there, and not be finished here yet.
-            return os.dup(file.fileno()), file.size()
+            size_bytes = file.size()
+            return os.dup(file.fileno()), size_bytes
+        except OSError as error:
+            raise DiskError("dup", self._paths.segment(segment_seq), error.errno or 0) from error
         finally:
             file.close()
 

@@ -17,6 +17,9 @@ from quiver_actors.subscriber.grants import BACKFILL_CYCLE
 from quiver_actors.subscriber.outcomes import EXHAUSTED_TARGETS
 from quiver_actors.worker.session import Session
 
+_NUMBER_MAX = (1 << 63) - 1
+"""What is added to it still fits into the protocol's numbers."""
+
 
 @dataclass(slots=True, eq=False)
 class Attachment:
@@ -147,5 +150,5 @@ def check_terms(terms: Terms) -> None:
         terms.max_deliveries,
         terms.orphan_ttl_ns,
     )
-    if min(numbers) < 0:
-        raise UsageError(f"terms with a negative number: {terms}")
+    if not 0 <= min(numbers) <= max(numbers) <= _NUMBER_MAX:
+        raise UsageError(f"terms with a number that is not 0..{_NUMBER_MAX}: {terms}")

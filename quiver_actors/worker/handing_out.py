@@ -9,6 +9,7 @@ Owner: the loop thread. Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -116,7 +117,9 @@ class HandingOut:
         for session in self._attachments.sessions:
             if key in session.announced:
                 session.announced.discard(key)
-                self._announce(session, segment_seq)
+                # Where it cannot be opened now it is announced with the next bundles of it.
+                with contextlib.suppress(QuiverError):
+                    self._announce(session, segment_seq)
 
     # --- private -------------------------------------------------------------------------------------------------------
 

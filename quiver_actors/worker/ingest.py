@@ -276,8 +276,8 @@ class Ingest:
     def _refuse_waiting(self, error: QuiverError, *, until_ns: int | None) -> None:
         """Refuse what waits, if its patience ends at `until_ns` or before (None: all of it)."""
         for waiting in self._waiting.take_where(lambda each: until_ns is None or each.until_ns <= until_ns):
-            if waiting.held is not None and not waiting.session.is_closed:
-                waiting.session.release_held(waiting.held)
+            if waiting.held is not None:
+                waiting.session.release_refused(waiting.held)
             self._refuse(waiting.session, waiting.request.tag, error)
 
     def _refuse(self, session: Session, tag: int, error: QuiverError) -> None:

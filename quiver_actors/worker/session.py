@@ -6,6 +6,7 @@ nothing. Ring credit goes back strictly in push order: a span is released once i
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections import deque
 from collections.abc import Mapping
@@ -245,6 +246,12 @@ class Session:
             end_position = self._held.popleft().end_position
         if end_position >= 0:
             self._publish(end_position)
+
+    def release_refused(self, held: HeldSpan) -> None:
+        """The push of a held span is refused. A position that makes no sense costs its producer credit, and nobody else anything."""
+        if not self.is_closed:
+            with contextlib.suppress(ProtocolError):
+                self.release_held(held)
 
     def _publish(self, end_position: int) -> None:
         if self.arena is None:

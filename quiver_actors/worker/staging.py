@@ -323,8 +323,7 @@ class Staging:
     def _refuse_stage(self, number: int, error: QuiverError) -> None:
         """Nothing more comes of what waits for that stage."""
         for waiting in self._waiting.pop(number, ()):
-            if not waiting.session.is_closed:
-                waiting.session.release_held(waiting.held)
+            waiting.session.release_refused(waiting.held)
             waiting.session.refuse(waiting.push.tag, error)
         if number in self._preparing:
             session, tag = self._preparing.pop(number)

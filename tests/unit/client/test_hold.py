@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from quiver_actors.client import Client
-from quiver_actors.errors import QuotaExceeded
-from quiver_actors.protocol.messages import Pending, Register
-from tests.unit.client.peer import Peer, refuse
+from quiver_actors.errors import QuotaExceeded, UnknownTopic
+from quiver_actors.protocol.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    Hello,
+    Pending,
+    PendingInfo,
+    Register,
+    TopicInfo,
+    Welcome,
+)
+from tests.unit.client.peer import TOPICS, Peer, PeerSession, refuse
 
 
 def test_who_may_not_attach_hears_why(peer: Peer, client: Client) -> None:
@@ -17,4 +28,29 @@ def test_who_may_not_attach_hears_why(peer: Peer, client: Client) -> None:
     hold = client.hold("stream", topic="travel")
     with pytest.raises(QuotaExceeded, match="as many subscribers"):
         hold.look()
+    hold.close()
+
+
+def test_a_topic_that_was_missing_is_attached_to_when_it_is_there(peer: Peer, client: Client) -> None:
+    """The connection that had found it missing stayed, and nobody was attached by it: `UnknownSubscriber`, for ever."""
+    topics = list(TOPICS)
+
+    def welcome(session: PeerSession, message: ClientMessage) -> bool:
+        session.send(Welcome(PROTOCOL_VERSION, session.core, "00" * 16, os.getpid(), topics))
+        return True
+
+    def pending(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, Pending)
+        if not peer.of_type(Register):
+            return refuse("unknown_subscriber")(session, message)
+        session.send(PendingInfo(message.tag, 0, 0, 0, 0, 0, 0, -1, 0, 0, True))
+        return True
+
+    peer.handlers[Hello] = welcome
+    peer.handlers[Pending] = pending
+    hold = client.hold("stream", topic="new")
+    with pytest.raises(UnknownTopic):
+        hold.look()
+    topics.append(TopicInfo("new", {}, "wal", 0))
+    assert hold.look().keys() == {0}
     hold.close()

@@ -1,0 +1,99 @@
+"""What a hostile producer or consumer says costs itself something and nobody else anything: one host, as the worker's loop drives it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from quiver_actors.client.targets import ToStage
+from quiver_actors.errors import Draining, UsageError
+from quiver_actors.protocol import messages as m
+from quiver_actors.units import SECOND_NS
+from tests.support.engine_driver import ManualClock, numbered_batch, topic_settings
+from tests.support.host_bench import HostBench, clocks_of
+
+REASON = Draining("no more")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostBench]:
+    clock = ManualClock()
+    clocks_of(clock, monkeypatch)
+    bench = HostBench(clock, topic_settings(segment_max_open_duration_ns=3600 * SECOND_NS))
+    bench.push(0)
+    bench.settle()
+    assert bench.acked() == [0]
+    yield bench
+    bench.close()
+
+
+def with_impossible_end(bench: HostBench, tag: int) -> m.Push:
+    return msgspec.structs.replace(bench._placed([{0: numbered_batch(tag)}], tag), end_position=1 << 60)
+
+
+def attach(bench: HostBench, terms: m.Terms) -> None:
+    bench.host.deliveries.register(bench.session, m.Register(9, "default", "s", "earliest", terms))
+    bench.host.deliveries.credit(bench.session, m.Credit("default", "s", 100))
+    seal(bench)
+
+
+def seal(bench: HostBench) -> None:
+    bench.host.ingest.flush(bench.session, m.Flush(7, "default"), bench.clock.now_ns)
+    bench.host.touch()
+    bench.settle()
+
+
+def delivered(bench: HostBench) -> int:
+    return sum(len(answer.bundle_indexes) // 4 for answer in bench.received() if isinstance(answer, m.Deliver))
+
+
+def test_an_impossible_position_of_a_push_that_waits_and_is_refused_ends_nothing(bench: HostBench) -> None:
+    """It ended the worker, at each refusal."""
+    bench.host.ingest.close(REASON)
+    bench._push(with_impossible_end(bench, 1))
+    bench.push(2)
+    bench.settle()
+    assert [answer.tag for answer in bench.received() if isinstance(answer, m.Refused)] == [1, 2]
+
+
+def test_nor_does_one_of_a_stage(bench: HostBench) -> None:
+    bench.host.staging.begin(bench.session, m.BeginStage(3, "default", "t", 0, 0, 0, "", SECOND_NS))
+    (begun,) = [answer for answer in bench.received() if isinstance(answer, m.Done)]
+    push = ToStage(begun.value).of(with_impossible_end(bench, 4))
+    assert isinstance(push, m.StagePush)
+    bench.host.staging.push(bench.session, push, bench.clock.now_ns)
+    bench.host.staging.refuse_all(REASON)
+    assert [answer.tag for answer in bench.received() if isinstance(answer, m.Refused)] == [4]
+
+
+def test_a_lease_that_ends_behind_all_numbers_is_refused(bench: HostBench) -> None:
+    """It ended the worker with the first delivery."""
+    with pytest.raises(UsageError, match="terms with a number"):
+        attach(bench, m.Terms(lease_ns=(1 << 64) - 1))
+    attach(bench, m.Terms(lease_ns=(1 << 63) - 1))
+    assert delivered(bench) == 1
+
+
+def test_a_worker_without_a_descriptor_delivers_when_it_has_one(
+    bench: HostBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one left for the file, and none for its copy, the worker ended; so it did where a compacted file could not be announced."""
+    attach(bench, m.Terms())
+    assert delivered(bench) == 1
+    (info,) = bench.host.engine.segments()
+
+    def no_descriptor(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as poor:
+        poor.setattr("quiver_actors.engine.shelf.os.dup", no_descriptor)
+        bench.host.handing_out.replaced(info.segment_seq)
+        bench.push(1)
+        seal(bench)
+        assert delivered(bench) == 0
+    bench.run_for(2 * SECOND_NS)
+    assert delivered(bench) == 1
