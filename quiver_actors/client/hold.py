@@ -47,6 +47,8 @@ class HeldCore(NamedTuple):
     """(segment, bundle) of the oldest sealed bundle that is not acknowledged."""
     unsettled: list[int]
     """Numbers of other segments, which are to come, or a notice of their loss: not sealed, not checked, or to be rescued. Rising."""
+    next_segment_seq: int
+    """No segment has had this number or a higher one; -1: the worker does not say."""
     is_leaving: bool
     """Nothing more will come: the node is being drained, and waits for what is not acknowledged."""
 
@@ -189,5 +191,6 @@ def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> Held
         [gap for gap in channel.gaps.values() if is_in_front(gap.segment_seq)],
         None if info.oldest_segment_seq < 0 else (info.oldest_segment_seq, info.oldest_bundle_index),
         sorted([*unchecked, *listed.unlisted]),
+        listed.next_segment_seq,
         info.is_leaving,
     )

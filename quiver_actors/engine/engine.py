@@ -269,6 +269,11 @@ class Engine(SubscriberSide, StorageSide):
         """Numbers of those that are no sealed segments yet, or damaged ones of which nothing is known before their rescue."""
         return sorted(self._parts.unlisted())
 
+    @property
+    def next_segment_seq(self) -> int:
+        """The number that the next log gets: no segment has had it or a higher one."""
+        return self._parts.numbers.next_segment_seq
+
     def open_segment(self, segment_seq: int) -> tuple[int, int]:
         """A read-only descriptor of a sealed segment, which the caller closes, and the file's size.
 

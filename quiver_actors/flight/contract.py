@@ -57,6 +57,8 @@ class CoreContents(msgspec.Struct, frozen=True):
     """Nothing more will come, and the node waits for the hold's subscriber."""
     unsettled: list[int] = []
     """Of a hold: numbers of other segments, which are to come, or a notice of their loss. Rising."""
+    next_segment_seq: int = -1
+    """Of a hold: no segment has had this number or a higher one; -1: not said."""
 
     def begins_behind(self, start: tuple[int, int]) -> bool:
         """Whether bundles from `start` (segment, bundle) on may have been deleted, as nobody held them."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from quiver_actors.client import Client
 from quiver_actors.client.hold import HeldCore, Hold
-from quiver_actors.errors import ClosedError, NotStored, QuiverError, UnknownSubscriber, WorkerUnavailable
+from quiver_actors.errors import ClosedError, NotStored, QuiverError, UnknownSubscriber, UnknownTopic, WorkerUnavailable
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSlotRows,
@@ -70,7 +70,7 @@ class LocalNode:
             client.flush(request.topic)
         segments = self._checked_segments(client, request.topic)
         cores = [CoreContents(core, infos) for core, infos in segments.items()]
-        return Contents(self.name, dict(client.topics()[request.topic].slots), cores)
+        return Contents(self.name, _slots_of(client, request.topic), cores)
 
     def _checked_segments(self, client: Client, topic: str) -> dict[int, list[SegmentInfo]]:
         """Those that were found at the workers' start are read through in the background first: what is damaged is not offered."""
@@ -89,7 +89,7 @@ class LocalNode:
 
     def _look_held(self, client: Client, request: Look, terms: HoldTerms) -> Contents:
         key = (request.topic, terms.subscriber)
-        slots = dict(client.topics()[request.topic].slots)
+        slots = _slots_of(client, request.topic)
         with self._lock:
             kept = self._holds.get(key)
             if kept is None:
@@ -214,7 +214,23 @@ def _drop_run_once(client: Client, request: DropRun) -> str:
 
 
 def _held_contents(core: int, held: HeldCore, *, is_new: bool) -> CoreContents:
-    return CoreContents(core, held.segments, held.gaps, held.oldest, is_new, held.is_leaving, held.unsettled)
+    return CoreContents(
+        core,
+        held.segments,
+        held.gaps,
+        held.oldest,
+        is_new,
+        held.is_leaving,
+        held.unsettled,
+        held.next_segment_seq,
+    )
+
+
+def _slots_of(client: Client, topic: str) -> dict[str, int]:
+    topics = client.topics()
+    if topic not in topics:
+        raise UnknownTopic(f"topic {topic!r} does not exist on this node: its topics are {', '.join(sorted(topics))}")
+    return dict(topics[topic].slots)
 
 
 def _known_on(client: Client, topic: str, subscriber: str) -> set[int]:

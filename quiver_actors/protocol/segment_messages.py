@@ -54,6 +54,8 @@ class SegmentList(Message, tag=69, frozen=True):
     segments: list[SegmentInfo]
     unlisted: tuple[int, ...] = ()
     """Numbers that are to come into this list, or into notices: logs that are not sealed, what is being published, damage to be rescued."""
+    next_segment_seq: int = -1
+    """No segment has had this number or a higher one; -1: not said."""
 
 
 class SegmentOpened(Message, tag=70, frozen=True):

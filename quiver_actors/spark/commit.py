@@ -50,7 +50,7 @@ class Run:
 
 
 def transaction_id(*parts: object) -> str:
-    """A transaction id of these parts: readable, and different for different parts."""
+    """A transaction id of these parts: readable, and different for different texts `a-b-c`."""
     text = "-".join(map(str, parts))
     plain = _OTHER.sub("_", text).lstrip(".")
     if plain == text and len(text) <= _TXN_ID_MAX:
@@ -60,7 +60,8 @@ def transaction_id(*parts: object) -> str:
 
 def named_transaction(options: SourceOptions) -> str:
     """The transaction of a write that the user has named: for each topic another one."""
-    return transaction_id(options.topic, options.txn_app_id, options.txn_version)
+    # Behind a topic, in whose name a "." cannot be: "a-b" and "c" must not be "a" and "b-c".
+    return transaction_id(f"{options.topic}.{options.txn_app_id}", options.txn_version)
 
 
 def decisions_location(options: SourceOptions) -> str:

@@ -133,6 +133,7 @@ class TopicStreamReader(DataSourceStreamReader):
         elif not self._is_held or any(self._heads.get(place, 0) < position for place, position in until.items()):
             self._look(begin)
         self._settle(begin, until)
+        self._check_left(begin, until)
         self._check_gaps(begin, until)
         stored: list[StoredRange] = []
         for place, position in until.items():
@@ -224,6 +225,7 @@ class TopicStreamReader(DataSourceStreamReader):
         for name, contents in self._contents.items():
             for core in contents.cores:
                 place = Place(name, core.core)
+                self._check_store(place, core, start.get(place, 0))
                 known = max(heads.get(place, 0), self._heads.get(place, 0))
                 sealed = min(max(known, head_of(core)), settled_until(core, start.get(place, 0)))
                 heads[place] = past_gaps(core, sealed)
@@ -269,6 +271,28 @@ class TopicStreamReader(DataSourceStreamReader):
                 f"{offsets.bundle_of(start)[0]}, and its subscriber {self._subscriber!r} was dropped meanwhile (subscriberTtl, or an "
                 "operator): what lay between may be lost"
             )
+
+    def _check_store(self, place: Place, core: CoreContents, start: int) -> None:
+        """
+        Raises:
+            DataLost: the query stands where nothing ever was. Numbers are not used twice, so another store was read up to there; nobody
+                can go on from that place, so `failOnDataLoss` does not matter.
+        """
+        if 0 <= core.next_segment_seq < offsets.bundle_of(start)[0]:
+            raise DataLost(
+                f"{place} of topic {self._options.topic!r}: the query stands at segment {offsets.bundle_of(start)[0]}, but none from "
+                f"{core.next_segment_seq} on was ever there: the topic was deleted and created anew, or the node's data directory replaced "
+                "by another one, and what the query had not read of the former is gone. To read this one, begin with a new checkpoint"
+            )
+
+    def _check_left(self, start: Positions, end: Positions) -> None:
+        """A node that was drained has left when the query was done with it; one that was taken out by force was not."""
+        for place, position in end.items():
+            if place.node not in self._contents and start.get(place, 0) < position:
+                self._lost(
+                    f"{place} of topic {self._options.topic!r}: its node is not announced any more, and the micro-batch has bundles of "
+                    f"it up to segment {offsets.bundle_of(position)[0]}"
+                )
 
     def _check_gaps(self, start: Positions, end: Positions) -> None:
         """Notices of bundles between the offsets. Those before `start` were told in their micro-batch."""

@@ -100,7 +100,7 @@ class Steps:
 
     def __init__(self, cluster: StandaloneCluster, clients: list[Client], version: int) -> None:
         self._clients = clients
-        self._txn_id = f"{TOPIC}-round-{version}"
+        self._txn_id = f"{TOPIC}.round-{version}"
         self._decisions = cluster.nodes / "_quiver_decisions"
         self._bundles_before = self._bundles()
 

@@ -74,7 +74,7 @@ def test_nodes_announce_themselves_in_a_bucket_and_leave_it(node: Node, store: O
             job = writer(node, topic=TOPIC, nodes=nodes, txnAppId="job", txnVersion="1")
             job.commit([job.write(rows(1, 2, 3))])
             assert numbers(node, TOPIC) == [1, 2, 3]
-            assert "cluster/nodes/_quiver_decisions/objects-job-1.0.json" in store.names()
+            assert "cluster/nodes/_quiver_decisions/objects.job-1.0.json" in store.names()
             assert list(members_of(nodes)) == ["node-a"]
         finally:
             process.terminate()
@@ -111,7 +111,7 @@ def test_a_worker_asks_the_bucket_and_a_late_commit_is_told(node: Node, store: O
             return sum(map(len, client.staged("late").values()))
 
     wait_until(lambda: not staged(), "the worker's own decision")
-    decision = Decisions(below(store.uri("ck"), commit.DECISIONS_DIRECTORY)).newest("late-late-1")
+    decision = Decisions(below(store.uri("ck"), commit.DECISIONS_DIRECTORY)).newest("late.late-1")
     assert decision is not None
     assert not decision.is_commit
     with pytest.raises(TransactionAborted, match="run it again"):

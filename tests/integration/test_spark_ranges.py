@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from quiver_actors.client import Client
-from quiver_actors.errors import DataLost, UnknownSubscriber, WorkerUnavailable
+from quiver_actors.errors import DataLost, UnknownSubscriber, UnknownTopic, WorkerUnavailable
 from quiver_actors.flight.contract import Contents, Look
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.server import NodeServer
@@ -215,3 +215,33 @@ def test_a_limited_query_passes_over_nothing_when_its_node_is_started_anew(store
                 found += rows(reader, reader.partitions(at, end))
                 at = end
         assert found == list(range(COUNT))
+
+
+def test_a_replay_tells_that_a_node_has_left_with_what_was_planned(stored: Stored) -> None:
+    options = stored.options(startingOffsets="earliest", subscriber="left")
+    begun = micro_batch(options, SCHEMA)
+    start = begun.reader.initialOffset()
+    planned = {**begun.end, "cores": {**begun.end["cores"], "gone/0": offsets.position(3, 0)}}
+    with pytest.raises(DataLost, match=r"gone/0 .* not announced any more"):
+        stream_reader(parse_options(options, READ_STREAM), SCHEMA).partitions(start, planned)
+    lossy: Any = stream_reader(parse_options({**options, "failOnDataLoss": "false"}, READ_STREAM), SCHEMA)
+    assert rows(lossy, lossy.partitions(start, planned)) == list(range(COUNT))
+    # A node that was drained had nothing more for the query.
+    done = {**start, "cores": {**start["cores"], "gone/0": offsets.position(3, 0)}}
+    after: Any = stream_reader(parse_options(options, READ_STREAM), SCHEMA)
+    assert rows(after, after.partitions(done, planned)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("options", [{}, {"failOnDataLoss": "false"}])
+def test_a_query_does_not_go_on_in_another_store_under_the_same_name(stored: Stored, options: dict[str, str]) -> None:
+    """As after the topic was deleted and created anew, or its node was given an empty disk: numbers begin at 0 again."""
+    given = stored.options(startingOffsets="earliest", subscriber="former", **options)
+    begun = micro_batch(given, SCHEMA)
+    former = {**begun.end, "cores": {str(stored.place): offsets.position(500, 0)}}
+    with pytest.raises(DataLost, match="stands at segment 500, but none from 2 on was ever there"):
+        micro_batch(given, SCHEMA, former)
+
+
+def test_a_query_of_a_topic_that_is_not_there(stored: Stored) -> None:
+    with pytest.raises(UnknownTopic, match=f"'nowhere' does not exist on this node: its topics are .*{TOPIC}"):
+        micro_batch(stored.options(topic="nowhere", startingOffsets="earliest"), SCHEMA)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.errors import ConfigError
+from quiver_actors.spark.commit import named_transaction
 from quiver_actors.spark.options import (
     ANY,
     OPTIONS,
@@ -88,6 +89,21 @@ def test_a_traceparent_is_one() -> None:
 def test_options_that_contradict_each_other_are_refused(options: dict[str, str], operation: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_options(options, operation)
+
+
+def test_writes_to_different_topics_are_different_transactions() -> None:
+    """Topics and names may have dashes: the second of two writes that shared a transaction stored nothing."""
+    names = [
+        ("clicks", "eu-job", "7"),
+        ("clicks-eu", "job", "7"),
+        ("clicks", "eu-job-7", "7"),
+        ("clicks", "eu/job", "7"),
+    ]
+    transactions = {
+        named_transaction(parse_options({"topic": topic, "txnAppId": app, "txnVersion": version}, WRITE))
+        for topic, app, version in names
+    }
+    assert len(transactions) == len(names)
 
 
 def test_what_spark_adds_by_itself_is_no_error() -> None:
