@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from quiver_actors.client.channel import Call, Channel
-from quiver_actors.client.exchange import Exchange, Flow, deadline_after
+from quiver_actors.client.exchange import FOREVER_NS, Exchange, Flow, deadline_after
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import QuiverError, WorkerUnavailable
@@ -95,6 +95,39 @@ class ChannelSet(Generic[C]):
             for core, call in calls.items():
                 if not call.is_done:
                     self.channel(core).forget(call)
+
+    def asking_any(self, call: Call, timeout_seconds: float | None) -> Flow[None]:
+        """Have a worker answer a call that any of them can: the first that is there. A refusal is left in the call.
+
+        Raises:
+            WorkerUnavailable: none answered in time.
+        """
+        deadline_ns = deadline_after(timeout_seconds)
+        asked = self.channel(self.directory.cores[0])
+        try:
+            while not call.is_done:
+                now_ns, wake_at_ns = time.monotonic_ns(), FOREVER_NS
+                if not call.tag:
+                    asked, wake_at_ns = self._first_there(now_ns)
+                    if asked.is_open:
+                        asked.call(call)
+                if now_ns >= deadline_ns:
+                    raise unavailable_error(asked, timeout_seconds)
+                yield min(deadline_ns, wake_at_ns)
+        finally:
+            asked.forget(call)
+
+    def _first_there(self, now_ns: int) -> tuple[C, int]:
+        """The first channel that is open, or about to be, and when to look again if it is not. The first one of all if all have failed."""
+        channels, wake_at_ns = [self.channel(core) for core in self.directory.cores], FOREVER_NS
+        for channel in channels:
+            channel.connect_if_due(now_ns)
+            wake_at_ns = min(wake_at_ns, channel.retry_at_ns)
+            if channel.failure is None:
+                return channel, wake_at_ns
+        for channel in channels:
+            channel.check_usable()
+        return channels[0], wake_at_ns
 
     def completing(self, calls: Mapping[int, Call], timeout_seconds: float | None) -> Flow[None]:
         """Send each call to the core that it is filed under, again after each loss, until all are done.

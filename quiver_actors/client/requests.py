@@ -55,7 +55,9 @@ class Requests:
 
     def topics(self) -> Flow[dict[str, TopicInfo]]:
         """Asked for anew: topics come and go while a connection stands."""
-        call = yield from self._ask(self._channels.directory.cores[0], ListTopics)
+        call = Call(ListTopics)
+        yield from self._channels.asking_any(call, self._timeout_seconds)
+        raise_refusals([call])
         return {info.name: info for info in call.answer.topics} if isinstance(call.answer, TopicList) else {}
 
     def flush(self, topic: str) -> Flow[None]:

@@ -429,7 +429,7 @@ def deciding(
     """
     encoded = tuple(token.encode() for token in tokens)
     call = Call(lambda tag: Decide(tag, txn_id, epoch, outcome, encoded))
-    yield from channels.completing({channels.directory.cores[0]: call}, timeout)
+    yield from channels.asking_any(call, timeout)
     raise_refusals([call])
     assert isinstance(call.answer, Decided), "only this answers Decide"
     if not call.answer.decision:

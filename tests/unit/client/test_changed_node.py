@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from quiver_actors.client import Client
+from quiver_actors.client import Client, connect
 from quiver_actors.errors import WorkerUnavailable
 from quiver_actors.protocol.base import Message
 from quiver_actors.protocol.messages import (
     BeginStage,
     ClientMessage,
+    Decide,
+    Decided,
     Done,
     Flush,
     ListTopics,
@@ -115,3 +117,30 @@ def test_a_worker_that_does_not_answer_is_not_waited_for_longer_than_is_asked_fo
     assert late.ends_within(20)
     with pytest.raises(WorkerUnavailable, match="stopped or busy"):
         late.result()
+
+
+def test_what_any_worker_can_tell_is_told_while_the_first_one_is_away(two_cores: Peer) -> None:
+    """Only the first one was asked: no transaction could be decided while it had failed."""
+
+    def nothing_is_decided(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, Decide)
+        session.send(Decided(message.tag, ""))
+        return True
+
+    two_cores.handlers[Decide] = nothing_is_decided
+    two_cores.kill(0)
+    with connect(two_cores.run_dir, timeout=20) as client:
+        assert client.find_decision("t") is None
+        assert client.topics().keys() == {"default", "travel"}
+    assert {core for core, message in two_cores.received if isinstance(message, Decide | ListTopics)} == {1}
+
+
+def test_who_is_asked_may_change_while_it_is_asked(two_cores: Peer) -> None:
+    """And where nobody is there the first one is named."""
+    with connect(two_cores.run_dir, timeout=0.2) as client:
+        assert client.topics()
+        two_cores.kill(0)
+        assert client.topics()
+        two_cores.kill(1)
+        with pytest.raises(WorkerUnavailable, match="worker 0"):
+            client.topics()
