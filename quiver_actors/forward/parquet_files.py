@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from quiver_actors.client.delivery import Delivery
-from quiver_actors.errors import QuiverError, UsageError
+from quiver_actors.errors import FormatError, QuiverError, UsageError
 from quiver_actors.forward.bundle_files import (
     RUNS_KEY,
     BundleIndex,
@@ -37,7 +37,7 @@ from quiver_actors.forward.bundle_files import (
     runs_of,
 )
 from quiver_actors.forward.deliverer import Outcome
-from quiver_actors.forward.errors import PermanentFailure
+from quiver_actors.forward.errors import PermanentFailure, TransientFailure
 from quiver_actors.units import MIB, SECOND_NS
 
 TEMPORARY_PREFIX = ".writing-"
@@ -194,8 +194,12 @@ class ParquetFiles:
                 self._write(name, origin, parts[:half], errors)
                 self._write(name, origin, parts[half:], errors)
                 return
-            failure = PermanentFailure(f"{name} of {parts[0].delivery.bundle_id} cannot be written: {error}")
-            errors[id(parts[0].delivery)] = failure
+            refusal = PermanentFailure(f"{name} of {parts[0].delivery.bundle_id} cannot be written: {error}")
+            errors[id(parts[0].delivery)] = refusal
+        except FormatError as error:
+            # A file that was there cannot be read: the bundles are sound, and wait until somebody has moved it.
+            failure = TransientFailure(str(error))
+            errors.update((id(part.delivery), failure) for part in parts)
         except (OSError, QuiverError) as error:
             errors.update((id(part.delivery), error) for part in parts)
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quiver_actors.forward import Outcome, ParquetFiles, PermanentFailure
+from quiver_actors.forward import Outcome, ParquetFiles, PermanentFailure, TransientFailure
+from quiver_actors.forward.forwarder import PERMANENT
 from quiver_actors.forward.parquet_files import TEMPORARY_PREFIX
 from tests.unit.forward.stored import Stored, as_delivery
 
@@ -128,6 +129,22 @@ def test_a_directory_that_cannot_be_written_is_tried_again(tmp_path: Path) -> No
         (tmp_path / "slot_0").unlink()
         assert [outcome.error for outcome in offer(files, Stored(1))] == [None]
     assert rows(tmp_path / "slot_0") == [1]
+
+
+def test_a_file_that_cannot_be_read_costs_no_bundle(tmp_path: Path) -> None:
+    """Which bundles it holds is not known, so those that it may hold wait: a forwarder must not reject them."""
+    with ParquetFiles(tmp_path) as files:
+        offer(files, Stored(1), Stored(3))
+    (path,) = (tmp_path / "slot_0").glob("*.parquet")
+    os.truncate(path, 100)
+    with ParquetFiles(tmp_path) as files:
+        (outcome,) = offer(files, Stored(2))
+        assert isinstance(outcome.error, TransientFailure), outcome.error
+        assert not isinstance(outcome.error, PERMANENT)
+        assert "is no Parquet file" in str(outcome.error)
+        path.rename(tmp_path / "elsewhere")
+        assert [outcome.error for outcome in offer(files, Stored(2))] == [None]
+    assert rows(tmp_path / "slot_0") == [2]
 
 
 def test_files_of_dead_writers_are_swept_those_of_living_ones_are_not(tmp_path: Path) -> None:
