@@ -100,9 +100,9 @@ class Retention:
     def _see_all(self, now_ns: int) -> None:
         unix_ns = self._clock.unix_ns()
         for segment_seq in self._shelf.take_new():
-            info = self._shelf.segments.get(segment_seq)
+            info, begun_ns = self._shelf.segments.get(segment_seq), self._shelf.begun_ns.pop(segment_seq, None)
             if info is not None:
-                self._ages.see(segment_seq, info.last_ingestion_ts_nanos, unix_ns, now_ns)
+                self._ages.see(segment_seq, info.last_ingestion_ts_nanos, unix_ns, now_ns, begun_ns)
         for segment_seq in self._shelf.take_gone():
             self._ages.forget(segment_seq)
 

@@ -45,6 +45,7 @@ class Shelf:
     Attributes:
         segments: by number, with what they amount to.
         waiting: segments that subscribers have not been told of yet, in the order in which they will be; also damaged ones.
+        begun_ns: of new segments: when the first bundle came, on the monotonic clock, where that was since the engine was opened.
         deleted: how many segments were deleted since the engine was opened; `losses` says why, and what was lost.
         spool: says which of the processed segments are kept all the same.
     """
@@ -56,6 +57,7 @@ class Shelf:
         self.waiting: deque[int] = deque(sorted([*recovered.segments, *recovered.damaged]))
         self.new: list[int] = list(recovered.segments)
         self.gone: list[int] = []
+        self.begun_ns: dict[int, int] = {}
         self.deleted = 0
         self.losses = Losses()
         self.spool: Callable[[Collection[int]], set[int]] = lambda _: set()
@@ -86,9 +88,11 @@ class Shelf:
 
     # --- segments come -----------------------------------------------------------------------------------------------------
 
-    def put(self, info: SegmentInfo, cursor_owed: int | None) -> list[Event]:
-        """A segment was sealed; its cursor still has to be written where there was no room for it."""
+    def put(self, info: SegmentInfo, cursor_owed: int | None, begun_ns: int) -> list[Event]:
+        """A segment was sealed; its cursor still has to be written where there was no room for it. `begun_ns` 0: not known."""
         self._cursor_owed = cursor_owed
+        if begun_ns:
+            self.begun_ns[info.segment_seq] = begun_ns
         self.segments[info.segment_seq] = info
         self.waiting.append(info.segment_seq)
         return self.approve(info.segment_seq, [])

@@ -398,11 +398,12 @@ class Stages:
     def finish_publish(self, job: PublishJob) -> list[Event]:
         publish = self._publishes.finish()
         events: list[Event] = []
+        begun_ns = {part.segment_seq: part.first_append_ns for _, _, part in publish.parts}
         for stage in publish.stages:
             stage.move(StageState.PUBLISHED)
             del self.by_number[stage.number]
         for info in publish.infos.values():
-            events += self._shelf.put(info, None)
+            events += self._shelf.put(info, None, begun_ns[info.segment_seq])
         return [Resumed(), *events, StagesPublished(publish.ticket)]
 
     @property

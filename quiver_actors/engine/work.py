@@ -157,7 +157,7 @@ class Work:
     def _finish_seal(self, job: jobs.SealJob) -> list[Event]:
         assert job.info is not None
         self._parts.logs.finish_seal(job)
-        return [Resumed(), *self._parts.shelf.put(job.info, job.cursor_owed)]
+        return [Resumed(), *self._parts.shelf.put(job.info, job.cursor_owed, job.log.first_append_ns)]
 
     def _finish_delete(self, job: jobs.DeleteJob) -> list[Event]:
         self._parts.mending.forget(job.segment_seqs)

@@ -1,8 +1,8 @@
 """How old segments are, by ingestion time, on a machine whose clock may be set.
 
-A segment's age is read off the wall clock once, when the engine first sees it; from then on it grows with the monotonic clock. So a
-clock that jumps ahead expires nothing, and one that jumps back keeps nothing longer, while the engine runs. A time that lies in the
-future counts as now.
+A segment's age is read off the wall clock once, when the engine first sees it; from then on it grows with the monotonic clock. One whose
+bundles have come since the engine was opened is no older than the first of them, by the monotonic clock. So a clock that jumps ahead
+expires nothing, and one that jumps back keeps nothing longer, while the engine runs. A time that lies in the future counts as now.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ class Ages:
         self._oldest: list[tuple[int, int]] = []
         """Heap of (time, segment), also of some that are forgotten."""
 
-    def see(self, segment_seq: int, ingestion_unix_ns: int, unix_ns: int, monotonic_ns: int) -> None:
-        """A segment is there. Seen again, nothing changes."""
+    def see(
+        self, segment_seq: int, ingestion_unix_ns: int, unix_ns: int, monotonic_ns: int, begun_ns: int | None = None
+    ) -> None:
+        """A segment is there. Seen again, nothing changes.
+
+        Args:
+            begun_ns: when its first bundle came, on the monotonic clock, as far as that is known.
+        """
         if segment_seq not in self._born:
-            born = self._born[segment_seq] = monotonic_ns - max(0, unix_ns - ingestion_unix_ns)
+            born = monotonic_ns - max(0, unix_ns - ingestion_unix_ns)
+            born = self._born[segment_seq] = born if begun_ns is None else max(born, begun_ns)
             heapq.heappush(self._oldest, (born, segment_seq))
 
     def forget(self, segment_seq: int) -> None:

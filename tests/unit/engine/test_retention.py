@@ -22,6 +22,7 @@ from quiver_actors.supervisor.figures import NO_LIMIT, EvictionClass
 from quiver_actors.supervisor.measure import measure
 from quiver_actors.units import MIB, SECOND_NS
 from tests.support.engine_driver import EngineDriver, numbered_batch, topic_settings
+from tests.support.stage_driver import StageDriver
 
 HOUR_NS = 3600 * SECOND_NS
 
@@ -183,6 +184,30 @@ def test_a_clock_that_is_set_back_or_ahead_expires_nothing_early_and_keeps_nothi
     assert candidates == []
     driver.run_for(2 * HOUR_NS)
     assert stored(driver) == []
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_clock_that_is_set_ahead_while_bundles_wait_for_their_seal_expires_nothing(
+    disk: Disk, is_staged: bool
+) -> None:
+    """As on a machine that takes its first bundles before it has learned what time it is."""
+    driver = StageDriver(disk, topic_settings(retention=RetentionSettings(max_age_ns=HOUR_NS)))
+    driver.engine.register("s", "earliest")
+    number = driver.prepared(0, 1) if is_staged else 0
+    if not is_staged:
+        driver.push_numbered(0, 2)
+    driver.settle()
+    real = driver.clock.unix_ns
+    driver.clock.unix_ns = lambda: real() + 1000 * HOUR_NS  # type: ignore[method-assign]
+    if is_staged:
+        driver.publish(number)
+    else:
+        driver.seal()
+    driver.run_for(SECOND_NS)
+    (segment_seq,) = stored(driver)
+    driver.run_for(2 * HOUR_NS)
+    assert stored(driver) == []
+    assert announced(driver, "s", "expired") == [(segment_seq, 2)]
 
 
 # --- for want of space ---------------------------------------------------------------------------------------------------
