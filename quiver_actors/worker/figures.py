@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from quiver_actors.clock import Clock
 from quiver_actors.engine import Engine
@@ -38,6 +38,9 @@ _ROUNDS = 10
 """In so many publications every subscriber has its turn, also one that nobody is attached to."""
 _SUBSCRIBERS_MIN = 8
 """So few are not shared out among publications."""
+
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +127,15 @@ class FigurePublisher:
         """`recent`: those whose figures may have changed since the last time."""
         self.heartbeat()
         self._waiting = {host for host in (*self._waiting, *recent) if host.ingest.waiting_count}
-        try:
-            for topic, host in self._named(recent, hosts):
-                self._publish_engine(topic, host)
-                self._publish_latencies(topic, host)
-                self._publish_retention(topic, host)
-                self._behind.setdefault(topic, {}).update(dict.fromkeys(host.engine.subscribers()))
-            for topic in [topic for topic in self._behind if topic in hosts]:
-                self._publish_subscribers(topic, hosts[topic])
-            self._publish_error()
-            self._drop_gone(hosts)
-        except ShmError as error:
-            self._report_full_table(error)
+        for topic, host in self._named(recent, hosts):
+            self._publish_engine(topic, host)
+            self._publish_latencies(topic, host)
+            self._publish_retention(topic, host)
+            self._behind.setdefault(topic, {}).update(dict.fromkeys(host.engine.subscribers()))
+        for topic in [topic for topic in self._behind if topic in hosts]:
+            self._publish_subscribers(topic, hosts[topic], in_turn=not loop.intake_stopped)
+        self._publish_error()
+        self._drop_gone(hosts)
         self._publish_worker(loop)
 
     def _named(self, recent: Iterable[EngineHost], hosts: Mapping[str, EngineHost]) -> Iterator[tuple[str, EngineHost]]:
@@ -158,35 +158,44 @@ class FigurePublisher:
                 (WorkerFigure.LOOP_GAP_NS_MAX, loop.loop_gap_ns_max),
                 (WorkerFigure.PUSHES_WAITING, sum(host.ingest.waiting_count for host in self._waiting)),
                 (WorkerFigure.TURNS, loop.turns),
-                (WorkerFigure.INTAKE_STOPPED, int(loop.intake_stopped)),
+                # With figures that have no row, what is shown does not tell that nothing is left to do.
+                (WorkerFigure.INTAKE_STOPPED, int(loop.intake_stopped and not self._table_is_full)),
                 (WorkerFigure.TOPICS_VERSION, loop.topics_version),
             ]
         )
 
     def _publish_engine(self, topic: str, host: EngineHost) -> None:
-        row = self._engines.get(topic)
-        if row is None:
-            row = self._engines[topic] = _Row(self._region.row(RowKind.ENGINE, topic))
-        row.publish(_engine_values(host.engine.figures()))
+        if (row := self._row(self._engines, topic, RowKind.ENGINE, topic)) is not None:
+            row.publish(_engine_values(host.engine.figures()))
 
     def _publish_latencies(self, topic: str, host: EngineHost) -> None:
         for latency, histogram in host.latencies.items():
             key = (topic, latency)
-            row = self._latencies.get(key)
-            if row is None and not any(histogram.words):
+            if key not in self._latencies and not any(histogram.words):
                 continue
-            if row is None:
-                row = self._latencies[key] = _Row(self._region.row(RowKind.LATENCY, f"{topic}/{latency}"))
-            row.publish(enumerate(histogram.words))
+            if (row := self._row(self._latencies, key, RowKind.LATENCY, f"{topic}/{latency}")) is not None:
+                row.publish(enumerate(histogram.words))
 
     def _publish_retention(self, topic: str, host: EngineHost) -> None:
-        row = self._retention.get(topic)
-        if row is None:
-            row = self._retention[topic] = _Row(self._region.row(RowKind.RETENTION, topic))
-        row.publish(enumerate(retention_words(host.engine)))
+        if (row := self._row(self._retention, topic, RowKind.RETENTION, topic)) is not None:
+            row.publish(enumerate(retention_words(host.engine)))
 
-    def _publish_subscribers(self, topic: str, host: EngineHost) -> None:
-        """Those that somebody is attached to, new ones, and of the others a part: each of those is up to date within a second."""
+    def _row(self, rows: dict[_Key, _Row], key: _Key, kind: RowKind, label: str) -> _Row | None:
+        """The row of a key, made if it is new; None if the table has no room for it, which keeps no other one from being written."""
+        row = rows.get(key)
+        if row is None:
+            try:
+                row = rows[key] = _Row(self._region.row(kind, label))
+            except ShmError as error:
+                self._report_full_table(error)
+        return row
+
+    def _publish_subscribers(self, topic: str, host: EngineHost, *, in_turn: bool) -> None:
+        """Those that somebody is attached to, new ones, and of the others a part: each of those is up to date within a second.
+
+        Args:
+            in_turn: False: all of them, as somebody waits for the moment at which nothing is left to do.
+        """
         rows, behind = self._subscribers.setdefault(topic, {}), self._behind[topic]
         present = dict.fromkeys(host.engine.subscribers())
         for gone in [*(rows.keys() - present.keys())]:
@@ -195,7 +204,7 @@ class FigurePublisher:
             del behind[gone]
         attached = [name for name in host.attachments.subscribers if name in behind]
         new = [name for name in behind if name not in rows]
-        others = itertools.islice(behind, max(_SUBSCRIBERS_MIN, -(-len(present) // _ROUNDS)))
+        others = itertools.islice(behind, max(_SUBSCRIBERS_MIN, -(-len(present) // _ROUNDS)) if in_turn else None)
         for name, figures in host.engine.subscriber_figures(dict.fromkeys([*attached, *new, *others])).items():
             self._publish_subscriber(topic, name, figures, host.attachments)
             del behind[name]
@@ -205,10 +214,9 @@ class FigurePublisher:
     def _publish_subscriber(
         self, topic: str, subscriber: str, figures: SubscriberFigures, attachments: Attachments
     ) -> None:
-        rows = self._subscribers[topic]
-        row = rows.get(subscriber)
+        row = self._row(self._subscribers[topic], subscriber, RowKind.SUBSCRIBER, f"{topic}/{subscriber}")
         if row is None:
-            row = rows[subscriber] = _Row(self._region.row(RowKind.SUBSCRIBER, f"{topic}/{subscriber}"))
+            return
         row.publish(_subscriber_values(figures))
         row.publish(
             [
@@ -249,7 +257,7 @@ class FigurePublisher:
         self._error_count = journal.error_count
 
     def _report_full_table(self, error: ShmError) -> None:
-        """More subscribers than rows: the work goes on, some figures are missing; said once."""
+        """More topics and subscribers than rows: the work goes on, some figures are missing; said once."""
         if not self._table_is_full:
             self._table_is_full = True
             self._journal.error("figures.full", f"some figures are not shown: {error}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -98,10 +99,9 @@ def test_every_phase_has_its_transitions_and_all_lead_to_leaving() -> None:
         assert phase not in reached
 
 
-@pytest.mark.parametrize("page", [128], indirect=True)
-def test_many_subscribers_are_shown_in_turn_and_all_of_them_within_a_second(page: CountersPage) -> None:
+def host_with(names: Iterable[str]) -> tuple[EngineDriver, EngineHost]:
+    """A host with these subscribers."""
     driver = EngineDriver(SimDisk())
-    names = {f"s{number:02}" for number in range(100)}
     for name in names:
         driver.engine.register(name, "earliest")
     host = EngineHost(
@@ -113,10 +113,60 @@ def test_many_subscribers_are_shown_in_turn_and_all_of_them_within_a_second(page
         journal=Journal(0),
         agenda=Agenda(),
     )
+    return driver, host
+
+
+def lags_on(page: CountersPage) -> list[int]:
+    return [row.values[SubscriberFigure.LAG_BUNDLES] for row in rows(page, RowKind.SUBSCRIBER)]
+
+
+def is_intake_shown_as_stopped(page: CountersPage) -> bool:
+    (row,) = rows(page, RowKind.WORKER)
+    return row.values[WorkerFigure.INTAKE_STOPPED] == 1
+
+
+@pytest.mark.parametrize("page", [128], indirect=True)
+def test_who_is_told_that_intake_has_stopped_sees_how_all_subscribers_stand(page: CountersPage) -> None:
+    """Those that nobody was attached to were behind by up to a second: `quiver drain` could end the node before it saw what
+    they were owed."""
+    driver, host = host_with(f"s{number:02}" for number in range(100))
+    publisher = publisher_on(page, Journal(4))
+    publisher.publish(LOOP, {"default": host}, {host})
+    driver.push_numbered(0, 3)
+    publisher.publish(replace(LOOP, intake_stopped=True), {"default": host}, {host})
+    assert is_intake_shown_as_stopped(page)
+    assert lags_on(page) == [3] * 100
+
+
+@pytest.mark.parametrize("page", [20], indirect=True)
+def test_figures_without_a_row_keep_no_others_from_being_shown_and_drain_from_trusting_them(page: CountersPage) -> None:
+    """What came behind the first one without a row stood still, whatever happened."""
+    driver, host = host_with(f"s{number:02}" for number in range(30))
+    other_driver, other = host_with(["only"])
+    hosts = {"other": other, "default": host}
+    journal = Journal(4)
+    publisher = publisher_on(page, journal)
+    publisher.publish(LOOP, {"other": other}, {other})
+    for _ in range(2):
+        publisher.publish(LOOP, hosts, {host, other})
+    assert journal.error_count == 1
+    for each in (driver, other_driver):
+        each.push_numbered(0, 3)
+    for _ in range(10):
+        publisher.publish(replace(LOOP, intake_stopped=True), hosts, {host, other})
+    assert len(lags_on(page)) > 10
+    assert set(lags_on(page)) == {3}
+    assert not is_intake_shown_as_stopped(page)
+
+
+@pytest.mark.parametrize("page", [128], indirect=True)
+def test_many_subscribers_are_shown_in_turn_and_all_of_them_within_a_second(page: CountersPage) -> None:
+    names = {f"s{number:02}" for number in range(100)}
+    driver, host = host_with(names)
     publisher = publisher_on(page, Journal(4))
 
     def lags() -> list[int]:
-        return [row.values[SubscriberFigure.LAG_BUNDLES] for row in rows(page, RowKind.SUBSCRIBER)]
+        return lags_on(page)
 
     publisher.publish(LOOP, {"default": host}, {host})
     assert {row.label for row in rows(page, RowKind.SUBSCRIBER)} == {f"default/{name}" for name in names}
