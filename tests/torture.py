@@ -132,7 +132,7 @@ KINDS = (
     Kind(
         "node_seeds",
         5_000,
-        100,
+        200,
         _simulate,
         _figures(node_seeds="seeds", node_steps="steps", node_faults="faults", node_told_lost="told_lost"),
     ),

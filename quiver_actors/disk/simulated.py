@@ -290,7 +290,8 @@ class SimDisk:
         if mode is CrashMode.KEEP:
             return self.copy()
         with self.mutex:
-            random = Random(f"{mode.value} {seed}") if self._has_pending(mode) else _UNUSED
+            is_chance = mode is not CrashMode.DROP and self.has_pending
+            random = Random(f"{mode.value} {seed}") if is_chance else _UNUSED  # to make one takes longer than the rest
             names = apply_names(self._durable, surviving_names(self._pending, mode, random))
             left = self._like_this()
             kept, files = left._durable, dict[int, _Inode]()
@@ -306,11 +307,11 @@ class SimDisk:
         left._names = dict(kept)
         return left
 
-    def _has_pending(self, mode: CrashMode) -> bool:
-        """Whether chance has anything to decide about: its generator takes longer to make than a disk."""
-        if mode is CrashMode.DROP:
-            return False
-        return bool(self._pending) or any(node.pending for node in self._durable.values() if isinstance(node, _Inode))
+    @property
+    def has_pending(self) -> bool:
+        """Whether anything of what is to be seen would not survive every crash."""
+        with self.mutex:
+            return bool(self._pending) or any(node.pending for _, node in self._files())
 
     def copy(self) -> SimDisk:
         """The same disk at the same moment, with all that is pending, but nothing open or locked."""
@@ -531,7 +532,11 @@ class SimDisk:
 
     def _change_names(self, names: tuple[tuple[str, object | None], ...], directory: str) -> None:
         change = NameChange(tuple([(_normal(path), node) for path, node in names]), directory)
-        self._names = apply_names(self._names, [change])
+        for path, node in change.names:
+            if node is None:
+                self._names.pop(path, None)
+            else:
+                self._names[path] = node
         self._pending.append(change)
 
 

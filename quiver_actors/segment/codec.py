@@ -7,6 +7,7 @@ or pyarrow.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -198,6 +199,7 @@ _REF_FIELDS: list[pa.Field] = [
 _REFS_TYPE: pa.DataType = pa.list_(pa.field("item", pa.struct(_REF_FIELDS), nullable=True))
 
 
+@functools.cache
 def manifest_schema(*, item_count: str, bundle_crc32: bool = False) -> pa.Schema:
     """The manifest as we write it. `item_count` is `all`, `some` or `none`: how many bundles have a known count."""
     counts = {"all": [_non_null("item_count", pa.uint64())], "some": [pa.field("item_count", pa.uint64())], "none": []}
@@ -234,8 +236,8 @@ def _array(values: npt.NDArray[Any], data_type: pa.DataType, known: npt.NDArray[
     """
     contiguous = np.ascontiguousarray(values)
     assert contiguous.itemsize * 8 == data_type.bit_width, f"{contiguous.dtype} for {data_type}"
-    validity = None if known is None else pa.py_buffer(np.packbits(known, bitorder="little"))
-    return pa.Array.from_buffers(data_type, len(contiguous), [validity, pa.py_buffer(contiguous)])
+    validity, null_count = (None, 0) if known is None else (pa.py_buffer(np.packbits(known, bitorder="little")), -1)
+    return pa.Array.from_buffers(data_type, len(contiguous), [validity, pa.py_buffer(contiguous)], null_count)
 
 
 def encode_manifest(columns: ManifestColumns) -> memoryview:
@@ -266,8 +268,8 @@ def _encode_refs(slot_counts: npt.NDArray[np.int32], refs: npt.NDArray[np.uint32
         _array(refs[:, 1], pa.uint32()),
         _array(refs[:, 2], pa.uint32()),
     ]
-    structs = pa.StructArray.from_arrays(children, fields=_REF_FIELDS)
-    return pa.ListArray.from_arrays(_array(ends, pa.int32()), structs, type=_REFS_TYPE)
+    structs = pa.Array.from_buffers(_REFS_TYPE.value_type, len(refs), [None], 0, children=children)
+    return pa.Array.from_buffers(_REFS_TYPE, len(slot_counts), [None, pa.py_buffer(ends)], 0, children=[structs])
 
 
 def _encode_table(batch: pa.RecordBatch) -> memoryview:
@@ -342,7 +344,7 @@ def decode_manifest(region: Buffer) -> Manifest:
     """
     batch = _decode_table("batch manifest", region)
     indexes = _column("batch manifest", batch, "bundle_index", pa.uint32())
-    if not np.array_equal(np.from_dlpack(indexes), np.arange(len(indexes))):
+    if (np.from_dlpack(indexes) != np.arange(len(indexes))).any():
         raise InvalidFormat("batch manifest does not number its bundles 0, 1, 2, ...")
     return Manifest(
         batch.num_rows,
