@@ -44,7 +44,7 @@ exit codes:
   2    wrong arguments or configuration
   3    not running
   4    --leave: the directory of nodes cannot be written; the node goes on without intake
-  5    not all was resolved in time; who is behind is printed, and the node has ended (or goes on, with --keep-behind)
+  5    not all was resolved in time, or --leave not done; who is behind is printed, and the node has ended (or goes on: --keep-behind)
 """
 
 
@@ -95,11 +95,14 @@ def run(arguments: argparse.Namespace) -> int:
     waited_ns = time.monotonic_ns() - started_ns
     stages = _tell_staged(where)
     stays = arguments.keep_behind and not backlog.is_empty
-    if arguments.leave and backlog.is_empty and not stages:
+    is_missed = arguments.leave and not (backlog.is_empty and not stages)
+    if is_missed:
+        print(f"quiver: the node stays in the directory of nodes {nodes}, for what is left on it", file=sys.stderr)
+    elif arguments.leave:
         _leave(where, nodes)
     bad_exits = [] if stays else _stop(where)
     _report(backlog, waited_ns, stays, bad_exits, as_json=arguments.json)
-    if not backlog.is_empty:
+    if not backlog.is_empty or is_missed:
         return DrainExit.TIMED_OUT
     return DrainExit.NOT_ENDED_WELL if bad_exits else DrainExit.DRAINED
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from quiver_actors.errors import Draining
+from quiver_actors.flight.members import Member, MemberDirectory
 from quiver_actors.wal.layout import CURSOR_NAME, HEADER_BYTES
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, run_quiver
@@ -192,3 +193,18 @@ def test_a_bundle_that_nobody_can_take_becomes_a_dead_letter_while_draining(node
     with node.connect() as client, client.subscribe("undertaker", topic="default-dead", start="earliest") as dead:
         (letter,) = take(dead, 1)
         assert letter[0].equals(numbers(1))
+
+
+def test_a_node_with_staged_parts_does_not_leave_and_says_so(node: ClientNode, tmp_path: Path) -> None:
+    """It was said to be drained, and stayed listed: readers went on asking a node that was down."""
+    nodes = MemberDirectory(str(tmp_path))
+    with node.connect() as client:
+        nodes.announce(Member(client.node, "grpc://127.0.0.1:1"))
+        stage = client.stage("undecided")
+        stage.push(numbers(0))
+        assert stage.prepare() is not None
+    run_dir = str(node.directories.run)
+    drained = run_quiver("drain", "--run-dir", run_dir, "--timeout", "30s", "--leave", "--nodes", str(tmp_path))
+    assert drained.returncode == 5, drained.stderr
+    assert f"the node stays in the directory of nodes {tmp_path}" in drained.stderr
+    assert len(nodes.members()) == 1
