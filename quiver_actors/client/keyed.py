@@ -136,6 +136,9 @@ class _KeyedRun:
 
     def _until(self, is_done: Callable[[], bool]) -> Flow[None]:
         channel = self._channels.channel(self._core)
+        if self._under_way:
+            # What was answered while the caller made its bundles: as long as there is room for them nobody waits, and nobody reads.
+            self._channels.exchange.look()
         try:
             while True:
                 self._collect()

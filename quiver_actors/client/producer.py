@@ -159,6 +159,7 @@ class _PushRun:
 
     def submitting(self, planned: Planned) -> Flow[None]:
         """Send bundles behind the others; wait while there is no room for them."""
+        self._look()
         if not self._under_way and not self._waiting:
             self._deadline_ns = deadline_after(self._remaining_seconds)
         self._waiting.append(PushGroup(next(self._numbers), planned))
@@ -167,6 +168,8 @@ class _PushRun:
 
     def finishing(self) -> Flow[None]:
         """Wait until everything is acknowledged."""
+        if time.monotonic_ns() >= self._deadline_ns:
+            self._look()
         while not self._advance() or self._under_way:
             yield self._wake_at_ns()
 
@@ -216,6 +219,12 @@ class _PushRun:
                 break
             self._under_way.append(waiting.popleft())
         return not waiting
+
+    def _look(self) -> None:
+        """Take in what was answered while the caller made its bundles: as long as there is room for them nobody waits, and nobody reads."""
+        if self._under_way:
+            self._exchange.look()
+            self._collect()
 
     def _collect(self) -> None:
         under_way = self._under_way

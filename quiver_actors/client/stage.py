@@ -208,6 +208,10 @@ class Stage:
         """Send bundles; wait while there is no room for them in the arena."""
         group = PushGroup(next(self._numbers), planned, ToStage(self._number))
         deadline_ns = group.deadline_ns = deadline_after(timeout_seconds)
+        if self._under_way:
+            # As long as there is room nobody waits, and nobody reads.
+            self._exchange.look()
+            self._collect()
         channel = self._channel()
         try:
             while not channel.try_send(group, self.wanted.topic):

@@ -1,0 +1,92 @@
+"""Callers that make their bundles more slowly than the worker takes them: nobody ever has to wait for room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from quiver_actors.client import connect
+from quiver_actors.client.stage import Stage
+from quiver_actors.protocol.messages import BeginStage, ClientMessage, Done
+from quiver_actors.units import SECOND_NS
+from tests.unit.client.peer import Peer, PeerSession
+
+BUNDLES = 5
+ROWS = 90_000
+"""Two bundles are too large for one message."""
+
+
+class LaterClock:
+    """The clock of the client, which a test sets forward."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns() + self.ahead_ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> LaterClock:
+    clock = LaterClock()
+    for module in ("producer", "keyed", "exchange"):
+        monkeypatch.setattr(f"quiver_actors.client.{module}.time", clock)
+    return clock
+
+
+@pytest.fixture
+def large(run_dir: Path) -> Iterator[Peer]:
+    """A worker with room for everything, which acknowledges when it is told to."""
+    with Peer(run_dir, arena_bytes=16 << 20) as started:
+        started.holds_acks = True
+        yield started
+
+
+def slowly(peer: Peer, clock: LaterClock) -> Iterator[pa.RecordBatch]:
+    """Bundles that take a minute each; what was sent of them is acknowledged by then."""
+
+    def take_a_minute(sent: int) -> None:
+        peer.wait_for(lambda: len(peer.stored) == sent)
+        peer.acknowledge()
+        clock.ahead_ns += 60 * SECOND_NS
+
+    for number in range(BUNDLES):
+        take_a_minute(max(0, number - 1))
+        yield pa.record_batch({"n": np.full(ROWS, number)})
+    take_a_minute(BUNDLES - 1)
+    peer.holds_acks = False
+
+
+@pytest.mark.parametrize("key", [{}, {"producer": "p", "sequence": 1}])
+def test_the_time_that_a_caller_takes_is_not_the_workers(
+    large: Peer, clock: LaterClock, key: dict[str, object]
+) -> None:
+    """The acknowledgements were there, nobody had read them, and the push said that there were none within its timeout."""
+    with connect(large.run_dir) as client:
+        receipts = client.push_many(slowly(large, clock), timeout=30, **key)  # type: ignore[arg-type]
+    assert len(receipts) == BUNDLES
+
+
+def test_what_was_acknowledged_is_not_kept(large: Peer, clock: LaterClock) -> None:
+    """All bundles of a call stayed in memory until its end."""
+
+    def begin(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, BeginStage)
+        session.send(Done(message.tag, 7))
+        return True
+
+    def watched(stage: Stage) -> Iterator[pa.RecordBatch]:
+        for bundle in slowly(large, clock):
+            kept.append(len(stage._under_way))
+            yield bundle
+
+    kept: list[int] = []
+    large.handlers[BeginStage] = begin
+    with connect(large.run_dir) as client, client.stage("t") as stage:
+        assert stage.push_many(watched(stage)) == BUNDLES
+    assert max(kept) <= 2
