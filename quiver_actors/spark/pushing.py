@@ -104,6 +104,8 @@ def _push_run(df: DataFrame, options: SourceOptions, transform: Transform | None
         raise
     tokens = list(commit.decide(run, [Token.decode(token) for row in rows for token in row.tokens]).tokens)
     commit.publish(options, tokens)
+    if not named:
+        commit.forget(txn_id, decisions)  # As a sink's: nobody can repeat this write.
     return tokens
 
 

@@ -14,6 +14,7 @@ import pytest
 from quiver_actors import spark as qs
 from quiver_actors.spark import commit
 from quiver_actors.spark.writer import tokens_of
+from quiver_actors.transactions.asking import OWN_LOG_NAME
 from tests.integration.spark_node import Node, ResumedQuery, wait_until
 
 if TYPE_CHECKING:
@@ -250,7 +251,12 @@ def test_transform_and_push_in_one(spark: SparkSession, node: Node) -> None:
         for batch in batches:
             yield pa.record_batch({"id": pc.multiply(batch.column("id"), 2)})
 
+    def decisions() -> set[Path]:
+        return set((node.directories.data / OWN_LOG_NAME).glob("*.json"))
+
+    before = decisions()
     receipts = qs.push(spark.range(0, 2000, 1, 2), "pushed", transform=doubled)
+    assert decisions() == before, "what nobody can ask for again is not kept"
     assert receipts.agg({"rows": "sum"}).collect()[0][0] == 2000
     assert sorted(numbers(node, "pushed")) == list(range(0, 4000, 2))
     again: dict[str, Any] = {"txnAppId": "push", "txnVersion": "1"}
