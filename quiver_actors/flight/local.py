@@ -15,7 +15,16 @@ import pyarrow as pa
 
 from quiver_actors.client import Client
 from quiver_actors.client.hold import HeldCore, Hold
-from quiver_actors.errors import ClosedError, NotStored, QuiverError, UnknownSubscriber, UnknownTopic, WorkerUnavailable
+from quiver_actors.errors import (
+    ClosedError,
+    NotStored,
+    QuiverError,
+    TopicDeleted,
+    TopicRecreated,
+    UnknownSubscriber,
+    UnknownTopic,
+    WorkerUnavailable,
+)
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSlotRows,
@@ -100,8 +109,8 @@ class LocalNode:
         with kept.lock:
             try:
                 found = kept.look(request.flush)
-            except UnknownSubscriber:
-                # An operator has dropped it under the hold.
+            except (UnknownSubscriber, TopicDeleted, TopicRecreated):
+                # An operator has dropped it, or its topic, under the hold; what is there by now takes another one.
                 self._holds.pop(key, None)
                 kept.hold.close()
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +13,14 @@ import pyarrow.flight as fl
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from quiver_actors.errors import NotAllowed, NotStored, TransactionAborted, UnknownTopic, WorkerUnavailable
+from quiver_actors.errors import (
+    NotAllowed,
+    NotStored,
+    TopicRecreated,
+    TransactionAborted,
+    UnknownTopic,
+    WorkerUnavailable,
+)
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSlotRows,
@@ -210,6 +217,24 @@ def test_losers_go_with_the_publish_from_every_worker_of_the_node(node: Node) ->
         wait_until(lambda: not any(client.staged("raced").values()), "the end of what has lost")
         stored = [bundle for core in tokens for bundle in client.read("raced", core)]
         assert [bundle.bundle_id.core for bundle in stored] == [0]
+
+
+def test_a_hold_of_a_topic_that_was_deleted_is_given_up(node: Node) -> None:
+    """`quiver serve` lives on: it answered `TopicDeleted` of the new topic, as long as somebody asked again within a minute."""
+    with node.client() as client:
+        local, look = LocalNode("node-a", lambda: client), Look("short", hold=HoldTerms("reader", 10**10, {}))
+        client.create_topic("short")
+        assert len(local.look(look).cores) == 2
+        client.delete_topic("short")
+        client.create_topic("short")
+
+        def is_answered() -> bool:
+            with suppress(UnknownTopic, TopicRecreated):  # each connection says it once
+                return len(local.look(look).cores) == 2
+            return False
+
+        assert any(is_answered() for _ in range(10))
+        local.close_idle_holds(0)
 
 
 def test_an_epoch_that_was_aborted_is_dropped_whatever_it_has_staged(node: Node) -> None:
