@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +107,8 @@ def _report(arguments: argparse.Namespace, files: Files, missing: int) -> None:
         return
     for path, rows in files.written.items():
         print(f"{path}: {rows:,} rows")
+    if missing:
+        print(f"quiver: {missing} segments were deleted before they could be exported", file=sys.stderr)
     if not files.written:
         print(f"quiver: topic {arguments.topic} has nothing that is sealed; --flush seals what is open")
 
@@ -132,9 +137,7 @@ class Files:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        others = sum(name == slot for name, _ in self._open)
-        number = f"-{others + 1}" if others else ""
-        path = os.path.join(self._directory, f"{self._topic}-{slot}{number}.{self._format}")
+        path = next(path for path in self._paths(slot) if path not in self._rows)
         if os.path.exists(path):
             raise UsageError(f"{path} exists already: choose another directory with --out, or remove it")
         self._rows[path] = 0
@@ -144,6 +147,12 @@ class Files:
             return path, pa.ipc.new_file(f"{path}.tmp", schema)
         except pa.ArrowNotImplementedError as error:
             raise UnsupportedType(f"slot {slot}: {error}; use --format arrow") from error
+
+    def _paths(self, slot: str) -> Iterator[str]:
+        """For the schemas of a slot, in their order. Another slot may be called like a second one."""
+        for number in itertools.count(1):
+            suffix = "" if number == 1 else f"-{number}"
+            yield os.path.join(self._directory, f"{self._topic}-{slot}{suffix}.{self._format}")
 
     def finish(self) -> None:
         for path, writer in self._open.values():

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from quiver_actors.cli.export import Files
 from quiver_actors.cli.main import main
 from tests.unit.cli.examples import run_examples
 from tests.unit.inspection.stores import ACTIVE, CORE, ENTRY_BYTES, ROTATED, SEGMENT, flip
@@ -66,3 +67,14 @@ def test_wrong_files_are_usage_errors(store: Path, tmp_path: Path, capsys: pytes
     assert export(store / SEGMENT, "--out", output) == 2
     assert "already" in capsys.readouterr().err
     assert export(store / "nowhere", "--out", output) == 4
+
+
+def test_a_slot_that_is_called_like_the_second_schema_of_another_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """`quiver export` wrote both to one file, of which only one was left."""
+    batches = [pa.record_batch({"n": [1]}), pa.record_batch({"n": ["two"]}), pa.record_batch({"n": [3.5]})]
+    with Files(str(tmp_path), "t", "parquet") as files:
+        for slot, batch in zip(("x", "x", "x-2"), batches, strict=True):
+            files.write(slot, batch)
+        files.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t-x-2-2.parquet", "t-x-2.parquet", "t-x.parquet"]
+    assert [pq.read_table(path).column("n").to_pylist() for path in files.written] == [[1], ["two"], [3.5]]
