@@ -3,7 +3,8 @@
 Guarantees:
 - A receipt is only made from the worker's acknowledgement of that bundle.
 - What was under way when a connection was lost is pushed again, in order, in front of what follows: at least once, never lost unannounced.
-- Bundles of one call stay in order, and so do those of one thread of a client as long as its core stays the same.
+- Bundles of one call stay in order, and so do those of one thread of a client as long as its core stays the same. Where a worker that is
+  hard pressed refuses a message it refuses those behind it, and they are sent again when all of them are answered.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Producer:
         self._turn = next(_clients)
         self._streams: dict[str, StreamTable] = {}
         self._memory = RunMemory()
+        self.calls = itertools.count(1)
+        """Numbers of calls, as in `Push`."""
 
     def pushing(
         self,
@@ -142,6 +145,9 @@ class _PushRun:
         self._under_way: deque[PushGroup] = deque()
         self._channel = channels.channel(producer.core_for(key))
         self._numbers = itertools.count()
+        self._call = next(producer.calls)
+        self._goes_on_again = False
+        """The next message is the first one behind a refusal: those that were under way behind it are refused, too."""
         self._retry_at_ns = 0
         self._refusal: QuiverError | None = None
 
@@ -210,13 +216,15 @@ class _PushRun:
         waiting = self._waiting
         if not waiting:
             return True
-        if not self._connect() or time.monotonic_ns() < self._retry_at_ns:
+        if not self._connect() or time.monotonic_ns() < self._retry_at_ns or (self._goes_on_again and self._under_way):
             return False
         # In order: behind one that has to wait, nothing is tried.
         while waiting:
             waiting[0].deadline_ns = self._deadline_ns if self._deadline_ns < FOREVER_NS else 0
+            waiting[0].call = -self._call if self._goes_on_again else self._call
             if not self._channel.try_send(waiting[0], self.topic):
                 break
+            self._goes_on_again = False
             self._under_way.append(waiting.popleft())
         return not waiting
 
@@ -243,6 +251,7 @@ class _PushRun:
         if not is_retried(error):
             raise error
         self._refusal = error
+        self._goes_on_again = True
         self._retry_at_ns = retry_at_ns(error)
 
     def _send_again(self, group: PushGroup) -> None:

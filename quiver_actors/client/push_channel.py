@@ -48,6 +48,7 @@ class PushGroup:
     __slots__ = (
         "acked_count",
         "acks",
+        "call",
         "deadline_ns",
         "error",
         "is_lost",
@@ -72,6 +73,8 @@ class PushGroup:
         """Why the bundles without an acknowledgement were refused."""
         self.deadline_ns = 0
         """When its call gives up; 0 = not known yet."""
+        self.call = 0
+        """As in `Push`."""
         self.topic = ""
         """Once it was sent."""
         self.is_lost = False
@@ -142,7 +145,7 @@ class PushChannel(Channel):
         self._groups[tag] = group
         group.topic = topic
         messages = self._declarations(rows.streams)
-        push = rows.push(tag, topic, offset, group.size_bytes, end_position, group.patience_ms())
+        push = rows.push(tag, topic, offset, group.size_bytes, end_position, group.patience_ms(), group.call)
         messages.append(group.target.of(push) if group.target else push)
         self.send(messages)
         if self._reserved_for is group:

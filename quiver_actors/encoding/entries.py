@@ -219,10 +219,12 @@ class PushRows:
         self.dictionaries: list[bytes] = []
         self.streams: set[EncodedStream] = set()
 
-    def push(self, tag: int, topic: str, offset: int, length: int, end_position: int, patience_ms: int = 0) -> Push:
+    def push(
+        self, tag: int, topic: str, offset: int, length: int, end_position: int, patience_ms: int = 0, call: int = 0
+    ) -> Push:
         """The message; its arguments as its fields."""
         packed = (b"".join(self.entries), b"".join(self.slots), b"".join(self.dictionaries))
-        return Push(tag, topic, offset, length, end_position, *packed, patience_ms)
+        return Push(tag, topic, offset, length, end_position, *packed, patience_ms, call)
 
     def schemas(self) -> dict[int, StreamSchema]:
         """What its handles stand for."""

@@ -65,6 +65,9 @@ class Push(Message, tag=4, frozen=True):
     dictionaries: bytes
     patience_ms: int = 0
     """How long the client waits for its acknowledgement; 0 = unknown. The worker refuses it a little earlier rather than let it run out."""
+    call: int = 0
+    """Number, on this connection, of the call whose bundles are to stay in order; 0 = of none. Behind a push of it that was refused as
+    `HardPressed` all others are, those under way too, until one says the number negated: the first of those that are sent again."""
 
 
 class StagePush(Push, tag=41, frozen=True):

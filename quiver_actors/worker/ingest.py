@@ -109,7 +109,11 @@ class Ingest:
             ProtocolError: the span is not in the session's arena.
         """
         source = session.span(push)
-        if self._waiting.count or not self._has_room(push.length):
+        if session.is_behind_refusal(push):
+            session.release(push)
+            session.refuse_call(push)
+            self._refuse(session, push.tag, self._hard_pressed())
+        elif self._waiting.count or not self._has_room(push.length):
             self._waiting.append(Waiting(session, push, session.hold(push), now_ns, now_ns + patience_ns(push)))
         else:
             span = self._buffer.copy(source)
@@ -259,8 +263,11 @@ class Ingest:
         elif refusal is not None:
             self._refuse_waiting(refusal, until_ns=None)
         elif self.pressure.refuses:
-            reason = f"topic {self._engine.topic!r}, core {self._engine.core}: the worker is hard pressed; nothing was stored"
-            self._refuse_waiting(HardPressed(reason), until_ns=None)
+            self._refuse_waiting(self._hard_pressed(), until_ns=None)
+
+    def _hard_pressed(self) -> HardPressed:
+        place = f"topic {self._engine.topic!r}, core {self._engine.core}"
+        return HardPressed(f"{place}: the worker is hard pressed; nothing was stored")
 
     def _count_throttled(self) -> None:
         for waiting in self._waiting:
@@ -278,6 +285,8 @@ class Ingest:
         for waiting in self._waiting.take_where(lambda each: until_ns is None or each.until_ns <= until_ns):
             if waiting.held is not None:
                 waiting.session.release_refused(waiting.held)
+            if isinstance(error, HardPressed) and isinstance(waiting.request, Push):
+                waiting.session.refuse_call(waiting.request)
             self._refuse(waiting.session, waiting.request.tag, error)
 
     def _refuse(self, session: Session, tag: int, error: QuiverError) -> None:

@@ -34,6 +34,9 @@ SCHEMAS_MAX = 4096
 SCHEMA_BYTES_MAX = 64 << 20
 """The same for all their messages together."""
 
+REFUSED_CALLS_MAX = 1024
+"""Calls that have given up leave their numbers behind: the oldest are forgotten."""
+
 _NO_SCHEMAS: Mapping[int, StreamSchema] = {}
 
 
@@ -91,6 +94,8 @@ class Session:
     _schema_bytes: int = 0
     _schemas: dict[str, dict[int, StreamSchema]] = field(default_factory=dict)
     _held: deque[HeldSpan] = field(default_factory=deque)
+    _refused_calls: set[int] = field(default_factory=set)
+    """A message of which was refused, and not sent again yet."""
 
     @property
     def is_closed(self) -> bool:
@@ -260,3 +265,18 @@ class Session:
             self.arena.publish_released(end_position)
         except ShmError as error:
             raise ProtocolError(f"push ends at ring position {end_position}: {error}") from error
+
+    # --- calls -----------------------------------------------------------------------------------------------------------
+
+    def refuse_call(self, push: Push) -> None:
+        """Let nothing of the push's call go in front of it when it is sent again."""
+        if push.call:
+            self._refused_calls.add(abs(push.call))
+            if len(self._refused_calls) > REFUSED_CALLS_MAX:
+                self._refused_calls.remove(min(self._refused_calls))
+
+    def is_behind_refusal(self, push: Push) -> bool:
+        """Whether the push was sent before its client heard that one in front of it was refused."""
+        if push.call < 0:
+            self._refused_calls.discard(-push.call)
+        return push.call in self._refused_calls

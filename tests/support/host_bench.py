@@ -7,6 +7,7 @@ import os
 import socket
 from collections import deque
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -128,9 +129,10 @@ class HostBench:
 
     # --- a client --------------------------------------------------------------------------------------------------------
 
-    def push(self, number: int, rows: int = 5) -> None:
+    def push(self, number: int, rows: int = 5, call: int = 0) -> None:
         """One bundle; its tag is the number."""
-        self._push(self._placed([{0: numbered_batch(number, rows)}], number))
+        push = self._placed([{0: numbered_batch(number, rows)}], number)
+        self._push(msgspec.structs.replace(push, call=call))
 
     def push_keyed(self, first: int, last: int, tag: int) -> None:
         """Bundles of the producer `p`, whose number is their key, in one message."""

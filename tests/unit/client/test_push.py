@@ -314,6 +314,27 @@ def test_what_passes_is_tried_again_until_it_has_passed(peer: Peer, client: Clie
     assert sorted(ids(peer)) == list(range(100))
 
 
+def test_a_call_keeps_its_order_where_a_message_in_its_middle_is_refused(peer: Peer, client: Client) -> None:
+    """What was under way behind it had been stored before it, when the worker was at ease again in between."""
+    seen: list[int] = []
+    refused: list[ClientMessage] = []
+
+    def hard_pressed_once(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, Push)
+        seen.append(message.call)
+        if len(seen) == 2:
+            refused.append(message)  # It is told when the next one is there, which was sent in ignorance of it.
+            return True
+        if len(seen) == 3:
+            refuse("hard_pressed")(session, refused[0])
+        return 3 <= len(seen) <= 4 and message.call == seen[1] and refuse("hard_pressed")(session, message)
+
+    peer.handlers[Push] = hard_pressed_once
+    assert len(client.push_many(no_run(250))) == 250
+    assert ids(peer) == list(range(250))
+    assert seen.count(-seen[0]) == 1, "the first of those that come again says so"
+
+
 @pytest.mark.parametrize(("code", "kind"), [("draining", Draining), ("hard_pressed", Throttled)])
 def test_what_lasts_is_raised_in_the_end(peer: Peer, client: Client, code: str, kind: type[Exception]) -> None:
     peer.handlers[Push] = refuse(code, "the node is shutting down")

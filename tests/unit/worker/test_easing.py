@@ -164,6 +164,24 @@ def test_at_one_a_push_that_cannot_be_taken_at_once_is_refused_and_others_are_ta
     assert bench.driver.engine.figures().bundles_in == 1
 
 
+def test_what_was_sent_behind_a_refused_push_of_its_call_is_refused_until_that_comes_again(bench: HostBench) -> None:
+    bench.pressure.sample(Signals(sync_ns=SYNC_NS_LIMIT))
+    bench.push(7, call=3)
+    bench.push(8, call=3)
+    bench.settle()
+    bench.push(9, call=3)  # There is a log now; but its client had not heard of the refusal.
+    bench.push(10, call=4)
+    bench.run_for(SECOND_NS)
+    received = bench.received()
+    refusals = [(message.tag, message.code) for message in received if isinstance(message, m.Refused)]
+    assert refusals == [(tag, HardPressed.code) for tag in (7, 8, 9)]
+    assert [run.tag for message in received if isinstance(message, m.Acked) for run in message.runs] == [10]
+    for tag, call in enumerate((-3, 3, 3), 11):
+        bench.push(tag, call=call)
+    bench.run_for(SECOND_NS)
+    assert bench.acked() == [11, 12, 13]
+
+
 def test_at_ease_the_same_push_waits_for_its_log(bench: HostBench) -> None:
     bench.push(7)
     bench.settle()
