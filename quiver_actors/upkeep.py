@@ -41,6 +41,8 @@ COMPACTION_AGE_NS = 60 * SECOND_NS
 SCRUB_AGE_NS = 6 * 86_400 * SECOND_NS
 BUSY_RETRY_NS = 50 * MILLISECOND_NS
 NO_ROOM_RETRY_NS = 60 * SECOND_NS
+STALE_CHECKS_MAX = 64
+"""Entries of the heap of checks beyond twice the segments there are: those behind one that stays are looked at after days only."""
 _NEVER_NS = 1 << 63
 
 _Steps = Generator[int, None, None]
@@ -303,6 +305,9 @@ class Upkeep:
         now_ns = self._clock.monotonic_ns()
         self._checked[segment_seq] = (now_ns, self._clock.unix_ns())
         heapq.heappush(self._oldest, (now_ns, segment_seq))
+        if len(self._oldest) > 2 * len(self._checked) + STALE_CHECKS_MAX:
+            self._oldest = [(at_ns, seq) for seq, (at_ns, _) in self._checked.items()]
+            heapq.heapify(self._oldest)
 
     def forget(self, segment_seq: int) -> None:
         """The segment's file is gone or about to be replaced; nothing of it is under way afterwards."""

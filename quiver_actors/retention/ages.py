@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import heapq
 
+FORGOTTEN_MAX = 64
+"""Entries of forgotten segments beyond twice those that are there: nobody asks for the oldest while there is no `max_age`."""
+
 
 class Ages:
     """Of the segments of one engine. Pure; times are nanoseconds."""
@@ -31,6 +34,9 @@ class Ages:
             born = monotonic_ns - max(0, unix_ns - ingestion_unix_ns)
             born = self._born[segment_seq] = born if begun_ns is None else max(born, begun_ns)
             heapq.heappush(self._oldest, (born, segment_seq))
+            if len(self._oldest) > 2 * len(self._born) + FORGOTTEN_MAX:
+                self._oldest = [(born, seq) for seq, born in self._born.items()]
+                heapq.heapify(self._oldest)
 
     def forget(self, segment_seq: int) -> None:
         self._born.pop(segment_seq, None)

@@ -12,7 +12,7 @@ from quiver_actors.engine.retention import MEASURE_INTERVAL_NS
 from quiver_actors.events import GapFound, Replaced
 from quiver_actors.segment.check import STEP_BYTES
 from quiver_actors.units import MILLISECOND_NS, SECOND_NS
-from quiver_actors.upkeep import SCRUB_AGE_NS, SCRUB_REST, ScrubJob
+from quiver_actors.upkeep import SCRUB_AGE_NS, SCRUB_REST, STALE_CHECKS_MAX, ScrubJob
 from tests.support.engine_driver import EngineDriver, topic_settings
 
 DAY_NS = 86_400 * SECOND_NS
@@ -116,6 +116,19 @@ def test_a_start_checks_everything_and_so_begins_anew(disk: Disk) -> None:
     assert driver.engine.figures().last_scrub_unix_ns == driver.clock.unix_ns()
     driver.run_for(5 * DAY_NS)
     assert driver.engine.figures().scrubbed_bytes == 0
+
+
+def test_checks_of_segments_that_are_gone_are_forgotten_behind_one_that_stays(disk: Disk) -> None:
+    driver = store(disk)
+    upkeep = driver.engine._parts.upkeep
+    for segment_seq in range(1, 10 * STALE_CHECKS_MAX):
+        upkeep.checked(segment_seq)
+        upkeep.forget(segment_seq)
+    assert len(upkeep._oldest) <= STALE_CHECKS_MAX + 2
+    driver.clock.advance(SCRUB_AGE_NS + DAY_NS)
+    job = driver.engine.next_background()
+    assert isinstance(job, ScrubJob)
+    assert job.segment_seq == 0
 
 
 def test_without_segments_there_is_no_age_and_no_work(disk: Disk) -> None:

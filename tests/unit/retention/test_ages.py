@@ -1,6 +1,6 @@
 """Ages by ingestion time, on clocks that jump."""
 
-from quiver_actors.retention.ages import Ages
+from quiver_actors.retention.ages import FORGOTTEN_MAX, Ages
 from quiver_actors.units import SECOND_NS
 
 DAY_NS = 86_400 * SECOND_NS
@@ -43,3 +43,13 @@ def test_a_forgotten_segment_has_no_age() -> None:
     ages.forget(1)
     assert ages.age_ns(1, DAY_NS) == 0
     assert ages.next_expiry_ns(SECOND_NS) is None
+
+
+def test_segments_that_are_gone_are_not_kept_in_mind_where_nothing_expires() -> None:
+    ages = Ages()
+    ages.see(0, NOON_NS, NOON_NS, 0)
+    for segment_seq in range(1, 10 * FORGOTTEN_MAX):
+        ages.see(segment_seq, NOON_NS, NOON_NS, segment_seq)
+        ages.forget(segment_seq)
+    assert len(ages._oldest) <= FORGOTTEN_MAX + 2
+    assert ages.expired(SECOND_NS, 2 * SECOND_NS) == [0]
