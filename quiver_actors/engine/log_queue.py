@@ -100,9 +100,13 @@ class LogQueue:
             return active
         needed = layout.HEADER_BYTES + span_bytes + layout.END_MARK_BYTES
         self._wanted_capacity = max(self._wanted_capacity, needed)
-        if self._is_at_limit(needed) or not self._numbers.has_segment_seq:
+        if self._is_at_limit(needed):
+            if len(self._logs) == 1:
+                # Nothing else is being sealed: without an end to this one the push would wait until it is old.
+                self.close_active()
             return None
-        return spare if spare is not None and spare.capacity_bytes >= needed else None
+        is_ready = spare is not None and spare.capacity_bytes >= needed and self._numbers.has_segment_seq
+        return spare if is_ready else None
 
     def _is_at_limit(self, needed_bytes: int) -> bool:
         """Whether the seals lag so far behind that no further log may be begun. One log always may, however large."""
@@ -184,10 +188,11 @@ class LogQueue:
     def deadlines_ns(self) -> list[int]:
         """When the active log is old, and when it is to be synced."""
         active, flush_interval_ns = self.active, self._settings.wal.flush_interval_ns
+        is_synced = self._settings.durability == "wal"
         if active is None or active.is_empty:
             return [self._spare_until_ns] if self._is_spare_left else []
         deadlines = [active.first_append_ns + self._settings.segment.max_open_duration_ns]
-        if active.written_end > active.synced_end and flush_interval_ns:
+        if is_synced and active.written_end > active.synced_end and flush_interval_ns:
             deadlines.append(active.dirty_since_ns + flush_interval_ns)
         return deadlines
 

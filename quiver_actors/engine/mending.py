@@ -192,7 +192,7 @@ class Mending:
         """Nobody can read that segment: note what everybody loses; once that is durable the file is moved aside."""
         was_waiting = segment_seq in self._shelf.waiting
         self._shelf.pass_over(segment_seq)
-        known = self._shelf.segments.pop(segment_seq, _nothing_known_of(segment_seq))
+        known = self._shelf.take_out(segment_seq) or _nothing_known_of(segment_seq)
         count = max(known.bundle_count, bundle_count)
         rows = 0 if was_waiting else known.row_count  # what an unchecked footer says of its rows is not to be believed
         self._count_quarantined()

@@ -146,6 +146,13 @@ class Shelf:
 
     # --- segments go -------------------------------------------------------------------------------------------------------
 
+    def take_out(self, segment_seq: int) -> SegmentInfo | None:
+        """A segment is not one any more, whatever had been decided about it: its file is not deleted here. What was known of it."""
+        self._doomed.pop(segment_seq, None)
+        self._released.pop(segment_seq, None)
+        self._dropped.pop(segment_seq, None)
+        return self.segments.pop(segment_seq, None)
+
     def drop(self, segment_seq: int, reason: str) -> None:
         """See `Engine.drop_segment`."""
         info = self.segments.get(segment_seq)
