@@ -44,7 +44,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Drain(Message, frozen=True, kw_only=True):
-    """As SIGTERM: drain, then stop. Asked twice: stop at once. Answered by Accepted."""
+    """As SIGTERM: drain, then stop. Asked again, also of a node that is being stopped: nothing more. Answered by Accepted."""
 
 
 class StopIntake(Message, frozen=True, kw_only=True):

@@ -175,7 +175,8 @@ class Supervisor:
             case control.Status():
                 return self._status()
             case control.Drain():
-                self._feed(StopRequested("control drain"))
+                if not self._supervision.stopping:  # two who drain a node want the same; a second signal is impatience
+                    self._feed(StopRequested("control drain"))
             case control.StopIntake():
                 self._feed(IntakeStopRequested("control stop intake"))
             case control.Stop():

@@ -463,6 +463,16 @@ def test_control_ping_drain_and_stop(directories: Directories) -> None:
         assert node.end()[0] == 130
 
 
+def test_control_drain_of_a_node_that_drains_is_no_second_signal(directories: Directories) -> None:
+    """Of two `quiver drain` the later one had the workers killed that the other one waited for."""
+    path = str(directories.run / control.SOCKET_NAME)
+    with NodeProcess.small(directories, "never_drain").wait_ready() as node:
+        for request in (control.Drain(), control.Drain(), control.Stop()):
+            assert control.request(path, request) == control.Accepted()
+        assert node.end()[0] == 130
+        assert 'event=quiver.node.kill reason="control stop"' in node.logged()
+
+
 def test_control_survives_peers_that_talk_nonsense(directories: Directories) -> None:
     path = str(directories.run / control.SOCKET_NAME)
     with NodeProcess.small(directories).wait_ready() as node:
