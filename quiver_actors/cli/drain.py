@@ -23,6 +23,7 @@ from quiver_actors.units import SECOND_NS, format_duration, parse_duration_ns
 
 if TYPE_CHECKING:
     from quiver_actors.cli.backlog import Backlog
+    from quiver_actors.flight.members import MemberDirectory
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -88,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     nodes = arguments.nodes or os.environ.get("QUIVER_NODES", "")
     if arguments.leave and not nodes:
         raise ConfigError("--leave needs the directory of nodes: give --nodes")
+    directory = _directory(nodes) if arguments.leave else None
     started_ns = time.monotonic_ns()
     _ask(where, "stop intake")
     with StatusLine() as line:
@@ -95,11 +97,11 @@ def run(arguments: argparse.Namespace) -> int:
     waited_ns = time.monotonic_ns() - started_ns
     stages = _tell_staged(where)
     stays = arguments.keep_behind and not backlog.is_empty
-    is_missed = arguments.leave and not (backlog.is_empty and not stages)
+    is_missed = directory is not None and not (backlog.is_empty and not stages)
     if is_missed:
         print(f"quiver: the node stays in the directory of nodes {nodes}, for what is left on it", file=sys.stderr)
-    elif arguments.leave:
-        _leave(where, nodes)
+    elif directory is not None:
+        _leave(where, directory)
     bad_exits = [] if stays else _stop(where)
     _report(backlog, waited_ns, stays, bad_exits, as_json=arguments.json)
     if not backlog.is_empty or is_missed:
@@ -161,13 +163,19 @@ def _tell_staged(where: str) -> int:
     return stages
 
 
-def _leave(where: str, nodes: str) -> None:
-    """Before the node ends: whoever then misses it finds that it is not listed any more."""
-    from quiver_actors.client import connect
+def _directory(nodes: str) -> MemberDirectory:
+    """Raises ConfigError: it is none. To be known before the node's intake is stopped for it."""
     from quiver_actors.flight.members import MemberDirectory
 
+    return MemberDirectory(nodes)
+
+
+def _leave(where: str, directory: MemberDirectory) -> None:
+    """Before the node ends: whoever then misses it finds that it is not listed any more."""
+    from quiver_actors.client import connect
+
     with connect(where) as client:
-        MemberDirectory(nodes).leave(client.node)
+        directory.leave(client.node)
 
 
 def _stop(where: str) -> list[str]:

@@ -7,6 +7,7 @@ its rows out. `quiver serve --leave`, after `quiver drain`, takes a node out.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -85,12 +86,13 @@ class MemberDirectory:
             raise DiskError("announce", path, error.errno or 0, str(error)) from error
 
     def leave(self, node: str) -> None:
-        """Take a node out. Raises DiskError; FileNotFoundError is none: it is out."""
+        """Take a node out; one that is not in is out. Raises DiskError, also where there is no such directory: it is another one's name."""
         path = f"{self._path}/{node}{_SUFFIX}"
         try:
-            self._files.delete_file(path)
-        except FileNotFoundError:
-            return
+            if self._files.get_file_info(path).type is not fs.FileType.NotFound:
+                self._files.delete_file(path)
+            elif self._files.get_file_info(self._path).type is not fs.FileType.Directory:
+                raise FileNotFoundError(errno.ENOENT, "there is no such directory of nodes")
         except OSError as error:
             raise DiskError("leave", path, error.errno or 0, str(error)) from error
 
@@ -105,8 +107,11 @@ class MemberDirectory:
         try:
             for info in self._files.get_file_info(fs.FileSelector(self._path, allow_not_found=True)):
                 if info.is_file and info.base_name.endswith(_SUFFIX) and not info.base_name.startswith((".", "_")):
-                    with self._files.open_input_file(info.path) as file:
-                        member = msgspec.json.decode(file.read(), type=Member)
+                    try:
+                        with self._files.open_input_file(info.path) as file:
+                            member = msgspec.json.decode(file.read(), type=Member)
+                    except FileNotFoundError:
+                        continue  # it left since it was listed
                     found[member.node] = member
         except OSError as error:
             raise DiskError("read", self.uri, error.errno or 0, str(error)) from error

@@ -173,6 +173,13 @@ def test_a_worker_that_is_started_again_meanwhile_takes_nothing_either(node: Cli
                 assert process.wait(DEADLINE_SECONDS) == 0
 
 
+def test_a_wrong_directory_of_nodes_is_told_before_the_intake_is_stopped(node: ClientNode) -> None:
+    drain = ("drain", "--run-dir", str(node.directories.run), "--leave", "--nodes")
+    refused = run_quiver(*drain, "node-a=grpc://127.0.0.1:8815")
+    assert refused.returncode == 2, refused.stderr
+    assert not any(worker["intake_stopped"] for worker in status(node)["workers"])
+
+
 def test_without_a_node_there_is_nothing_to_drain(tmp_path: Path) -> None:
     drained = run_quiver("drain", "--run-dir", str(tmp_path))
     assert drained.returncode == 3
