@@ -5,12 +5,14 @@ Each check names the keys, what they are, and what would work. Ranges of single 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from quiver_actors.config.kinds import size_text
 from quiver_actors.config.tree import NodeSettings, TopicSettings
 
 CAP_SEGMENTS_MIN = 4
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 Conflict = tuple[str, str]
 """The whole key that is at fault, and what is wrong."""
 Check = Callable[[NodeSettings], Iterator[Conflict]]
@@ -24,6 +26,21 @@ def conflicts(settings: NodeSettings) -> list[Conflict]:
 def contradictions(settings: NodeSettings) -> list[str]:
     """The same, a line each."""
     return [f"key '{key}': {message}" for key, message in conflicts(settings)]
+
+
+def _directory_is_named(settings: NodeSettings) -> Iterator[Conflict]:
+    """A variable that was not set (`--data-dir "$DATA"`) would be the current directory."""
+    if not settings.data_dir:
+        yield "data_dir", "is empty; expected a directory"
+
+
+def _node_has_a_file_name(settings: NodeSettings) -> Iterator[Conflict]:
+    """It names the node's entry in a directory of nodes, where others skip what begins as hidden files do."""
+    if settings.node and not _NODE_NAME.fullmatch(settings.node):
+        yield (
+            "node",
+            f"{settings.node!r} is not a node's name; expected 1 to 64 characters of A-Z a-z 0-9 _ . -, the first a letter or digit",
+        )
 
 
 def _logs_hold_a_segment(settings: NodeSettings) -> Iterator[Conflict]:
@@ -71,4 +88,10 @@ def _topics(settings: NodeSettings) -> Iterator[tuple[str, TopicSettings]]:
         yield f"topics.{name}.", topic
 
 
-CHECKS: tuple[Check, ...] = (_logs_hold_a_segment, _cap_holds_the_logs, _shares_hold_the_logs)
+CHECKS: tuple[Check, ...] = (
+    _directory_is_named,
+    _node_has_a_file_name,
+    _logs_hold_a_segment,
+    _cap_holds_the_logs,
+    _shares_hold_the_logs,
+)

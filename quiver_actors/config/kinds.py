@@ -62,7 +62,7 @@ def _integer(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or "\0" in value:
         raise ValueError
     return value
 

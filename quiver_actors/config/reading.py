@@ -384,7 +384,7 @@ def _setting_of(key: str) -> Setting:
 
 def _read_file(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(
             f"config file {path!r} cannot be read: {error.strerror}; name a readable file with --config"
@@ -398,6 +398,8 @@ def _parsed(text: str, path: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config file {path!r} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"config file {path!r} is not TOML that can be read: it nests too deeply") from error
 
 
 def given_entries(resolved: Resolved) -> Iterator[Entry]:

@@ -91,7 +91,7 @@ _NODE = (
     ),
     Setting(
         key="node", field="node", kind=TEXT, scope=Scope.NODE, live=False,
-        about="What the node is called where there are several, for ever: 1 to 64 characters of A-Z a-z 0-9 _ . -; empty: the host's name.",
+        about="Its name where several are, for ever: up to 64 of A-Z a-z 0-9 _ . -, first a letter or digit. Empty: the host's.",
     ),
     Setting(
         key="cores", field="cores", kind=INTEGER, scope=Scope.NODE, live=False, minimum=0, maximum=1024,

@@ -185,3 +185,12 @@ def test_the_nearest_key_is_the_same_name_elsewhere_or_one_that_looks_alike() ->
     assert nearest_key("wal.target_size", keys) == "segment.target_size"
     assert nearest_key("wal.flush_intervall", keys) == "wal.flush_interval"
     assert nearest_key("zzz", keys) is None
+
+
+def test_a_byte_order_mark_is_no_setting_and_endless_nesting_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "quiver.toml"
+    path.write_bytes(b"\xef\xbb\xbfcores = 3\r\n")
+    assert load_config(str(path), environment={}).cores == 3
+    path.write_text("slots = " + "[" * 5_000)
+    with pytest.raises(ConfigError, match="nests too deeply"):
+        load_config(str(path), environment={})
