@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SCHEMA_VERSION = 1
+_NOT_IN_NAMES = str.maketrans("/\0", "__")
 
 _DESCRIPTION = """\
 Write all sealed bundles of a topic to files: one for each slot and schema, named <topic>-<slot>.<format>. Rows are in the order of the
-bundles, core by core. It takes nothing from subscribers. A file has its name only once it is whole.
+bundles, core by core. A `/` in a slot becomes `_`. It takes nothing from subscribers. A file has its name only once it is whole.
 """
 _EPILOG = """\
 examples:
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises UnknownTopic, UnknownSlot, UsageError, UnsupportedType, NotRunning."""
     from quiver_actors.client import connect
 
-    slots = None if arguments.slot is None else [int(slot) if slot.isdigit() else slot for slot in arguments.slot]
+    slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
     os.makedirs(arguments.out, exist_ok=True)
     with connect(run_dir.find_run_dir(arguments)) as client, ExitStack() as held:
         if arguments.flush:
@@ -149,7 +150,8 @@ class Files:
             raise UnsupportedType(f"slot {slot}: {error}; use --format arrow") from error
 
     def _paths(self, slot: str) -> Iterator[str]:
-        """For the schemas of a slot, in their order. Another slot may be called like a second one."""
+        """For the schemas of a slot, in their order. Another slot may be called like a second one, or like a path."""
+        slot = slot.translate(_NOT_IN_NAMES)
         for number in itertools.count(1):
             suffix = "" if number == 1 else f"-{number}"
             yield os.path.join(self._directory, f"{self._topic}-{slot}{suffix}.{self._format}")

@@ -111,4 +111,4 @@ def _size_of(path: str) -> int:
 def _bundle(batch: pa.RecordBatch, slot: str | None) -> Any:
     if slot is None:
         return batch
-    return {int(slot) if slot.isdigit() else slot: batch}
+    return {int(slot) if slot.isdecimal() else slot: batch}

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises UnknownTopic, UnknownSlot, NotRunning."""
     from quiver_actors.client import connect
 
-    slots = None if arguments.slot is None else [int(slot) if slot.isdigit() else slot for slot in arguments.slot]
+    slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
     subscriber = f"tail-{os.getpid()}-{os.urandom(4).hex()}"
     with connect(run_dir.find_run_dir(arguments)) as client:
         try:

@@ -53,14 +53,18 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     create.add_argument("topic", metavar="TOPIC")
     create.add_argument(
-        "settings", metavar="KEY=VALUE", nargs="*", help="see docs/configuration.md; the rest is as configured"
+        "settings",
+        metavar="KEY=VALUE",
+        nargs="*",
+        default=[],
+        help="see docs/configuration.md; the rest is as configured",
     )
     create.add_argument("--if-missing", action="store_true", help="no error if it exists already")
     change = _add(
         commands, "set", "change settings of a topic", _set, "quiver topics set clicks wal.flush_interval=25ms"
     )
     change.add_argument("topic", metavar="TOPIC")
-    change.add_argument("settings", metavar="KEY=VALUE", nargs="*")
+    change.add_argument("settings", metavar="KEY=VALUE", nargs="*", default=[])
     change.add_argument("--unset", metavar="KEY", action="append", default=[], help="let it be again as configured")
     delete = _add(
         commands,

@@ -65,7 +65,7 @@ def parse_address(text: str, *, public: bool = False) -> Address:
         return Address("", 0, os.path.abspath(path))
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    if not port.isdigit() or int(port) > 65535:
+    if not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"listen address {text!r} is not understood: expected HOST:PORT or unix:PATH")
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
@@ -259,4 +259,6 @@ def _listen(address: Address) -> _Server:
         kind = _ServerV6 if ":" in address.host else _Server
         return kind((address.host, address.port), _Handler)
     except OSError as error:
-        raise UsageError(f"cannot listen on {address}: {error.strerror}; name another address with --listen") from error
+        raise UsageError(
+            f"cannot listen on {address}: {error.strerror or error}; name another address with --listen"
+        ) from error

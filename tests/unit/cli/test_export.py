@@ -78,3 +78,19 @@ def test_a_slot_that_is_called_like_the_second_schema_of_another_has_a_file_of_i
         files.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t-x-2-2.parquet", "t-x-2.parquet", "t-x.parquet"]
     assert [pq.read_table(path).column("n").to_pylist() for path in files.written] == [[1], ["two"], [3.5]]
+
+
+def test_a_slot_that_is_called_like_a_path_has_a_file_in_the_directory(tmp_path: Path) -> None:
+    batches = [pa.record_batch({"n": [1]}), pa.record_batch({"n": [2]})]
+    with Files(str(tmp_path), "t", "parquet") as files:
+        for slot, batch in zip(("page/../home", "page_.._home"), batches, strict=True):
+            files.write(slot, batch)
+        files.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t-page_.._home-2.parquet", "t-page_.._home.parquet"]
+
+
+@pytest.mark.parametrize("command", ["export", "tail"])
+def test_a_slot_that_only_looks_like_a_number_is_a_name(command: str, tmp_path: Path) -> None:
+    """It was a traceback."""
+    arguments = [command, "clicks", "--slot", "\N{SUPERSCRIPT TWO}", "--run-dir", str(tmp_path / "none")]
+    assert main(arguments + (["--out", str(tmp_path)] if command == "export" else [])) == 3

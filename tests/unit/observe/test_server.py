@@ -31,7 +31,9 @@ def test_addresses(text: str, address: Address) -> None:
     assert parse_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "host", "127.0.0.1:", "127.0.0.1:70000", "example.org:80", "unix:"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "127.0.0.1:", "127.0.0.1:70000", "127.0.0.1:²", "example.org:80", "unix:"]
+)
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="listen address"):
         parse_address(text)
@@ -115,6 +117,11 @@ def test_a_unix_socket_is_private_replaces_a_stale_one_and_goes_with_the_server(
     made.close()
     thread.join()
     assert not path.exists()
+
+
+def test_a_path_too_long_for_a_unix_socket_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="path too long"):
+        MetricsServer(str(tmp_path), parse_address(f"unix:{tmp_path / ('x' * 120)}"))
 
 
 def test_a_file_in_the_way_of_a_unix_socket_stays(tmp_path: Path) -> None:
