@@ -49,6 +49,8 @@ class HeldCore(NamedTuple):
     """Numbers of other segments, which are to come, or a notice of their loss: not sealed, not checked, or to be rescued. Rising."""
     next_segment_seq: int
     """No segment has had this number or a higher one; -1: the worker does not say."""
+    incarnation: str
+    """Of the directory that these numbers are of; empty: the worker does not say."""
     is_leaving: bool
     """Nothing more will come: the node is being drained, and waits for what is not acknowledged."""
 
@@ -192,5 +194,6 @@ def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> Held
         None if info.oldest_segment_seq < 0 else (info.oldest_segment_seq, info.oldest_bundle_index),
         sorted([*unchecked, *listed.unlisted]),
         listed.next_segment_seq,
+        listed.incarnation,
         info.is_leaving,
     )

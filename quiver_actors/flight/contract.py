@@ -59,6 +59,8 @@ class CoreContents(msgspec.Struct, frozen=True):
     """Of a hold: numbers of other segments, which are to come, or a notice of their loss. Rising."""
     next_segment_seq: int = -1
     """Of a hold: no segment has had this number or a higher one; -1: not said."""
+    incarnation: str = ""
+    """Of a hold: of the directory that these numbers are of; empty: not said."""
 
     def begins_behind(self, start: tuple[int, int]) -> bool:
         """Whether bundles from `start` (segment, bundle) on may have been deleted, as nobody held them."""

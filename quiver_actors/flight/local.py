@@ -232,6 +232,7 @@ def _held_contents(core: int, held: HeldCore, *, is_new: bool) -> CoreContents:
         held.is_leaving,
         held.unsettled,
         held.next_segment_seq,
+        held.incarnation,
     )
 
 

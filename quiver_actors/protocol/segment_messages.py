@@ -56,6 +56,8 @@ class SegmentList(Message, tag=69, frozen=True):
     """Numbers that are to come into this list, or into notices: logs that are not sealed, what is being published, damage to be rescued."""
     next_segment_seq: int = -1
     """No segment has had this number or a higher one; -1: not said."""
+    incarnation: str = ""
+    """Of the directory that they are in: numbers of another one are of other segments. Empty: not said."""
 
 
 class SegmentOpened(Message, tag=70, frozen=True):

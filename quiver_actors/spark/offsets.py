@@ -2,10 +2,11 @@
 
 Spark stores offsets as JSON text in the query's checkpoint and compares them as text, so keys are sorted and values are plain integers:
 
-    {"cores": {"node-a/0": 131075, "node-a/1": 65536}, "v": 1}
+    {"cores": {"node-a/0": 131075, "node-a/1": 65536}, "stores": {"node-a/0": "3f...", "node-a/1": "a1..."}, "v": 1}
 
 A position is `segment_seq * 65536 + bundle_index` of the next bundle. Behind a whole segment it is the start of the next number, so that
-one place has one spelling. Positions of a core only rise.
+one place has one spelling. Positions of a core only rise. They are of one directory, whose incarnation `stores` says where it is known:
+in another one, made when the topic was created anew or its node was given an empty disk, the same numbers name other bundles.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Place(NamedTuple):
 
 Offsets = Mapping[Place, int]
 """Position of each worker; one that is not named stands at 0."""
+Stores = Mapping[Place, str]
+"""The incarnation of the directory that a worker's position is of, where it is known."""
 
 
 def position(segment_seq: int, bundle_index: int, bundle_count: int | None = None) -> int:
@@ -57,9 +60,11 @@ def last_bundle_before(position: int) -> tuple[int, int] | None:
     return (segment_seq - 1, _SEGMENT_POSITIONS - 2) if segment_seq else None
 
 
-def to_json(offsets: Offsets) -> dict[str, Any]:
-    """What Spark is given: sorted keys."""
-    return {"cores": {str(place): offsets[place] for place in sorted(offsets)}, "v": VERSION}
+def to_json(offsets: Offsets, stores: Stores | None = None) -> dict[str, Any]:
+    """What Spark is given: sorted keys. At 0 a worker stands in every store."""
+    found: dict[str, Any] = {"cores": {str(place): offsets[place] for place in sorted(offsets)}}
+    named = {str(place): store for place, store in sorted((stores or {}).items()) if offsets.get(place)}
+    return {**found, **({"stores": named} if named else {}), "v": VERSION}
 
 
 def from_json(value: Mapping[str, Any]) -> dict[Place, int]:
@@ -75,6 +80,18 @@ def from_json(value: Mapping[str, Any]) -> dict[Place, int]:
             '{"v":1,"cores":{"<node>/<core>":<position>}}; another Quiver wrote this checkpoint, or another source'
         )
     return {_place(name): _position(name, found) for name, found in cores.items()}
+
+
+def stores_of(value: Mapping[str, Any]) -> dict[Place, str]:
+    """Which stores the positions are of; those of earlier versions do not say.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    stores = value.get("stores", {})
+    if not isinstance(stores, Mapping) or not all(isinstance(store, str) for store in stores.values()):
+        raise ConfigError(f'{json.dumps(value)} are no offsets: expected "stores" to name a directory for each worker')
+    return {_place(name): store for name, store in stores.items()}
 
 
 def parse_offsets(text: str) -> dict[Place, int]:

@@ -81,6 +81,10 @@ class TopicStreamReader(DataSourceStreamReader):
         self._initial: Positions | None = None
         self._heads: Positions = {}
         """Behind everything that was sealed at the last look."""
+        self._stores: dict[Place, str] = {}
+        """That the positions are of which Spark has named."""
+        self._stores_seen: dict[Place, str] = {}
+        """At the last held look."""
         self._is_held = False
         """The last look was attached to the subscriber."""
         self._lost_bundles = 0
@@ -173,12 +177,13 @@ class TopicStreamReader(DataSourceStreamReader):
     # --- private -------------------------------------------------------------------------------------------------------------
 
     def _json(self, positions: offsets.Offsets) -> dict[str, Any]:
-        found = offsets.to_json(positions)
-        return {"cores": found["cores"], ID_KEY: self._id, "v": found["v"]}
+        found = offsets.to_json(positions, {**self._stores_seen, **self._stores})
+        return dict(sorted({**found, ID_KEY: self._id}.items()))
 
     def _positions(self, value: dict[str, Any]) -> Positions:
-        """Read an offset of Spark's; the query's subscriber is in it."""
+        """Read an offset of Spark's; the query's subscriber is in it, and the stores that the positions are of."""
         self._id = str(value.get(ID_KEY, ""))
+        self._stores.update(offsets.stores_of(value))
         return offsets.from_json(value)
 
     @property
@@ -275,15 +280,23 @@ class TopicStreamReader(DataSourceStreamReader):
     def _check_store(self, place: Place, core: CoreContents, start: int) -> None:
         """
         Raises:
-            DataLost: the query stands where nothing ever was. Numbers are not used twice, so another store was read up to there; nobody
-                can go on from that place, so `failOnDataLoss` does not matter.
+            DataLost: another store was read up to there: its name says so, or nothing ever was where the query stands, as numbers are not
+                used twice. Nobody can go on from that place, so `failOnDataLoss` does not matter.
         """
-        if 0 <= core.next_segment_seq < offsets.bundle_of(start)[0]:
-            raise DataLost(
-                f"{place} of topic {self._options.topic!r}: the query stands at segment {offsets.bundle_of(start)[0]}, but none from "
-                f"{core.next_segment_seq} on was ever there: the topic was deleted and created anew, or the node's data directory replaced "
-                "by another one, and what the query had not read of the former is gone. To read this one, begin with a new checkpoint"
-            )
+        known = self._stores.get(place, core.incarnation)
+        if core.incarnation and core.incarnation != known:
+            found = f"of directory {known}, and this one is {core.incarnation}"
+        elif 0 <= core.next_segment_seq < offsets.bundle_of(start)[0]:
+            found = f"but none from {core.next_segment_seq} on was ever there"
+        else:
+            if core.incarnation:
+                self._stores_seen[place] = core.incarnation
+            return
+        raise DataLost(
+            f"{place} of topic {self._options.topic!r}: the query stands at segment {offsets.bundle_of(start)[0]}, {found}: "
+            "the topic was deleted and created anew, or the node's data directory replaced by another one, and what the query had not "
+            "read of the former is gone. To read this one, begin with a new checkpoint"
+        )
 
     def _check_left(self, start: Positions, end: Positions) -> None:
         """A node that was drained has left when the query was done with it; one that was taken out by force was not."""
@@ -378,10 +391,14 @@ class LimitedStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable) or (
             options.max_rows_per_trigger is None and options.max_bytes_per_trigger is None
         ):
-            return self._json(heads)
+            return self._end(start, begin, heads)
         budget = Budget(options.max_rows_per_trigger, options.max_bytes_per_trigger)
         cores = {place: core for place in heads if (core := self._core(place)) is not None}
-        return self._json({**begin, **admitted(cores, begin, heads, budget, self._weigher())})
+        return self._end(start, begin, {**begin, **admitted(cores, begin, heads, budget, self._weigher())})
+
+    def _end(self, start: dict[str, Any], begin: Positions, end: Positions) -> dict[str, Any]:
+        """To Spark another text is another micro-batch: where nothing came, it is that of the start, though stores are known by now."""
+        return start if end == begin else self._json(end)
 
     def _let_go(self, begin: Positions) -> None:
         """Acknowledge at once where a node waits for it to leave: Spark does so only with the next micro-batch, and there may be none.

@@ -257,7 +257,8 @@ class Requests:
     def _list_segments(self, session: Session, message: ListSegments, now_ns: int) -> None:
         engine = self._host(message.topic, session).engine
         unlisted = tuple(engine.unlisted_segments())
-        session.send(SegmentList(message.tag, engine.segments(), unlisted, engine.next_segment_seq))
+        incarnation = engine.incarnation.hex()
+        session.send(SegmentList(message.tag, engine.segments(), unlisted, engine.next_segment_seq, incarnation))
 
     def _open_segment(self, session: Session, message: OpenSegment, now_ns: int) -> None:
         descriptor, size_bytes = self._host(message.topic, session).engine.open_segment(message.segment_seq)

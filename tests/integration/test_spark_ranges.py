@@ -20,6 +20,7 @@ from quiver_actors.flight.contract import Contents, Look
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.server import NodeServer
 from quiver_actors.spark import offsets
+from quiver_actors.spark.connection import forget_client
 from quiver_actors.spark.options import READ, READ_STREAM, parse_options
 from quiver_actors.spark.reader import TopicReader
 from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL, stream_reader
@@ -240,6 +241,49 @@ def test_a_query_does_not_go_on_in_another_store_under_the_same_name(stored: Sto
     former = {**begun.end, "cores": {str(stored.place): offsets.position(500, 0)}}
     with pytest.raises(DataLost, match="stands at segment 500, but none from 2 on was ever there"):
         micro_batch(given, SCHEMA, former)
+
+
+@pytest.mark.parametrize("options", [{}, {"failOnDataLoss": "false"}])
+def test_a_query_knows_another_store_whose_numbers_have_passed_it(stored: Stored, options: dict[str, str]) -> None:
+    topic = f"anew-{len(options)}"
+
+    def fill(count: int) -> None:
+        with stored.node.client() as client:
+            client.create_topic(topic)
+            for n in range(count):
+                client.push(pa.record_batch({"n": [n]}), topic=topic, key="one worker")
+                client.flush(topic)
+
+    def given(subscriber: str) -> dict[str, str]:
+        return stored.options(topic=topic, startingOffsets="earliest", subscriber=subscriber, **options)
+
+    fill(2)
+    begun = micro_batch(given("a"), SCHEMA)
+    after = micro_batch(given("a"), SCHEMA, begun.end)
+    assert (len(rows(begun.reader, begun.partitions)), after.partitions) == (2, [])
+    with stored.node.client() as client:
+        client.delete_topic(topic)
+    fill(4)
+    forget_client(str(stored.node.run_dir))  # As a query that is started again: another process.
+    with pytest.raises(DataLost, match=r"of directory \w{32}, and this one is \w{32}: the topic was deleted"):
+        micro_batch(given("b"), SCHEMA, begun.end)
+    replay: Any = stream_reader(parse_options(given("c"), READ_STREAM), SCHEMA)
+    with pytest.raises(DataLost, match="of directory"):
+        replay.partitions(begun.reader.initialOffset(), begun.end)
+    # Offsets of an earlier version do not say of what store they are.
+    former = {key: value for key, value in begun.end.items() if key != "stores"}
+    goes_on = micro_batch(given("d"), SCHEMA, former)
+    assert rows(goes_on.reader, goes_on.partitions) == [2, 3]
+
+
+@pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="Spark 4.1 does not say where it stands")
+def test_where_nothing_came_offsets_of_an_earlier_version_make_no_micro_batch(stored: Stored) -> None:
+    given = stored.options(startingOffsets="earliest", subscriber="idle")
+    end = micro_batch(given, SCHEMA).end
+    assert "stores" in end
+    former = {key: value for key, value in end.items() if key != "stores"}
+    for start in (end, former):
+        assert json.dumps(micro_batch(given, SCHEMA, start).end) == json.dumps(start)
 
 
 def test_a_query_of_a_topic_that_is_not_there(stored: Stored) -> None:

@@ -17,6 +17,7 @@ from quiver_actors.spark.offsets import (
     last_bundle_before,
     parse_offsets,
     position,
+    stores_of,
     to_json,
 )
 
@@ -33,6 +34,16 @@ def test_offsets_come_back_and_their_text_is_one(given_offsets: dict[Place, int]
     assert json.dumps(to_json(shuffled)) == text
     assert from_json(json.loads(text)) == given_offsets
     assert list(json.loads(text)["cores"]) == [str(place) for place in sorted(given_offsets)]
+
+
+def test_stores_are_named_where_something_was_read_of_them() -> None:
+    a, b, c = (Place("node", core) for core in range(3))
+    value = to_json({b: 7, a: 7, c: 0}, {b: "bb", a: "aa", c: "cc"})
+    assert stores_of(json.loads(json.dumps(value))) == {a: "aa", b: "bb"}
+    assert stores_of(to_json({a: 7})) == {}
+    for wrong in ("aa", {"node/0": 7}):
+        with pytest.raises(ConfigError, match="no offsets"):
+            stores_of({"stores": wrong})
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, SEGMENT_BUNDLES_MAX - 1))
