@@ -20,12 +20,10 @@ from quiver_actors.disk.protocol import Disk
 from quiver_actors.engine.condition import Condition, EngineState
 from quiver_actors.engine.numbers import Numbers
 from quiver_actors.events import Event, Resumed
-from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.paths import EnginePaths
 from quiver_actors.retention.account import block_bytes
 from quiver_actors.units import KIB, MIB, SECOND_NS
 from quiver_actors.wal import layout
-from quiver_actors.wal.admission import PUSH_ENTRIES_MAX
 from quiver_actors.wal.contract import segment_cfg_hash
 from quiver_actors.wal.log import Log
 
@@ -122,13 +120,13 @@ class LogQueue:
 
     def _fits(self, log: Log, span_bytes: int) -> bool:
         """A push stays in one log: it fits if the log is below its target with it, or empty and large enough."""
-        end, bundle_count = log.end + span_bytes, log.builder.bundle_count
+        end = log.end + span_bytes
         if log.closed or end + layout.END_MARK_BYTES > log.capacity_bytes:
             return False
-        if not bundle_count:
+        if log.is_empty:
             return True
         is_full = end - layout.HEADER_BYTES > self._settings.segment.target_size_bytes
-        return not is_full and bundle_count + PUSH_ENTRIES_MAX <= SEGMENT_BUNDLES_MAX
+        return not is_full and log.holds_another_push
 
     def activate_spare(self) -> None:
         """Begin the next segment in the spare, which `log_for` has just promised."""

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 
 from quiver_actors.checksum import crc32
 from quiver_actors.disk.protocol import Disk
-from quiver_actors.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.model import SEGMENT_BUNDLES_MAX, SLOTS_MAX
 from quiver_actors.paths import EnginePaths
 from quiver_actors.recovery.findings import Findings
 from quiver_actors.recovery.numbers import NumbersUsed
 from quiver_actors.recovery.producers import FoundProducers
 from quiver_actors.recovery.shelf import FoundSegments
 from quiver_actors.sealing import seal_file, write_cursor
+from quiver_actors.segment.layout import STREAMS_MAX
 from quiver_actors.segment.outline import Read
 from quiver_actors.transactions.keys import KeyRun, key_of
 from quiver_actors.wal import layout
@@ -171,6 +172,7 @@ class _Adopter:
             log is not None
             and log.end + entry_bytes <= log.capacity_bytes
             and log.builder.bundle_count < SEGMENT_BUNDLES_MAX
+            and log.builder.stream_count + SLOTS_MAX <= STREAMS_MAX
             and sequence == log.sequence_end
         ):
             return log

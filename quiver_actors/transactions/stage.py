@@ -7,12 +7,10 @@ stage has several. All of it is invisible until it is published.
 from __future__ import annotations
 
 from quiver_actors.checksum import crc32, crc32_combine
-from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.transactions.records import PartRecord, PreparedRecord, StageOrder
 from quiver_actors.transactions.states import STAGE_TRANSITIONS, StageState
 from quiver_actors.units import MIB
 from quiver_actors.wal import layout
-from quiver_actors.wal.admission import PUSH_ENTRIES_MAX
 from quiver_actors.wal.codec import Identity, encode_header
 from quiver_actors.wal.log import Log
 
@@ -155,10 +153,7 @@ def _has_place(part: Log, span_bytes: int, target_bytes: int) -> bool:
         return False
     if part.is_empty:
         return True
-    return (
-        part.entry_bytes + span_bytes <= target_bytes
-        and part.builder.bundle_count + PUSH_ENTRIES_MAX <= SEGMENT_BUNDLES_MAX
-    )
+    return part.entry_bytes + span_bytes <= target_bytes and part.holds_another_push
 
 
 def _record_of(part: Log) -> PartRecord:

@@ -19,6 +19,8 @@ from quiver_actors.wal import layout
 from quiver_actors.wal.uniform import UniformEntries, check_uniform
 
 PUSH_ENTRIES_MAX = 8192
+PUSH_SLOTS_MAX = 1 << 16
+"""Of all its entries together: each may begin a stream of its segment, which holds 100,000."""
 _CONTINUATION = 0xFFFFFFFF
 _MESSAGE_PREFIX = struct.Struct("<II")
 _SLOT_COUNT_MAX = 64
@@ -51,6 +53,11 @@ def check_push(
     Raises:
         ProtocolError: the message and the bytes do not agree; names the entry and what was expected.
     """
+    entries, slots = len(push.entries) // ENTRY_ROW.size, len(push.slots) // SLOT_ROW.size
+    if entries > PUSH_ENTRIES_MAX or slots > PUSH_SLOTS_MAX:
+        raise ProtocolError(
+            f"push {push.tag}: {entries} entries with {slots} slots, expected 1..{PUSH_ENTRIES_MAX} with at most {PUSH_SLOTS_MAX}"
+        )
     return check_uniform(span, push, schemas) or check_each(span, file_offset, push, schemas)
 
 
@@ -64,8 +71,8 @@ def check_each(
         dictionary_rows = DICTIONARY_ROW.iter_unpack(push.dictionaries)
     except struct.error as error:
         raise ProtocolError(f"push {push.tag}: packed rows have a wrong length: {error}") from error
-    if not 1 <= len(entry_rows) <= PUSH_ENTRIES_MAX:
-        raise ProtocolError(f"push {push.tag}: {len(entry_rows)} entries, expected 1..{PUSH_ENTRIES_MAX}")
+    if not entry_rows:
+        raise ProtocolError(f"push {push.tag}: 0 entries, expected 1..{PUSH_ENTRIES_MAX}")
     checker = _EntryChecker(span, file_offset, schemas, slot_rows, dictionary_rows)
     try:
         checked = [checker.check(row) for row in entry_rows]

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from quiver_actors.checksum import crc32, crc32_combine
 from quiver_actors.disk.protocol import DiskFile
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.segment.builder import BundleRun, SegmentBuilder
+from quiver_actors.segment.layout import STREAMS_MAX
 from quiver_actors.wal import layout, uniform
-from quiver_actors.wal.admission import CheckedEntries, CheckedEntry
+from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, PUSH_SLOTS_MAX, CheckedEntries, CheckedEntry
 from quiver_actors.wal.codec import Identity, encode_header
 
 _COMBINE_FROM_BYTES = 16 << 10
@@ -82,6 +84,13 @@ class Log:
     @property
     def is_empty(self) -> bool:
         return self.builder.bundle_count == 0
+
+    @property
+    def holds_another_push(self) -> bool:
+        """Its segment has bundles and streams left for any push: one that lists more of either is not readable any more."""
+        builder = self.builder
+        has_bundles = builder.bundle_count + PUSH_ENTRIES_MAX <= SEGMENT_BUNDLES_MAX
+        return has_bundles and builder.stream_count + PUSH_SLOTS_MAX <= STREAMS_MAX
 
     def stage(self, span: memoryview, entries: CheckedEntries, now_unix_ns: int, now_ns: int) -> None:
         """Complete the entries in `span` (sequence, time, CRC) and queue them for `write`."""

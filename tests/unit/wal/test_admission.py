@@ -15,7 +15,7 @@ from quiver_actors.errors import ProtocolError
 from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW, Push
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.wal import layout
-from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, check_push
+from quiver_actors.wal.admission import PUSH_ENTRIES_MAX, PUSH_SLOTS_MAX, check_push
 from quiver_actors.wal.codec import decode_entry_header
 from quiver_actors.wal.uniform import UNIFORM_ENTRIES_MIN, UniformEntries, complete
 from tests.support.engine_driver import EngineDriver, numbered_batch
@@ -123,6 +123,11 @@ REFUSED = {
         ONE.with_rows(entries=ONE.push.entries * (PUSH_ENTRIES_MAX + 1)),
         f"{PUSH_ENTRIES_MAX + 1} entries",
     ),
+    "too many like entries": (
+        MANY.with_rows(entries=MANY.push.entries * PUSH_ENTRIES_MAX, slots=MANY.push.slots * PUSH_ENTRIES_MAX),
+        f"expected 1..{PUSH_ENTRIES_MAX}",
+    ),
+    "too many slots": (ONE.with_rows(slots=ONE.push.slots * (PUSH_SLOTS_MAX + 1)), f"at most {PUSH_SLOTS_MAX}"),
     "odd size": (ONE.with_entry(SPAN_BYTES, len(ONE.span) - 1), "expected a multiple of 64"),
     "beyond the span": (ONE.with_entry(SPAN_BYTES, len(ONE.span) + 64), "leaves the span"),
     "short of the span": (ONE._replace(span=ONE.span + bytes(64)), "belong to no entry"),
