@@ -148,8 +148,6 @@ class WorkerLoop:
         # Edge-triggered: each write wakes the loop once, and nobody has to read the counter back.
         self._epoll.register(wake_fd, select.EPOLLIN | select.EPOLLET)
         self._set_accepting(True)
-        for adopted in adoption.cores:
-            self._epoll.register(adopted.listener.fd, select.EPOLLIN)
 
     # --- from outside --------------------------------------------------------------------------------------------------
 
@@ -204,7 +202,7 @@ class WorkerLoop:
                 if mask & select.EPOLLOUT:
                     self._unsent.add(session)
                 if mask & ~select.EPOLLOUT:
-                    self._read(session, now_ns)
+                    self._read(session, mask, now_ns)
             elif fd != self._wake_fd:
                 self._open_door(fd, now_ns)
         if self._unfinished:
@@ -278,10 +276,11 @@ class WorkerLoop:
         session.watched = select.EPOLLIN
         self._epoll.register(session.connection.fd, session.watched)
 
-    def _read(self, session: Session, now_ns: int) -> None:
+    def _read(self, session: Session, mask: int, now_ns: int) -> None:
         if session in self._paused:
-            # Not read from, so what woke the loop is the end of the connection.
-            self._end(session)
+            # Not read from, so what woke the loop is the end of the connection, or something to read from before it paused in this turn.
+            if mask & (select.EPOLLHUP | select.EPOLLERR):
+                self._end(session)
             return
         if session in self._unfinished:
             return
@@ -425,12 +424,17 @@ class WorkerLoop:
         return monotonic_ns() - self._phase_since_ns > FAREWELL_PATIENCE_NS
 
     def _set_accepting(self, is_accepting: bool) -> None:
-        if is_accepting != self._is_accepting and self._listener.fd >= 0:
-            self._is_accepting = is_accepting
+        """At all doors alike."""
+        if is_accepting == self._is_accepting:
+            return
+        self._is_accepting = is_accepting
+        for listener in [self._listener, *(adopted.listener for adopted in self._adoption.cores)]:
+            if listener.fd < 0:
+                continue
             if is_accepting:
-                self._epoll.register(self._listener.fd, select.EPOLLIN)
+                self._epoll.register(listener.fd, select.EPOLLIN)
             else:
-                self._epoll.unregister(self._listener.fd)
+                self._epoll.unregister(listener.fd)
 
     def _stop_listening(self) -> None:
         self._set_accepting(False)
@@ -439,9 +443,9 @@ class WorkerLoop:
             self._close_door(adopted)
 
     def _close_door(self, adopted: AdoptedCore) -> None:
-        if adopted.listener.fd >= 0:
+        if adopted.listener.fd >= 0 and self._is_accepting:
             self._epoll.unregister(adopted.listener.fd)
-            adopted.listener.close()
+        adopted.listener.close()
 
     def _end_adopted(self, adopted: AdoptedCore) -> None:
         """Nobody is owed anything of it any more."""
