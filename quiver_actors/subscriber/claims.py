@@ -29,7 +29,6 @@ from quiver_actors.subscriber.grants import (
 from quiver_actors.subscriber.leases import Leases
 from quiver_actors.subscriber.outcomes import (
     ACKED,
-    DEFERRED,
     DROPPED,
     EXHAUSTED,
     EXHAUSTED_TARGETS,
@@ -346,7 +345,8 @@ class SubscriberState(Standing):
         delay_ns: int,
         now_ns: int,
     ) -> list[tuple[str, list[int]]]:
-        """Finish claims: `ack`, `reject`, `defer` for `delay_ns` from `now_ns` (0 = pending at once), or `return`.
+        """Finish claims: `ack`, `reject`, `defer` for `delay_ns` from `now_ns` (0 = pending at once), or `return`, which is not counted
+        as a delivery, likewise.
 
         Saying the same again is no error.
 
@@ -392,7 +392,7 @@ class SubscriberState(Standing):
             again: Sequence[int] = moved
         else:
             again = self._without_exhausted(live.segment_seq, states, moved)
-        if target == DEFERRED and delay_ns > 0:
+        if delay_ns > 0:
             self._aside.defer(live.segment_seq, states, live.token, again, now_ns + delay_ns)
             self._attention.call_at(self, now_ns + delay_ns)
         else:

@@ -84,8 +84,9 @@ class HandingOut:
         try:
             self._announce(session, segment_seq)
         except QuiverError as error:
+            # It was not delivered, and does not count as such: nothing may be given up that nobody has seen.
             self._engine.resolve(
-                subscriber, session, segment_seq, grant.token, "defer", grant.indexes, UNREADABLE_DELAY_NS
+                subscriber, session, segment_seq, grant.token, "return", grant.indexes, UNREADABLE_DELAY_NS
             )
             self._journal.error("segment.unreadable", str(error), topic=self._topic, segment=segment_seq)
             self._engine.check_segment(segment_seq, str(error))

@@ -35,6 +35,10 @@ def with_impossible_end(bench: HostBench, tag: int) -> m.Push:
     return msgspec.structs.replace(bench._placed([{0: numbered_batch(tag)}], tag), end_position=1 << 60)
 
 
+def no_descriptor(fd: int) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
 def attach(bench: HostBench, terms: m.Terms) -> None:
     bench.host.deliveries.register(bench.session, m.Register(9, "default", "s", "earliest", terms))
     bench.host.deliveries.credit(bench.session, m.Credit("default", "s", 100))
@@ -86,9 +90,6 @@ def test_a_worker_without_a_descriptor_delivers_when_it_has_one(
     assert delivered(bench) == 1
     (info,) = bench.host.engine.segments()
 
-    def no_descriptor(fd: int) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     with monkeypatch.context() as poor:
         poor.setattr("quiver_actors.engine.shelf.os.dup", no_descriptor)
         bench.host.handing_out.replaced(info.segment_seq)
@@ -97,3 +98,15 @@ def test_a_worker_without_a_descriptor_delivers_when_it_has_one(
         assert delivered(bench) == 0
     bench.run_for(2 * SECOND_NS)
     assert delivered(bench) == 1
+
+
+def test_what_could_not_be_sent_was_not_delivered_too_often(bench: HostBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted as a delivery: with as many as a bundle may have it was dropped, and nobody had seen it."""
+    with monkeypatch.context() as poor:
+        poor.setattr("quiver_actors.engine.shelf.os.dup", no_descriptor)
+        attach(bench, m.Terms(max_deliveries=1, exhausted="drop"))
+        assert delivered(bench) == 0
+    bench.run_for(2 * SECOND_NS)
+    (deliver,) = [answer for answer in bench.received() if isinstance(answer, m.Deliver)]
+    assert deliver.delivery_counts == b"\x01\x00"
+    assert bench.host.engine.figures_of("s").rejected == 0
