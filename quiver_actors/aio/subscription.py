@@ -119,7 +119,8 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
             return
         except QuiverError as error:
             logger.warning("quiver.subscription.close subscriber=%s error=%s", self.subscriber, error)
-        self.abort()
+        finally:
+            self.abort()
 
     def abort(self) -> None:
         if not self._exchange.is_closed:

@@ -186,7 +186,9 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
             return
         except QuiverError as error:
             logger.warning("quiver.subscription.close subscriber=%s error=%s", self.subscriber, error)
-        self.abort()
+        finally:
+            # Also where it is interrupted: nobody closes it again, and what it holds would stay with it.
+            self.abort()
 
     def abort(self) -> None:
         """End at once: what was not resolved, and resolutions that wait to be sent, go back to be delivered again. Idempotent."""

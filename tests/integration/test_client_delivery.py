@@ -11,7 +11,7 @@ import pytest
 
 from quiver_actors import aio
 from quiver_actors.client import Client, Subscription
-from quiver_actors.errors import AlreadyResolved, NotClaimed, NotStored, UnknownSubscriber, UsageError
+from quiver_actors.errors import AlreadyResolved, ClosedError, NotClaimed, NotStored, UnknownSubscriber, UsageError
 from quiver_actors.model import BundleId, Receipt
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
 from tests.integration.node_process import run_quiver
@@ -199,6 +199,28 @@ def test_asyncio_client_end_to_end(node: ClientNode) -> None:
         return found
 
     assert len(set(asyncio.run(main()))) == 100
+
+
+def test_a_close_that_is_cancelled_gives_back_what_was_held(node: ClientNode, client: Client) -> None:
+    async def main() -> None:
+        async with aio.connect(node.directories.run, timeout=20.0) as client:
+            subscription = await client.subscribe("hasty", topic="other", lease=None)
+            await client.push(numbers(1), topic="other")
+            delivery = await subscription.get(timeout=20)
+            assert delivery is not None
+            closing = asyncio.create_task(subscription.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            with pytest.raises(ClosedError):
+                await subscription.get(0)
+            async with await client.subscribe("hasty", topic="other") as following:
+                again = await following.get(timeout=20)
+                assert again is not None
+                assert again.bundle_id == delivery.bundle_id
+
+    asyncio.run(main())
 
 
 def test_asyncio_client_looks_at_what_is_stored_as_the_other_one_does(node: ClientNode, client: Client) -> None:
