@@ -228,11 +228,14 @@ class FigurePublisher:
 
     def _drop_gone(self, hosts: Mapping[str, EngineHost]) -> None:
         """Rows of topics that are no more."""
-        if len(self._engines) <= len(hosts):
+        # Their subscribers, as without room in the table there may be no other row of theirs.
+        gone = [topic for topic in self._subscribers if topic not in hosts]
+        if not gone:
             return
         self._names = {}
-        for topic in [topic for topic in self._engines if topic not in hosts]:
-            self._region.drop(self._engines.pop(topic).writer)
+        for topic in gone:
+            if (engine := self._engines.pop(topic, None)) is not None:
+                self._region.drop(engine.writer)
             if (retention := self._retention.pop(topic, None)) is not None:
                 self._region.drop(retention.writer)
             for key in [key for key in self._latencies if key[0] == topic]:

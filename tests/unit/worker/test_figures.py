@@ -159,6 +159,25 @@ def test_figures_without_a_row_keep_no_others_from_being_shown_and_drain_from_tr
     assert not is_intake_shown_as_stopped(page)
 
 
+@pytest.mark.parametrize("page", [3], indirect=True)
+def test_rows_of_a_deleted_topic_go_also_from_a_full_table(page: CountersPage) -> None:
+    """They stayed as long as there were more topics than rows, and those that came later had none."""
+    hosts = {name: host_with([])[1] for name in ("a", "b", "c")}
+    publisher = publisher_on(page, Journal(4))
+    publisher.publish(LOOP, hosts, set(hosts.values()))
+
+    def shown() -> set[str]:
+        return {row.label for row in rows(page, RowKind.ENGINE)}
+
+    ((gone, *more),) = [sorted(shown())]
+    assert not more
+    del hosts[gone]
+    for _ in range(2):
+        publisher.publish(LOOP, hosts, set(hosts.values()))
+    assert shown() < hosts.keys()
+    assert len(shown()) == 1
+
+
 @pytest.mark.parametrize("page", [128], indirect=True)
 def test_many_subscribers_are_shown_in_turn_and_all_of_them_within_a_second(page: CountersPage) -> None:
     names = {f"s{number:02}" for number in range(100)}
