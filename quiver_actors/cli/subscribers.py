@@ -14,7 +14,7 @@ from quiver_actors.cli import replay, run_dir, seek
 from quiver_actors.cli.consent import add_consent
 from quiver_actors.cli.json_document import print_json
 from quiver_actors.cli.watch import add_watch, watching
-from quiver_actors.errors import NotRunning, UnknownSubscriber, UsageError
+from quiver_actors.errors import NotRunning, UnknownSubscriber, UnknownTopic, UsageError
 
 if TYPE_CHECKING:
     from quiver_actors.cli.backlog import BehindView
@@ -28,7 +28,7 @@ _EPILOG = """\
 exit codes:
   0    shown or done
   1    unexpected error, or dead letters that could not be sent back
-  2    wrong arguments, no such subscriber, or one that is in use
+  2    wrong arguments, no such topic or subscriber, or one that is in use
   3    not running
   4    lag --max: some subscriber is further behind
 """
@@ -180,6 +180,10 @@ def _look(arguments: argparse.Namespace) -> StatusView:
     status = take_status(where)
     if not status.node.running:
         raise NotRunning(f"the supervisor of {where} (pid {status.node.pid}) is dead")
+    topic, known = arguments.topic, status.node.topics
+    if topic is not None and topic not in known:
+        # A watch over a name that is misspelt would find nobody behind.
+        raise UnknownTopic(f"topic {topic!r} does not exist on this node: its topics are {', '.join(sorted(known))}")
     return status
 
 

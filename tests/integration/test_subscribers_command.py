@@ -66,3 +66,7 @@ def test_list_lag_orphans_and_drop(node: ClientNode) -> None:
         )
         assert unknown.returncode == 2
         assert "no subscriber 'left' of topic 'travel'" in unknown.stderr
+        for command in (["lag", "--max", "1"], ["list"], ["orphans"]):
+            misspelt = run_quiver("subscribers", *command, "--run-dir", str(node.directories.run), "--topic", "travle")
+            assert misspelt.returncode == 2
+            assert "topic 'travle' does not exist on this node" in misspelt.stderr
