@@ -389,9 +389,8 @@ class SubscriberState(Standing):
         if target == RETURNED:
             states.uncount(moved)
             self.delivered -= len(moved)
-            again: Sequence[int] = moved
-        else:
-            again = self._without_exhausted(live.segment_seq, states, moved)
+        # Also of what is returned: one that was blocked may have been claimed by its id.
+        again = self._without_exhausted(live.segment_seq, states, moved)
         if delay_ns > 0:
             self._aside.defer(live.segment_seq, states, live.token, again, now_ns + delay_ns)
             self._attention.call_at(self, now_ns + delay_ns)

@@ -202,10 +202,12 @@ def test_asyncio_client_end_to_end(node: ClientNode) -> None:
 
 
 def test_a_close_that_is_cancelled_gives_back_what_was_held(node: ClientNode, client: Client) -> None:
+    client.create_topic("hasty")
+
     async def main() -> None:
         async with aio.connect(node.directories.run, timeout=20.0) as client:
-            subscription = await client.subscribe("hasty", topic="other", lease=None)
-            await client.push(numbers(1), topic="other")
+            subscription = await client.subscribe("hasty", topic="hasty", lease=None)
+            await client.push(numbers(1), topic="hasty")
             delivery = await subscription.get(timeout=20)
             assert delivery is not None
             closing = asyncio.create_task(subscription.close())
@@ -215,7 +217,7 @@ def test_a_close_that_is_cancelled_gives_back_what_was_held(node: ClientNode, cl
                 await closing
             with pytest.raises(ClosedError):
                 await subscription.get(0)
-            async with await client.subscribe("hasty", topic="other") as following:
+            async with await client.subscribe("hasty", topic="hasty") as following:
                 again = await following.get(timeout=20)
                 assert again is not None
                 assert again.bundle_id == delivery.bundle_id

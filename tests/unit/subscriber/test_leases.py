@@ -340,6 +340,16 @@ def test_returned_bundle_was_not_delivered() -> None:
     assert state.delivered == 0
 
 
+def test_a_blocked_bundle_that_is_returned_is_blocked() -> None:
+    """It could be claimed again by anybody, beyond its number of deliveries."""
+    state = leased((0, 1), max_deliveries=1, exhausted="block")
+    state.claim(ALICE, 1, 0)
+    state.release(ALICE)
+    finish(state, BOB, state.claim_ref(BOB, 0, 0, 0), "return")
+    assert state.blocked_count == 1
+    assert not state.claim(ALICE, 1, 0)
+
+
 def test_terms_that_make_no_sense_change_nothing() -> None:
     state = leased((0, 1))
     with pytest.raises(UsageError, match="exhausted 'burn' is unknown"):
