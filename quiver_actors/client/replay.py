@@ -20,6 +20,7 @@ from quiver_actors.client.client import Client
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.client.subscription import Subscription
 from quiver_actors.errors import FormatError, QuiverError
+from quiver_actors.model import Durability
 from quiver_actors.subscriber.letters import Origin, origin_of, restored
 
 SUBSCRIBER = "replay-dead-letters"
@@ -144,7 +145,12 @@ def _send_back(client: Client, portion: list[tuple[Delivery, Origin]], report: R
         group = [(letter, origin) for letter, origin in portion if origin.topic == topic]
         try:
             counts = [letter.item_count for letter, _ in group]
-            client.push_many((restored(letter.slots) for letter, _ in group), topic=topic, item_counts=counts)
+            receipts = client.push_many(
+                (restored(letter.slots) for letter, _ in group), topic=topic, item_counts=counts
+            )
+            if any(receipt.durability is not Durability.SYNCED for receipt in receipts):
+                # Where a receipt comes before the disk has the bundle it has to be sealed.
+                client.flush(topic)
         except QuiverError as error:
             report.failed += len(group)
             report.error = f"topic {topic!r}: {error}"

@@ -202,3 +202,19 @@ def test_letters_that_cannot_go_back_stay() -> None:
         assert replayed(node, "--dry-run")["replayed"] == [{"topic": "other", "subscriber": "picky", "bundles": 1}]
         unknown = replay(node, "nowhere-dead", "--yes")
         assert (unknown.returncode, "nowhere-dead" in unknown.stderr) == (2, True)
+
+
+def test_what_was_sent_back_is_on_the_disk_before_its_letter_is_done_with() -> None:
+    """Where a receipt comes before that, a crash of the machine could lose it, and its letter was gone."""
+    config = '[segment]\nmax_open_duration = "1h"\n[topics.other]\ndurability = "segment_only"\n'
+    with client_node(config=config) as node, node.connect() as client:
+        client.subscribe("keeper", topic="other").close()
+        subscription = client.subscribe("picky", topic="other", max_deliveries=1)
+        client.push(numbers(1), topic="other")
+        client.flush("other")
+        give_up(subscription, 1)
+        with node.connect() as fresh:
+            wait_letters(fresh, 1)
+        assert replayed(node, "--yes")["replayed"] == [{"topic": "other", "subscriber": "picky", "bundles": 1}]
+        sealed = [info.bundle_count for infos in client.segments("other").values() for info in infos]
+        assert sum(sealed) == 2
