@@ -62,7 +62,7 @@ def test_a_connection_that_pauses_in_the_turn_in_which_it_can_be_read_goes_on(
         loop._turn([(session.connection.fd, select.EPOLLIN)], time.monotonic_ns())
         assert not session.is_closed
         client.socket.settimeout(0.01)
-        answered = set()
+        answered: set[int] = set()
         while len(answered) < asked:
             worker.step()
             try:
