@@ -186,9 +186,11 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
     if isinstance(source, pa.BaseExtensionType):
         return _cast(array.storage, target)
     if types.is_dictionary(source):
-        return _cast(array.dictionary_decode(), target)
+        return _taken(array.dictionary, array.indices, target)
     if types.is_run_end_encoded(source):
-        return _cast(pc.run_end_decode(array), target)
+        # Arrow decodes few types itself (pyarrow 26): not views, nor dictionaries.
+        places = pa.RunEndEncodedArray.from_arrays(array.run_ends, pa.array(range(len(array.values)), pa.int64()))
+        return _taken(array.values, pc.run_end_decode(places.slice(array.offset, len(array))), target)
     if types.is_struct(source) and types.is_struct(target):
         return _cast_struct(array, target)
     if types.is_map(source) and types.is_map(target):
@@ -196,6 +198,11 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
     if any(is_kind(source) for is_kind in _LISTS) and types.is_list(target):
         return _cast_list(array, target)
     return array.cast(target, safe=not _cuts_nanoseconds(source))
+
+
+def _taken(values: pa.Array, places: pa.Array, target: pa.DataType) -> pa.Array:
+    """Values by their places, in Spark's type first: Arrow takes nothing out of views and run-ends. One that nobody takes need not fit."""
+    return _cast(_cast(values, spark_type(values.type)).take(places), target)
 
 
 def _cuts_nanoseconds(source: pa.DataType) -> bool:

@@ -7,6 +7,7 @@ import decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from quiver_actors.errors import UnsupportedType
@@ -69,6 +70,34 @@ def test_values_arrive_in_the_type_of_the_table(
         conformed.validate(full=True)
         assert conformed.schema.equals(schema)
         assert conformed.column(0).to_pylist() == (expected or values)[start:]
+
+
+TEXTS = ["x", None, "longer than twelve bytes"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(TEXTS, pa.string_view()),
+        pa.array(TEXTS).dictionary_encode(),
+        pc.run_end_encode(pa.array(TEXTS)),
+        pa.array([[text] for text in TEXTS]),
+    ],
+    ids=lambda values: str(values.type),
+)
+@pytest.mark.parametrize("piece", [slice(None), slice(1, 4), slice(3, 3)], ids=str)
+def test_dictionaries_and_runs_may_hold_any_type(values: pa.Array, piece: slice) -> None:
+    """Arrow itself refuses to decode most of these. Polars gives its categories as a dictionary of views."""
+    plain = values.to_pylist()
+    of_dictionary = pa.DictionaryArray.from_arrays(pa.array([2, 0, None, 1, 0], pa.uint32()), values)
+    of_runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3, 5], pa.int32()), values)
+    expected = [plain[2], plain[0], None, plain[1], plain[0]], [*[plain[0]] * 2, plain[1], *[plain[2]] * 2]
+    for array, rows in zip((of_dictionary, of_runs), expected, strict=True):
+        target = pa.schema([("c", spark_type(array.type))])
+        found = conform(pa.record_batch([array[piece]], names=["c"]), target)
+        found.validate(full=True)
+        assert found.schema.equals(target)
+        assert found.column("c").to_pylist() == rows[piece]
 
 
 def test_nanoseconds_are_cut_to_microseconds() -> None:
