@@ -107,6 +107,9 @@ class LocalNode:
                     return Contents(self.name, slots, lost)
                 kept = self._holds[key] = _KeptHold(client, request.topic, terms, known_on)
         with kept.lock:
+            # It may have been closed as idle between the two locks: then it opens again, and must be found to be closed.
+            if self._holds.setdefault(key, kept) is not kept:
+                return self._look_held(client, request, terms)
             try:
                 found = kept.look(request.flush)
             except (UnknownSubscriber, TopicDeleted, TopicRecreated):
@@ -201,11 +204,15 @@ class LocalNode:
     def close_idle_holds(self, idle_seconds: float = HOLD_IDLE_SECONDS) -> None:
         """Let go of holds whose readers are gone."""
         limit_ns = time.monotonic_ns() - round(idle_seconds * SECOND_NS)
+        closing = []
         with self._lock:
-            idle = [key for key, kept in self._holds.items() if kept.used_at_ns < limit_ns]
-            closing = [self._holds.pop(key) for key in idle]
+            for key, kept in list(self._holds.items()):
+                # One that is being looked through is in use, however long its workers take.
+                if kept.used_at_ns < limit_ns and kept.lock.acquire(blocking=False):
+                    closing.append(self._holds.pop(key))
         for kept in closing:
             kept.hold.close()
+            kept.lock.release()
 
 
 def _drop_run_once(client: Client, request: DropRun) -> str:
@@ -279,3 +286,5 @@ class _KeptHold:
         except ClosedError:
             self.hold = self._attached()
             return self.hold.look(flush=flush)
+        finally:
+            self.used_at_ns = time.monotonic_ns()

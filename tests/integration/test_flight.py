@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from quiver_actors.errors import (
+    ClosedError,
     NotAllowed,
     NotStored,
     TopicRecreated,
@@ -235,6 +236,21 @@ def test_a_hold_of_a_topic_that_was_deleted_is_given_up(node: Node) -> None:
 
         assert any(is_answered() for _ in range(10))
         local.close_idle_holds(0)
+
+
+def test_a_hold_that_waits_for_slow_workers_is_not_idle(node: Node) -> None:
+    """It was closed under the look, which then opened one that nobody closed: the subscriber held on for as long as the server ran."""
+    with node.client() as client:
+        local = LocalNode("node-a", lambda: client)
+        local.look(Look("held", hold=HoldTerms("slow", 10**10, {})))
+        (kept,) = local._holds.values()
+        with kept.lock:  # As a look has it.
+            local.close_idle_holds(0)
+            assert len(kept.hold.look()) == 2
+        local.close_idle_holds(0)
+        assert not local._holds
+        with pytest.raises(ClosedError):
+            kept.hold.look()
 
 
 def test_an_epoch_that_was_aborted_is_dropped_whatever_it_has_staged(node: Node) -> None:
