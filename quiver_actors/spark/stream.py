@@ -299,11 +299,14 @@ class TopicStreamReader(DataSourceStreamReader):
         )
 
     def _check_left(self, start: Positions, end: Positions) -> None:
-        """A node that was drained has left when the query was done with it; one that was taken out by force was not."""
+        """A node that was drained has left when the query was done with it, and so has a core that the node does not have any more; one
+        that was taken out by force was not, nor was a core that has left after the subscriber had expired."""
         for place, position in end.items():
-            if place.node not in self._contents and start.get(place, 0) < position:
+            if self._core(place) is None and start.get(place, 0) < position:
+                is_there = place.node in self._contents
+                gone = "its node does not have that core any more" if is_there else "its node is not announced any more"
                 self._lost(
-                    f"{place} of topic {self._options.topic!r}: its node is not announced any more, and the micro-batch has bundles of "
+                    f"{place} of topic {self._options.topic!r}: {gone}, and the micro-batch has bundles of "
                     f"it up to segment {offsets.bundle_of(position)[0]}"
                 )
 

@@ -218,17 +218,23 @@ def test_a_limited_query_passes_over_nothing_when_its_node_is_started_anew(store
         assert found == list(range(COUNT))
 
 
-def test_a_replay_tells_that_a_node_has_left_with_what_was_planned(stored: Stored) -> None:
+@pytest.mark.parametrize(
+    ("place", "reason"), [("gone/0", "not announced any more"), ("{}/77", "does not have that core any more")]
+)
+def test_a_replay_tells_that_a_node_or_core_has_left_with_what_was_planned(
+    stored: Stored, place: str, reason: str
+) -> None:
+    place = place.format(stored.place.node)
     options = stored.options(startingOffsets="earliest", subscriber="left")
     begun = micro_batch(options, SCHEMA)
     start = begun.reader.initialOffset()
-    planned = {**begun.end, "cores": {**begun.end["cores"], "gone/0": offsets.position(3, 0)}}
-    with pytest.raises(DataLost, match=r"gone/0 .* not announced any more"):
+    planned = {**begun.end, "cores": {**begun.end["cores"], place: offsets.position(3, 0)}}
+    with pytest.raises(DataLost, match=f"{place} .* {reason}"):
         stream_reader(parse_options(options, READ_STREAM), SCHEMA).partitions(start, planned)
     lossy: Any = stream_reader(parse_options({**options, "failOnDataLoss": "false"}, READ_STREAM), SCHEMA)
     assert rows(lossy, lossy.partitions(start, planned)) == list(range(COUNT))
-    # A node that was drained had nothing more for the query.
-    done = {**start, "cores": {**start["cores"], "gone/0": offsets.position(3, 0)}}
+    # What was drained had nothing more for the query.
+    done = {**start, "cores": {**start["cores"], place: offsets.position(3, 0)}}
     after: Any = stream_reader(parse_options(options, READ_STREAM), SCHEMA)
     assert rows(after, after.partitions(done, planned)) == list(range(COUNT))
 
