@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import re
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     import pyarrow.fs as pa_fs
@@ -34,5 +34,7 @@ def below(location: str, name: str) -> str:
     """The location of an entry of a directory: a path, or a URI, whose query stays behind it."""
     if "://" not in location:
         return f"{location.rstrip('/')}/{name}"
-    parts = urlsplit(location)
-    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+    # Not by urlunsplit: it writes `hdfs:///x`, the default file system's, as `hdfs:/x`, which is no URI here.
+    path, query = re.split(r"(?=[?#])|$", location, maxsplit=1)
+    scheme, _, rest = path.partition("://")
+    return f"{scheme}://{rest.rstrip('/')}/{name}{query}"

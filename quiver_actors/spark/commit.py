@@ -85,10 +85,10 @@ def decisions_location(options: SourceOptions) -> str:
 
 
 def _as_location(text: str) -> str:
-    """Spark writes `file:/path`; Arrow wants `file:///path`."""
-    found = re.match(r"^file:/+(.*)$", text)
+    """Spark and Hadoop also write `file:/path` and `hdfs:/path`; Arrow wants `file:///path` and `hdfs:///path`."""
+    found = re.match(r"^([A-Za-z][A-Za-z0-9+.-]+):(?:/|///+)(?!/)(.*)$", text)
     if found is not None:
-        return f"/{found.group(1)}".rstrip("/")
+        return (f"{found[1]}://" if found[1] != "file" else "") + f"/{found[2]}".rstrip("/")
     return text if "://" in text else os.path.abspath(text)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.errors import ConfigError
-from quiver_actors.spark.commit import named_transaction
+from quiver_actors.spark.commit import decisions_location, named_transaction
 from quiver_actors.spark.options import (
     ANY,
     OPTIONS,
@@ -104,6 +104,26 @@ def test_writes_to_different_topics_are_different_transactions() -> None:
         for topic, app, version in names
     }
     assert len(transactions) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "decisions"),
+    [
+        ("/ck/", "/ck/_quiver_decisions"),
+        ("/a#b?c", "/a#b?c/_quiver_decisions"),
+        ("file:/ck", "/ck/_quiver_decisions"),
+        ("file:///ck/", "/ck/_quiver_decisions"),
+        ("hdfs:/ck", "hdfs:///ck/_quiver_decisions"),
+        ("hdfs:///ck/a/", "hdfs:///ck/a/_quiver_decisions"),
+        ("hdfs://name:8020/ck", "hdfs://name:8020/ck/_quiver_decisions"),
+        ("s3a://bucket", "s3a://bucket/_quiver_decisions"),
+        ("s3://bucket/ck?region=eu", "s3://bucket/ck/_quiver_decisions?region=eu"),
+    ],
+)
+def test_decisions_are_below_the_checkpoint_however_it_is_spelled(checkpoint: str, decisions: str) -> None:
+    """`hdfs:///ck` gave no URI, so that every task failed, and `hdfs:/ck` a directory of its own on every host."""
+    options = parse_options({"topic": "t", "checkpointLocation": checkpoint}, WRITE_STREAM)
+    assert decisions_location(options) == decisions
 
 
 def test_what_spark_adds_by_itself_is_no_error() -> None:
