@@ -116,7 +116,8 @@ class Consumer(Generic[D, X]):
                 return
             if now_ns >= deadline_ns:
                 raise unavailable_error(missing[0], timeout_seconds)
-            yield min(deadline_ns, self._wake_at_ns())
+            # Not when something is due: that is for calls that take bundles, and a time that has passed would be waited for without rest.
+            yield min(deadline_ns, self._retry_at_ns())
 
     def take(self, now_ns: int) -> D | WaitingGap | None:
         """What comes next, if it is there."""
@@ -451,10 +452,11 @@ class Consumer(Generic[D, X]):
 
     def _wake_at_ns(self) -> int:
         """When there is something to do even if nothing arrives: connect again, send resolutions, tend the channels."""
-        wake_at_ns = min((channel.retry_at_ns for channel in self.channels.opened()), default=FOREVER_NS)
-        if self._waiting_count:
-            wake_at_ns = min(wake_at_ns, self._sent_at_ns + RESOLUTION_WAIT_NS)
-        return min(wake_at_ns, self._tend_at_ns)
+        wake_at_ns = min(self._retry_at_ns(), self._tend_at_ns)
+        return min(wake_at_ns, self._sent_at_ns + RESOLUTION_WAIT_NS) if self._waiting_count else wake_at_ns
+
+    def _retry_at_ns(self) -> int:
+        return min((channel.retry_at_ns for channel in self.channels.opened()), default=FOREVER_NS)
 
     def _make_channel(self, core: int) -> SubscriberChannel:
         return SubscriberChannel(

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.client import Client, GapNotice, Subscription, connect
+from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.subscriber_channel import WATCHDOG_NS
 from quiver_actors.errors import (
     AlreadyResolved,
@@ -84,6 +85,24 @@ def test_refused_registration_is_raised(peer: Peer, client: Client) -> None:
     peer.handlers[Register] = refuse("invalid_id", "this id is taken")
     with pytest.raises(InvalidId, match="this id is taken"):
         client.subscribe("exporter")
+
+
+def test_nobody_waits_without_rest_for_a_worker_that_does_not_answer(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took a whole processor, for as long as a worker took to come, also in `flush`."""
+    waits: list[int] = []
+
+    class Counted(Exchange):
+        def wait(self, deadline_ns: int) -> None:
+            waits.append(deadline_ns)
+            super().wait(deadline_ns)
+
+    monkeypatch.setattr("quiver_actors.client.subscription.Exchange", Counted)
+    peer.handlers[Register] = lambda session, message: True
+    with connect(peer.run_dir, timeout=0.3) as client, pytest.raises(WorkerUnavailable):
+        client.subscribe("exporter")
+    assert 1 <= len(waits) < 20
 
 
 def test_unsubscribe_tells_all_workers_and_forgives_one_that_never_knew(two_cores: Peer) -> None:
