@@ -128,7 +128,9 @@ class Shelf:
     def offer(self, info: SegmentInfo, lost: Runs) -> Event:
         """Subscribers can claim it from now on, but for what is lost of it."""
         self._progress.registry.add_segment(info.segment_seq, info.bundle_count, info.size_bytes)
-        self._put_off.discard(info.segment_seq)
+        if info.segment_seq in self._put_off:
+            self._put_off.remove(info.segment_seq)
+            self.new.append(info.segment_seq)  # its age is known now
         if lost:
             self.give_up(info.segment_seq, info, "damaged", lost)
         # A start offers thousands in turn: only for one that may go at once are all looked at again.

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from quiver_actors.checksum import crc32
+from quiver_actors.config import RetentionSettings
 from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import FaultyDisk, SimulatedCrash
 from quiver_actors.disk.interposed import Call, InterposedDisk, Result
@@ -30,7 +31,7 @@ from quiver_actors.wal.layout import ENTRY_TYPE_STAGED, HEADER_BYTES, HEADER_EXT
 from quiver_actors.wal.reader import LogReader
 from tests.golden.parser import parse_segment
 from tests.golden.test_segments import DATA
-from tests.support.engine_driver import EngineDriver, numbered_batch
+from tests.support.engine_driver import EngineDriver, numbered_batch, topic_settings
 
 ENGINE = "default/core_0"
 COUNT = 8
@@ -595,6 +596,23 @@ def test_what_waits_for_room_to_be_rescued_is_owed(tmp_path: Path, says_its_coun
     driver.resolve("s", "owner", 0, "ack", [0, 1, 2, *range(3 + says_its_count, COUNT)])
     driver.take_gaps("s")
     assert driver.engine.pending("s", (0, 2), (0, 3)).in_range == 0
+
+
+def test_what_was_rescued_late_goes_out_of_age_like_any_other(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk(str(tmp_path)))
+    closed_store(disk)
+    path = tmp_path / segment()
+    path.chmod(0o600)
+    os.truncate(path, path.stat().st_size - 30)
+    disk.fail("write", 1, errno.ENOSPC, then=["write"], path_part=".rescued")
+    hour_ns = 3600 * SECOND_NS
+    driver = EngineDriver(disk, topic_settings(retention=RetentionSettings(max_age_ns=hour_ns)))
+    driver.run_for(SECOND_NS)
+    disk.heal()
+    driver.run_for(25 * SECOND_NS)
+    assert [info.segment_seq for info in driver.engine.segments()] == [0, 1]
+    driver.run_for(hour_ns)
+    assert driver.engine.segments() == []
 
 
 def test_progress_before_and_after_a_postponed_rescue_agree(tmp_path: Path) -> None:
