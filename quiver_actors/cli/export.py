@@ -24,7 +24,8 @@ _NOT_IN_NAMES = str.maketrans("/\0", "__")
 
 _DESCRIPTION = """\
 Write all sealed bundles of a topic to files: one for each slot and schema, named <topic>-<slot>.<format>. Rows are in the order of the
-bundles, core by core. A `/` in a slot becomes `_`. It takes nothing from subscribers. A file has its name only once it is whole.
+bundles, core by core. A `/` in a slot becomes `_`; in Arrow files dictionary columns become those of their values. It
+takes nothing from subscribers. A file has its name only once it is whole.
 """
 _EPILOG = """\
 examples:
@@ -131,8 +132,16 @@ class Files:
         if key not in self._open:
             self._open[key] = self._begin(slot, batch.schema)
         path, writer = self._open[key]
-        writer.write_batch(batch)
+        self._write(slot, writer, batch)
         self._rows[path] += batch.num_rows
+
+    def _write(self, slot: str, writer: Any, batch: pa.RecordBatch) -> None:
+        import pyarrow as pa
+
+        try:
+            writer.write_batch(batch if self._format == "parquet" else batch.cast(_with_values(batch.schema)))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UnsupportedType(f"slot {slot}: {error}; use another --format") from error
 
     def _begin(self, slot: str, schema: pa.Schema) -> tuple[str, Any]:
         import pyarrow as pa
@@ -145,7 +154,7 @@ class Files:
         try:
             if self._format == "parquet":
                 return path, pq.ParquetWriter(f"{path}.tmp", schema)
-            return path, pa.ipc.new_file(f"{path}.tmp", schema)
+            return path, pa.ipc.new_file(f"{path}.tmp", _with_values(schema))
         except pa.ArrowNotImplementedError as error:
             raise UnsupportedType(f"slot {slot}: {error}; use --format arrow") from error
 
@@ -173,3 +182,26 @@ class Files:
         for path in self._rows.keys() - self.written.keys():
             if os.path.exists(f"{path}.tmp"):
                 os.unlink(f"{path}.tmp")
+
+
+def _with_values(schema: pa.Schema) -> pa.Schema:
+    """Dictionary columns as their values: an Arrow file holds one dictionary a column, and each bundle has its own."""
+    import pyarrow as pa
+
+    return pa.schema([field.with_type(_values_of(field.type)) for field in schema], metadata=schema.metadata)
+
+
+def _values_of(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _values_of(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_values_of(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        key, item = kind.key_field, kind.item_field
+        return pa.map_(key.with_type(_values_of(key.type)), item.with_type(_values_of(item.type)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_values_of(kind.value_type)))
+    return kind

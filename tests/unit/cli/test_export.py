@@ -9,6 +9,7 @@ import pytest
 
 from quiver_actors.cli.export import Files
 from quiver_actors.cli.main import main
+from quiver_actors.errors import UnsupportedType
 from tests.unit.cli.examples import run_examples
 from tests.unit.inspection.stores import ACTIVE, CORE, ENTRY_BYTES, ROTATED, SEGMENT, flip
 from tests.unit.segment.logfile import contiguous
@@ -94,3 +95,29 @@ def test_a_slot_that_only_looks_like_a_number_is_a_name(command: str, tmp_path: 
     """It was a traceback."""
     arguments = [command, "clicks", "--slot", "\N{SUPERSCRIPT TWO}", "--run-dir", str(tmp_path / "none")]
     assert main(arguments + (["--out", str(tmp_path)] if command == "export" else [])) == 3
+
+
+@pytest.mark.parametrize("file_format", ["arrow", "parquet"])
+def test_bundles_with_dictionaries_of_their_own_go_to_one_file(tmp_path: Path, file_format: str) -> None:
+    """As Arrow it was a traceback at the second dictionary."""
+    texts = [pa.array(values).dictionary_encode() for values in (["a", "b"], ["c", None])]
+    batches = [
+        pa.record_batch({"flat": array, "deep": pa.ListArray.from_arrays([0, 1, 2], array)}, metadata={"k": "v"})
+        for array in texts
+    ]
+    with Files(str(tmp_path), "t", file_format) as files:
+        for batch in batches:
+            files.write("x", batch)
+        files.finish()
+    path = tmp_path / f"t-x.{file_format}"
+    table = pq.read_table(path) if file_format == "parquet" else pa.ipc.open_file(path).read_all()
+    assert table["flat"].to_pylist() == ["a", "b", "c", None]
+    assert table["deep"].to_pylist() == [["a"], ["b"], ["c"], [None]]
+    assert table.schema.metadata[b"k"] == b"v"
+
+
+def test_what_an_arrow_file_cannot_hold_is_told(tmp_path: Path) -> None:
+    texts = pa.array(["a"], pa.string_view())
+    batch = pa.record_batch({"n": pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), texts)})
+    with Files(str(tmp_path), "t", "arrow") as files, pytest.raises(UnsupportedType, match="slot x"):
+        files.write("x", batch)
