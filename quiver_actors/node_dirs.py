@@ -199,6 +199,22 @@ def check_data_version(data_dir: str) -> None:
         disk.close()
 
 
+def refuse_other_version(data_dir: str) -> None:
+    """For commands that change what a stopped node has: what a newer program wrote is not theirs to judge. Changes nothing.
+
+    Raises:
+        UnsupportedVersion: its version file names another version; none, or one that says nothing, is not refused.
+        DiskError: it cannot be read.
+    """
+    disk = PosixDisk(data_dir)
+    try:
+        if disk.exists(VERSION_FILE):
+            with contextlib.suppress(InvalidFormat):
+                _check_version_text(os.path.join(data_dir, VERSION_FILE), _read_version(disk))
+    finally:
+        disk.close()
+
+
 def _read_version(disk: PosixDisk) -> bytes:
     file = disk.open_read(VERSION_FILE)
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from quiver_actors.cli.progress_bar import ProgressBar
@@ -46,16 +47,20 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises UsageError, AlreadyRunning, and DiskError where something cannot be read or written."""
+    """Raises UsageError, AlreadyRunning, UnsupportedVersion, and DiskError where something cannot be read or written."""
     from quiver_actors.inspection.directory import engine_directories
-    from quiver_actors.node_dirs import hold_data_dir
+    from quiver_actors.node_dirs import hold_data_dir, refuse_other_version
 
     data_dir = os.path.abspath(arguments.data_dir)
     found: dict[str, list[CompactedSegment]] = {}
-    with opened(data_dir) as (tree, place), hold_data_dir(data_dir):
-        engines = [
-            path for path in engine_directories(tree.disk, place) if arguments.topic in (None, path.split("/")[0])
-        ]
+    with opened(data_dir) as (tree, place), ExitStack() as held:
+        all_engines = engine_directories(tree.disk, place)
+        if all_engines:  # nothing is written to what is no data directory
+            refuse_other_version(data_dir)
+            held.enter_context(hold_data_dir(data_dir))
+        else:
+            print(f"{data_dir}: no engine's directory is in it", file=sys.stderr)
+        engines = [path for path in all_engines if arguments.topic in (None, path.split("/")[0])]
         if arguments.topic is not None and not engines:
             raise UsageError(f"no topic {arguments.topic!r} is in {data_dir}")
         for engine in engines:

@@ -57,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises AlreadyRunning, ConfigError, and DiskError where something cannot be read or written."""
+    """Raises AlreadyRunning, ConfigError, UnsupportedVersion, and DiskError where something cannot be read or written."""
     from quiver_actors.config import load_config
     from quiver_actors.inspection.directory import engine_directories
     from quiver_actors.inspection.repair import repair_engine
@@ -94,13 +94,15 @@ def _topic_settings(settings: NodeSettings, directory: str) -> TopicSettings:
 @contextmanager
 def _held(tree: Tree, data_dir: str, engines: list[str], dry_run: bool) -> Iterator[None]:
     """Nobody else has the directory: locked, or for a dry run, which changes nothing, only asked for."""
-    from quiver_actors.node_dirs import NODE_LOCK, hold_data_dir
+    from quiver_actors.node_dirs import NODE_LOCK, hold_data_dir, refuse_other_version
     from quiver_actors.paths import EnginePaths
 
     if not engines:
         print(f"{data_dir}: no engine's directory is in it", file=sys.stderr)
         yield
-    elif dry_run:
+        return
+    refuse_other_version(data_dir)
+    if dry_run:
         locks = [NODE_LOCK, *(EnginePaths(engine).lock for engine in engines)]
         for lock in locks:
             _refuse_held(os.path.join(data_dir, lock))

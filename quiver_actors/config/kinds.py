@@ -64,6 +64,7 @@ def _integer(value: Any) -> int:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise ValueError
+    value.encode()  # a path of other bytes could not be told to clients; a UnicodeError is a ValueError
     return value
 
 

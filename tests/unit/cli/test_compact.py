@@ -129,3 +129,23 @@ def test_it_refuses_a_directory_in_use(data_dir: Path, capsys: pytest.CaptureFix
 def test_an_unknown_topic_is_an_error(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compact", "--data-dir", str(data_dir), "--topic", "nothing"]) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+def test_a_directory_without_engines_is_named_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong path was "done" without a word, and got a lock file."""
+    assert main(["compact", "--data-dir", str(tmp_path)]) == 0
+    assert "no engine's directory is in it" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("compact",), ("repair", "--yes"), ("repair", "--dry-run")])
+def test_what_a_newer_program_wrote_is_left_to_it(
+    command: tuple[str, ...], data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data_dir / "quiver.version").write_text("quiver-data 2\n")
+    before = sizes(data_dir)
+    assert main([*command, "--data-dir", str(data_dir)]) == 4
+    assert "use the program that wrote it" in capsys.readouterr().err
+    assert sizes(data_dir) == before

@@ -36,6 +36,7 @@ def test_compaction_and_the_low_water_mark_have_defaults_and_are_inherited_by_to
         ({"retention": 7}, "'retention': expected a table"),
         ({"data_dir": ""}, "key 'data_dir': is empty; expected a directory"),
         ({"data_dir": "a\0b"}, "key 'data_dir': .* is not what was expected"),
+        ({"data_dir": "a\udcff"}, "key 'data_dir': .* is not what was expected"),
         ({"node": "../b"}, "key 'node': '../b' is not a node's name; expected 1 to 64 characters"),
         ({"node": "_hidden"}, "key 'node': '_hidden' is not a node's name"),
     ],
