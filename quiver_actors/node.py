@@ -36,6 +36,7 @@ from quiver_actors.config import NodeSettings
 from quiver_actors.config.reading import Resolved, check_settings
 from quiver_actors.core_dirs import adopted_cores, directories_of
 from quiver_actors.disk.posix import PosixDisk
+from quiver_actors.errors import ConfigError
 from quiver_actors.metrics.figures import FIGURES_VERSION
 from quiver_actors.node_dirs import (
     check_data_version,
@@ -150,7 +151,7 @@ def run_node(
         keeper = topic_keeper(disk, settings, resolve, shown)
         page = held.enter_context(counters_page(cores, len(keeper.catalogue.topics)))
         shown.append(page)
-        write_node_record(settings, page.name, keeper.catalogue.topics)
+        write_first_record(settings, page.name, keeper.catalogue.topics)
         log_event("node.start", {"pid": os.getpid(), "version": __version__, "cores": cores, "config": config_path})
         supervisor = Supervisor(
             [child_spec(settings, core, cpus[core % len(cpus)], worker) for core in range(cores)],
@@ -281,6 +282,16 @@ def write_node_record(settings: NodeSettings, counters_name: str, topics: Iterab
             os.fchown(descriptor, -1, gid)
             os.fchmod(descriptor, 0o640)
     os.replace(f"{path}.tmp", path)
+
+
+def write_first_record(settings: NodeSettings, counters_name: str, topics: Iterable[str]) -> None:
+    """As `write_node_record`, without which nobody finds the node. Raises ConfigError: the run directory cannot be written."""
+    try:
+        write_node_record(settings, counters_name, topics)
+    except OSError as error:
+        raise ConfigError(
+            f"run directory {settings.run_dir} cannot be written: {error.strerror}; make room, or choose another one with --run-dir"
+        ) from error
 
 
 def sweep(run_dir: str) -> None:

@@ -358,14 +358,17 @@ def test_data_directory_that_is_a_file_is_refused(directories: Directories) -> N
     assert f"{directories.data} failed: File exists" in done.stderr
 
 
-def test_full_disk_at_start_is_refused(directories: Directories) -> None:
+@pytest.mark.parametrize(
+    ("full", "code", "message"),
+    [("data", 4, "No space left on device"), ("run", 2, "cannot be written: No space left on device; make room")],
+)
+def test_full_disk_at_start_is_refused(directories: Directories, full: str, code: int, message: str) -> None:
     """A mount of its own, in a name space of its own: needs the right to mount."""
-    data = directories.data
-    data.mkdir()
-    fill = f"mount -t tmpfs -o size=64k,mode=700 tmpfs {data} && ! dd if=/dev/zero of={data}/filler bs=4k 2>/dev/null"
-    quiver = " ".join(
-        command_line("quiver_actors.cli.main", "up", "--data-dir", str(data), "--run-dir", str(directories.run))
-    )
+    data, run = directories.data, directories.run
+    place = getattr(directories, full)
+    place.mkdir(exist_ok=True)
+    fill = f"mount -t tmpfs -o size=64k,mode=700 tmpfs {place} && ! dd if=/dev/zero of={place}/filler bs=4k 2>/dev/null"
+    quiver = " ".join(command_line("quiver_actors.cli.main", "up", "--data-dir", str(data), "--run-dir", str(run)))
     allowed = subprocess.run(["unshare", "-m", "sh", "-c", fill], capture_output=True, check=False, timeout=30)
     if allowed.returncode != 0:
         pytest.skip("mounting is not allowed here")
@@ -377,8 +380,8 @@ def test_full_disk_at_start_is_refused(directories: Directories) -> None:
         check=False,
         timeout=30,
     )
-    assert done.returncode == 4
-    assert "No space left on device" in done.stderr
+    assert done.returncode == code
+    assert message in done.stderr
     assert left_in(directories) == []
 
 
