@@ -79,8 +79,12 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
         count = 0
         async for event in self:
             if isinstance(event, Delivery):
-                with event:
-                    await _called(on_bundle, event)
+                try:
+                    with event:
+                        await _called(on_bundle, event)
+                except ClosedError:
+                    if not self._exchange.is_closed:
+                        raise
                 count += 1
         return count
 

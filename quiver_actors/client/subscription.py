@@ -115,8 +115,13 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
         count = 0
         for event in self:
             if isinstance(event, Delivery):
-                with event:
-                    on_bundle(event)
+                try:
+                    with event:
+                        on_bundle(event)
+                except ClosedError:
+                    # Closed while it had the bundle, which went back by that: the next look ends the loop.
+                    if not self._exchange.is_closed:
+                        raise
                 count += 1
         return count
 

@@ -14,6 +14,7 @@ import pytest
 from quiver_actors.client import Client, Delivery, GapNotice, Subscription, connect
 from quiver_actors.errors import (
     AlreadyResolved,
+    ClosedError,
     Fenced,
     LeaseExpired,
     NotClaimed,
@@ -224,6 +225,24 @@ def test_error_of_a_callback_defers_the_bundle_and_is_raised(peer: Peer, feeder:
     assert resolved(peer) == [(4, "defer", 0, [0])]
     with client.subscribe("exporter", topic="travel") as without, pytest.raises(UsageError, match="on_bundle"):
         without.run()
+
+
+def test_a_callback_may_close_the_subscription(peer: Peer, feeder: Feeder, client: Client) -> None:
+    """`run` raised `ClosedError`, for the acknowledgement that it could not make."""
+    opened: list[Subscription] = []
+    with client.subscribe("exporter", topic="travel", on_bundle=lambda _: opened[0].close()) as subscription:
+        opened.append(subscription)
+        assert subscription.run() == 1
+    assert not [outcome for _, outcome, _, _ in resolved(peer) if outcome == "ack"]
+
+    def is_closed_elsewhere(delivery: Delivery) -> None:
+        raise ClosedError("the destination's")
+
+    with (
+        client.subscribe("exporter", topic="travel", on_bundle=is_closed_elsewhere) as subscription,
+        pytest.raises(ClosedError, match="the destination's"),
+    ):
+        subscription.run()
 
 
 # --- receipts of acknowledgements --------------------------------------------------------------------------------------------------
