@@ -311,14 +311,16 @@ class TopicStreamReader(DataSourceStreamReader):
                 )
 
     def _check_gaps(self, start: Positions, end: Positions) -> None:
-        """Notices of bundles between the offsets. Those before `start` were told in their micro-batch."""
+        """Notices of bundles between the offsets. Those that end before `start` were told in their micro-batch, or are of bundles that were
+        read and are not acknowledged yet.
+        """
         for name, contents in self._contents.items():
             for core in contents.cores:
                 place = Place(name, core.core)
                 for gap in core.gaps:
                     at = offsets.position(gap.segment_seq, gap.bundle_index_first)
                     if at < end.get(place, 0) and (place, gap.notice) not in self._gaps_seen:
-                        self._pass_gap(place, gap, is_new=at >= start.get(place, 0))
+                        self._pass_gap(place, gap, is_new=end_of(gap) > start.get(place, 0))
 
     def _pass_gap(self, place: Place, gap: Gap, *, is_new: bool) -> None:
         if is_new:
@@ -441,6 +443,13 @@ def past_gaps(core: CoreContents, head: int) -> int:
         if behind > head and not any(head < offsets.position(seq + 1, 0) <= behind for seq in stored):
             head = behind
     return head
+
+
+def end_of(gap: Gap) -> int:
+    """The position behind what is lost."""
+    if not gap.bundle_count:
+        return offsets.position(gap.segment_seq + 1, 0)
+    return offsets.position(gap.segment_seq, gap.bundle_index_last) + 1
 
 
 def settled_until(core: CoreContents, start: int) -> int:

@@ -239,6 +239,21 @@ def test_a_replay_tells_that_a_node_or_core_has_left_with_what_was_planned(
     assert rows(after, after.partitions(done, planned)) == list(range(COUNT))
 
 
+@pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="limits need Spark 4.2")
+def test_what_is_lost_behind_the_middle_of_a_segment_is_told(stored: Stored) -> None:
+    """A query acknowledges one micro-batch late, so the notice of the rest begins with what it has read already."""
+    options = stored.options(topic="middle", startingOffsets="earliest", subscriber="reader", maxRowsPerTrigger="1")
+    with stored.node.client() as client:
+        client.create_topic("middle")
+        client.push_many([pa.record_batch({"n": [n]}) for n in range(3)], topic="middle", key="one worker")
+        client.flush("middle")
+        begun = micro_batch(options, SCHEMA)
+        assert rows(begun.reader, begun.partitions) == [0]
+        client.seek("reader", "latest", topic="middle")
+    with pytest.raises(DataLost, match="lost 3 bundles of segment 0 from bundle 0: dropped"):
+        micro_batch(options, SCHEMA, begun.end)
+
+
 @pytest.mark.parametrize("options", [{}, {"failOnDataLoss": "false"}])
 def test_a_query_does_not_go_on_in_another_store_under_the_same_name(stored: Stored, options: dict[str, str]) -> None:
     """As after the topic was deleted and created anew, or its node was given an empty disk: numbers begin at 0 again."""
