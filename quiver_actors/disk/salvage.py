@@ -5,7 +5,7 @@ from __future__ import annotations
 from quiver_actors.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile
 from quiver_actors.errors import DiskError
 
-SMALL_FILE_BYTES_MAX = 64 << 20
+SMALL_FILE_BYTES_MAX = 1 << 30
 _SECTOR_BYTES = 4096
 
 

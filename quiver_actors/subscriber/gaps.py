@@ -32,7 +32,6 @@ from quiver_actors.model import check_id
 VERSION = 1
 FILE_PREFIX = "quiver.gaps."
 REASONS = ("damaged", "evicted", "expired", "dropped")
-RECORDS_MAX = 1_000_000
 
 _MAGIC = b"QUIVGAPS"
 _HEADER = struct.Struct("<8sHHIQ8x")
@@ -267,7 +266,7 @@ def decode_gaps(data: bytes) -> GapLedger:
         raise ChecksumMismatch(f"gap file: stored checksum {stored:#010x}, CRC-32C of its contents {found:#010x}")
     if version != VERSION:
         raise UnsupportedVersion(f"gap file version {version}: this Quiver reads version {VERSION}")
-    if count > RECORDS_MAX or header_size < _HEADER.size or header_size + count * _RECORD.size > len(body):
+    if header_size < _HEADER.size or header_size + count * _RECORD.size > len(body):
         raise InvalidFormat(f"gap file of {len(data)} bytes: {count} records do not fit")
     ledger = GapLedger()
     ledger.next_notice = next_notice

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import crc32c
+import numpy as np
 import pytest
 
 from quiver_actors.errors import ChecksumMismatch, FormatError, InvalidFormat, Truncated, UnsupportedVersion, UsageError
@@ -37,6 +38,20 @@ def test_what_was_noted_comes_back() -> None:
     ]
     assert found.untold_count == len(REASONS)
     assert found.encode(0) == CONTENT
+
+
+def test_however_many_notices_were_noted_they_come_back() -> None:
+    """A subscriber may stay away for months. Above a million its file was written, and refused at the next start."""
+    count = 1_000_001
+    one = GapLedger()
+    one.add(7, 3, 2, 17, "expired", 1)
+    content = one.encode(0)
+    body = bytearray(content[:HEADER_BYTES] + content[HEADER_BYTES:-4] * count)
+    struct.pack_into("<I", body, COUNT_AT, count)
+    numbers = np.frombuffer(body, "<u8", offset=HEADER_BYTES).reshape(count, -1)
+    numbers[:, 0] = np.arange(1, count + 1)
+    found = decode_gaps(bytes(body) + crc32c.crc32c(bytes(body)).to_bytes(4, "little"))
+    assert found.untold_count == count
 
 
 @pytest.mark.parametrize("length", range(0, len(CONTENT), 7))
