@@ -132,7 +132,7 @@ class Attachments:
             del self._of_subscriber[attachment.subscriber]
 
 
-def check_terms(terms: Terms) -> None:
+def check_terms(topic: str, terms: Terms) -> None:
     """
     Raises:
         UsageError: a value that makes no sense.
@@ -152,3 +152,5 @@ def check_terms(terms: Terms) -> None:
     )
     if not 0 <= min(numbers) <= max(numbers) <= _NUMBER_MAX:
         raise UsageError(f"terms with a number that is not 0..{_NUMBER_MAX}: {terms}")
+    if terms.max_deliveries and terms.dead_letter_topic == topic:
+        raise UsageError(f"dead_letter_topic {topic!r} is the topic itself: its subscriber would get the letters, too")

@@ -77,7 +77,7 @@ class Deliveries:
         """
         subscriber, terms = message.subscriber, message.terms
         check_id("subscriber", subscriber)
-        check_terms(terms)
+        check_terms(message.topic, terms)
         is_new = subscriber not in self._engine.subscribers()
         ticket = self._engine.register(subscriber, message.start)
         level = logging.INFO if is_new else logging.DEBUG

@@ -82,6 +82,12 @@ def test_a_lease_that_ends_behind_all_numbers_is_refused(bench: HostBench) -> No
     assert delivered(bench) == 1
 
 
+def test_dead_letters_do_not_go_to_the_topic_that_they_are_of(bench: HostBench) -> None:
+    """Its subscriber got them again and again, each time in one more envelope."""
+    with pytest.raises(UsageError, match="is the topic itself"):
+        attach(bench, m.Terms(max_deliveries=1, dead_letter_topic="default"))
+
+
 def test_a_worker_without_a_descriptor_delivers_when_it_has_one(
     bench: HostBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
