@@ -20,12 +20,14 @@ from quiver_actors.spark.task import TaskWritten, write_task
 from quiver_actors.transactions import Token
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 Transform: TypeAlias = "Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]"
 
 _WRITTEN = "bundles long, rows long, tokens array<string>"
 _WRITTEN_ARROW = pa.schema([("bundles", pa.int64()), ("rows", pa.int64()), ("tokens", pa.list_(pa.string()))])
+_stored: dict[tuple[str, str], tuple[str | None, int, int]] = {}
+"""Of each name of a query and topic what `foreach_batch` stored last: run of the query, micro-batch, and hash of its plan."""
 RECEIPTS = "node string, core int, partition int, bundles long, rows long"
 
 
@@ -74,7 +76,10 @@ def foreach_batch(topic: str, **options: str) -> Callable[[DataFrame, int], None
     """A function for `writeStream.foreachBatch(foreach_batch("topic"))`: each micro-batch is stored once, also when it is replayed.
 
     Args:
-        options: of a batch write; `txnAppId` names the query, and is needed where Spark does not (`checkpointLocation` is a good name).
+        options: of a batch write; `txnAppId` names the query, and is needed where Spark does not (`checkpointLocation` is a good name), and
+            where the function of one query stores twice into one topic: one for each, as what has a name is stored once.
+
+    The function raises UsageError where another frame of the same micro-batch has been stored under the same name.
     """
     parse_options({**options, "topic": topic, **({"txnVersion": "0"} if "txnAppId" in options else {})}, WRITE)
 
@@ -84,9 +89,33 @@ def foreach_batch(topic: str, **options: str) -> Callable[[DataFrame, int], None
         if app_id is None:
             raise UsageError("Spark does not name the query here: give foreach_batch a txnAppId of its own")
         identity = {"txnAppId": app_id, "txnVersion": str(batch_id)}
+        stored = _run_of(spark), batch_id, df.semanticHash()
+        _check_name(app_id, topic, stored)
         df.write.format("quiver").options(**{**options, **identity, "topic": topic}).mode("append").save()
+        _stored[app_id, topic] = stored
 
     return store
+
+
+def _run_of(spark: SparkSession) -> str | None:
+    """What tells runs of a query apart: a replayed micro-batch has another plan. None where that cannot be seen (Spark Connect)."""
+    if getattr(spark, "_jvm", None) is None:
+        return None
+    run: str | None = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
+    return run
+
+
+def _check_name(app_id: str, topic: str, stored: tuple[str | None, int, int]) -> None:
+    """
+    Raises:
+        UsageError: what would not be stored, as it has the name of something else.
+    """
+    before = _stored.get((app_id, topic), stored)
+    if before[:2] == stored[:2] and before != stored:
+        raise UsageError(
+            f"micro-batch {stored[1]} of {app_id!r} has been stored in topic {topic!r} already, with other contents, and what has one name "
+            "is stored once: give each foreach_batch of the query a txnAppId of its own"
+        )
 
 
 def _push_run(df: DataFrame, options: SourceOptions, transform: Transform | None) -> list[Token]:

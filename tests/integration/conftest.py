@@ -35,6 +35,7 @@ TOPICS = (
         "pushed",
         "teed",
         "foreach",
+        "halves",
         "traced",
         "forked",
     ),

@@ -232,6 +232,26 @@ def test_foreach_batch_stores_a_replayed_micro_batch_once(spark: SparkSession, n
     assert len(numbers(node, "foreach")) == 1000
 
 
+def test_two_frames_of_one_micro_batch_do_not_have_one_name(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    """The second one was taken for done, silently."""
+    sink = Sink(spark, tmp_path, "halves")
+    sink.add(0, 50)
+
+    def run(*stores: Callable[[DataFrame, int], None]) -> None:
+        def store_parts(frame: DataFrame, batch_id: int) -> None:
+            for number, store in enumerate(stores):
+                store(frame.where(f"id % 2 = {number}"), batch_id)
+
+        stream = spark.readStream.schema("id LONG").json(str(sink.source))
+        writer = stream.writeStream.foreachBatch(store_parts).option("checkpointLocation", str(sink.checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination(180)
+
+    with pytest.raises(Exception, match="txnAppId of its own"):
+        run(qs.foreach_batch("halves"), qs.foreach_batch("halves"))
+    run(qs.foreach_batch("halves"), qs.foreach_batch("halves", txnAppId="odd"))
+    assert sorted(numbers(node, "halves")) == list(range(50))
+
+
 def test_foreach_batch_of_a_query(spark: SparkSession, node: Node, tmp_path: Path) -> None:
     sink = Sink(spark, tmp_path, "each")
     sink.add(0, 50)
