@@ -15,7 +15,7 @@ Figures = Mapping[str, Sequence[Mapping[str, Any]]]
 
 _CALLS = (
     "a message costs some hundred Python calls on either side, with cold caches, whatever is in it; where a call waits for one "
-    "message, a relay in Python that does nothing else was 2.6 times as fast (`bare-hop`, see performance)"
+    "message, a push reaches 0.38 of a relay in Python that does nothing else (`bare-hop`, see performance)"
 )
 _MESSAGE = "a message and a wake-up on either side of each push; a store in the process has neither"
 _SERVER = "a push is some 0.4 ms of Python, half of it on either side; theirs is C or Go where the bytes go to"

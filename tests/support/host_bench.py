@@ -32,7 +32,7 @@ from quiver_actors.worker.load import Load
 from quiver_actors.worker.peer import Peer
 from quiver_actors.worker.session import Session
 from quiver_actors.worker.threads import Finished, Job
-from tests.support.engine_driver import EngineDriver, ManualClock, numbered_batch
+from tests.support.engine_driver import EngineDriver, ManualClock, numbered_batch, topic_settings
 
 ARENA_BYTES = 1 << 20
 
@@ -189,3 +189,14 @@ class HostBench:
     def delivered(self) -> int:
         found = [message for message in self.received() if isinstance(message, m.Deliver)]
         return sum(len(message.bundle_indexes) // 4 for message in found)
+
+
+def bench_with_log(monkeypatch: pytest.MonkeyPatch) -> HostBench:
+    """A host that has taken a bundle, number 0, into a log that does not grow old; its clock goes by hand. The caller closes it."""
+    clock = ManualClock()
+    clocks_of(clock, monkeypatch)
+    bench = HostBench(clock, topic_settings(segment_max_open_duration_ns=3600 * SECOND_NS))
+    bench.push(0)
+    bench.settle()
+    assert bench.acked() == [0]
+    return bench

@@ -10,19 +10,12 @@ import pytest
 from quiver_actors.errors import DiskError, DurabilityUnknown
 from quiver_actors.jobs import CommitJob
 from quiver_actors.protocol import messages as m
-from quiver_actors.units import SECOND_NS
-from tests.support.engine_driver import ManualClock, topic_settings
-from tests.support.host_bench import HostBench, clocks_of
+from tests.support.host_bench import HostBench, bench_with_log
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostBench]:
-    clock = ManualClock()
-    clocks_of(clock, monkeypatch)
-    bench = HostBench(clock, topic_settings(segment_max_open_duration_ns=3600 * SECOND_NS))
-    bench.push(0)
-    bench.settle()
-    assert bench.acked() == [0]
+    bench = bench_with_log(monkeypatch)
     yield bench
     bench.close()
 
