@@ -222,13 +222,18 @@ class Client:
                 yield StoredBundle(segment, index)
 
     async def close(self) -> None:
-        """Close all connections and subscriptions. Idempotent."""
-        for subscription in list(self._subscriptions):
-            await subscription.close()
-        if not self._exchange.is_closed:
-            with self._exchange:
-                self._channels.close()
-            self._exchange.close()
+        """Close all connections and subscriptions, also where it is cancelled. Idempotent."""
+        subscriptions = list(self._subscriptions)
+        try:
+            for subscription in subscriptions:
+                await subscription.close()
+        finally:
+            for subscription in subscriptions:
+                subscription.abort()
+            if not self._exchange.is_closed:
+                with self._exchange:
+                    self._channels.close()
+                self._exchange.close()
 
     async def __aenter__(self) -> Client:
         return self

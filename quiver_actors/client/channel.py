@@ -251,7 +251,11 @@ class Channel:
         self.send([call.request])
 
     def forget(self, call: Call) -> None:
-        """Nobody waits for the answer any more, if it has not come yet; what it grants will be given back."""
+        """Nobody waits for the answer any more, if it has not come yet; what it grants will be given back. A descriptor that has come and
+        that nobody took is closed."""
+        if call.descriptor is not None:
+            os.close(call.descriptor)
+            call.descriptor = None
         if call.undo is None:
             self._calls.pop(call.tag, None)
         else:

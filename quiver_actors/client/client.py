@@ -393,8 +393,17 @@ class Client(StagingClient, TopicCommands):
 
     def close(self) -> None:
         """Close all connections and subscriptions. Idempotent."""
-        for subscription in list(self._subscriptions):
-            subscription.close()
+        subscriptions = list(self._subscriptions)
+        try:
+            for subscription in subscriptions:
+                subscription.close()
+        finally:
+            # Also where one of them is interrupted: nobody closes this again.
+            for subscription in subscriptions:
+                subscription.abort()
+            self._end()
+
+    def _end(self) -> None:
         try:
             with self._exchange:
                 self._channels.close()

@@ -177,7 +177,12 @@ class SubscriberChannel(Channel):
         return call
 
     def forget(self, call: Call) -> None:
-        """As the base class, but for what tells that a notice was handed over: the next flush waits for the same."""
+        """As the base class, but for what tells that a notice was handed over: the next flush waits for the same. A bundle that has just
+        come for it, which nobody took, goes back."""
+        parcel = self.claimed.pop(call.tag, None)
+        if parcel is not None:
+            self.give_back(parcel)
+            self.send_resolutions()
         if not isinstance(call.request, GapAck):
             super().forget(call)
 

@@ -43,7 +43,17 @@ from quiver_actors.subscriber.progress import SubscriberProgress
 from quiver_actors.subscriber.set_aside import SetAside
 from quiver_actors.subscriber.standing import Position, Runs, Standing
 
-_COUNTS = ("delivered", "redelivered", "acked", "rejected", "deferred", "dropped", "expired", "dead_lettered")
+_COUNTS = (
+    "delivered",
+    "redelivered",
+    "acked",
+    "rejected",
+    "deferred",
+    "dropped",
+    "expired",
+    "dead_lettered",
+    "_unseen",
+)
 
 
 class SubscriberState(Standing):
@@ -52,7 +62,8 @@ class SubscriberState(Standing):
     Attributes:
         subscriber: its id.
         delivered, redelivered, acked, rejected, deferred: claims granted (and those of them that were not the first) and outcomes
-            since this object exists; `deferred` counts each time.
+            since this object exists; `deferred` counts each time. None of them ever falls: of claims that were returned as many
+            later ones are not counted.
         expired: bundles whose lease ran out. dead_lettered: exhausted bundles that went to a dead letter topic.
         dropped: bundles that were given up: nobody gets them, a gap notice says so.
         gaps: notices of those.
@@ -72,6 +83,8 @@ class SubscriberState(Standing):
         self._attention: Attention[SubscriberState] = attention or Attention()
         self.delivered = self.redelivered = self.acked = self.rejected = self.deferred = self.dropped = 0
         self.expired = self.dead_lettered = 0
+        self._unseen = 0
+        """Counted in `delivered` and returned since."""
         self.gaps = GapLedger()
         self._watch_gaps()
         self._tokens = tokens or TokenSource()
@@ -290,12 +303,17 @@ class SubscriberState(Standing):
         for live in claimed:
             if live.held:
                 grant = leases.grant(live, owner, holder, now_ns)
-                self.delivered += live.held
+                self._count_delivered(live.held)
                 self.redelivered += live.held - first_deliveries(grant.counts)
                 granted.append(grant)
         if granted:
             self._note_lease(now_ns)
         return granted
+
+    def _count_delivered(self, bundles: int) -> None:
+        seen_before = min(bundles, self._unseen)
+        self._unseen -= seen_before
+        self.delivered += bundles - seen_before
 
     def claim_ref(self, owner: object, segment_seq: int, bundle_index: int, now_ns: int) -> Grant:
         """Claim one bundle by its id, also if it is deferred or blocked.
@@ -388,7 +406,8 @@ class SubscriberState(Standing):
         self.deferred += len(moved)
         if target == RETURNED:
             states.uncount(moved)
-            self.delivered -= len(moved)
+            # A counter that fell would be read as a restart by whoever takes its rate: with all that it had counted.
+            self._unseen += len(moved)
         # Also of what is returned: one that was blocked may have been claimed by its id.
         again = self._without_exhausted(live.segment_seq, states, moved)
         if delay_ns > 0:

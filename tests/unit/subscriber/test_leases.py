@@ -337,7 +337,24 @@ def test_returned_bundle_was_not_delivered() -> None:
         assert array("H", grant.counts).tolist() == [1]
         finish(state, ALICE, grant, "return")
     assert not state.exhausted
-    assert state.delivered == 0
+    (grant,) = state.claim(ALICE, 1, 0)
+    assert state.delivered == 1
+
+
+def test_the_count_of_deliveries_does_not_fall_when_bundles_are_returned() -> None:
+    """Prometheus takes a counter that falls for one that began anew, and adds all of it once more."""
+    state = leased((0, 10))
+    (grant,) = state.claim(ALICE, 10, 0)
+    state.resolve(ALICE, 0, grant.token, "ack", [0, 1], 0, 0)
+    before = state.delivered
+    state.resolve(ALICE, 0, grant.token, "return", list(range(2, 10)), 0, 0)
+    assert state.delivered == before == 10
+    state.claim(BOB, 5, 0)
+    assert state.delivered == 10
+    state.claim(BOB, 5, 0)
+    state.release(BOB)
+    state.claim(ALICE, 8, 0)
+    assert state.delivered == 18
 
 
 def test_a_blocked_bundle_that_is_returned_is_blocked() -> None:
