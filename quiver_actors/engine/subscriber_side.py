@@ -128,9 +128,13 @@ class SubscriberSide:
         Raises:
             UnknownSubscriber, UsageError: nothing was changed.
         """
-        self._progress.registry.get(subscriber).set_terms(
+        state = self._progress.registry.get(subscriber)
+        version = state.version
+        state.set_terms(
             lease_ns=lease_ns, max_deliveries=max_deliveries, exhausted=exhausted, now_ns=self._clock.monotonic_ns()
         )
+        if state.version != version:
+            self._progress.note_resolved()
 
     def subscribers(self) -> list[str]:
         return [state.subscriber for state in self._progress.registry]
@@ -280,9 +284,18 @@ class SubscriberSide:
         return None
 
     def exhausted_again(self, subscriber: str, segment_seq: int, bundle_index: int) -> None:
-        """Its dead letter could not be written: try it later."""
+        """Its dead letter could not be written: try it later, if it is still wanted."""
         if subscriber in self._progress.registry:
-            self._progress.registry.get(subscriber).exhausted.append((segment_seq, bundle_index))
+            state = self._progress.registry.get(subscriber)
+            version = state.version
+            state.wait_again(segment_seq, bundle_index)
+            if state.version != version:
+                self._progress.note_resolved()
+
+    def block(self, subscriber: str, segment_seq: int, bundle_index: int) -> None:
+        """No dead letter can be made of it: it is kept, and given to nobody but who claims it by its id."""
+        if subscriber in self._progress.registry:
+            self._progress.registry.get(subscriber).block(segment_seq, bundle_index)
 
     def delivery_count(self, subscriber: str, segment_seq: int, bundle_index: int) -> int:
         return self._progress.registry.get(subscriber).delivery_count(segment_seq, bundle_index)

@@ -277,13 +277,14 @@ class BundleStates:
         return count
 
     def move_exhausted(self, index: int, target: int) -> bool:
-        """Take an exhausted bundle to `target`, a resolved state; False if it is not exhausted (any more)."""
+        """Take an exhausted bundle to `target`: pending, blocked or resolved; False if it is not exhausted (any more)."""
         if not self._states or self._states[index] != _EXHAUSTED:
             return False
         self._states[index] = target
-        self.blocked_count -= 1
-        self.resolved_count += 1
-        self._bitmap_is_current = False
+        self.blocked_count -= target != _BLOCKED
+        if target >= _ACKED:
+            self.resolved_count += 1
+            self._bitmap_is_current = False
         return True
 
     def resolve_span(self, start: int, stop: int, target: int) -> Resolved:

@@ -29,6 +29,7 @@ from quiver_actors.subscriber.grants import (
 from quiver_actors.subscriber.leases import Leases
 from quiver_actors.subscriber.outcomes import (
     ACKED,
+    BLOCKED,
     DROPPED,
     EXHAUSTED,
     EXHAUSTED_TARGETS,
@@ -126,6 +127,7 @@ class SubscriberState(Standing):
         if lease_ns < 0 or max_deliveries < 0:
             raise UsageError(f"lease of {lease_ns} ns, {max_deliveries} deliveries: expected 0 (no limit) or more")
         self._aside.max_deliveries, self._aside.target = max_deliveries, target
+        self._settle_exhausted()
         self._leases.set_lease(lease_ns, now_ns)
         self._note_lease(now_ns)
 
@@ -495,11 +497,34 @@ class SubscriberState(Standing):
 
     def bury(self, segment_seq: int, bundle_index: int) -> bool:
         """The dead letter of that bundle is durable: it is resolved. False if it was resolved in another way before."""
+        buried = self._move_exhausted(segment_seq, bundle_index, REJECTED)
+        self.dead_lettered += buried
+        return buried
+
+    def wait_again(self, segment_seq: int, bundle_index: int) -> None:
+        """The dead letter of that bundle could not be written now."""
+        self._aside.exhausted.append((segment_seq, bundle_index))
+        self._settle_exhausted()
+
+    def block(self, segment_seq: int, bundle_index: int) -> None:
+        """No dead letter can be made of that bundle: it is kept, for whoever claims it by its id."""
+        self._move_exhausted(segment_seq, bundle_index, BLOCKED)
+
+    def _settle_exhausted(self) -> None:
+        """What waits for dead letters when the terms want none goes where they want it."""
+        aside = self._aside
+        while aside.exhausted and not aside.wants_letters:
+            target = aside.target if aside.max_deliveries else RELEASED
+            self._move_exhausted(*aside.exhausted.popleft(), target)
+
+    def _move_exhausted(self, segment_seq: int, bundle_index: int, target: int) -> bool:
         states = self.segments.get(segment_seq)
-        if states is None or not self._aside.bury(states, bundle_index, REJECTED):
+        if states is None or not self._aside.move_exhausted(states, bundle_index, target):
             return False
-        self.dead_lettered += 1
-        self._note_outcome(segment_seq, states, REJECTED, 1)
+        if target >= ACKED:
+            self._note_outcome(segment_seq, states, target, 1)
+        elif target == RELEASED:
+            self._order.offer(segment_seq, bundle_index, bundle_index + 1)
         return True
 
     # --- figures -----------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ EXHAUSTED = int(advance(BundleState.CLAIMED, BundleEvent.EXHAUST))
 RELEASED = int(advance(BundleState.CLAIMED, BundleEvent.RELEASE))
 PASSED = int(advance(BundleState.PENDING, BundleEvent.PASS))
 DROPPED = int(advance(BundleState.PENDING, BundleEvent.DROP))
+BLOCKED = int(advance(BundleState.EXHAUSTED, BundleEvent.BLOCK))
 RETURNED = -1
 """Not a state: pending again, and the delivery does not count."""
 OUTCOMES = {

@@ -61,11 +61,17 @@ class SetAside:
         if self.target == EXHAUSTED:
             self.exhausted.extend((segment_seq, index) for index in indexes)
 
-    def bury(self, states: BundleStates, bundle_index: int, target: int) -> bool:
-        """Take an exhausted bundle to `target`, a resolved state; False if it is not exhausted (any more)."""
-        buried = states.move_exhausted(bundle_index, target)
-        self.blocked_count -= buried
-        return buried
+    @property
+    def wants_letters(self) -> bool:
+        """Whether bundles that were delivered too often become dead letters."""
+        return self.max_deliveries > 0 and self.target == EXHAUSTED
+
+    def move_exhausted(self, states: BundleStates, bundle_index: int, target: int) -> bool:
+        """See `BundleStates.move_exhausted`."""
+        blocked = states.blocked_count
+        moved = states.move_exhausted(bundle_index, target)
+        self.blocked_count += states.blocked_count - blocked
+        return moved
 
     def note_resolved(self, ended: Resolved) -> None:
         """Some were resolved where they were."""

@@ -5,7 +5,8 @@
                                --defer--> deferred --due--> pending
                                --release> pending                   (returned, lease over, connection gone)
                                --exhaust> exhausted --bury--> rejected   (its dead letter is durable)
-                                                    --release> pending   (it cannot be written)
+                                                    --block-> blocked    (it cannot be written, or is not wanted any more)
+                                                    --release> pending   (there is no limit of deliveries any more)
                                --block--> blocked                   (too many deliveries, kept for an operator)
     deferred or blocked --claim--> claimed           (by reference only)
     anything unresolved --drop--> rejected           (a gap notice says so)
@@ -77,6 +78,7 @@ TRANSITIONS: Mapping[tuple[BundleState, BundleEvent], BundleState] = {
     (_S.DEFERRED, _E.CLAIM): _S.CLAIMED,
     (_S.BLOCKED, _E.CLAIM): _S.CLAIMED,
     (_S.EXHAUSTED, _E.BURY): _S.REJECTED,
+    (_S.EXHAUSTED, _E.BLOCK): _S.BLOCKED,
     (_S.EXHAUSTED, _E.RELEASE): _S.PENDING,
     (_S.PENDING, _E.DROP): _S.REJECTED,
     (_S.CLAIMED, _E.DROP): _S.REJECTED,

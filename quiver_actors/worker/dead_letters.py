@@ -2,7 +2,8 @@
 
 Owner: the loop thread. The slots go over as they are; slot 63 says where the bundle came from and why it is here (`subscriber.letters`).
 The original is resolved only after its dead letter is durable: a crash in between makes a second dead letter and never loses the bundle.
-While the other topic has no room the bundle waits; it is nobody's meanwhile and `blocked` in status.
+While the other topic has no room the bundle waits; it is nobody's meanwhile and `blocked` in status. One that is too large for a letter,
+with what that adds, stays so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Protocol
 from quiver_actors.encoding.entries import lay_out, plan
 from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.engine import Engine
-from quiver_actors.errors import QuiverError
+from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.model import DEAD_LETTER_SUFFIX, ENVELOPE_SLOT
 from quiver_actors.protocol.messages import Push, Terms
 from quiver_actors.segment.builder import StreamSchema
@@ -60,6 +61,8 @@ class LetterJob:
     def __init__(self, origin: Origin, target_topic: str, descriptor: int, size_bytes: int) -> None:
         self.origin = origin
         self.error: str = ""
+        self.is_impossible = False
+        """No try will ever go better."""
         self.memory = memoryview(bytearray())
         self.push: Push | None = None
         self.schemas: dict[int, StreamSchema] = {}
@@ -70,6 +73,8 @@ class LetterJob:
     def run(self) -> None:
         try:
             self._lay_out()
+        except UsageError as error:
+            self.error, self.is_impossible = str(error), True
         except (QuiverError, OSError, ValueError) as error:
             self.error = str(error)
         finally:
@@ -100,17 +105,20 @@ class DeadLetters:
         host_of: Callable[[str], LetterHost | None],
         background: Submit,
         journal: Journal,
+        wake: Callable[[str], None],
     ) -> None:
         """
         Args:
             terms: of the engine's subscribers; owned by its deliveries.
             host_of: where a topic of this core lives.
+            wake: something may be claimable for a subscriber.
         """
         self._engine = engine
         self._terms = terms
         self._host_of = host_of
         self._background = background
         self._journal = journal
+        self._wake = wake
         self._reading = 0
         self._laid_out: list[LetterJob] = []
         self._written: list[tuple[int, LetterHost, Origin]] = []
@@ -155,20 +163,40 @@ class DeadLetters:
 
     def _is_read(self, job: LetterJob, now_ns: int) -> None:
         self._reading -= 1
-        if job.error:
+        if job.is_impossible:
+            self._block(job.origin, job.error)
+        elif job.error:
             self._put_off(job.origin, job.error, now_ns)
             self._engine.check_segment(job.origin.segment_seq, job.error)
         else:
             self._laid_out.append(job)
 
+    def _block(self, origin: Origin, reason: str) -> None:
+        self._engine.block(origin.subscriber, origin.segment_seq, origin.bundle_index)
+        place = {"segment": origin.segment_seq, "bundle": origin.bundle_index}
+        self._journal.error("dead_letter.impossible", reason, topic=origin.topic, subscriber=origin.subscriber, **place)
+
     def _put_off(self, origin: Origin, reason: str, now_ns: int) -> None:
-        self._engine.exhausted_again(origin.subscriber, origin.segment_seq, origin.bundle_index)
+        self._wait_again(origin)
         self._paused_until_ns = now_ns + RETRY_NS
         self._journal.error("dead_letter.put_off", reason, topic=origin.topic, segment=origin.segment_seq)
+
+    def _wait_again(self, origin: Origin) -> None:
+        self._engine.exhausted_again(origin.subscriber, origin.segment_seq, origin.bundle_index)
+        self._wake(origin.subscriber)
+
+    def _is_wanted(self, job: LetterJob) -> bool:
+        terms = self._terms.get(job.origin.subscriber)
+        wanted = dead_letter_topic(self._engine.topic, terms) if terms else None
+        return job.push is not None and job.push.topic == wanted
 
     def _stage_laid_out(self, now_ns: int) -> None:
         waiting, self._laid_out = self._laid_out, []
         for job in waiting:
+            if not self._is_wanted(job):
+                # The subscriber has other terms since, or is gone.
+                self._wait_again(job.origin)
+                continue
             host = self._host_of(job.push.topic) if job.push else None
             if host is None or job.push is None:
                 self._put_off(job.origin, "the dead letter topic is gone", now_ns)

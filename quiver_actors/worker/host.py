@@ -81,7 +81,9 @@ class EngineHost:
         self.staging = Staging(engine, self.touch, lambda: self.ingest.closed_by)
         self._ask = ask
         self._own_log = own_log
-        self._dead_letters = DeadLetters(engine, self.attachments.terms, host_of, background, journal)
+        self._dead_letters = DeadLetters(
+            engine, self.attachments.terms, host_of, background, journal, self.handing_out.wake
+        )
         self._letters_at_ns: int | None = None
         self._pressure = self.ingest.pressure = pressure or Pressure()
         self._eased_ns: int | None = None

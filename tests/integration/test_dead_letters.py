@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from quiver_actors.client import Client, Delivery, Subscription
+from quiver_actors.model import ENVELOPE_SLOT
 from quiver_actors.protocol import messages as m
 from quiver_actors.subscriber.letters import Origin, origin_of
 from quiver_actors.units import SECOND_NS
@@ -116,6 +117,43 @@ def test_bundle_whose_letter_could_not_be_made_durable_comes_again(tmp_path: Pat
         found = letters(worker, 1)
         assert (found[0][0] is not None, found[0][1]) == (True, [7])
     disk.close()
+
+
+def test_a_consumer_that_wants_no_letters_gets_what_still_waits_for_one(tmp_path: Path) -> None:
+    disk = faulty_disk(tmp_path)
+    disk.faults.set("allocate", DEAD, errno.ENOSPC)
+    with running(tmp_path, disk=disk) as worker:
+        store(worker, *range(20))
+        client = exhaust(worker, 20)
+        assert blocked(client) == 20
+        again = worker.connect()
+        again.register("s", credit=20, terms=m.Terms())
+        # Sixteen of them had been read already, and waited for room.
+        assert sorted(values[0] for _, _, values in again.values(20)) == list(range(20))
+        assert blocked(again) == 0
+    disk.close()
+
+
+def test_a_bundle_that_is_too_large_for_a_letter_is_kept_and_can_be_claimed(tmp_path: Path) -> None:
+    """It was read once a second for ever, and could not be had before the next start."""
+    subscriber, dead = "s" * 64, "d" * 64
+    terms = m.Terms(max_deliveries=1, dead_letter_topic=dead)
+    envelope = pa.record_batch({"flag": pa.repeat(pa.scalar(True), 2_400_000)})
+    with running(tmp_path, settings(topic(), topic(dead))) as worker:
+        producer = worker.producer()
+        producer.declare(1, envelope.schema, slot_id=ENVELOPE_SLOT)
+        producer.push_and_wait(envelope, handle=1, slot_id=ENVELOPE_SLOT)
+        producer.flush()
+        client = worker.connect()
+        client.register(subscriber, credit=1, terms=terms)
+        deliver, indexes = client.delivered()
+        client.resolve(deliver, indexes, outcome="defer")
+
+        def is_claimed() -> bool:
+            client.send(m.ClaimRef(client.next_tag(), "default", subscriber, deliver.segment_seq, 0))
+            return isinstance(client.receive(), m.Deliver)
+
+        until(is_claimed, "the bundle to be given up as a letter")
 
 
 # --- replay ------------------------------------------------------------------------------------------------------------------

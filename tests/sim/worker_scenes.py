@@ -128,6 +128,10 @@ def _open(disk: Disk, topic: str, clock: ManualClock) -> Engine:
     return engine
 
 
+def _nobody_waits(_: str) -> None:
+    pass
+
+
 def _bury_all(disk: Disk) -> tuple[Engine, Engine]:
     """Everything that the reader is owed comes back once, which is too often."""
     monitor, clock = OrderMonitor(disk), ManualClock()
@@ -135,7 +139,7 @@ def _bury_all(disk: Disk) -> tuple[Engine, Engine]:
     engine.set_terms(_READER, lease_ns=0, max_deliveries=_TERMS.max_deliveries, exhausted=_TERMS.exhausted)
     for segment_seq, indexes, token, *_ in engine.claim(_READER, "owner", _LETTERS):
         engine.resolve(_READER, "owner", segment_seq, token, "defer", indexes, 0)
-    letters = DeadLetters(engine, {_READER: _TERMS}, {DEAD: _Host(dead)}.get, _at_once, Journal(0))
+    letters = DeadLetters(engine, {_READER: _TERMS}, {DEAD: _Host(dead)}.get, _at_once, Journal(0), _nobody_waits)
     for _ in range(4):
         letters.step(clock.now_ns)
         dead.write()

@@ -357,6 +357,39 @@ def test_the_count_of_deliveries_does_not_fall_when_bundles_are_returned() -> No
     assert state.delivered == 18
 
 
+@pytest.mark.parametrize(
+    ("max_deliveries", "exhausted", "counts"),
+    [(0, "dead_letter", (1, 0, 0)), (1, "block", (0, 1, 0)), (1, "drop", (0, 0, 1)), (1, "dead_letter", (0, 1, 0))],
+)
+def test_what_waits_for_a_letter_that_is_not_wanted_any_more_goes_by_the_new_terms(
+    max_deliveries: int, exhausted: str, counts: tuple[int, int, int]
+) -> None:
+    """It was nobody's until the next start of the worker."""
+    state = leased((0, 2), max_deliveries=1)
+    (grant,) = state.claim(ALICE, 2, 0)
+    finish(state, ALICE, grant, "defer")
+    moving = state.exhausted.popleft()
+    state.set_terms(lease_ns=LEASE, max_deliveries=max_deliveries, exhausted=exhausted, now_ns=0)
+    assert (state.claimable_count, state.blocked_count - 1, state.rejected) == counts
+    state.wait_again(*moving)
+    assert (state.claimable_count, state.blocked_count, state.rejected) == tuple(2 * count for count in counts)
+    assert len(state.claim(BOB, 2, 0)) == counts[0]
+    assert len(state.exhausted) == (2 if (max_deliveries, exhausted) == (1, "dead_letter") else 0)
+
+
+def test_a_bundle_of_which_no_letter_can_be_made_is_kept_for_whoever_knows_its_id() -> None:
+    state = leased((0, 1), max_deliveries=1)
+    (grant,) = state.claim(ALICE, 1, 0)
+    finish(state, ALICE, grant, "defer")
+    state.exhausted.popleft()
+    state.block(0, 0)
+    assert (state.blocked_count, state.claimable_count) == (1, 0)
+    finish(state, BOB, state.claim_ref(BOB, 0, 0, 0))
+    assert (state.blocked_count, state.acked) == (0, 1)
+    state.block(0, 0)
+    assert (state.blocked_count, state.unresolved_count) == (0, 0)
+
+
 def test_a_blocked_bundle_that_is_returned_is_blocked() -> None:
     """It could be claimed again by anybody, beyond its number of deliveries."""
     state = leased((0, 1), max_deliveries=1, exhausted="block")
