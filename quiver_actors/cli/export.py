@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     from quiver_actors.client import connect
 
     slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
-    os.makedirs(arguments.out, exist_ok=True)
+    _make_directory(arguments.out)
     with connect(run_dir.find_run_dir(arguments)) as client, ExitStack() as held:
         if arguments.flush:
             client.flush(arguments.topic)
@@ -83,6 +83,13 @@ def run(arguments: argparse.Namespace) -> int:
         files.finish()
     _report(arguments, files, missing)
     return 0
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{path} is not a directory, and cannot become one: name another one with --out") from error
 
 
 def _export_segment(client: Any, core: int, topic: str, segment_seq: int, slots: Any, files: Files) -> None:

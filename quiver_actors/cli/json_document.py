@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 SCHEMA_VERSION = 1
 
 
 def print_json(document: dict[str, Any]) -> None:
+    print(as_json({"schema_version": SCHEMA_VERSION, **document}), flush=True)
+
+
+def as_json(document: Any) -> str:
+    """Names of files that are not UTF-8 have their odd bytes as `\\udc80` to `\\udcff`, which Python makes the same bytes again of."""
     import msgspec
 
-    print(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **document}).decode(), flush=True)
+    try:
+        return msgspec.json.encode(document).decode()
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(document), separators=(",", ":"))

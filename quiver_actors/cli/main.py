@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -63,6 +64,9 @@ _EXIT_CODES: tuple[tuple[type[QuiverError], ExitCode], ...] = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of files need not be text.
+        sys.stdout.reconfigure(errors="backslashreplace")
     given = sys.argv[1:] if arguments is None else arguments
     parsed = build_parser(given[0] if given else None).parse_args(given)
     try:

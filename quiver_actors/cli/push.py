@@ -50,7 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--topic", metavar="TOPIC", default="default", help="where it goes (default)")
     parser.add_argument("--slot", metavar="SLOT", help="name or number of the slot (0, or the topic's only one)")
     parser.add_argument(
-        "--format", choices=("parquet", "arrow", "csv", "jsonl"), help="of the file (by its name or beginning)"
+        "--format", choices=("parquet", "arrow", "csv", "tsv", "jsonl"), help="of the file (by its name or beginning)"
     )
     parser.add_argument("--rows", metavar="N", type=_at_least_one, default=10_000, help="rows of a bundle (10000)")
     parser.add_argument("--key", metavar="KEY", help="bundles of one key go to one worker, in order")
@@ -101,7 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _size_of(path: str) -> int:
-    """0 for standard input and pipes. Raises UsageError where there is no such file."""
+    """0 for standard input and pipes. Raises UsageError where there is no such file, or it is a directory."""
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a directory: name its files one after the other")
     try:
         return 0 if path == "-" else os.path.getsize(path)
     except FileNotFoundError as error:

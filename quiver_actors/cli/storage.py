@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from quiver_actors.cli.json_document import as_json
 from quiver_actors.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
@@ -128,11 +129,9 @@ def has_colour() -> bool:
 
 def print_json(document: dict[str, Any]) -> None:
     """The `--json` document of a command; `schema_version` comes first."""
-    import msgspec
-
     from quiver_actors.inspection.findings import SCHEMA_VERSION
 
-    print(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **document}).decode(), flush=True)
+    print(as_json({"schema_version": SCHEMA_VERSION, **document}), flush=True)
 
 
 def counted(count: int, noun: str) -> str:

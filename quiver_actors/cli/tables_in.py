@@ -1,4 +1,4 @@
-"""Record batches out of a file or standard input, for `quiver push`: Parquet, Arrow, CSV and JSON lines. Reads as it goes."""
+"""Record batches out of a file or standard input, for `quiver push`: Parquet, Arrow, CSV, TSV and JSON lines. Reads as it goes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from quiver_actors.errors import UsageError
 
-FORMATS = ("parquet", "arrow", "csv", "jsonl")
+FORMATS = ("parquet", "arrow", "csv", "tsv", "jsonl")
 _BY_SUFFIX = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -20,7 +20,7 @@ _BY_SUFFIX = {
     ".feather": "arrow",
     ".ipc": "arrow",
     ".csv": "csv",
-    ".tsv": "csv",
+    ".tsv": "tsv",
     ".json": "jsonl",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -115,11 +115,15 @@ def _arrow(file: io.BufferedReader, rows: int) -> Iterator[pa.RecordBatch]:
         yield from pa.ipc.open_stream(file)
 
 
-def _csv(file: io.BufferedReader, rows: int) -> Iterator[pa.RecordBatch]:
+def _csv(file: io.BufferedReader, rows: int, delimiter: str = ",") -> Iterator[pa.RecordBatch]:
     import pyarrow.csv
 
     del rows
-    yield from pyarrow.csv.open_csv(file)
+    yield from pyarrow.csv.open_csv(file, parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter))
+
+
+def _tsv(file: io.BufferedReader, rows: int) -> Iterator[pa.RecordBatch]:
+    return _csv(file, rows, "\t")
 
 
 def _jsonl(file: io.BufferedReader, rows: int) -> Iterator[pa.RecordBatch]:
@@ -133,5 +137,6 @@ _READERS: dict[str, Callable[[io.BufferedReader, int], Iterator[pa.RecordBatch]]
     "parquet": _parquet,
     "arrow": _arrow,
     "csv": _csv,
+    "tsv": _tsv,
     "jsonl": _jsonl,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli import run_dir
 from quiver_actors.errors import NotRunning, UsageError
+from quiver_actors.supervisor.exitcodes import ExitCode
 from quiver_actors.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ examples:
   quiver top --interval 0.2 --count 3
 
 exit codes:
-  0    interrupted, or --count has come
+  0    interrupted, or --count has come and the node is running
   1    unexpected error
   2    wrong arguments, or the package rich is missing
   3    not running
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
                 live.update(view.look(console.height), refresh=True)
     except KeyboardInterrupt:
         return 0
-    return 0
+    return view.exit_code
 
 
 def _print_frames(view: TopView, console: Any, arguments: argparse.Namespace) -> int:
@@ -97,7 +98,7 @@ def _print_frames(view: TopView, console: Any, arguments: argparse.Namespace) ->
             console.print(view.look(_LINES_OFF_A_TERMINAL))
     except KeyboardInterrupt:
         return 0
-    return 0
+    return view.exit_code
 
 
 def _ticks(arguments: argparse.Namespace) -> Any:
@@ -121,6 +122,8 @@ class TopView:
         self._pressures: dict[int, deque[float]] = {}
         self._kept = SAMPLES_KEPT
         self._has_seen = False
+        self.exit_code = ExitCode.CLEAN
+        """By the last look."""
 
     def look(self, lines: int) -> Any:
         """Something of about so many lines at most.
@@ -139,8 +142,10 @@ class TopView:
         except NotRunning as error:
             if not self._has_seen:
                 raise
+            self.exit_code = ExitCode.ALREADY_RUNNING
             return Text(str(error))
         self._has_seen = True
+        self.exit_code = ExitCode.CLEAN if status.node.running else ExitCode.ALREADY_RUNNING
         self._rates.take(status)
         parts = [_headline(status, load), self._workers(status, load)]
         # What is left after these, two headings and two lines that say how many more there are.

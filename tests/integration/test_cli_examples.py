@@ -206,6 +206,21 @@ def test_what_cannot_be_pushed_is_told(quiet: ClientNode, tmp_path: Path) -> Non
         quiet, "push", str(tmp_path / "f.csv"), "--topic", "travel", "--slot", "x", code=2
     )
     assert "there is no file" in run(quiet, "push", str(tmp_path / "missing.csv"), code=2)
+    assert "is a directory" in run(quiet, "push", str(tmp_path), code=2)
+    for out in ("f.csv", "f.csv/below"):
+        assert "--out" in run(quiet, "export", "travel", "--out", str(tmp_path / out), code=2)
+
+
+def test_a_file_of_values_between_tabs_has_their_columns(quiet: ClientNode, tmp_path: Path) -> None:
+    """It was stored as one column of whole lines, and nobody was told."""
+    (tmp_path / "f.tsv").write_text("a\tb\n1\tx,y\n")
+    with quiet.connect() as client:
+        client.create_topic("tabbed")
+    run(quiet, "push", str(tmp_path / "f.tsv"), "--topic", "tabbed")
+    run(quiet, "push", "-", "--format", "tsv", "--topic", "tabbed", stdin=b"a\tb\n2\tz\n")
+    run(quiet, "export", "tabbed", "--flush", "--out", str(tmp_path / "out"))
+    found = [row for path in (tmp_path / "out").iterdir() for row in pq.read_table(path).to_pylist()]
+    assert sorted(found, key=str) == [{"a": 1, "b": "x,y"}, {"a": 2, "b": "z"}]
 
 
 def test_tail_prints_what_was_sealed_and_leaves_no_subscriber(quiet: ClientNode) -> None:
@@ -241,3 +256,10 @@ def test_top_shows_workers_topics_and_subscribers(quiet: ClientNode) -> None:
     assert [line for line in lines if re.fullmatch(r"and \d more topics", line)]
     missing = command_line("quiver_actors.cli.main", "top", "--run-dir", str(quiet.directories.base / "missing"))
     assert subprocess.run(missing, cwd=ROOT, capture_output=True, check=False).returncode == 3
+
+
+def test_top_of_a_node_that_has_died_says_so_with_its_exit_code() -> None:
+    with client_node() as node:
+        node.kill_supervisor()
+        command = command_line("quiver_actors.cli.main", "top", "--count", "1", "--run-dir", str(node.directories.run))
+        assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 3

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,28 @@ def test_json_is_one_object_with_everything(store: Path, deep: bool, capsys: pyt
     first = document["findings"][0]
     assert (first["severity"], first["code"], first["offset"]) == ("damage", "cursor", 20)
     assert {"path", "message", "expected", "found", "action"} <= set(first)
+
+
+def test_a_directory_whose_name_is_not_utf8_can_be_verified(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flip(store / CURSOR, 13)
+    named = os.fsencode(store) + b"\xff"
+    os.rename(store, named)
+    for command in ("verify", "inspect"):
+        done = subprocess.run(
+            [sys.executable, "-m", "quiver_actors.cli.main", command, named], capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (5, b"")
+        assert b"\\udcff" in done.stdout
+        assert main([command, "--json", os.fsdecode(named)]) == 5
+        assert named in [os.fsencode(text) for text in texts_in(json.loads(capfd.readouterr().out))]
+
+
+def texts_in(document: Any) -> Iterator[str]:
+    if isinstance(document, str):
+        yield document
+    elif isinstance(document, dict | list):
+        for value in document.values() if isinstance(document, dict) else document:
+            yield from texts_in(value)
 
 
 def test_one_file_can_be_verified(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
