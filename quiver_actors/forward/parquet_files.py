@@ -79,6 +79,7 @@ class ParquetFiles:
         compression: of Parquet.
 
     Raises:
+        UsageError: numbers that make no sense, or two slots of one name: their bundles could not be told apart there.
         OSError: the directory cannot be used.
     """
 
@@ -93,6 +94,7 @@ class ParquetFiles:
     ) -> None:
         if target_bytes < 1 or max_age < 0:
             raise UsageError("target_bytes must be at least 1 and max_age not negative")
+        _check_names(slots)
         self._directory = os.path.abspath(directory)
         self._slots = slots
         self._target_bytes = target_bytes
@@ -173,7 +175,7 @@ class ParquetFiles:
             return
         for slot in delivery.slot_ids if slots is None else slots:
             if slots is None or slot in delivery:
-                yield slot, slot if isinstance(slot, str) else f"slot_{slot}"
+                yield slot, _name_of(slot)
 
     # --- writing ---------------------------------------------------------------------------------------------------------
 
@@ -213,6 +215,17 @@ class ParquetFiles:
         self._groups.clear()
         self._taken.clear()
         self._taken_bytes = 0
+
+
+def _name_of(slot: str | int) -> str:
+    return slot if isinstance(slot, str) else f"slot_{slot}"
+
+
+def _check_names(slots: Collection[str | int] | Mapping[int, str] | None) -> None:
+    names = list(slots.values() if isinstance(slots, Mapping) else map(_name_of, dict.fromkeys(slots or ())))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"several slots are called {', '.join(twice)}: expected a name, and so a directory, for each")
 
 
 class _SlotDirectory:

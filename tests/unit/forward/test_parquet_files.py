@@ -3,11 +3,13 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from quiver_actors.errors import UsageError
 from quiver_actors.forward import Outcome, ParquetFiles, PermanentFailure, TransientFailure
 from quiver_actors.forward.forwarder import PERMANENT
 from quiver_actors.forward.parquet_files import TEMPORARY_PREFIX
@@ -156,6 +158,13 @@ def test_files_of_dead_writers_are_swept_those_of_living_ones_are_not(tmp_path: 
         fcntl.flock(held, fcntl.LOCK_EX)
         offer(files, Stored(1))
         assert sorted(name for name in os.listdir(slot) if name.startswith(TEMPORARY_PREFIX)) == [living.name]
+
+
+@pytest.mark.parametrize("slots", [{0: "all", 1: "all"}, ["slot_1", 1]])
+def test_two_slots_do_not_share_a_directory(tmp_path: Path, slots: Any) -> None:
+    """Of each bundle one was written, and the other one acknowledged with it."""
+    with pytest.raises(UsageError, match="a directory, for each"):
+        ParquetFiles(tmp_path, slots=slots)
 
 
 def test_only_wanted_slots_are_written_and_a_bundle_without_them_is_done(tmp_path: Path) -> None:
