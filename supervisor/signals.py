@@ -21,6 +21,7 @@ class SignalPipe:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._former_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._former = {number: signal.signal(number, _only_wake) for number in WATCHED}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
 
     def fileno(self) -> int:
         return self._reader
@@ -51,6 +52,11 @@ class SignalPipe:
 
 def _only_wake(signal_number: int, frame: FrameType | None) -> None:
     del signal_number, frame
+
+
+def hold_reloads() -> None:
+    """A reload that is asked for before there is a `SignalPipe` waits for it, instead of ending the process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
 
 
 def reset_in_child() -> None:

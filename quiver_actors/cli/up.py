@@ -53,12 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
     from quiver_actors.config.reading import Resolved, resolve
     from quiver_actors.node import run_node
     from quiver_actors.supervisor.log import configure_logging
+    from quiver_actors.supervisor.signals import hold_reloads
 
     overrides = {"data_dir": arguments.data_dir, "run_dir": arguments.run_dir, "cores": arguments.cores}
 
     def read_settings() -> Resolved:
         return resolve(arguments.config, overrides)
 
+    hold_reloads()
     settings = read_settings().settings
     configure_logging(sys.stderr, settings.log.level, settings.log.format)
     return run_node(settings, config_path=arguments.config, resolve=read_settings)

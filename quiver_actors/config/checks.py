@@ -29,9 +29,12 @@ def contradictions(settings: NodeSettings) -> list[str]:
 
 
 def _directory_is_named(settings: NodeSettings) -> Iterator[Conflict]:
-    """A variable that was not set (`--data-dir "$DATA"`) would be the current directory."""
+    """A variable that was not set (`--data-dir "$DATA"`) would be the current directory, and `~/data` of a file a directory called `~`."""
     if not settings.data_dir:
         yield "data_dir", "is empty; expected a directory"
+    for key in ("data_dir", "run_dir"):
+        if (path := getattr(settings, key)) and path.startswith("~"):
+            yield key, f"{path!r}: nobody replaces the ~; expected the path in full, or './{path}' if that is its name"
 
 
 def _node_has_a_file_name(settings: NodeSettings) -> Iterator[Conflict]:

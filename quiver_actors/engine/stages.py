@@ -290,16 +290,14 @@ class Stages:
 
     def take_expired(self) -> list[Stage]:
         """Prepared stages past their time whose decision log is to be asked now."""
-        now_ns = self._clock.unix_ns()
+        unix_ns, now_ns = self._clock.unix_ns(), self._clock.monotonic_ns()
         due = [
             stage
             for stage in self
-            if stage.state is StageState.PREPARED
-            and stage.expires_unix_ns <= now_ns
-            and now_ns - stage.asked_unix_ns >= ASK_AGAIN_NS
+            if stage.state is StageState.PREPARED and stage.expires_unix_ns <= unix_ns and stage.ask_again_ns <= now_ns
         ]
         for stage in due:
-            stage.asked_unix_ns = now_ns
+            stage.ask_again_ns = now_ns + ASK_AGAIN_NS
         return due
 
     # --- background work: what the schedule asks for -----------------------------------------------------------------------------

@@ -47,8 +47,8 @@ class Stage:
         self.wanted_bytes = 0
         self.was_prepared = False
         self.expires_unix_ns = 0
-        self.asked_unix_ns = 0
-        """When the decision log was asked last."""
+        self.ask_again_ns = 0
+        """Not before that (monotonic) is the decision log asked."""
         self.reason = ""
         self.unread: PreparedRecord | None = None
         self.wants_reading = False

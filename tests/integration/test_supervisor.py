@@ -135,6 +135,23 @@ def test_hangup_without_a_configuration_changes_nothing(directories: Directories
         assert node.stop() == 0
 
 
+def test_a_hangup_while_the_configuration_is_being_read_is_for_the_node_that_it_makes(directories: Directories) -> None:
+    """It ended `quiver up`."""
+    config = directories.base / "quiver.toml"
+    os.mkfifo(config)
+    where = ("--data-dir", str(directories.data), "--run-dir", str(directories.run), "--cores", "1")
+    command = command_line("quiver_actors.cli.main", "up", "--config", str(config), *where)
+    with NodeProcess(command, directories.run) as node:
+        with config.open("w") as writer:
+            node.signal(signal.SIGHUP)
+            config.unlink()
+            config.write_text("")
+            writer.write("")
+        node.wait_for("node.reloaded")
+        node.wait_ready()
+        assert node.stop() == 0
+
+
 def test_stopped_worker_is_continued_so_that_it_can_drain(directories: Directories) -> None:
     with NodeProcess.small(directories).wait_ready() as node:
         os.kill(node.worker_pids()[0], signal.SIGSTOP)

@@ -25,12 +25,14 @@ class ManualClock:
 
     def __init__(self, start_ns: int = 1_700_000_000_000_000_000) -> None:
         self.now_ns = start_ns
+        self.wrong_by_ns = 0
+        """How far the clock on the wall is ahead."""
 
     def monotonic_ns(self) -> int:
         return self.now_ns
 
     def unix_ns(self) -> int:
-        return self.now_ns
+        return self.now_ns + self.wrong_by_ns
 
     def advance(self, duration_ns: int) -> None:
         self.now_ns += duration_ns

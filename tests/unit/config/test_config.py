@@ -35,6 +35,8 @@ def test_compaction_and_the_low_water_mark_have_defaults_and_are_inherited_by_to
         ({"retention": {"min_free": "lots"}}, "retention.min_free"),
         ({"retention": 7}, "'retention': expected a table"),
         ({"data_dir": ""}, "key 'data_dir': is empty; expected a directory"),
+        ({"data_dir": "~/data"}, "key 'data_dir': '~/data': nobody replaces the ~"),
+        ({"run_dir": "~me"}, "key 'run_dir': '~me': nobody replaces the ~"),
         ({"data_dir": "a\0b"}, "key 'data_dir': .* is not what was expected"),
         ({"data_dir": "a\udcff"}, "key 'data_dir': .* is not what was expected"),
         ({"node": "../b"}, "key 'node': '../b' is not a node's name; expected 1 to 64 characters"),

@@ -279,6 +279,16 @@ def test_expired_stages_are_asked_about_once_a_minute(driver: StageDriver) -> No
     assert [stage.number for stage in driver.engine.stages.take_expired()] == [number]
 
 
+def test_expired_stages_are_asked_about_again_also_when_the_clock_was_set_back(driver: StageDriver) -> None:
+    """Nobody asked until the clock had come to where it was before: what was decided stayed unpublished as long."""
+    number = driver.prepared(1, wanted=order(ttl_ns=10 * SECOND_NS))
+    driver.clock.wrong_by_ns = HOUR_NS
+    assert [stage.number for stage in driver.engine.stages.take_expired()] == [number]
+    driver.clock.wrong_by_ns = 0
+    driver.clock.advance(61 * SECOND_NS)
+    assert [stage.number for stage in driver.engine.stages.take_expired()] == [number]
+
+
 def test_staged_bundles_are_on_the_bill(driver: StageDriver) -> None:
     number = driver.prepared(1, 2)
     file = driver.disk.open_read(f"{STAGED}/{number:016}.0000.stage")
