@@ -146,7 +146,9 @@ class Inbox(Generic[D]):
 
     def _lose(self, parcel: Parcel) -> None:
         """What waits in a parcel, if anything, is not held any more."""
-        if parcel.waiting and parcel.is_current:
-            self.lost_count += parcel.waiting
-            parcel.channel.take(parcel.waiting)
-            parcel.take(parcel.waiting)
+        waiting = parcel.waiting
+        if waiting and parcel.is_current:
+            self.lost_count += waiting
+            parcel.channel.take(waiting)
+            parcel.channel.release(parcel.grant, waiting)
+            parcel.take(waiting)

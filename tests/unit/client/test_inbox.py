@@ -21,10 +21,14 @@ class Sender:
         self.core = 0
         self.generation = 0
         self.taken = 0
+        self.released = 0
         self.returned: list[int] = []
 
     def take(self, bundles: int) -> None:
         self.taken += bundles
+
+    def release(self, grant: Grant, bundles: int) -> None:
+        self.released += bundles
 
     def give_back(self, parcel: Parcel) -> None:
         self.returned += parcel.indexes[parcel.position :]
@@ -90,6 +94,7 @@ def test_bundles_whose_lease_is_over_are_not_handed_over() -> None:
     assert inbox.take(1000) == 10
     assert inbox.lost_count == 6
     assert sender.taken == 10, "they make room for others"
+    assert sender.released == 6, "and are not held any more"
 
 
 def test_bundles_of_a_lost_connection_are_not_handed_over() -> None:

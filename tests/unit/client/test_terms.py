@@ -196,6 +196,7 @@ def test_bundles_whose_lease_is_over_are_not_given_out(peer: Peer, subscription:
     deliver(peer.sessions[-1], 50, token=2)
     assert take(subscription)[0].bundle_id.bundle_index == 50
     assert subscription.claims_lost == 40
+    assert list(subscription._consumer.channels.channel(0).grants) == [2], "nothing is kept of a grant that is over"
     peer.wait_for(lambda: any(m.total == 104 for m in peer.of_type(Credit) if isinstance(m, Credit)))
 
 
