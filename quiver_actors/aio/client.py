@@ -73,17 +73,22 @@ class Client:
 
         Cancelling does not take back what was sent.
         """
-        receipts = await self.push_many(
-            (bundle,),
-            topic=topic,
-            key=key,
-            item_counts=(item_count,),
-            producer=producer,
-            sequence=sequence,
-            trace_context=trace_context,
-            timeout=timeout,
+        if producer is not None or sequence is not None:
+            receipts = await self.push_many(
+                (bundle,),
+                topic=topic,
+                key=key,
+                item_counts=(item_count,),
+                producer=producer,
+                sequence=sequence,
+                trace_context=trace_context,
+                timeout=timeout,
+            )
+            return receipts[0]
+        steps = self._producer.pushing_one(
+            bundle, topic=topic, key=key, item_count=item_count, timeout_seconds=timeout, trace_context=trace_context
         )
-        return receipts[0]
+        return await self._exchange.complete_steps(steps)
 
     async def push_many(
         self,

@@ -125,17 +125,22 @@ class Client(StagingClient, TopicCommands):
                 `retry_after_ns`.
             StorageFull, DurabilityUnknown, EngineFailed, Draining: what the worker could not do.
         """
-        (receipt,) = self.push_many(
-            (bundle,),
-            topic=topic,
-            key=key,
-            item_counts=(item_count,),
-            producer=producer,
-            sequence=sequence,
-            trace_context=trace_context,
-            timeout=timeout,
+        if producer is not None or sequence is not None:
+            receipts = self.push_many(
+                (bundle,),
+                topic=topic,
+                key=key,
+                item_counts=(item_count,),
+                producer=producer,
+                sequence=sequence,
+                trace_context=trace_context,
+                timeout=timeout,
+            )
+            return receipts[0]
+        steps = self._producer.pushing_one(
+            bundle, topic=topic, key=key, item_count=item_count, timeout_seconds=timeout, trace_context=trace_context
         )
-        return receipt
+        return self._exchange.run_steps(steps)
 
     def push_many(
         self,

@@ -39,7 +39,7 @@ from quiver_actors.errors import (
     UsageError,
     WorkerUnavailable,
 )
-from quiver_actors.model import Durability
+from quiver_actors.model import Durability, Receipt
 from quiver_actors.protocol.messages import ListTopics
 from quiver_actors.units import SECOND_NS, format_size
 
@@ -79,13 +79,41 @@ class Producer:
                 yield run.submitting(planned)
             yield run.finishing()
         except WorkerUnavailable:
-            if key is None:
-                self._turn += 1
+            self._look_elsewhere(key)
             raise
         finally:
             run.withdraw()
         run.check_bundles()
         return run.receipts
+
+    def pushing_one(
+        self,
+        bundle: Bundle,
+        *,
+        topic: str,
+        key: str | bytes | None,
+        item_count: int | None,
+        timeout_seconds: float,
+        trace_context: TraceContext | None = None,
+    ) -> Steps[Receipt]:
+        """`pushing` of one bundle: no neighbours to look for, and the lock is taken twice instead of three times."""
+        trace = parse_trace(trace_context)
+        run = _PushRun(self, self._channels, topic, key, timeout_seconds)
+        try:
+            slots = yield run.opening()
+            planned = plan(slots.traced(trace).batches_of(bundle), self.streams(topic), item_count)
+            yield run.storing(PlannedBundles([planned]))
+        except WorkerUnavailable:
+            self._look_elsewhere(key)
+            raise
+        finally:
+            run.withdraw()
+        return run.receipts[0]
+
+    def _look_elsewhere(self, key: str | bytes | None) -> None:
+        """The next call without a key goes to another worker."""
+        if key is None:
+            self._turn += 1
 
     def streams(self, topic: str) -> StreamTable:
         """The streams that were pushed to a topic."""
@@ -178,6 +206,11 @@ class _PushRun:
             self._look()
         while not self._advance() or self._under_way:
             yield self._wake_at_ns()
+
+    def storing(self, planned: Planned) -> Flow[None]:
+        """`submitting` and `finishing` of the only group."""
+        yield from self.submitting(planned)
+        yield from self.finishing()
 
     def check_bundles(self) -> None:
         """Raise what was wrong with a bundle."""
