@@ -10,9 +10,13 @@ from collections.abc import Sequence
 
 from quiver_actors.disk.memory import is_in_memory
 from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Buffer
+from quiver_actors.disk.writeback import start_writeback
 from quiver_actors.errors import DiskError
+from quiver_actors.units import KIB
 
 _IOVECS_MAX = 1024
+_WRITEBACK_BYTES_MIN = 64 * KIB
+"""Less is not worth a request of its own to the disk: what comes until the next sync goes with it (docs/performance.md)."""
 _FILE_MODE = 0o640
 _DIRECTORY_MODE = 0o700
 
@@ -27,6 +31,8 @@ class PosixFile:
     def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor = descriptor
         self.path = path
+        self._is_syncing = False
+        """An fdatasync is under way, in another thread."""
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
         try:
@@ -40,6 +46,9 @@ class PosixFile:
         written = os.pwritev(self._descriptor, buffers, offset)
         if written < wanted:
             self._write_rest(b"".join(buffers), written, offset)
+        if self._is_syncing and wanted >= _WRITEBACK_BYTES_MIN:
+            # The sync that covers these bytes comes after this one: until then the disk can have them already.
+            start_writeback(self._descriptor, offset, wanted)
         return offset + wanted
 
     def _write_rest(self, joined: bytes, written: int, offset: int) -> None:
@@ -88,10 +97,13 @@ class PosixFile:
             raise _disk_error("truncate", self.path, error) from error
 
     def fdatasync(self) -> None:
+        self._is_syncing = True
         try:
             os.fdatasync(self._open_descriptor())
         except OSError as error:
             raise _disk_error("fdatasync", self.path, error) from error
+        finally:
+            self._is_syncing = False
 
     def fsync(self) -> None:
         try:
