@@ -67,10 +67,13 @@ class Case:
     mode: str = "sync"
 
     @property
-    def name(self) -> str:
+    def size_and_slots(self) -> str:
         size = f"{self.bundle_bytes // MIB}MiB" if self.bundle_bytes >= MIB else f"{self.bundle_bytes // KIB}KiB"
-        slots = f"{self.slots}slot" + "s" * (self.slots > 1)
-        return f"push/{size}/{slots}/{self.producers}p/{self.mode}{self.suffix}"
+        return f"{size}/{self.slots}slot" + "s" * (self.slots > 1)
+
+    @property
+    def name(self) -> str:
+        return f"push/{self.size_and_slots}/{self.producers}p/{self.mode}{self.suffix}"
 
     @property
     def durability(self) -> str:

@@ -1,9 +1,10 @@
 """What does a bundle cost, step by step, where Python pays for it?
 
 Method: one process, CPU time, no node and no disk: bundles are encoded into a ring as the client does, copied out, checked, completed and
-entered in the open segment as a worker does. Messages of 64, 256 and fewer bundles. `encode` is from a RecordBatch, with the copy into
-the ring. Best of the repeats of a round: that is the cost, the rest is the machine's other work. Against, in the same run: `one-by-one`,
-a plan and a check for every bundle, which is how small or mixed messages travel; and `memcpy` of the same bytes for the copy.
+entered in the open segment as a worker does. Messages of 64, 256 and fewer bundles, of one slot or of four. `encode` is from
+RecordBatches, with the copy into the ring. Best of the repeats of a round: that is the cost, the rest is the machine's other work.
+Against, in the same run: `one-by-one`, a plan and a check for every bundle, which is how small or mixed messages travel; and `memcpy` of
+the same bytes for the copy.
 
     python -m benchmarks.push_cost [--quick] [--json] [--rounds N]
 """
@@ -15,12 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from benchmarks.harness import Report, arguments, begun
-from benchmarks.ingest import make_batches
+from benchmarks.ingest import Case, make_bundles
 from quiver_actors.client.grouping import Grouping
-from quiver_actors.client.slots import TopicSlots
+from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.disk.posix import PosixFile
 from quiver_actors.encoding.entries import PlannedBundles, plan
 from quiver_actors.encoding.runs import RunMemory
@@ -32,14 +32,24 @@ from quiver_actors.wal.log import Log
 
 KIB, MIB = 1 << 10, 1 << 20
 SLOTS = TopicSlots(TopicInfo("t", {}, "wal", 0))
-CASES = ((KIB, 64), (KIB, 256), (16 * KIB, 32), (64 * KIB, 15), (64 * KIB, 1), (MIB, 1))
+CASES = (
+    Case(KIB, 1, 64, "", 0),
+    Case(KIB, 1, 256, "", 0),
+    Case(KIB, 1, 64, "", 0, slots=4),
+    Case(KIB, 1, 256, "", 0, slots=4),
+    Case(16 * KIB, 1, 32, "", 0),
+    Case(64 * KIB, 1, 15, "", 0),
+    Case(64 * KIB, 1, 1, "", 0),
+    Case(MIB, 1, 1, "", 0),
+)
+"""Of each, one message."""
 
 
 class Path:
     """One message's way through both sides."""
 
-    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
-        self.batches = batches
+    def __init__(self, bundles: Sequence[Bundle]) -> None:
+        self.bundles = bundles
         self.streams, self.memory = StreamTable("t"), RunMemory()
         self.ring = memoryview(mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE))
         self.encode_each()
@@ -50,12 +60,12 @@ class Path:
     def encode(self) -> None:
         """As `push_many`: alike bundles at once."""
         offset = 0
-        for planned in Grouping(SLOTS, self.streams, self.memory).groups((batch, None) for batch in self.batches):
+        for planned in Grouping(SLOTS, self.streams, self.memory).groups((bundle, None) for bundle in self.bundles):
             planned.write(self.ring, offset)
             offset += planned.size_bytes
 
     def encode_each(self) -> None:
-        planned = PlannedBundles([plan([(0, batch)], self.streams) for batch in self.batches])
+        planned = PlannedBundles([plan(SLOTS.batches_of(bundle), self.streams) for bundle in self.bundles])
         rows = planned.write(self.ring, 0)
         self.span, self.schemas = self.ring[: planned.size_bytes], rows.schemas()
         self.push = rows.push(1, "t", 0, planned.size_bytes, planned.size_bytes)
@@ -90,10 +100,10 @@ def cost_us(step: Callable[[], None], bundles: int, repeats: int) -> float:
     return best / bundles
 
 
-def measure(size: int, group: int, rounds: int, repeats: int) -> dict[str, list[tuple[float, float]]]:
+def measure(case: Case, rounds: int, repeats: int) -> dict[str, list[tuple[float, float]]]:
     """By step and round: ours and what it is compared with."""
-    batches = make_batches(size)
-    path = Path([batches[number % len(batches)] for number in range(group)])
+    bundles, group = make_bundles(case), case.per_call
+    path = Path([bundles[number % len(bundles)] for number in range(group)])
     source = bytes(path.span)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("encode", "copy", "check", "complete")}
 
@@ -123,11 +133,11 @@ def show(report: Report, name: str, pairs: list[tuple[float, float]]) -> None:
 def main() -> None:
     options = arguments(__doc__)
     with begun(options) as (report, _):
-        for size, group in CASES[:2] if options.quick else CASES:
-            steps = measure(size, group, options.rounds, 5 if options.quick else 100)
-            name = f"{size // MIB}MiB" if size >= MIB else f"{size // KIB}KiB"
+        for case in CASES[:3] if options.quick else CASES:
+            steps = measure(case, options.rounds, 5 if options.quick else 100)
+            name = case.size_and_slots.removesuffix("/1slot")
             for step, pairs in steps.items():
-                show(report, f"cost/{name}/batch{group}/{step}", pairs)
+                show(report, f"cost/{name}/batch{case.per_call}/{step}", pairs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Which bundles of a call travel together in one Push message, and how they are encoded.
 
-    run      neighbours of one small batch each, all of one stream: laid out at once (encoding/runs.py)
+    run      neighbours with the same slots, a small batch in each, of the same streams: laid out at once (encoding/runs.py)
     others   each with a plan of its own (encoding/entries.py), until the group is full
 
 Owned by one call. Order is kept; a group is given out as soon as it is full.
@@ -8,26 +8,35 @@ Owned by one call. Order is kept; a group is given out as soon as it is full.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
 from quiver_actors.client.slots import Bundle, TopicSlots
-from quiver_actors.encoding.entries import SERIALIZE_BYTES_MAX, BundlePlan, PlannedBundles, check_item_count, plan
+from quiver_actors.encoding.entries import (
+    ROWS_MAX,
+    SERIALIZE_BYTES_MAX,
+    BundlePlan,
+    PlannedBundles,
+    check_item_count,
+    plan,
+)
 from quiver_actors.encoding.forms import RUN_BYTES_MAX
+from quiver_actors.encoding.run_layout import Streams
 from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory, fits_run, plan_run
-from quiver_actors.encoding.streams import EncodedStream, StreamTable
+from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.errors import UsageError
+from quiver_actors.model import ENVELOPE_SLOT
 
 GROUP_BUNDLES_MAX = 64
-RUN_BUNDLES_MAX = 768
-"""Of the second and later runs of a call; the first one leaves as early as any group, so that the worker starts. What a message costs
-is shared by its bundles (docs/performance.md). With 80 bytes of rows for each it still fits a reader's usual buffer."""
+RUN_ROWS_MAX = 1536
+"""Of the second and later runs of a call, one for each bundle and one for each slot: 768 bundles of one slot. The first run leaves as
+early as any group, so that the worker starts. What a message costs is shared by its bundles (docs/performance.md). With 40 bytes a row it
+still fits a reader's usual buffer."""
 GROUP_BYTES_MAX = RUN_BYTES_MAX
 _FRAME_BYTES = 512
-"""Assumed for an entry beside its buffers and its schema: a guess decides when a group is full, not what fits."""
-
-_NONE = range(0)
+"""Assumed for a slot beside its buffers and its schema: a guess decides when a group is full, not what fits."""
 
 Planned = PlannedBundles | PlannedRun
 Batches = list[tuple[int, pa.RecordBatch]]
@@ -40,16 +49,21 @@ class Grouping:
         self._slots = slots
         self._streams = streams
         self._memory = memory
-        self._stream: EncodedStream | None = None
-        """Of the run; it and the plans are never both collected."""
+        self._run_streams: Streams = ()
+        """Of the slots of the run; it and the plans are never both collected."""
         self._run: list[pa.RecordBatch] = []
+        """The batches of its bundles, one bundle behind the other."""
         self._item_counts: list[int | None] = []
         self._run_bytes = 0
         self._run_bundles_max = GROUP_BUNDLES_MAX
         self._lone_schema: pa.Schema | None = None
         """Of the run, if its last batch was pushed without a slot; None: nothing is known of the next bundle."""
-        self._measured_rows = _NONE
-        """Batches of the stream with that many rows are taken for as large as the one that was measured."""
+        self._keys: tuple[str | int, ...] = ()
+        """Of the run's last bundle, if it was a dictionary whose values are its batches."""
+        self._schemas: list[pa.Schema] = []
+        """Of those."""
+        self._measured_rows: list[range] = []
+        """Of each slot: bundles of the streams with that many rows are taken for as large as the one that was measured."""
         self._measured_bytes = 0
         self._plans: list[BundlePlan] = []
         self._plans_bytes = 0
@@ -77,54 +91,88 @@ class Grouping:
         for bundle, item_count in bundles:
             if item_count is not None:
                 check_item_count(item_count)
+            size_bytes = self._measured_bytes
+            batches: list[pa.RecordBatch] | None
             if (
                 self._lone_schema is not None
                 and isinstance(bundle, record_batch)
-                and bundle.num_rows in self._measured_rows
+                and bundle.num_rows in self._measured_rows[0]
                 and bundle.schema.equals(self._lone_schema, check_metadata=True)
             ):
                 # One more like the last one: the usual case, without the detours.
-                batch: pa.RecordBatch = bundle
-                size_bytes = self._measured_bytes
-            else:
-                batches = batches_of(bundle)
-                size_bytes = self._size_in_run(batches)
+                batches = [bundle]
+            elif not self._keys or (batches := self._of_alike(bundle)) is None:
+                slots = batches_of(bundle)
+                size_bytes = self._size_in_run(slots)
                 if not size_bytes:
-                    self._lone_schema = None
+                    self._lone_schema, self._keys = None, ()
                     yield from self._end_run()
-                    yield from self._plan(batches, item_count)
+                    yield from self._plan(slots, item_count)
                     continue
-                batch = batches[0][1]
-                self._lone_schema = batch.schema if isinstance(bundle, pa.RecordBatch) else None
-            if len(self._run) == self._run_bundles_max or self._run_bytes + size_bytes > GROUP_BYTES_MAX:
+                batches = [batch for _, batch in slots]
+                self._note(bundle, batches)
+            if len(self._item_counts) == self._run_bundles_max or self._run_bytes + size_bytes > GROUP_BYTES_MAX:
                 yield from self._take_run()
-                self._run_bundles_max = RUN_BUNDLES_MAX
+                self._run_bundles_max = RUN_ROWS_MAX // (1 + len(self._run_streams))
             self._run_bytes += size_bytes
-            self._run.append(batch)
+            self._run += batches
             self._item_counts.append(item_count)
         yield from self._take_all()
 
-    def _size_in_run(self, batches: Batches) -> int:
+    def _of_alike(self, bundle: Bundle) -> list[pa.RecordBatch] | None:
+        """The batches of a dictionary that is one more like the last one; None: it is not, or not certainly."""
+        if type(bundle) is not dict or len(bundle) != len(self._keys):
+            return None
+        expected = zip(bundle.items(), self._keys, self._schemas, self._measured_rows, strict=True)
+        for (key, batch), known, schema, rows in expected:
+            if (
+                key is not known
+                or not isinstance(batch, pa.RecordBatch)
+                or batch.num_rows not in rows
+                or not batch.schema.equals(schema, check_metadata=True)
+            ):
+                return None
+        return list(bundle.values())
+
+    def _note(self, bundle: Bundle, batches: list[pa.RecordBatch]) -> None:
+        """What the next bundle of the run is compared with first."""
+        self._lone_schema, self._keys = None, ()
+        if self._run_streams[-1].slot_id == ENVELOPE_SLOT:
+            # What is in it is not always what was given.
+            return
+        if isinstance(bundle, pa.RecordBatch):
+            self._lone_schema = bundle.schema
+        elif type(bundle) is dict and all(map(operator.is_, bundle.values(), batches)):
+            self._keys, self._schemas = tuple(bundle), [batch.schema for batch in batches]
+
+    def _size_in_run(self, slots: Batches) -> int:
         """About how many bytes the bundle adds to the run; 0: it cannot be part of it.
 
         A batch may be far larger than others of as many rows: the run ends in front of what its memory does not hold.
         """
-        if self._plans or len(batches) > 1:
+        if self._plans:
             return 0
-        slot_id, batch = batches[0]
-        stream = self._streams.stream(slot_id, batch.schema)
-        if stream is not self._stream:
-            if self._run or not fits_run(stream):
+        streams = tuple([self._streams.stream(slot_id, batch.schema) for slot_id, batch in slots])
+        if streams != self._run_streams:
+            if self._run or not fits_run(streams):
                 return 0
-            self._stream, self._measured_rows = stream, _NONE
-        rows: int = batch.num_rows
-        if rows not in self._measured_rows:
-            # Of a slice it counts whole buffers: then it is planned, which measures exactly.
-            content_bytes: int = batch.get_total_buffer_size()
-            if content_bytes > SERIALIZE_BYTES_MAX:
-                return 0
-            self._measured_rows = range(rows // 2, rows + 1)
-            self._measured_bytes = content_bytes + len(stream.message) + _FRAME_BYTES
+            self._run_streams, self._measured_rows = streams, []
+            self._run_bundles_max = min(self._run_bundles_max, RUN_ROWS_MAX // (1 + len(streams)))
+        if not self._measured_rows:
+            return self._measure(slots)
+        for (_, batch), rows in zip(slots, self._measured_rows, strict=True):
+            if batch.num_rows not in rows:
+                return self._measure(slots)
+        return self._measured_bytes
+
+    def _measure(self, slots: Batches) -> int:
+        # Of a slice it counts whole buffers: then it is planned, which measures exactly.
+        contents = [batch.get_total_buffer_size() for _, batch in slots]
+        row_counts = [batch.num_rows for _, batch in slots]
+        if max(contents) > SERIALIZE_BYTES_MAX or sum(row_counts) > ROWS_MAX:
+            return 0
+        self._measured_rows = [range(rows // 2, rows + 1) for rows in row_counts]
+        self._measured_bytes = sum(contents) + sum([len(stream.message) + _FRAME_BYTES for stream in self._run_streams])
         return self._measured_bytes
 
     def _plan(self, batches: Batches, item_count: int | None) -> Iterator[Planned]:
@@ -139,18 +187,18 @@ class Grouping:
 
     def _end_run(self) -> Iterator[Planned]:
         """The next bundle is not of the run: give it out, or let its few members go with the others."""
-        if len(self._run) >= RUN_BUNDLES_MIN:
+        if len(self._item_counts) >= RUN_BUNDLES_MIN:
             yield from self._take_run()
         else:
             yield from self._plan_run()
 
     def _take_run(self) -> Iterator[Planned]:
         """The run, in as many groups as it needs."""
-        while len(self._run) >= RUN_BUNDLES_MIN and self._stream is not None:
-            laid_out = plan_run(self._memory, self._stream, self._run, self._item_counts)
+        while len(self._item_counts) >= RUN_BUNDLES_MIN:
+            laid_out = plan_run(self._memory, self._run_streams, self._run, self._item_counts)
             if laid_out is None:
-                # Its first batch alone is too large for the memory: what follows may still be a run.
-                yield from self._plan_first()
+                # Its first bundle alone is too large for the memory: what follows may still be a run.
+                yield from self._plan_first(1)
                 continue
             if self._plans:
                 yield self._take_plans()
@@ -162,22 +210,23 @@ class Grouping:
 
     def _plan_run(self) -> Iterator[Planned]:
         """Let the members of the run have plans of their own."""
-        while self._run:
-            yield from self._plan_first()
+        yield from self._plan_first(len(self._item_counts))
 
-    def _plan_first(self) -> Iterator[Planned]:
-        """Let the first member of the run have a plan of its own."""
-        assert self._stream is not None, "a run has a stream"
-        batch, item_count = self._run[0], self._item_counts[0]
-        self._forget(1)
-        behind, self._run, self._item_counts = (self._run, self._item_counts), [], []
+    def _plan_first(self, count: int) -> Iterator[Planned]:
+        """Let the first members of the run have plans of their own."""
+        slot_ids = [stream.slot_id for stream in self._run_streams]
+        slot_count, run, item_counts = len(slot_ids), self._run, self._item_counts
         # If it raises, what is behind is not to be pushed.
-        yield from self._plan([(self._stream.slot_id, batch)], item_count)
-        self._run, self._item_counts = behind
+        self._run, self._item_counts = [], []
+        for number, item_count in enumerate(item_counts[:count]):
+            batches = run[number * slot_count : (number + 1) * slot_count]
+            yield from self._plan([*zip(slot_ids, batches, strict=True)], item_count)
+        self._run, self._item_counts = run, item_counts
+        self._forget(count)
 
     def _forget(self, count: int) -> None:
         # New lists: the run has the old ones.
-        self._run, self._item_counts = self._run[count:], self._item_counts[count:]
+        self._run, self._item_counts = self._run[count * len(self._run_streams) :], self._item_counts[count:]
         self._run_bytes = 0 if not self._run else self._run_bytes
 
     def _take_plans(self) -> Planned:
@@ -187,7 +236,7 @@ class Grouping:
 
     def _take_all(self) -> Iterator[Planned]:
         """What is left: a run or plans."""
-        if len(self._run) >= RUN_BUNDLES_MIN:
+        if len(self._item_counts) >= RUN_BUNDLES_MIN:
             yield from self._take_run()
         yield from self._plan_run()
         if self._plans:

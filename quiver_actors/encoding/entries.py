@@ -50,7 +50,8 @@ SERIALIZE_BYTES_MAX = 128 << 10
 JOINED_BYTES_MAX = 16 << 10
 """Entries up to here are put together on the heap and copied by one assignment; above, the second copy would cost more than it saves."""
 
-_ROWS_MAX = (1 << 32) - 1
+ROWS_MAX = (1 << 32) - 1
+"""Of all slots of a bundle together."""
 _ITEMS_MAX = (1 << 63) - 1
 _SLOT_HEAD_BYTES = SLOT_HEAD.size
 _EOS_BYTES = len(END_OF_STREAM)
@@ -157,7 +158,7 @@ def plan(
     planned = BundlePlan(
         batches, item_count, entry_bytes, bitmap, row_count, parts, slot_rows, dictionary_rows, streams
     )
-    if entry_bytes > JOINED_BYTES_MAX or row_count > _ROWS_MAX:
+    if entry_bytes > JOINED_BYTES_MAX or row_count > ROWS_MAX:
         _check_limits(planned)
     else:
         _join(planned)
@@ -371,7 +372,7 @@ def _check_limits(planned: BundlePlan) -> None:
             f"the encoded bundle has {body_bytes} bytes ({format_size(body_bytes)}): the limit of one bundle is "
             f"{ENTRY_BODY_BYTES_MAX} bytes ({format_size(ENTRY_BODY_BYTES_MAX)}); push it in several bundles"
         )
-    if planned.row_count > _ROWS_MAX:
+    if planned.row_count > ROWS_MAX:
         raise InvalidBundle(
-            f"the bundle has {planned.row_count} rows: the limit is {_ROWS_MAX}; push it in several bundles"
+            f"the bundle has {planned.row_count} rows: the limit is {ROWS_MAX}; push it in several bundles"
         )

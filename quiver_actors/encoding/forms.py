@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from quiver_actors.checksum import crc32
 from quiver_actors.encoding.entries import CRC_BYTES, ENTRY_HEAD_BYTES
-from quiver_actors.encoding.run_layout import PAYLOAD_OFFSET, Integers, RunLayout, layout_of, write_run
-from quiver_actors.encoding.streams import EncodedStream
+from quiver_actors.encoding.run_layout import Integers, RunLayout, Streams, layout_of, write_run
 from quiver_actors.protocol.messages import SLOT_ROW
 from quiver_actors.units import KIB, MIB
 
@@ -109,18 +108,21 @@ class _Texts(_Values):
         return bool((lasts == lasts[0]).all())
 
 
+Slots: TypeAlias = "list[tuple[int, tuple[_Values, ...]]]"
+"""Where in an entry the body of each begins, and the columns in it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunForm:
     """What entries have in common that differ in their values alone. Immutable, so that threads may share it."""
 
-    stream: EncodedStream
+    streams: Streams
     entry: Bytes
     """One of them, zeroes where its values and its CRC belong."""
-    body_start: int
-    columns: tuple[_Values, ...]
+    slots: Slots
     entry_row: Integers
     """The words of its `ENTRY_ROW`, no CRC and no item count."""
-    slot_row: bytes
+    slot_rows: bytes
 
     @property
     def entries_max(self) -> int:
@@ -128,16 +130,12 @@ class RunForm:
         return RUN_BYTES_MAX // len(self.entry)
 
     def fill(self, entries: Bytes, batches: Sequence[pa.RecordBatch]) -> bool:
-        """Lay the values of batches into as many entries of this form, 2 and more; False: they do not fit it, or hold nulls."""
-        try:
-            columns = pa.concat_batches(batches).columns
-        except pa.ArrowException:
-            # Too many texts for one array.
-            return False
-        if any(column.null_count or column.offset for column in columns):
-            return False
-        bodies = entries[:, self.body_start :]
-        return all(mine.lay(bodies, column.buffers()) for mine, column in zip(self.columns, columns, strict=True))
+        """Lay the values of bundles into as many entries of this form, 2 and more; False: they do not fit it, or hold nulls."""
+        slot_count = len(self.slots)
+        return all(
+            _lay_slot(entries[:, body_start:], columns, batches[slot::slot_count])
+            for slot, (body_start, columns) in enumerate(self.slots)
+        )
 
     def rows(self, crcs: list[int], item_counts: Sequence[int | None]) -> tuple[bytes, bytes]:
         """The packed `ENTRY_ROW`s and `SLOT_ROW`s of entries with those CRCs."""
@@ -147,7 +145,18 @@ class RunForm:
         entries.view("<u4")[:, 1] = crcs
         if item_counts.count(None) < count:
             entries[:, 2] = [-1 if item_count is None else item_count for item_count in item_counts]
-        return entries.tobytes(), self.slot_row * count
+        return entries.tobytes(), self.slot_rows * count
+
+
+def _lay_slot(bodies: Bytes, columns: tuple[_Values, ...], batches: Sequence[pa.RecordBatch]) -> bool:
+    try:
+        found = pa.concat_batches(batches).columns
+    except pa.ArrowException:
+        # Too many texts for one array.
+        return False
+    if any(column.null_count or column.offset for column in found):
+        return False
+    return all(mine.lay(bodies, column.buffers()) for mine, column in zip(columns, found, strict=True))
 
 
 class RunBuffer:
@@ -163,15 +172,16 @@ class RunBuffer:
         self._covered: list[memoryview] = []
         """What the CRC of each of them is over."""
 
-    def write(self, stream: EncodedStream, batches: Sequence[pa.RecordBatch]) -> list[int]:
-        """Let Arrow write batches, see `write_run`."""
+    def write(self, streams: Streams, batches: Sequence[pa.RecordBatch]) -> list[int]:
+        """Let Arrow write bundles, see `write_run`."""
         self._form = None
-        return write_run(self.memory, stream, batches)
+        return write_run(self.memory, streams, batches)
 
     def fill(self, form: RunForm, batches: Sequence[pa.RecordBatch]) -> list[int] | None:
-        """Lay out batches in a form: the CRC of each entry; None if they do not fit it."""
-        entries = self._entries(form, len(batches))
-        return list(map(crc32, self._covered[: len(batches)])) if form.fill(entries, batches) else None
+        """Lay out bundles in a form, 2 and more: the CRC of each entry; None if they do not fit it."""
+        count = len(batches) // len(form.slots)
+        entries = self._entries(form, count)
+        return list(map(crc32, self._covered[:count])) if form.fill(entries, batches) else None
 
     def _entries(self, form: RunForm, count: int) -> Bytes:
         size_bytes = len(form.entry)
@@ -189,36 +199,47 @@ class RunBuffer:
 
 
 def form_of(
-    stream: EncodedStream, batches: Sequence[pa.RecordBatch], memory: memoryview, layout: RunLayout
+    streams: Streams, batches: Sequence[pa.RecordBatch], memory: memoryview, layout: RunLayout
 ) -> RunForm | None:
     """The form of the entries of a run that Arrow wrote to the memory; None if there is none."""
-    count, rows = len(batches), batches[0].num_rows
-    columns = _columns(batches[0]) if layout.is_uniform and layout.size_bytes <= count * FORM_BYTES_MAX else None
-    if columns is None:
+    slot_count, rows_bytes = len(streams), len(streams) * SLOT_ROW.size
+    count = len(batches) // slot_count
+    if not layout.is_uniform or layout.size_bytes > count * FORM_BYTES_MAX:
         return None
-    *_, batch_offset, metadata_bytes, body_bytes, _ = SLOT_ROW.unpack_from(layout.slots)
-    body_start = PAYLOAD_OFFSET + batch_offset + metadata_bytes
     entries = np.frombuffer(memory, np.uint8, layout.size_bytes).reshape(count, layout.size_bytes // count)
-    bodies = entries[:, body_start:]
-    if columns[-1].body_end != body_bytes or not all(column.is_in(bodies) for column in columns):
-        return None
-    entry, blank = _blank_entry(stream, columns, rows)
-    is_alike = blank.slots == layout.slots[: SLOT_ROW.size]
-    return RunForm(stream, entry, body_start, columns, blank.entries[0], blank.slots) if is_alike else None
+    slots: Slots = []
+    for batch, row in zip(batches[:slot_count], SLOT_ROW.iter_unpack(layout.slots[:rows_bytes]), strict=True):
+        _, payload_offset, _, _, batch_offset, metadata_bytes, body_bytes, _ = row
+        body_start = payload_offset + batch_offset + metadata_bytes
+        bodies, columns = entries[:, body_start:], _columns(batch)
+        if not columns or columns[-1].body_end != body_bytes or not all(column.is_in(bodies) for column in columns):
+            return None
+        slots.append((body_start, columns))
+    entry, blank = _blank_entry(streams, slots, layout.rows[:slot_count])
+    is_alike = blank.slots == layout.slots[:rows_bytes]
+    return RunForm(streams, entry, slots, blank.entries[0], blank.slots) if is_alike else None
 
 
-def _blank_entry(stream: EncodedStream, columns: tuple[_Values, ...], rows: int) -> tuple[Bytes, RunLayout]:
-    """As Arrow writes a batch of zeroes that owns its buffers: what it says of a slice may be more than its values."""
-    arrays = [
-        pa.Array.from_buffers(field.type, rows, [None, *map(pa.py_buffer, column.blank())])
-        for field, column in zip(stream.schema, columns, strict=True)
+def _blank_entry(streams: Streams, slots: Slots, rows: list[int]) -> tuple[Bytes, RunLayout]:
+    """As Arrow writes batches of zeroes that own their buffers: what it says of a slice may be more than its values."""
+    batches = [
+        _blank_batch(stream.schema, columns, count)
+        for stream, (_, columns), count in zip(streams, slots, rows, strict=True)
     ]
     # Behind an entry the writer leaves what the next one begins with.
-    memory = np.zeros(FORM_BYTES_MAX + 2 * len(stream.message), np.uint8)
-    ends = write_run(memory.data, stream, [pa.RecordBatch.from_arrays(arrays, schema=stream.schema)])
-    layout = layout_of(stream, memory.data, ends, [rows])
+    memory = np.zeros(FORM_BYTES_MAX + 2 * len(streams[0].message), np.uint8)
+    ends = write_run(memory.data, streams, batches)
+    layout = layout_of(streams, memory.data, ends, rows)
     layout.fill(memory.data, [None])
     return memory[: layout.size_bytes].copy(), layout
+
+
+def _blank_batch(schema: pa.Schema, columns: tuple[_Values, ...], rows: int) -> pa.RecordBatch:
+    arrays = [
+        pa.Array.from_buffers(field.type, rows, [None, *map(pa.py_buffer, column.blank())])
+        for field, column in zip(schema, columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _columns(batch: pa.RecordBatch) -> tuple[_Values, ...] | None:

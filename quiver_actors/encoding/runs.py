@@ -1,4 +1,4 @@
-"""Many small bundles of one stream, laid out at once: what `push_many` of like batches takes instead of a plan each.
+"""Many small bundles of the same streams, laid out at once: what `push_many` of like bundles takes instead of a plan each.
 
 A run's entries (encoding/entries.py has the layout) are laid out in warm private memory, in one of two ways, and copied into the ring with
 one call. What that saves: `python -m benchmarks.push_cost`, docs/performance.md.
@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from quiver_actors.encoding.entries import PushRows
 from quiver_actors.encoding.forms import RunBuffer, RunForm, form_of
-from quiver_actors.encoding.run_layout import RunLayout, layout_of
+from quiver_actors.encoding.run_layout import RunLayout, Streams, layout_of
 from quiver_actors.encoding.streams import EncodedStream
 from quiver_actors.units import KIB
 
 RUN_BUNDLES_MIN = 12
 """With fewer bundles a plan each costs less."""
-MESSAGE_BYTES_MAX = 4 * KIB
-"""Schema messages up to here: what stands between two batches is kept ready in 64 lengths."""
+MESSAGES_BYTES_MAX = 8 * KIB
+"""Schema messages of all slots up to here: what stands between two batches is kept ready in 64 lengths."""
 
 _POOL_MAX = 4
 _FORMS_MAX = 16
@@ -36,8 +36,8 @@ class RunMemory:
 
     def __init__(self) -> None:
         self._free: list[RunBuffer] = []
-        self._forms: dict[tuple[int, int], RunForm] = {}
-        """Of streams' handles and rows."""
+        self._forms: dict[tuple[Streams, tuple[int, ...]], RunForm] = {}
+        """Of the streams and rows of a bundle's slots."""
         self.layout: RunLayout | None = None
         """Of the last run that Arrow wrote."""
 
@@ -52,38 +52,35 @@ class RunMemory:
         if len(self._free) < _POOL_MAX:
             self._free.append(buffer)
 
-    def form(self, stream: EncodedStream, rows: int) -> RunForm | None:
-        """That batches with as many rows have had so far."""
-        return self._forms.get((stream.handle, rows))
+    def form(self, streams: Streams, rows: tuple[int, ...]) -> RunForm | None:
+        """That bundles whose slots have as many rows have had so far."""
+        return self._forms.get((streams, rows))
 
-    def keep_form(self, form: RunForm, rows: int) -> None:
+    def keep_form(self, form: RunForm, rows: tuple[int, ...]) -> None:
         if len(self._forms) >= _FORMS_MAX:
             self._forms.clear()
-        self._forms[form.stream.handle, rows] = form
+        self._forms[form.streams, rows] = form
 
-    def forget_form(self, stream: EncodedStream, rows: int) -> None:
-        self._forms.pop((stream.handle, rows), None)
+    def forget_form(self, streams: Streams, rows: tuple[int, ...]) -> None:
+        self._forms.pop((streams, rows), None)
 
 
 class PlannedRun:
     """A run, encoded. Keeps the batches alive until they are acknowledged, its memory until it is written."""
 
-    __slots__ = ("_batches", "_buffer", "_item_counts", "_pool", "_rows", "size_bytes", "stream")
-
-    streams_max = 1
-    """As of `PlannedBundles`."""
+    __slots__ = ("_batches", "_buffer", "_item_counts", "_pool", "_rows", "_streams", "size_bytes")
 
     def __init__(
         self,
-        stream: EncodedStream,
+        streams: Streams,
         batches: Sequence[pa.RecordBatch],
         item_counts: Sequence[int | None],
         rows: tuple[bytes, bytes],
         size_bytes: int,
         lease: tuple[RunMemory, RunBuffer],
     ) -> None:
-        self.stream = stream
         self.size_bytes = size_bytes
+        self._streams = streams
         self._batches = batches
         self._item_counts = item_counts
         self._rows = rows
@@ -91,11 +88,16 @@ class PlannedRun:
         self._buffer: RunBuffer | None = lease[1]
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._item_counts)
+
+    @property
+    def streams_max(self) -> int:
+        """As of `PlannedBundles`."""
+        return len(self._streams)
 
     @property
     def streams(self) -> set[EncodedStream]:
-        return {self.stream}
+        return set(self._streams)
 
     def write(self, ring: memoryview, offset: int) -> PushRows:
         """Lay the entries at `ring[offset : offset + size_bytes]`, once."""
@@ -106,79 +108,86 @@ class PlannedRun:
         rows = PushRows()
         rows.entries.append(self._rows[0])
         rows.slots.append(self._rows[1])
-        rows.streams.add(self.stream)
+        rows.streams.update(self._streams)
         return rows
 
     def bundles_from(self, first: int) -> list[tuple[list[tuple[int, pa.RecordBatch]], int | None]]:
         """Batches by slot, and item counts, of the bundles behind the first ones."""
-        slot_id = self.stream.slot_id
+        slot_ids = [stream.slot_id for stream in self._streams]
+        count = len(slot_ids)
         return [
-            ([(slot_id, batch)], item_count)
-            for batch, item_count in zip(self._batches[first:], self._item_counts[first:], strict=True)
+            ([*zip(slot_ids, self._batches[number * count : (number + 1) * count], strict=True)], item_count)
+            for number, item_count in enumerate(self._item_counts[first:], first)
         ]
 
 
-def fits_run(stream: EncodedStream) -> bool:
-    """Whether batches of that stream may make a run."""
-    message_bytes = len(stream.message)
-    return not stream.has_dictionaries and message_bytes <= MESSAGE_BYTES_MAX and message_bytes % 8 == 0
+def fits_run(streams: Streams) -> bool:
+    """Whether bundles of those streams may make a run."""
+    messages_bytes = 0
+    for stream in streams:
+        if stream.has_dictionaries or len(stream.message) % 8:
+            return False
+        messages_bytes += len(stream.message)
+    return messages_bytes <= MESSAGES_BYTES_MAX
 
 
 def plan_run(
-    pool: RunMemory, stream: EncodedStream, batches: Sequence[pa.RecordBatch], item_counts: Sequence[int | None]
+    pool: RunMemory, streams: Streams, batches: Sequence[pa.RecordBatch], item_counts: Sequence[int | None]
 ) -> PlannedRun | None:
     """Lay out as many of the bundles as fit and can be encoded, from the first one on; None if that is not even the first.
 
     Args:
-        stream: of all batches, one that `fits_run`.
-        item_counts: in the range that an entry allows.
+        streams: of all bundles, such that `fits_run`.
+        batches: of all slots, bundle by bundle; the rows of a bundle fit a u32.
+        item_counts: of the bundles, in the range that an entry allows.
     """
     # Arrow refuses a batch of 2^31 rows, so that they fit the slot head's u32.
     rows = [batch.num_rows for batch in batches]
-    form = pool.form(stream, rows[0])
-    if form is not None and rows.count(rows[0]) == len(rows):
+    of_first = rows[: len(streams)]
+    form = pool.form(streams, tuple(of_first))
+    if form is not None and rows == of_first * len(item_counts):
         filled = _fill(pool, form, batches, item_counts)
         if filled is not None:
             return filled
-        pool.forget_form(stream, rows[0])
-    return _write(pool, stream, batches, rows, item_counts)
+        pool.forget_form(streams, tuple(of_first))
+    return _write(pool, streams, batches, rows, item_counts)
 
 
 def _fill(
     pool: RunMemory, form: RunForm, batches: Sequence[pa.RecordBatch], item_counts: Sequence[int | None]
 ) -> PlannedRun | None:
     """The run in a form; None if it does not fit it."""
-    count = min(len(batches), form.entries_max)
-    batches, item_counts = batches[:count], item_counts[:count]
+    count = min(len(item_counts), form.entries_max)
+    batches, item_counts = batches[: count * len(form.streams)], item_counts[:count]
     buffer = pool.take()
     crcs = buffer.fill(form, batches)
     if crcs is None:
         pool.give_back(buffer)
         return None
     size_bytes = count * len(form.entry)
-    return PlannedRun(form.stream, batches, item_counts, form.rows(crcs, item_counts), size_bytes, (pool, buffer))
+    return PlannedRun(form.streams, batches, item_counts, form.rows(crcs, item_counts), size_bytes, (pool, buffer))
 
 
 def _write(
     pool: RunMemory,
-    stream: EncodedStream,
+    streams: Streams,
     batches: Sequence[pa.RecordBatch],
     rows: list[int],
     item_counts: Sequence[int | None],
 ) -> PlannedRun | None:
-    """The run as Arrow writes it; None if that is not even its first batch."""
+    """The run as Arrow writes it; None if that is not even its first bundle."""
     buffer = pool.take()
-    ends = buffer.write(stream, batches)
+    ends = buffer.write(streams, batches)
     if not ends:
         pool.give_back(buffer)
         return None
     count = len(ends)
-    batches, rows, item_counts = batches[:count], rows[:count], item_counts[:count]
+    batches, rows, item_counts = batches[:count], rows[:count], item_counts[: count // len(streams)]
     layout = pool.layout
-    if layout is None or not layout.is_of(stream, buffer.memory, ends, rows):
-        layout = pool.layout = layout_of(stream, buffer.memory, ends, rows)
-    form = form_of(stream, batches, buffer.memory, layout)
+    if layout is None or not layout.is_of(streams, buffer.memory, ends, rows):
+        layout = pool.layout = layout_of(streams, buffer.memory, ends, rows)
+    form = form_of(streams, batches, buffer.memory, layout)
     if form is not None:
-        pool.keep_form(form, rows[0])
+        pool.keep_form(form, tuple(rows[: len(streams)]))
     packed = layout.fill(buffer.memory, item_counts)
-    return PlannedRun(stream, batches, item_counts, packed, layout.size_bytes, (pool, buffer))
+    return PlannedRun(streams, batches, item_counts, packed, layout.size_bytes, (pool, buffer))

@@ -84,18 +84,23 @@ SlotPlacement = tuple[StreamSchema, int, int, int, int, tuple[DictionaryPlacemen
 
 
 class BundleRun(NamedTuple):
-    """At least one bundle of one slot each, for `SegmentBuilder.append_run`. Columns of one length."""
+    """At least one bundle, all with the same slots, for `SegmentBuilder.append_run`. Columns of one length; where there is one for each
+    slot, they are the rows of one array."""
 
-    schema: StreamSchema
+    schemas: tuple[StreamSchema, ...]
+    """Of each slot, in ascending order."""
     first_sequence: int
     ingestion_ts_nanos: npt.NDArray[np.int64]
     item_counts: npt.NDArray[np.int64]
     byte_counts: npt.NDArray[np.int64]
     row_counts: npt.NDArray[np.int64]
+    """Of each slot."""
     batch_offsets: npt.NDArray[np.int64]
-    """In the file."""
+    """Of each slot, in the file."""
     metadata_bytes: npt.NDArray[np.int64]
+    """Of each slot."""
     body_bytes: npt.NDArray[np.int64]
+    """Of each slot."""
     row_count: int
     """Of all together."""
 
@@ -155,7 +160,7 @@ class SegmentBuilder:
         self._with_dictionaries: dict[StreamSchema, SchemaDictionaries] = {}
         self._bundles = bytearray()
         self._refs = bytearray()
-        self._unpacked: list[tuple[Stream, BundleRun]] = []
+        self._unpacked: list[tuple[list[Stream], BundleRun]] = []
         """Runs behind everything else that are counted, and not in the tables yet."""
         self.bundle_count = 0
         self._row_count = 0
@@ -212,7 +217,7 @@ class SegmentBuilder:
         return index
 
     def append_run(self, run: BundleRun) -> None:
-        """`append` for many bundles of one slot each, all of one schema that has no dictionaries.
+        """`append` for many bundles, the same slots of which have the same schemas, without dictionaries.
 
         Raises:
             InvalidBundle: they would not all fit the segment; nothing was added.
@@ -220,11 +225,10 @@ class SegmentBuilder:
         count = len(run.byte_counts)
         if self.bundle_count + count > SEGMENT_BUNDLES_MAX:
             raise InvalidBundle(f"segment {self.segment_seq} holds {self.bundle_count} bundles: no {count} more fit")
-        stream = self._plain.get(run.schema) or self._find_stream(run.schema, ())
-        stream.row_count += run.row_count
+        streams = [self._plain.get(schema) or self._find_stream(schema, ()) for schema in run.schemas]
         self._row_count += run.row_count
         self.bundle_count += count
-        self._unpacked.append((stream, run))
+        self._unpacked.append((streams, run))
         if self.bundle_count - len(self._bundles) // _BUNDLE.size >= _UNPACKED_MAX:
             self.pack()
 
@@ -234,22 +238,20 @@ class SegmentBuilder:
         Whatever reads the tables does it first. To be called before another thread reads them, so that it changes nothing then.
         """
         unpacked, self._unpacked = self._unpacked, []
-        for stream, runs in itertools.groupby(unpacked, key=_stream_of):
-            self._pack_runs(stream, [run for _, run in runs])
+        for streams, runs in itertools.groupby(unpacked, key=_streams_of):
+            self._pack_runs(streams, [run for _, run in runs])
 
-    def _pack_runs(self, stream: Stream, runs: Sequence[BundleRun]) -> None:
-        """Runs of one stream, one behind the other."""
+    def _pack_runs(self, streams: Sequence[Stream], runs: Sequence[BundleRun]) -> None:
+        """Runs of the same streams, one behind the other."""
         byte_counts = np.concatenate([run.byte_counts for run in runs])
         count = len(byte_counts)
-        refs = np.empty((count, 3), np.uint32)
-        refs[:, 0], refs[:, 1] = stream.schema.slot_id, stream.stream_id
-        refs[:, 2] = np.arange(stream.chunk_count, stream.chunk_count + count)
-        blocks = np.zeros(count, _BLOCK_FIELDS)
-        blocks["offset"] = np.concatenate([run.batch_offsets for run in runs]) - IN_PLACE_STREAM_OFFSET
-        blocks["metadata_bytes"] = np.concatenate([run.metadata_bytes for run in runs])
-        blocks["body_bytes"] = np.concatenate([run.body_bytes for run in runs])
+        refs = np.empty((count, len(streams), 3), np.uint32)
+        for slot, stream in enumerate(streams):
+            refs[:, slot, 0], refs[:, slot, 1] = stream.schema.slot_id, stream.stream_id
+            refs[:, slot, 2] = np.arange(stream.chunk_count, stream.chunk_count + count)
+            _add_blocks(stream, slot, runs, count)
         bundles = np.empty(count, _BUNDLE_FIELDS)
-        bundles["slot_count"] = 1
+        bundles["slot_count"] = len(streams)
         bundles["sequence"] = np.concatenate(
             [np.arange(len(run.byte_counts), dtype=np.uint64) + np.uint64(run.first_sequence) for run in runs]
         )
@@ -257,9 +259,7 @@ class SegmentBuilder:
         bundles["item_count"] = np.concatenate([run.item_counts for run in runs])
         bundles["byte_count"] = byte_counts
         self._refs += refs.tobytes()
-        stream.batch_blocks += blocks.tobytes()
         self._bundles += bundles.tobytes()
-        stream.chunk_count += count
         self._earliest_ts = min(self._earliest_ts, int(bundles["ingestion_ts_nanos"].min()))
         self._latest_ts = max(self._latest_ts, int(bundles["ingestion_ts_nanos"].max()))
 
@@ -370,8 +370,19 @@ class SegmentBuilder:
         )
 
 
-def _stream_of(unpacked: tuple[Stream, BundleRun]) -> Stream:
+def _streams_of(unpacked: tuple[list[Stream], BundleRun]) -> list[Stream]:
     return unpacked[0]
+
+
+def _add_blocks(stream: Stream, slot: int, runs: Sequence[BundleRun], count: int) -> None:
+    """Add the batches of the runs' slot to its stream."""
+    blocks = np.zeros(count, _BLOCK_FIELDS)
+    blocks["offset"] = np.concatenate([run.batch_offsets[slot] for run in runs]) - IN_PLACE_STREAM_OFFSET
+    blocks["metadata_bytes"] = np.concatenate([run.metadata_bytes[slot] for run in runs])
+    blocks["body_bytes"] = np.concatenate([run.body_bytes[slot] for run in runs])
+    stream.batch_blocks += blocks.tobytes()
+    stream.chunk_count += count
+    stream.row_count += sum([int(run.row_counts[slot].sum()) for run in runs])
 
 
 def check_dictionaries(

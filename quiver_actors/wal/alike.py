@@ -88,15 +88,15 @@ class Form:
         if not count:
             return None
         return BundleRun(
-            self.schema,
+            (self.schema,),
             int(sequences[0]),
             _column(heads, _TIME, "<i8")[:count],
             np.full(count, -1),
             sizes[:count],
-            rows[:count],
-            starts[:count] + (offset + self.batch),
-            np.full(count, self.metadata_bytes),
-            body[:count],
+            rows[None, :count],
+            starts[None, :count] + (offset + self.batch),
+            np.full((1, count), self.metadata_bytes),
+            body[None, :count],
             int(rows[:count].sum()),
         )
 

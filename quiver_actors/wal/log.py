@@ -111,15 +111,15 @@ class Log:
         times = uniform.complete(span, entries, self.entry_type, self.sequence_end, now_unix_ns)
         self.builder.append_run(
             BundleRun(
-                entries.schema,
+                entries.schemas,
                 self.sequence_end,
                 times,
                 entries.item_counts,
                 entries.sizes,
-                entries.row_counts,
+                entries.of_slots.row_counts,
                 entries.batch_starts + self.end,
-                entries.metadata_bytes,
-                entries.body_bytes,
+                entries.of_slots.metadata_bytes,
+                entries.of_slots.body_bytes,
                 entries.row_count,
             )
         )

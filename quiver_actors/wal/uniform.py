@@ -1,12 +1,14 @@
 """Admission and completion of many like entries at once: every check of `wal.admission`, as array operations.
 
-For pushes whose entries all have one slot, of one schema without dictionaries: what a producer of small bundles sends. `check_uniform`
-never refuses: for whatever is not like that, or not right, it says None, and the entries are looked at one by one, which finds out what is
-wrong. Each byte is checked as there; only Python's share is paid once a push instead of once an entry (docs/performance.md).
+For pushes whose entries all have the same slots, of the same schemas without dictionaries: what a producer of small bundles sends.
+`check_uniform` never refuses: for whatever is not like that, or not right, it says None, and the entries are looked at one by one, which
+finds out what is wrong. Each byte is checked as there; only Python's share is paid once a push instead of once an entry
+(docs/performance.md).
 
-Spans are read as aligned 8-byte words. Entries start on multiples of 64, so the words of an entry are (`wal.layout`):
+Spans are read as aligned 8-byte words. Entries start on multiples of 64, and so do their slots but for 29 bytes, so the words of an entry
+up to the end of its first slot, and of each other slot, are (`wal.layout`):
 
-    0..3      entry header; of word 3 the bytes 5, 6 are the slot id and 7 is the fingerprint's first
+    0..3      entry header, or the end of the slot before; of word 3 the bytes 5, 6 are the slot id and 7 is the fingerprint's first
     4..7      fingerprint; byte 7 of word 7 is row_count's first
     8         row_count, payload_len; byte 7 is the payload's first
     9..       payload: the schema message, then the record-batch message, each ending before byte 7 of a word; a message begins
@@ -19,12 +21,14 @@ import functools
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from quiver_actors.checksum import crc32
-from quiver_actors.protocol.messages import ENTRY_ROW, Push
+from quiver_actors.model import SLOTS_MAX
+from quiver_actors.protocol.messages import ENTRY_ROW, SLOT_ROW, Push
 from quiver_actors.segment.builder import StreamSchema
 from quiver_actors.units import KIB
 from quiver_actors.wal import layout
@@ -32,13 +36,12 @@ from quiver_actors.wal import layout
 UNIFORM_ENTRIES_MIN = 24
 """With fewer entries, looking at each costs less."""
 
-_KEPT_SPAN_BYTES_MAX = 128 * KIB
+_KEPT_SPAN_BYTES_MAX = 384 * KIB
 """What is known of longer spans is not kept: there more entries share what it costs to find out."""
 
 _ROW_WORDS = ENTRY_ROW.size // 8
 _SLOTS_OFFSET = layout.ENTRY_HEAD.size
 _PAYLOAD_OFFSET = _SLOTS_OFFSET + layout.SLOT_HEAD.size
-_FRAME_BYTES = _PAYLOAD_OFFSET + layout.ENTRY_CRC.size
 _HEAD_WORDS = 4
 _METADATA_BYTES_MIN = 16
 _PREFIX_BYTES = 8
@@ -48,6 +51,7 @@ _CONTINUATION = 0xFFFFFFFF
 
 Words = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
+Schemas = tuple[StreamSchema, ...]
 Places = tuple[list[int], list[int]]
 """Where pieces of a span begin and end."""
 
@@ -61,6 +65,18 @@ _U4, _I8 = np.dtype("<u4"), np.dtype("<i8")
 assert layout.ALIGNMENT % _HEAD_ITEM.itemsize == 0
 
 
+class _SlotColumns(NamedTuple):
+    """What the rows of slots say. Of each of these, a row for each slot of an entry."""
+
+    offsets: Integers
+    """Of the payload in the entry."""
+    payload_bytes: Integers
+    row_counts: Integers
+    metadata_bytes: Integers
+    """Of the record-batch message."""
+    body_bytes: Integers
+
+
 @dataclass(slots=True)
 class UniformEntries:
     """Entries that may be logged, one behind the other from the start of their span. Columns of one length; not to be changed.
@@ -68,17 +84,15 @@ class UniformEntries:
     What is here follows from the rows of a push and its schema alone, CRCs left out: pushes that are laid out alike share it.
     """
 
-    schema: StreamSchema
+    schemas: Schemas
+    """Of the slots, in ascending order."""
     sizes: Integers
     item_counts: Integers
     ingestion_ts_nanos: Integers
     """0: to be stamped."""
-    row_counts: Integers
-    """Of the slot."""
+    of_slots: _SlotColumns
     batch_starts: Integers
-    """Of the record-batch messages: offsets in the span."""
-    metadata_bytes: Integers
-    body_bytes: Integers
+    """Of each slot's record-batch message: offsets in the span."""
     row_count: int
     """Of all together."""
     has_times: bool
@@ -94,7 +108,7 @@ class UniformEntries:
     crc_words: Integers
     """Where the entries' CRCs belong, in words of theirs."""
     place_of_words: Integers
-    """Of the words from the slot id to the prefix of the record-batch message, a row for each entry."""
+    """Of each slot's words from its id to the prefix of the record-batch message, a row for each entry."""
     pattern: _Pattern
     words: bytes | None = None
     """What they are, once they were found to be right."""
@@ -108,17 +122,21 @@ def check_uniform(
 ) -> tuple[UniformEntries, int] | None:
     """Check all entries of a push: they, and the rows of all their slots. None: the push is not uniform, or not right."""
     count, rest = divmod(len(push.entries), ENTRY_ROW.size)
-    if rest or count < UNIFORM_ENTRIES_MIN or len(push.slots) != len(push.entries) or push.dictionaries:
+    if rest or count < UNIFORM_ENTRIES_MIN or push.dictionaries:
         return None
-    (handle,) = _HANDLE.unpack_from(push.slots)
-    schema = schemas.get(handle)
-    if schema is None:
+    slot_count, rest = divmod(len(push.slots), len(push.entries))
+    if rest or not 1 <= slot_count <= SLOTS_MAX:
+        return None
+    handles = tuple([_HANDLE.unpack_from(push.slots, slot * SLOT_ROW.size)[0] for slot in range(slot_count)])
+    try:
+        declared = tuple([schemas[handle] for handle in handles])
+    except KeyError:
         return None
     rows = np.frombuffer(bytearray(push.entries), _U4).reshape(count, 2 * _ROW_WORDS)
     crcs = rows[:, 1].tolist()
     rows[:, 1] = 0
     # The span's own limit is that of one entry: none of them is larger.
-    pattern = _pattern(schema, handle)
+    pattern = _pattern(declared, handles)
     if pattern is None or len(span) > layout.ENTRY_BYTES_MAX:
         return None
     is_alike = pattern.slots_before == push.slots
@@ -151,47 +169,69 @@ def complete(span: memoryview, entries: UniformEntries, entry_type: int, sequenc
 class _Pattern:
     """What the rows and entries of a push have in common."""
 
-    schema: StreamSchema
+    schemas: Schemas
+    bitmap: int
+    message_bytes: Integers
+    """Of each slot's schema, a row each."""
     values: Integers
     """Of each column of the rows, where `masks` has ones."""
     masks: Integers
     words: Integers
-    """Of every entry from its slot id to the prefix of the record-batch message, without what the rows say."""
+    """Of the slots of every entry, from the slot id to the prefix of the record-batch message, without what the rows say."""
     word_masks: Integers
-    """Zeroes where those belong to the entry header and to the metadata."""
-    places: Integers
-    """Where those stand, in words from the entry's start."""
+    """Zeroes where those belong to what stands before the slot, and to the metadata."""
+    places: list[tuple[slice, Integers]]
+    """For each slot, which of `words` are its own, and where they stand, in words from 29 bytes in front of it."""
     slots_before: bytes = b""
     """Of the last push, if it was short."""
 
 
 @functools.lru_cache(maxsize=1024)
-def _pattern(schema: StreamSchema, handle: int) -> _Pattern | None:
+def _pattern(schemas: Schemas, handles: tuple[int, ...]) -> _Pattern | None:
     """None: not this way."""
-    message_bytes = len(schema.message)
-    if schema.has_dictionaries or message_bytes % 8:
+    slot_ids = [schema.slot_id for schema in schemas]
+    if slot_ids != sorted(set(slot_ids)) or any(_is_other(schema) for schema in schemas):
         return None
+    bitmap = sum([1 << slot_id for slot_id in slot_ids])
     columns = [
         # ENTRY_ROW: size and CRC, bitmap, item count, ingestion time, slot count and rows.
         (0, layout.ALIGNMENT - 1),
-        (_signed(1 << schema.slot_id), -1),
+        (_signed(bitmap), -1),
         (0, 0),
         (0, _SIGN),
-        (1, _U32 | _SIGN),
-        # SLOT_ROW: handle and payload's place, payload's size and rows, batch message's place and metadata, its body, no dictionaries.
-        (handle | _PAYLOAD_OFFSET << 32, -1),
-        (0, 0),
-        (message_bytes, 7 << 32 | _U32),
-        (0, ~_U32 | 7),
-        (0, -1),
+        (len(schemas), _U32 | _SIGN),
     ]
+    for schema, handle in zip(schemas, handles, strict=True):
+        columns += [
+            # SLOT_ROW: handle and payload's place, payload's size and rows, batch message's place and metadata, its body, no dictionaries.
+            (handle | _PAYLOAD_OFFSET << 32, (layout.ALIGNMENT - 1) << 32 | _U32 if len(columns) > _ROW_WORDS else -1),
+            (0, _SIGN),
+            (len(schema.message), 7 << 32 | _U32),
+            (0, ~_U32 | 7),
+            (0, -1),
+        ]
     values, masks = np.array(columns, np.int64).T[:, :, None].copy()
+    words = [_words_of(schema) for schema in schemas]
+    word_masks = [np.full(len(each), -1) for each in words]
+    places, start = [], 0
+    for each in word_masks:
+        each[0], each[-1] = -1 << 40, 0x00FF_FFFF_FFFF_FFFF
+        places.append((slice(start, start + len(each)), np.arange(_HEAD_WORDS - 1, _HEAD_WORDS - 1 + len(each))))
+        start += len(each)
+    message_bytes = np.array([[len(schema.message)] for schema in schemas])
+    return _Pattern(
+        schemas, bitmap, message_bytes, values, masks, np.concatenate(words), np.concatenate(word_masks), places
+    )
+
+
+def _is_other(schema: StreamSchema) -> bool:
+    return schema.has_dictionaries or len(schema.message) % 8 != 0
+
+
+def _words_of(schema: StreamSchema) -> Integers:
+    """Of a slot, as in `_Pattern`."""
     prefix = _CONTINUATION.to_bytes(4, "little") + bytes(4 + 1)
-    words = np.frombuffer(bytes(5) + _slot_start(schema) + bytes(8) + schema.message + prefix, "<i8")
-    word_masks = np.full(len(words), -1)
-    word_masks[0], word_masks[-1] = -1 << 40, 0x00FF_FFFF_FFFF_FFFF
-    places = np.arange(_HEAD_WORDS - 1, _HEAD_WORDS - 1 + len(words))
-    return _Pattern(schema, values, masks, words, word_masks, places)
+    return np.frombuffer(bytes(5) + _slot_start(schema) + bytes(8) + schema.message + prefix, "<i8")
 
 
 def _slot_start(schema: StreamSchema) -> bytes:
@@ -205,65 +245,77 @@ def _laid_out(pattern: _Pattern, entry_rows: bytes, slot_rows: bytes, span_bytes
     Args:
         entry_rows: with zeroes for CRCs.
     """
+    by_entry = np.frombuffer(entry_rows, "<i8").reshape(-1, _ROW_WORDS)
+    by_slot = np.frombuffer(slot_rows, "<i8").reshape(len(by_entry), -1)
     # Turned over: what follows is a few operations, each on words that stand side by side.
-    by_row = np.frombuffer(entry_rows + slot_rows, "<i8").reshape(2, -1, _ROW_WORDS)
-    columns = by_row.transpose(0, 2, 1).reshape(2 * _ROW_WORDS, -1)
+    columns = np.empty((len(pattern.values), len(by_entry)), np.int64)
+    columns[:_ROW_WORDS], columns[_ROW_WORDS:] = by_entry.T, by_slot.T
     ends = columns[0].cumsum()
-    if ends[-1] != span_bytes or not _rows_agree(columns, pattern):
+    slots = columns[_ROW_WORDS:].reshape(-1, _ROW_WORDS, len(by_entry)).swapaxes(0, 1)
+    of_slots = _SlotColumns(slots[0] >> 32, slots[1] & _U32, slots[1] >> 32, slots[2] >> 32, slots[3])
+    if ends[-1] != span_bytes or not _rows_agree(columns, of_slots, pattern):
         return None
-    return _entries_of(columns, ends, pattern)
+    return _entries_of(columns, of_slots, ends, pattern)
 
 
 _kept = functools.lru_cache(maxsize=8)(_laid_out)
 """Batches of fixed-width columns with as many rows are laid out alike, push after push: what follows from that is found out once."""
 
 
-def _rows_agree(columns: Integers, pattern: _Pattern) -> bool:
+def _rows_agree(columns: Integers, of_slots: _SlotColumns, pattern: _Pattern) -> bool:
     """Whether the rows are what all have in common and agree with each other, and messages lie inside their payloads, aligned."""
     wrong = columns ^ pattern.values
     wrong &= pattern.masks
-    payload_bytes = columns[0] - _FRAME_BYTES
-    items, metadata, body = columns[2], columns[7] >> 32, columns[8]
-    # The slot count is 1, or wrong already: without it, both rows say the same of the number of rows.
-    wrong[6] = columns[6] ^ columns[4] ^ payload_bytes ^ 1
-    # Not negative where all is well. With a giant `body` it may overflow: that is wrong already.
-    signs = payload_bytes - len(pattern.schema.message) - metadata - body
-    signs |= metadata - _METADATA_BYTES_MIN
-    signs |= items - (items >> 63)
-    np.bitwise_and(signs, _SIGN, out=wrong[2])
+    # Slots follow one another, the last one up to the CRC.
+    ends = of_slots.offsets + of_slots.payload_bytes
+    ends[:-1] ^= of_slots.offsets[1:] - layout.SLOT_HEAD.size
+    ends[-1] ^= columns[0] - layout.ENTRY_CRC.size
+    wrong[_ROW_WORDS::_ROW_WORDS] |= ends
+    wrong[4] |= np.add.reduce(of_slots.row_counts) ^ columns[4] >> 32
+    # Not negative where all is well. With a giant `body_bytes` it may overflow: that is wrong already.
+    signs = of_slots.payload_bytes - pattern.message_bytes - of_slots.metadata_bytes - of_slots.body_bytes
+    signs |= of_slots.metadata_bytes - _METADATA_BYTES_MIN
+    wrong[_ROW_WORDS + 1 :: _ROW_WORDS] |= signs & _SIGN
+    wrong[2] = columns[2] - (columns[2] >> 63) & _SIGN
     return not wrong.any()
 
 
-def _entries_of(columns: Integers, ends: Integers, pattern: _Pattern) -> UniformEntries:
+def _entries_of(columns: Integers, of_slots: _SlotColumns, ends: Integers, pattern: _Pattern) -> UniformEntries:
     """Of rows that agree."""
-    schema = pattern.schema
-    sizes, row_counts, metadata_bytes = columns[0], columns[4] >> 32, columns[7] >> 32
+    sizes = columns[0]
     starts = ends - sizes
     crc_places = ends - layout.ENTRY_CRC.size
     crc_list = crc_places.tolist()
     heads = np.zeros(len(sizes), _HEAD)
     heads["length"] = sizes - layout.ENTRY_OVERHEAD_BYTES
-    heads["bitmap"] = 1 << schema.slot_id
-    heads["slot"] = _slot_start(schema)[:3]
+    heads["bitmap"] = pattern.bitmap
+    heads["slot"] = _slot_start(pattern.schemas[0])[:3]
+    payloads = of_slots.offsets + starts
     return UniformEntries(
-        schema,
+        pattern.schemas,
         sizes,
         item_counts=columns[2],
         ingestion_ts_nanos=columns[3],
-        row_counts=row_counts,
-        batch_starts=starts + (_PAYLOAD_OFFSET + len(schema.message)),
-        metadata_bytes=metadata_bytes,
-        body_bytes=columns[8],
-        row_count=int(row_counts.sum()),
+        of_slots=of_slots,
+        batch_starts=payloads + pattern.message_bytes,
+        row_count=int((columns[4] >> 32).sum()),
         has_times=bool(columns[3].any()),
         slots=((starts + _SLOTS_OFFSET).tolist(), crc_list),
         bodies=((starts + layout.ENTRY_LENGTH_BYTES).tolist(), crc_list),
         heads=heads.tobytes(),
         head_items=starts // _HEAD_ITEM.itemsize,
         crc_words=crc_places >> 2,
-        place_of_words=(starts >> 3)[:, None] + pattern.places,
+        place_of_words=_places_of_words(payloads - _PAYLOAD_OFFSET >> 3, pattern),
         pattern=pattern,
     )
+
+
+def _places_of_words(starts: Integers, pattern: _Pattern) -> Integers:
+    """A row for each entry. `starts`: what `_Pattern.places` count from, a row for each slot."""
+    places = np.empty((starts.shape[1], len(pattern.words)), np.int64)
+    for start, (own, own_places) in zip(starts, pattern.places, strict=True):
+        np.add(start[:, None], own_places, out=places[:, own])
+    return places
 
 
 def _heads_agree(entries: UniformEntries, span: memoryview, *, keeps: bool) -> bool:
@@ -285,10 +337,13 @@ def _heads_agree(entries: UniformEntries, span: memoryview, *, keeps: bool) -> b
 
 def _words_agree(entries: UniformEntries, words: Integers) -> bool:
     """`_heads_agree`, of words that are changed on the way."""
-    counts = entries.row_counts | (entries.sizes - _FRAME_BYTES) << 32
-    words[:, 4] ^= counts << 56
-    words[:, 5] ^= counts >> 8
-    words[:, -1] ^= entries.metadata_bytes - _PREFIX_BYTES << 24
+    of_slots = entries.of_slots
+    counts = of_slots.row_counts | of_slots.payload_bytes << 32
+    firsts, seconds, lengths = counts << 56, counts >> 8, of_slots.metadata_bytes - _PREFIX_BYTES << 24
+    for slot, (own, _) in enumerate(entries.pattern.places):
+        words[:, own.start + 4] ^= firsts[slot]
+        words[:, own.start + 5] ^= seconds[slot]
+        words[:, own.stop - 1] ^= lengths[slot]
     return bool((words == entries.pattern.words).all())
 
 

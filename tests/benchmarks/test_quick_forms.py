@@ -17,7 +17,7 @@ from benchmarks.stores import PEERS
 ROOT = Path(__file__).parents[2]
 KEYS = {"case", "value", "unit", "against", "ratio", "durability", "rounds", "low", "high"}
 EXPECTED = {
-    "push_cost": {"cost/1KiB/batch64/encode", "cost/1KiB/batch64/check", "cost/1KiB/batch256/complete"},
+    "push_cost": {"cost/1KiB/batch64/encode", "cost/1KiB/batch64/check", "cost/1KiB/4slots/batch64/complete"},
     "seal": {"seal/64KiB/16schemas/equal", "compact/64KiB/16schemas/equal"},
     "latency": {"latency/1KiB/200per_s/loaded/p99.9", "latency/1KiB/200per_s/loaded/stalls"},
     "handoff": {"handoff/1KiB", "handoff/8MiB"},

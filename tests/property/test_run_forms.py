@@ -21,6 +21,7 @@ from tests.unit.client.entries import parse_span
 Draw = Callable[[Random], Any]
 Laid = tuple[bytes, bytes, bytes]
 Pairs = Sequence[tuple[pa.RecordBatch, pa.RecordBatch]]
+Slots = Sequence[tuple[int, pa.RecordBatch]]
 SLOT = 5
 
 FIXED: dict[pa.DataType, Draw] = {
@@ -101,11 +102,11 @@ class Kind:
 
 
 def run_of(
-    memory: RunMemory, stream: EncodedStream, batches: Sequence[pa.RecordBatch], counts: list[int | None]
+    memory: RunMemory, streams: Sequence[EncodedStream], batches: Sequence[pa.RecordBatch], counts: list[int | None]
 ) -> Laid:
-    planned = plan_run(memory, stream, batches, counts)
+    planned = plan_run(memory, tuple(streams), batches, counts)
     assert planned is not None
-    assert len(planned) == len(batches)
+    assert len(planned) == len(counts)
     ring = bytearray(b"\xaa" * (planned.size_bytes + 128))
     rows = planned.write(memoryview(ring), 64)
     assert ring[:64] == ring[-64:] == b"\xaa" * 64, "nothing outside of the span is written"
@@ -113,9 +114,11 @@ def run_of(
 
 
 def plans_of(streams: StreamTable, batches: Sequence[pa.RecordBatch], counts: list[int | None]) -> Laid:
-    planned = PlannedBundles(
-        [plan([(SLOT, batch)], streams, count) for batch, count in zip(batches, counts, strict=True)]
-    )
+    return plans_of_slots(streams, [[(SLOT, batch)] for batch in batches], counts)
+
+
+def plans_of_slots(streams: StreamTable, bundles: Sequence[Slots], counts: list[int | None]) -> Laid:
+    planned = PlannedBundles([plan(slots, streams, count) for slots, count in zip(bundles, counts, strict=True)])
     ring = bytearray(planned.size_bytes)
     rows = planned.write(memoryview(ring), 0)
     return bytes(ring), b"".join(rows.entries), b"".join(rows.slots)
@@ -124,11 +127,11 @@ def plans_of(streams: StreamTable, batches: Sequence[pa.RecordBatch], counts: li
 def check_run(memory: RunMemory, streams: StreamTable, pairs: Pairs) -> bool:
     """Push the second of each pair: the bytes are those of the first. Whether it was filled into a form."""
     stream, rows = streams.stream(SLOT, pairs[0][0].schema), pairs[0][0].num_rows
-    form = memory.form(stream, rows)
+    form = memory.form((stream,), (rows,))
     counts = [number if number % 3 else None for number in range(len(pairs))]
-    found = run_of(memory, stream, [given for _, given in pairs], counts)
+    found = run_of(memory, [stream], [given for _, given in pairs], counts)
     is_alike = all(given.num_rows == rows for _, given in pairs)
-    is_filled = is_alike and form is not None and memory.form(stream, rows) is form
+    is_filled = is_alike and form is not None and memory.form((stream,), (rows,)) is form
     if is_filled or all(owning is given for owning, given in pairs):
         assert found == plans_of(streams, [owning for owning, _ in pairs], counts)
     parse_span(*found, b"")
@@ -147,6 +150,34 @@ def test_bytes_of_a_form_are_those_of_plans(seed: int) -> None:
         pairs = [kind.batch(random, is_sliced=number > 2 and random.random() < 0.5) for _ in range(count)]
         filled += check_run(memory, streams, pairs)
     assert filled == 9, "the first run of each kind is Arrow's"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_of_bundles_of_several_slots_are_those_of_plans(seed: int) -> None:
+    """In a form, and as Arrow writes them when a slot's texts are of other lengths."""
+    random = Random(seed)
+    kinds = {slot: Kind.drawn(random) for slot in sorted(random.sample(range(64), random.randint(2, 6)))}
+    odd, others = random.choice([*kinds]), [Kind(kind.schema, kind.rows, 62) for kind in kinds.values()]
+    memory, table, forms = RunMemory(), StreamTable("t"), []
+    streams = [table.stream(slot, kind.schema) for slot, kind in kinds.items()]
+    rows = tuple(kind.rows for kind in kinds.values())
+    for number in range(6):
+        bundles = [
+            [(slot, kind.batch(random, is_sliced=False)[0]) for slot, kind in kinds.items()]
+            for _ in range(random.choice((2, 12, 30)))
+        ]
+        if number == 3:
+            at = [*kinds].index(odd)
+            bundles[-1][at] = (odd, others[at].batch(random, is_sliced=False)[0])
+        counts = [None if count % 3 else count for count in range(len(bundles))]
+        found = run_of(memory, streams, [batch for slots in bundles for _, batch in slots], counts)
+        assert found == plans_of_slots(table, bundles, counts)
+        parse_span(*found, b"")
+        forms.append(memory.form(tuple(streams), rows))
+    assert forms[0] is forms[1] is forms[2] is not None, (
+        "the second run and the third one are filled into the first one's form"
+    )
+    assert forms[4] is forms[5] is not None
 
 
 def test_a_form_that_was_made_from_slices_holds_nothing_of_what_is_around_them() -> None:
@@ -194,7 +225,7 @@ def test_what_does_not_fit_the_form_is_written_by_arrow(misfit: pa.RecordBatch, 
         assert not check_run(memory, streams, mixed)
     else:
         stream = streams.stream(SLOT, PLAIN)
-        planned = plan_run(memory, stream, [batch for batch, _ in mixed], [None] * 30)
+        planned = plan_run(memory, (stream,), [batch for batch, _ in mixed], [None] * 30)
         assert planned is not None
         assert len(planned) == place % 30
     check_run(memory, streams, alike)
@@ -235,7 +266,7 @@ def test_entries_over_the_limit_of_a_form_and_runs_over_their_memory() -> None:
         check_run(memory, streams, same(*[batch] * 20))
         assert check_run(memory, streams, same(*[batch] * 20)) is is_filled
         stream = streams.stream(SLOT, batch.schema)
-        planned = plan_run(memory, stream, [batch] * 200, [None] * 200)
+        planned = plan_run(memory, (stream,), [batch] * 200, [None] * 200)
         assert planned is not None
         entry_bytes = planned.size_bytes // len(planned)
         assert len(planned) == RUN_BYTES_MAX // entry_bytes
@@ -247,7 +278,7 @@ def test_runs_that_are_not_written_yet_keep_what_they_hold() -> None:
     stream = streams.stream(SLOT, PLAIN)
     runs = [[plain("ab", "cd", n=100 * run + n) for n in range(20)] for run in range(6)]
     check_run(memory, streams, same(*runs[0]))
-    planned = [plan_run(memory, stream, batches, [None] * 20) for batches in runs]
+    planned = [plan_run(memory, (stream,), batches, [None] * 20) for batches in runs]
     for each, batches in zip(planned, runs, strict=True):
         assert each is not None
         ring = bytearray(each.size_bytes)

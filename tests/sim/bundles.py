@@ -23,9 +23,9 @@ def plain(number: int, random: Random) -> Slots:
     return {0: pa.record_batch({"number": pa.array([number] * rows), "text": pa.array([f"{number}"] * rows)})}
 
 
-def tiny(number: int) -> Slots:
+def tiny(number: int, slot_count: int = 1) -> Slots:
     """Always the same layout."""
-    return {0: pa.record_batch({"number": pa.array([number])})}
+    return {slot: pa.record_batch({"number": pa.array([number + slot])}) for slot in range(slot_count)}
 
 
 def several_slots(number: int, random: Random) -> Slots:

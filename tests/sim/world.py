@@ -310,10 +310,11 @@ class World:
         self.ledger.bundles[id_] = PushedBundle(id_, sequence, slots, self.clock.now_ns, self.calls)
 
     def next_bundles(self) -> list[Slots]:
-        """What one push holds: now and then so many of one schema that they are checked and completed at once."""
+        """What one push holds: now and then so many with the same slots that they are checked and completed at once."""
         if self.profile.keyed_share and self.random.random() < _UNIFORM_SHARE:
             self._number += UNIFORM_ENTRIES_MIN
-            return [tiny(self._number - i) for i in range(UNIFORM_ENTRIES_MIN)]
+            slot_count = self.random.choice((1, 3))
+            return [tiny(self._number - i, slot_count) for i in range(UNIFORM_ENTRIES_MIN)]
         return [self.next_bundle() for _ in range(self.random.choice((1, 1, 2, 5)))]
 
     def next_bundle(self) -> Slots:

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from quiver_actors.client.grouping import GROUP_BYTES_MAX, RUN_BUNDLES_MAX, Grouping, Planned
+from quiver_actors.client.grouping import GROUP_BYTES_MAX, RUN_ROWS_MAX, Grouping, Planned
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.encoding.entries import PushRows, plan, write
 from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory
 from quiver_actors.encoding.streams import StreamTable
-from quiver_actors.errors import BundleTooLarge, InvalidBundle
+from quiver_actors.errors import BundleTooLarge, InvalidBundle, UsageError
 from quiver_actors.protocol.framing import BUFFER_BYTES
 from quiver_actors.protocol.messages import ENTRY_ROW, SLOT_ROW, TopicInfo
 from tests.unit.client.entries import parse_span
@@ -64,8 +64,12 @@ def check_same(pairs: Pairs, memory: RunMemory | None = None) -> list[Planned]:
     assert found == planned_each(pairs, streams)
     parse_span(*found)
     assert sum(map(len, groups)) == len(pairs)
-    assert all(len(each) <= RUN_BUNDLES_MAX for each in groups)
+    assert all(len(each) <= RUN_ROWS_MAX // 2 for each in groups)
     return groups
+
+
+def texts(rows: int) -> pa.RecordBatch:
+    return pa.record_batch({"text": pa.array(["x" * number for number in range(rows)], pa.string())})
 
 
 @pytest.mark.parametrize("batch", ONE_BATCH.values(), ids=ONE_BATCH.keys())
@@ -102,6 +106,67 @@ def test_runs_that_are_laid_out_as_the_last_one_differ_in_what_they_hold() -> No
     assert laid_out(group(in_slots, memory, streams)) == planned_each(in_slots, streams)
 
 
+def test_bundles_of_the_same_slots_are_runs() -> None:
+    memory = RunMemory()
+    for rows in range(40):
+        bundles = [
+            {40: numbers(size), 3: texts(size % 5), 63: numbers(0)} for size in (rows, (rows * 7) % 60, rows // 2)
+        ]
+        groups = check_same(without_counts(bundles * 5), memory)
+        assert all(isinstance(each, PlannedRun) for each in groups)
+
+
+def test_bundles_that_only_look_like_the_last_one_are_what_they_say() -> None:
+    """Keys in another order, other slots, another schema, other metadata, a table, one slot less or more: between those that are alike."""
+    first, second = numbers(5), texts(5)
+    alike = {1: first, 2: second}
+    others: list[Bundle] = [
+        {2: second, 1: first},
+        {1: second, 2: first},
+        {1: first, 3: second},
+        {1: first},
+        {1: first, 2: second, 3: first},
+        {1: first, 2: second.replace_schema_metadata({"k": "v"})},
+        {1: pa.Table.from_batches([first]), 2: second},
+        {1: numbers(6), 2: second},
+        {1: first, 2: texts(1)},
+        {1: first, 2: numbers(90_000)},
+        {1: first, 2: coded(["a"])},
+        first,
+    ]
+    for other in others:
+        for count in (3, RUN_BUNDLES_MIN, 70):
+            check_same(without_counts([*[alike] * count, other, *[alike] * count, *[other] * count]))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {True: numbers(5), 2: numbers(5)}, {1: numbers(5), 64: numbers(5)}, {1: numbers(5), 2: "no batch"}]
+)
+def test_what_is_no_bundle_is_refused_among_bundles_of_several_slots(wrong: Bundle) -> None:
+    alike = {1: numbers(5), 2: numbers(5)}
+    groups: list[Planned] = []
+    with pytest.raises(UsageError):
+        collect(without_counts([*[alike] * 20, wrong, alike]), groups)
+    assert sum(map(len, groups)) == 20
+
+
+def test_bundles_of_a_trace_carry_it_among_others_that_are_alike() -> None:
+    slots = SLOTS.traced({"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"})
+    for bundle in (numbers(5), {1: numbers(5), 2: texts(5)}):
+        streams, pairs = StreamTable("t"), without_counts([bundle] * 40)
+        groups = list(Grouping(slots, streams, RunMemory()).groups(pairs))
+        assert all(isinstance(each, PlannedRun) for each in groups)
+        assert all(63 in entry.batches for entry in parse_span(*laid_out(groups)))
+
+
+def test_more_rows_than_an_entry_can_say_are_refused() -> None:
+    giant = pa.record_batch([pa.nulls((1 << 31) - 1)], names=["n"])
+    groups: list[Planned] = []
+    with pytest.raises(InvalidBundle, match="rows"):
+        collect(without_counts([{1: giant, 2: giant, 3: giant}] * 20), groups)
+    assert groups == []
+
+
 def test_mixtures_come_out_as_planned() -> None:
     rng = random.Random(5)
     kinds: list[Bundle] = [
@@ -110,6 +175,8 @@ def test_mixtures_come_out_as_planned() -> None:
         numbers(5),
         {63: numbers(7)},
         {1: numbers(3), 2: numbers(4)},
+        {2: numbers(4), 1: numbers(3)},
+        {1: numbers(5), 7: texts(2)},
         coded(["a", "b"]),
         numbers(9_000),
         pa.Table.from_batches([numbers(6)]),
@@ -130,7 +197,11 @@ def test_schemas_that_alternate_share_their_messages() -> None:
 
 def test_groups_are_full_but_not_over_their_limits() -> None:
     assert [len(each) for each in group(without_counts([numbers(5)] * 900))] == [64, 768, 68]
-    rows_bytes = RUN_BUNDLES_MAX * (ENTRY_ROW.size + SLOT_ROW.size)
+    of_slots = without_counts([{slot: numbers(2) for slot in range(4)}] * 900)
+    assert max(len(each) for each in group(of_slots)) * 5 <= RUN_ROWS_MAX
+    after_one_slot = without_counts([*[numbers(5)] * 900, *[bundle for bundle, _ in of_slots]])
+    assert max(len(each) for each in group(after_one_slot)[-5:]) * 5 <= RUN_ROWS_MAX
+    rows_bytes = RUN_ROWS_MAX * max(ENTRY_ROW.size, SLOT_ROW.size)
     assert rows_bytes + 256 < BUFFER_BYTES, "the message of a full run fits a reader's usual buffer"
     large = group(without_counts([numbers(4_000)] * 100))
     assert all(each.size_bytes <= GROUP_BYTES_MAX for each in large)
@@ -168,12 +239,14 @@ def test_what_arrow_cannot_encode_ends_a_run() -> None:
 
 def test_written_run_can_be_planned_again() -> None:
     streams = StreamTable("t")
-    pairs: Pairs = [(numbers(number), number) for number in range(30)]
-    (run,) = group(pairs, streams=streams)
-    run.write(memoryview(bytearray(run.size_bytes)), 0)
-    again = [plan(batches, streams, item_count) for batches, item_count in run.bundles_from(10)]
-    assert [each.item_count for each in again] == list(range(10, 30))
-    assert [each.row_count for each in again] == list(range(10, 30))
+    of_slots: Pairs = [({4: numbers(number), 5: texts(0)}, number) for number in range(30)]
+    for pairs in ([(numbers(number), number) for number in range(30)], of_slots):
+        (run,) = group(pairs, streams=streams)
+        run.write(memoryview(bytearray(run.size_bytes)), 0)
+        again = [plan(batches, streams, item_count) for batches, item_count in run.bundles_from(10)]
+        assert [each.item_count for each in again] == list(range(10, 30))
+        assert [each.row_count for each in again] == list(range(10, 30))
+        assert all(len(each.streams) == run.streams_max for each in again)
 
 
 def one_binary(size_bytes: int) -> pa.RecordBatch:

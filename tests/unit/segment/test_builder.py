@@ -54,26 +54,21 @@ def test_ingestion_times_are_those_of_the_earliest_and_latest_bundle_that_is_the
     assert (builder.first_sequence, builder.last_sequence) == (1, 5)
 
 
-def run_of(schema: StreamSchema, first_sequence: int, count: int) -> BundleRun:
-    """Bundles whose numbers all differ."""
+def run_of(schemas: tuple[StreamSchema, ...], first_sequence: int, count: int) -> BundleRun:
+    """Bundles whose numbers all differ, those of their slots as well."""
     numbers = np.arange(first_sequence, first_sequence + count)
-    columns = (
-        1000 - numbers,
-        numbers % 3 - 1,
-        numbers * 64,
-        numbers % 5,
-        numbers * 64 + 192,
-        numbers * 8,
-        numbers * 16,
-    )
-    return BundleRun(schema, first_sequence, *columns, row_count=int(columns[3].sum()))
+    of_slots = numbers + 1000 * np.arange(len(schemas))[:, None]
+    columns = (1000 - numbers, numbers % 3 - 1, numbers * 64)
+    columns_of_slots = (of_slots % 5, of_slots * 64 + 192, of_slots * 8, of_slots * 16)
+    return BundleRun(schemas, first_sequence, *columns, *columns_of_slots, row_count=int(columns_of_slots[0].sum()))
 
 
 def append_each(builder: SegmentBuilder, run: BundleRun) -> None:
-    for offset, numbers in enumerate(zip(*run[2:-1], strict=True)):
-        time, items, size, rows, place, metadata_bytes, body_bytes = map(int, numbers)
-        slot = (run.schema, rows, place, metadata_bytes, body_bytes, ())
-        builder.append(run.first_sequence + offset, time, items, size, [slot])
+    for number, numbers in enumerate(zip(*run[2:5], strict=True)):
+        of_slots = np.array(run[5:9])[:, :, number].T.tolist()
+        slots = [(schema, *values, ()) for schema, values in zip(run.schemas, of_slots, strict=True)]
+        time, items, size = map(int, numbers)
+        builder.append(run.first_sequence + number, time, items, size, slots)
 
 
 def tail_of(builder: SegmentBuilder) -> bytes:
@@ -82,12 +77,14 @@ def tail_of(builder: SegmentBuilder) -> bytes:
 
 
 def test_runs_are_what_their_bundles_are_one_by_one_whenever_somebody_reads() -> None:
-    first, second = place(1)[0], place(2)[0]
-    shapes = [(first, 3), (first, 40), (second, 5), (first, 1), (second, 5000), (second, 200)]
+    first, second, third = (place(slot)[0] for slot in (1, 2, 3))
+    several = (second, third)
+    shapes = [((first,), 3), ((first,), 40), ((second,), 5), (several, 30), (several, 3), ((first,), 1)]
+    shapes += [((second,), 5000), ((first, second, third), 200)]
     for read_after in range(len(shapes) + 1):
         at_once, one_by_one, sequence = SegmentBuilder(9, no_read), SegmentBuilder(9, no_read), 10
-        for number, (schema, count) in enumerate(shapes):
-            run = run_of(schema, sequence, count)
+        for number, (schemas, count) in enumerate(shapes):
+            run = run_of(schemas, sequence, count)
             at_once.append_run(run)
             append_each(one_by_one, run)
             sequence += count
@@ -132,9 +129,9 @@ def test_full_segment_refuses_and_stays_as_it_is() -> None:
 def test_a_run_that_does_not_fit_is_refused_whole() -> None:
     def run(first_sequence: int, count: int) -> BundleRun:
         each = np.full(count, 64)
-        return BundleRun(
-            place()[0], first_sequence, each, each, each, each, 192 + 64 * np.arange(count), each, each, 64 * count
-        )
+        of_slot, offsets = each[None], 192 + 64 * np.arange(count)[None]
+        columns = (each, each, each, of_slot, offsets, of_slot, of_slot)
+        return BundleRun((place()[0],), first_sequence, *columns, row_count=64 * count)
 
     builder = SegmentBuilder(9, no_read)
     builder.append_run(run(0, SEGMENT_BUNDLES_MAX - 1))

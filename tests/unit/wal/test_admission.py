@@ -80,6 +80,8 @@ ONE = sent(numbered_batch(1))
 TWO = sent(numbered_batch(1), pa.record_batch({"x": [1]}))
 MANY = sent(numbered_batch(1), count=UNIFORM_ENTRIES_MIN)
 """Looked at all at once, as long as they are right."""
+MANY_TWO = sent(numbered_batch(1), pa.record_batch({"x": [1]}), count=UNIFORM_ENTRIES_MIN)
+"""These as well."""
 WORDS_BATCH = pa.record_batch({"w": pa.array(["a", "b"]).dictionary_encode()})
 WORDS = sent(WORDS_BATCH)
 LONGER = ONE._replace(span=ONE.span[:-4] + bytes(64) + ONE.span[-4:]).with_entry(SPAN_BYTES, len(ONE.span) + 64)
@@ -91,7 +93,9 @@ def spoil_prefix(span: bytearray) -> None:
     span[PREFIX_AT] = 0
 
 
-@pytest.mark.parametrize("case", [ONE, TWO, WORDS, MANY], ids=["one slot", "two slots", "dictionary", "many alike"])
+@pytest.mark.parametrize(
+    "case", [ONE, TWO, WORDS, MANY, MANY_TWO], ids=["one", "two slots", "dictionary", "many", "many of two slots"]
+)
 def test_what_is_right_is_let_in(case: Sent) -> None:
     entries, _ = check_push(memoryview(bytearray(case.span)), layout.HEADER_BYTES, case.push, case.schemas)
     assert len(entries) == len(case.push.entries) // ENTRY_ROW.size
@@ -163,6 +167,16 @@ REFUSED = {
     "many of no schema": (MANY.with_slot(HANDLE, 77), "handle 77 was not declared"),
     "one of many with another CRC": (MANY.with_entry(CRC, 1, row=7), "CRC of the slots"),
     "one of many with another schema": (MANY.with_bytes(with_another_schema, 5), "slot head and schema message"),
+    "one of many second slots in another place": (
+        MANY_TWO.with_slot(PAYLOAD, MANY_TWO.slot(PAYLOAD) + 64, row=9),
+        "does not follow its slot head",
+    ),
+    "one of many second slots of no schema": (MANY_TWO.with_slot(HANDLE, 77, row=9), "handle 77 was not declared"),
+    "the second slots of many are missing": (
+        MANY_TWO.with_rows(slots=MANY_TWO.push.slots[: UNIFORM_ENTRIES_MIN * SLOT_ROW.size]),
+        "payload at|bytes behind|not what the row|fewer slot rows",
+    ),
+    "one of many without its second slot": (MANY_TWO.with_entry(SLOTS, 1, row=4), "1 slots against bitmap"),
     "no dictionary in many alike": (without_dictionaries(sent(WORDS_BATCH, count=UNIFORM_ENTRIES_MIN)), "dictionar"),
 }
 
