@@ -14,14 +14,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from quiver_actors.client.slots import Bundle, TopicSlots
-from quiver_actors.encoding.entries import (
-    ROWS_MAX,
-    SERIALIZE_BYTES_MAX,
-    BundlePlan,
-    PlannedBundles,
-    check_item_count,
-    plan,
-)
+from quiver_actors.encoding.entries import SERIALIZE_BYTES_MAX, BundlePlan, PlannedBundles, check_item_count, plan
 from quiver_actors.encoding.forms import RUN_BYTES_MAX
 from quiver_actors.encoding.run_layout import Streams
 from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory, fits_run, plan_run
@@ -110,7 +103,8 @@ class Grouping:
                     yield from self._plan(slots, item_count)
                     continue
                 batches = [batch for _, batch in slots]
-                self._note(bundle, batches)
+                if self._measured_rows:
+                    self._note(bundle, batches)
             if len(self._item_counts) == self._run_bundles_max or self._run_bytes + size_bytes > GROUP_BYTES_MAX:
                 yield from self._take_run()
                 self._run_bundles_max = RUN_ROWS_MAX // (1 + len(self._run_streams))
@@ -158,6 +152,8 @@ class Grouping:
                 return 0
             self._run_streams, self._measured_rows = streams, []
             self._run_bundles_max = min(self._run_bundles_max, RUN_ROWS_MAX // (1 + len(streams)))
+            # It may well stay alone: only a second one is measured.
+            return _FRAME_BYTES
         if not self._measured_rows:
             return self._measure(slots)
         for (_, batch), rows in zip(slots, self._measured_rows, strict=True):
@@ -166,14 +162,20 @@ class Grouping:
         return self._measured_bytes
 
     def _measure(self, slots: Batches) -> int:
-        # Of a slice it counts whole buffers: then it is planned, which measures exactly.
-        contents = [batch.get_total_buffer_size() for _, batch in slots]
-        row_counts = [batch.num_rows for _, batch in slots]
-        if max(contents) > SERIALIZE_BYTES_MAX or sum(row_counts) > ROWS_MAX:
-            return 0
-        self._measured_rows = [range(rows // 2, rows + 1) for rows in row_counts]
-        self._measured_bytes = sum(contents) + sum([len(stream.message) + _FRAME_BYTES for stream in self._run_streams])
-        return self._measured_bytes
+        size_bytes, measured_rows = 0, []
+        for stream, (_, batch) in zip(self._run_streams, slots, strict=True):
+            # Of a slice it counts whole buffers: then it is planned, which measures exactly.
+            content_bytes: int = batch.get_total_buffer_size()
+            if content_bytes > SERIALIZE_BYTES_MAX:
+                return 0
+            rows: int = batch.num_rows
+            measured_rows.append(range(rows // 2, rows + 1))
+            size_bytes += content_bytes + len(stream.message) + _FRAME_BYTES
+        self._measured_rows, self._measured_bytes = measured_rows, size_bytes
+        if self._run:
+            # The first one was not measured: it is taken for one like this.
+            self._run_bytes = max(self._run_bytes, size_bytes)
+        return size_bytes
 
     def _plan(self, batches: Batches, item_count: int | None) -> Iterator[Planned]:
         """Collect one bundle that is on its own; gives out the group before it if it is full."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from quiver_actors.encoding.entries import PushRows
+from quiver_actors.encoding.entries import ROWS_MAX, PushRows
 from quiver_actors.encoding.forms import RunBuffer, RunForm, form_of
 from quiver_actors.encoding.run_layout import RunLayout, Streams, layout_of
 from quiver_actors.encoding.streams import EncodedStream
@@ -138,11 +138,12 @@ def plan_run(
 
     Args:
         streams: of all bundles, such that `fits_run`.
-        batches: of all slots, bundle by bundle; the rows of a bundle fit a u32.
+        batches: of all slots, bundle by bundle.
         item_counts: of the bundles, in the range that an entry allows.
     """
-    # Arrow refuses a batch of 2^31 rows, so that they fit the slot head's u32.
     rows = [batch.num_rows for batch in batches]
+    if sum(rows) > ROWS_MAX:
+        return None
     of_first = rows[: len(streams)]
     form = pool.form(streams, tuple(of_first))
     if form is not None and rows == of_first * len(item_counts):

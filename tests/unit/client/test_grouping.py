@@ -264,6 +264,14 @@ def test_large_batches_of_as_many_rows_as_the_small_ones_around_them_cost_no_ord
     assert sum(len(each) for each in groups if isinstance(each, PlannedRun)) >= 60, "those around it stay runs"
 
 
+@pytest.mark.parametrize("size_bytes", [100_000, 400_000, 3 << 20])
+def test_a_large_first_bundle_is_right_in_front_of_small_ones(size_bytes: int) -> None:
+    small, large = one_binary(100), one_binary(size_bytes)
+    for first, others in ((large, small), ({1: small, 2: large}, {1: small, 2: small})):
+        for count in (1, RUN_BUNDLES_MIN, 70):
+            check_same(without_counts([first, *[others] * count]))
+
+
 def test_slices_of_a_large_batch_are_right_in_runs() -> None:
     table = numbers(20_000)
     slices = [table.slice(first * 7, 40) for first in range(60)]
