@@ -8,12 +8,11 @@ Owned by one call. Order is kept; a group is given out as soon as it is full.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
-from quiver_actors.client.slots import Bundle, TopicSlots
+from quiver_actors.client.slots import Batch, Bundle, TopicSlots
 from quiver_actors.encoding.entries import SERIALIZE_BYTES_MAX, BundlePlan, PlannedBundles, check_item_count, plan
 from quiver_actors.encoding.forms import RUN_BYTES_MAX
 from quiver_actors.encoding.run_layout import Streams
@@ -104,7 +103,7 @@ class Grouping:
                     continue
                 batches = [batch for _, batch in slots]
                 if self._measured_rows:
-                    self._note(bundle, batches)
+                    self._note(bundle, slots)
             if len(self._item_counts) == self._run_bundles_max or self._run_bytes + size_bytes > GROUP_BYTES_MAX:
                 yield from self._take_run()
                 self._run_bundles_max = RUN_ROWS_MAX // (1 + len(self._run_streams))
@@ -128,16 +127,22 @@ class Grouping:
                 return None
         return list(bundle.values())
 
-    def _note(self, bundle: Bundle, batches: list[pa.RecordBatch]) -> None:
+    def _note(self, bundle: Bundle, slots: Batches) -> None:
         """What the next bundle of the run is compared with first."""
         self._lone_schema, self._keys = None, ()
-        if self._run_streams[-1].slot_id == ENVELOPE_SLOT:
+        if slots[-1][0] == ENVELOPE_SLOT:
             # What is in it is not always what was given.
             return
         if isinstance(bundle, pa.RecordBatch):
             self._lone_schema = bundle.schema
-        elif type(bundle) is dict and all(map(operator.is_, bundle.values(), batches)):
-            self._keys, self._schemas = tuple(bundle), [batch.schema for batch in batches]
+        elif type(bundle) is dict and self._is_in_order(bundle, slots):
+            self._keys, self._schemas = tuple(bundle), [batch.schema for _, batch in slots]
+
+    def _is_in_order(self, bundle: Mapping[str | int, Batch], slots: Batches) -> bool:
+        """Whether its values, as they stand there, are the batches of its slots."""
+        resolve = self._slots.table.resolve
+        given = [(resolve(key), id(content)) for key, content in bundle.items()]
+        return given == [(slot_id, id(batch)) for slot_id, batch in slots]
 
     def _size_in_run(self, slots: Batches) -> int:
         """About how many bytes the bundle adds to the run; 0: it cannot be part of it.

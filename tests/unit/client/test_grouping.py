@@ -15,8 +15,10 @@ from quiver_actors.encoding.entries import PushRows, plan, write
 from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory
 from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.errors import BundleTooLarge, InvalidBundle, UsageError
+from quiver_actors.model import ENVELOPE_SLOT
 from quiver_actors.protocol.framing import BUFFER_BYTES
 from quiver_actors.protocol.messages import ENTRY_ROW, SLOT_ROW, TopicInfo
+from quiver_actors.transactions.keys import with_key
 from tests.unit.client.entries import parse_span
 from tests.unit.encoding.test_entries import ONE_BATCH, coded, numbers
 
@@ -144,6 +146,19 @@ def test_slots_in_another_order_keep_what_is_theirs() -> None:
     first, second = numbers(5), numbers(20).slice(9, 5)
     for bundles in ([{2: second, 1: first}] * 30, [{1: first, 2: second}, {2: second, 1: first}] * 30):
         check_same(without_counts(bundles))
+
+
+def test_one_batch_in_two_slots_does_not_hide_their_order() -> None:
+    same, first, second = numbers(5), numbers(20).slice(3, 5), numbers(20).slice(9, 5)
+    check_same(without_counts([*[{2: same, 1: same}] * 3, *[{2: second, 1: first}] * 30]))
+
+
+def test_bundles_handed_on_without_their_key_are_runs() -> None:
+    """What is left out of an envelope is not there to be compared with."""
+    handed_on = {1: numbers(5), ENVELOPE_SLOT: with_key(None, "p", 7)}
+    for bundles in ([handed_on] * 40, [{ENVELOPE_SLOT: with_key(None, "p", 7), 1: numbers(5)}] * 40):
+        groups = check_same(without_counts(bundles))
+        assert all(isinstance(each, PlannedRun) for each in groups)
 
 
 @pytest.mark.parametrize(
