@@ -195,7 +195,7 @@ def test_a_replayed_micro_batch_waits_for_segments_to_be_checked(
 def test_a_replay_whose_segments_are_not_checked_in_time_fails(stored: Stored, tmp_path: Path) -> None:
     begun = micro_batch(stored.options(startingOffsets="earliest", subscriber=tmp_path.name), SCHEMA)
     with (
-        starting(stored, tmp_path, 1 << 30, pushTimeout="100ms") as options,
+        starting(stored, tmp_path, 1 << 30, pushTimeout="2s") as options,
         pytest.raises(WorkerUnavailable, match="still has segments to check"),
     ):
         stream_reader(parse_options(options, READ_STREAM), SCHEMA).partitions(begun.reader.initialOffset(), begun.end)

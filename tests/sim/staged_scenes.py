@@ -13,6 +13,7 @@ from quiver_actors.disk.faulty import CallSite
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import TransactionLost
 from quiver_actors.topics.catalogue import Catalogue, read_catalogue, write_catalogue
+from quiver_actors.transactions.records import decode_journal
 from tests.sim import scenes, worker_scenes
 from tests.sim.oracle import Oracle, push_plain
 from tests.sim.scenes import Judge, Scene, open_and_settle, opening
@@ -24,6 +25,7 @@ from tests.sim.scenes import _rewrite as rewrite
 from tests.sim.world import PROFILES, Moment, World
 
 _JOBS = "quiver_actors.transactions.jobs"
+_JOURNAL = "quiver.transactions"
 _TRIES = 40
 
 _CUT_OFF: dict[str, Callable[[Moment], bool]] = {
@@ -35,11 +37,12 @@ _CUT_OFF: dict[str, Callable[[Moment], bool]] = {
 }
 """What is left, and by what to tell such a moment of a run."""
 _PREPARED, _PUBLISHING = "stage that is prepared", "publish that lacks segments"
+_LOG_MISSING = "log missing in front of others"
 _DAMAGED: dict[str, tuple[str, Callable[[Moment], Callable[[SimDisk], None]]]] = {
     "prepared stage whose part is flipped": (_PREPARED, lambda _: rewrite(".stage", flip(300), -1)),
     "prepared stage without its part": (_PREPARED, lambda _: remove(".stage", -1)),
     "prepared stage whose record is flipped": (_PREPARED, lambda _: rewrite(".prepared", flip(40), -1)),
-    "journal flipped": (_PREPARED, lambda _: rewrite("quiver.transactions", flip(20))),
+    "journal flipped": (_PREPARED, lambda _: rewrite(_JOURNAL, flip(20))),
     "publish whose part is flipped": (_PUBLISHING, lambda moment: rewrite(moment.path, flip(300))),
     "publish without a part": (_PUBLISHING, lambda moment: remove(moment.path)),
 }
@@ -56,8 +59,9 @@ def _damaged_scene(name: str, seed: int) -> Scene:
     place, damage = _DAMAGED[name]
 
     def fits(moment: Moment) -> bool:
-        needed = ["quiver.transactions"] if name.startswith("journal") else []
-        return _CUT_OFF[place](moment) and all(paths(moment.disk, part) for part in needed)
+        if name.startswith("journal") and not paths(moment.disk, _JOURNAL):
+            return False
+        return _CUT_OFF[place](moment) and (place != _PREPARED or _waits_for_decision(moment.disk))
 
     world, moment = _find(fits, name, seed)
     left = moment.disk.crash(CrashMode.KEEP)
@@ -65,6 +69,36 @@ def _damaged_scene(name: str, seed: int) -> Scene:
     damage(moment)(left)
     lost = [] if place != _PREPARED or name.startswith("journal") else [max(before)]
     return Scene(name, left, _given_up_judge(world.oracle, lost), opening(world.oracle))
+
+
+def _log_missing_scene(name: str, seed: int) -> Scene:
+    """Somebody has deleted a log that was not sealed yet: with others behind it nothing else explains the hole."""
+
+    def fits(moment: Moment) -> bool:
+        is_sealing = moment.site == CallSite("rename", "quiver_actors.sealing", "seal_file")
+        return is_sealing and len(_rotated(moment.disk)) > 1 and not paths(moment.disk, ".prepared")
+
+    world, moment = _find(fits, name, seed)
+    left = moment.disk.crash(CrashMode.KEEP)
+    remove(_rotated(left)[0])(left)
+    return Scene(name, left, _given_up_judge(world.oracle, []), opening(world.oracle))
+
+
+def _rotated(disk: SimDisk) -> list[str]:
+    """The oldest one first."""
+    found = [path for path in paths(disk, "/quiver.wal.") if path.rpartition(".")[2].isdigit()]
+    return sorted(found, key=lambda path: int(path.rpartition(".")[2]))
+
+
+def _waits_for_decision(disk: SimDisk) -> bool:
+    """Whether nobody has decided yet about the last stage that is prepared."""
+    decided: set[int] = set()
+    for path in paths(disk, _JOURNAL):
+        if path.endswith(_JOURNAL):
+            journal = decode_journal(disk.contents()[path])
+            decided.update(record.number for record in journal.publishing)
+            decided.update(record.number for record in journal.dropped)
+    return max(_numbers(disk)) not in decided
 
 
 def _find(fits: Callable[[Moment], bool], name: str, seed: int) -> tuple[World, Moment]:
@@ -123,6 +157,7 @@ SCENES: dict[str, Callable[[str, int], Scene]] = {
     "list of topics": _topics_scene,
     **dict.fromkeys(_CUT_OFF, _cut_off_scene),
     **dict.fromkeys(_DAMAGED, _damaged_scene),
+    _LOG_MISSING: _log_missing_scene,
 }
 """What makes the scene of that name, from the name and a seed."""
 
