@@ -1,7 +1,8 @@
 """Makes docs/benchmarks.md, and its pictures beside it, from the lines that the modules printed: `bench_results/NAME.jsonl`.
 
 A section a module: its question and method from its own docstring, the machine before and after, a picture of the ratios, the table, what
-was skipped, profiles, and the remarks that benchmarks/remarks.md has for it. A module without results is named as not measured.
+was skipped, profiles, and the remarks that benchmarks/remarks.md has for it. A module without results keeps its section
+of the page as it was, or is named as not measured.
 
     python -m benchmarks.report [--results bench_results] [--page docs/benchmarks.md]
 """
@@ -18,6 +19,7 @@ from typing import Any
 
 from benchmarks.aims import AIMS
 from benchmarks.charts import Bar, Panel, chart
+from benchmarks.former_page import FormerPage
 from benchmarks.suite import MODULES, RESULTS
 
 HERE = Path(__file__).parent
@@ -251,30 +253,35 @@ def section(results: Results, picture_dir: Path, remark: str) -> list[str]:
     return [*lines, *(["", remark] if remark else []), ""]
 
 
-def aims_section(results: Iterable[Results], remark: str) -> list[str]:
+def aims_section(results: Iterable[Results], former: FormerPage, remark: str) -> list[str]:
     """Each aim with what the figures come to; where that is less, a letter for the reason below the table."""
     figures, rows, met, letters = {each.module: each.figures for each in results}, [], 0, dict[str, str]()
     for aim in AIMS:
-        found = aim.reached(figures)
         unit = "" if aim.against else f" {aim.unit}"
         bound = f"{'≥' if aim.is_at_least else '≤'} {aim.bound:,g}{unit}"
-        told = "not measured"
-        if found is not None and aim.is_met(found):
-            told, met = "yes", met + 1
-        elif found is not None:
+        reached, is_met = former.aims.get((aim.module, aim.what), ("", None))
+        if figures.get(aim.module):
+            found = aim.reached(figures)
+            reached, is_met = ("", None) if found is None else (f"{number(found)}{unit}", aim.is_met(found))
+        told = "yes" if is_met else "not measured"
+        if is_met is False:
             told = f"no ({letters.setdefault(aim.why, chr(ord('a') + len(letters)))})"
-        rows.append([aim.module, aim.what, bound, "" if found is None else f"{number(found)}{unit}", told])
+        met += is_met is True
+        rows.append([aim.module, aim.what, bound, reached, told])
     lines = ["## Aims", "", remark, "", f"{met} of {len(AIMS)} are met."]
     lines += ["", *table(["module", "what", "aim", "reached", "met"], rows), ""]
     return [*lines, *(f"- ({letter}) {why or 'not known'}" for why, letter in letters.items()), ""]
 
 
 def page(results_dir: Path, path: Path) -> str:
-    told = remarks()
+    told, former = remarks(), FormerPage.read(path)
     found = [Results.read(results_dir / f"{module}.jsonl", module) for module in MODULES]
-    lines = ["# Benchmarks", "", told["intro"], "", *aims_section(found, told["aims"])]
+    lines = ["# Benchmarks", "", told["intro"], "", *aims_section(found, former, told["aims"])]
     for results in found:
-        lines += section(results, path.parent / "benchmarks", told.get(results.module, ""))
+        if not results.figures and results.module in former.sections:
+            lines += former.sections[results.module]
+        else:
+            lines += section(results, path.parent / "benchmarks", told.get(results.module, ""))
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -102,6 +102,23 @@ def test_a_module_without_results_is_named(tmp_path: Path) -> None:
     assert "Not measured." in page_of(tmp_path, "scale")
 
 
+def test_a_module_that_is_not_run_again_keeps_its_section_and_its_aims(tmp_path: Path) -> None:
+    where = tmp_path / "docs" / "benchmarks.md"
+    missed, met = figure("push/64KiB/1slot/1p/sync", 17_000, "bundles/s"), figure("seal/1KiB", 1.2, "ms")
+    kept = page_of(tmp_path, "ingest", {"machine": QUIET}, missed, {"machine": QUIET})
+    before = page(tmp_path, where)
+    where.write_text(before)
+    (tmp_path / "ingest.jsonl").unlink()
+    assert page(tmp_path, where) == before
+    (tmp_path / "seal.jsonl").write_text("\n".join(map(json.dumps, ({"machine": QUIET}, met, {"machine": QUIET}))))
+    after = page(tmp_path, where)
+    assert kept.strip() in after
+    assert "1.2 ms" in after
+    assert "| 17,000 bundles/s | no (a) |" in after
+    (tmp_path / "ingest.jsonl").write_text(json.dumps(figure("push/64KiB/1slot/1p/sync", 19_000, "bundles/s")))
+    assert "| 19,000 bundles/s | yes |" in page(tmp_path, where)
+
+
 def test_the_suite_runs_every_module_that_can_be_run() -> None:
     programs = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
     assert programs - {"suite", "report"} == set(MODULES)
