@@ -15,13 +15,15 @@ Figures = Mapping[str, Sequence[Mapping[str, Any]]]
 
 _CALLS = (
     "a message costs some hundred Python calls on either side, with cold caches, whatever is in it; where a call waits for one "
-    "message, a push reaches 0.38 of a relay in Python that does nothing else (`bare-hop`, see performance)"
+    "message, a push reaches half of a relay in Python that does nothing else (`bare-hop`, see performance)"
 )
 _MESSAGE = "a message and a wake-up on either side of each push; a store in the process has neither"
-_SERVER = "a push is some 0.4 ms of Python, half of it on either side; theirs is C or Go where the bytes go to"
+_SERVER = "a push is 0.2 to 0.4 ms of Python, half of it on either side; theirs is C or Go where the bytes go to"
 _CRCS = "the two CRCs, on either side of memory that is not trusted; a bare ring with the same two is no faster"
-_DISK = "the kernel's copy into the page cache of a new file, and this disk"
-_COLD = "Python that finds its caches cold after each wait; waking five threads alone takes 0.2 ms (`bare-hop`)"
+_DISK = (
+    "the kernel's copy into the page cache of a new file, where the host takes free memory back at that, and this disk"
+)
+_COLD = "Python that finds its caches cold after each wait; waking five threads alone takes 0.1 to 0.2 ms (`bare-hop`)"
 _TURNS = "pauses of the machine, whose two processors are threads of one core, and of its disk, add to our own"
 _TAIL = "the tail of 28,000 bundles is 2 MiB; cutting the file to its size waits for the file system's journal"
 _SPLICE = "its bytes come out of a file first, where the limit has them at hand"
