@@ -124,8 +124,11 @@ def check_producers_go_on(oracle: Oracle, engine: Engine, survey: Survey, at: in
 
 
 def _is_there(ledger: Ledger, survey: Survey, key: Key, at: int) -> bool:
-    """It is stored, or was and has been deleted since."""
-    return any(survey.holds(id_) or ledger.may_be_deleted(id_[0], at) for id_ in ledger.keys[key])
+    """It is stored, or was and has been deleted since. What a crash before that took was no part of what was deleted."""
+    return any(
+        survey.holds(id_) or (ledger.bundles[id_].lost_at >= at and ledger.may_be_deleted(id_[0], at))
+        for id_ in ledger.keys[key]
+    )
 
 
 def _known(ledger: Ledger, name: str, at: int) -> dict[int, PushedBundle]:
