@@ -128,7 +128,7 @@ def test_a_worker_that_is_lost_while_another_one_is_asked_is_asked_too(two_cores
         two_cores.wait_for(lambda: len(two_cores.of_type(Resolve)) == 2)
         two_cores.kill(1)
         while subscription._consumer.channels.channel(1).is_open:
-            take(subscription)  # core 0's: meanwhile the loss is noticed
+            subscription.get(0)  # looks, also once core 0 has no more bundles to give
         two_cores.listen(1)
         two_cores.handlers[Pending] = lose_core_0
         with pytest.raises(WorkerUnavailable, match="2 bundles are delivered again"):
