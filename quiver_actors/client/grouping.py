@@ -133,6 +133,8 @@ class Grouping:
         if slots[-1][0] == ENVELOPE_SLOT:
             # What is in it is not always what was given.
             return
+        if not all(stream.is_told_by_equality for stream in self._run_streams):
+            return
         if isinstance(bundle, pa.RecordBatch):
             self._lone_schema = bundle.schema
         elif type(bundle) is dict and self._is_in_order(bundle, slots):

@@ -25,7 +25,17 @@ _handles = itertools.count(1)
 class EncodedStream:
     """One (topic, slot, schema). Immutable, compared by identity."""
 
-    __slots__ = ("fingerprint", "frame_bytes", "handle", "has_dictionaries", "message", "schema", "slot_id", "topic")
+    __slots__ = (
+        "fingerprint",
+        "frame_bytes",
+        "handle",
+        "has_dictionaries",
+        "is_told_by_equality",
+        "message",
+        "schema",
+        "slot_id",
+        "topic",
+    )
 
     def __init__(self, topic: str, slot_id: int, schema: pa.Schema, message: bytes) -> None:
         self.topic = topic
@@ -40,6 +50,8 @@ class EncodedStream:
         self.handle = next(_handles)
         """Never used for another stream in this process."""
         self.has_dictionaries = any(_holds_dictionary(field.type) for field in schema)
+        self.is_told_by_equality = all(_is_told_by_equality(field.type) for field in schema)
+        """Whether each schema that equals this one has its message, too."""
 
 
 class StreamTable:
@@ -53,7 +65,7 @@ class StreamTable:
         self._known: dict[tuple[int, bytes], EncodedStream] = {}
 
     def stream(self, slot_id: int, schema: pa.Schema) -> EncodedStream:
-        """The stream of a slot whose schema equals `schema` in names, types, order, nullability and metadata.
+        """The stream of a slot whose schema equals `schema` in names, types and their parameters, order, nullability and metadata.
 
         Raises:
             InvalidBundle: Arrow cannot encode the schema.
@@ -65,7 +77,8 @@ class StreamTable:
                     self._recent[slot_id] = (candidate, *recent[:position], *recent[position + 1 :])
                 return candidate
         found = self._by_message(slot_id, schema)
-        self._recent[slot_id] = (found, *recent[: _RECENT_MAX - 1])
+        if found.is_told_by_equality:
+            self._recent[slot_id] = (found, *recent[: _RECENT_MAX - 1])
         return found
 
     def _by_message(self, slot_id: int, schema: pa.Schema) -> EncodedStream:
@@ -97,3 +110,17 @@ def _holds_dictionary(data_type: pa.DataType) -> bool:
     if isinstance(data_type, pa.BaseExtensionType):
         return _holds_dictionary(data_type.storage_type)
     return any(_holds_dictionary(data_type.field(index).type) for index in range(data_type.num_fields))
+
+
+def _is_told_by_equality(data_type: pa.DataType) -> bool:
+    """Whether types that equal this one are encoded as it is. Extension types in Python equal each other as their class says, by default
+    whatever their parameters are; and what is inside a dictionary or an extension type is compared without the metadata of fields."""
+    if isinstance(data_type, pa.ExtensionType):
+        return False
+    if isinstance(data_type, pa.BaseExtensionType):
+        inner = data_type.storage_type
+    elif isinstance(data_type, pa.DictionaryType):
+        inner = data_type.value_type
+    else:
+        return all(_is_told_by_equality(data_type.field(index).type) for index in range(data_type.num_fields))
+    return not inner.num_fields and _is_told_by_equality(inner)

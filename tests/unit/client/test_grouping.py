@@ -20,7 +20,7 @@ from quiver_actors.protocol.framing import BUFFER_BYTES
 from quiver_actors.protocol.messages import ENTRY_ROW, SLOT_ROW, TopicInfo
 from quiver_actors.transactions.keys import with_key
 from tests.unit.client.entries import parse_span
-from tests.unit.encoding.test_entries import ONE_BATCH, coded, numbers
+from tests.unit.encoding.test_entries import ONE_BATCH, Period, coded, numbers
 
 SLOTS = TopicSlots(TopicInfo("t", {}, "wal", 0))
 Pairs = Sequence[tuple[Bundle, int | None]]
@@ -315,3 +315,17 @@ def test_of_two_wrong_bundles_the_first_one_is_told() -> None:
     assert len(next(groups)) == 14
     with pytest.raises(BundleTooLarge):
         next(groups)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "in a slot"])
+def test_extension_types_keep_their_parameters(wrapped: bool) -> None:
+    """Equal to pyarrow, which asks their class: it says nothing of parameters unless it was told to."""
+    units = [*"DDDDDDDDDDDDDDDDDDHHHHHHHHHHHHHHHHHHD"]
+    batches = [
+        pa.record_batch([pa.ExtensionArray.from_storage(Period(unit), pa.array([1, 2]))], ["at"]) for unit in units
+    ]
+    groups = group(without_counts([{7: batch} for batch in batches] if wrapped else batches))
+    entries = parse_span(*laid_out(groups))
+    found = [message for entry in entries for message in entry.schema_messages.values()]
+    assert found == [StreamTable("u").stream(0, batch.schema).message for batch in batches]
+    assert len(set(found)) == 2

@@ -199,6 +199,25 @@ def test_a_written_plan_holds_no_encoded_bytes_and_its_batches_can_be_planned_ag
         assert again.crc == first.crc
 
 
+class Period(pa.ExtensionType):
+    """One with a parameter that decides nothing about its equality, as long as nobody defines that."""
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        super().__init__(pa.int64(), "test.period")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return self.unit.encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, _: pa.DataType, serialized: bytes) -> Period:
+        return cls(serialized.decode())
+
+
+def noted(note: str) -> pa.DataType:
+    return pa.struct([pa.field("y", pa.int32(), metadata={"note": note})])
+
+
 class TestStreamTable:
     def test_equal_schema_of_another_batch_is_the_same_stream(self) -> None:
         streams = StreamTable("t")
@@ -229,6 +248,25 @@ class TestStreamTable:
         second = streams.stream(0, other)
         assert first.handle != second.handle
         assert first.fingerprint != second.fingerprint
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (Period("D"), Period("H")),
+            (pa.list_(Period("D")), pa.list_(Period("H"))),
+            (pa.dictionary(pa.int8(), noted("1")), pa.dictionary(pa.int8(), noted("2"))),
+            (pa.opaque(noted("1"), "kind", "vendor"), pa.opaque(noted("2"), "kind", "vendor")),
+        ],
+        ids=lambda data_type: str(data_type.id),
+    )
+    def test_schemas_that_only_pyarrow_takes_for_equal_are_two_streams(
+        self, one: pa.DataType, other: pa.DataType
+    ) -> None:
+        streams, schemas = StreamTable("t"), [pa.schema([("x", data_type)]) for data_type in (one, other)]
+        assert schemas[0].equals(schemas[1], check_metadata=True)
+        messages = [streams.stream(0, schema).message for schema in schemas * 2]
+        assert messages == [StreamTable("u").stream(0, schema).message for schema in schemas * 2]
+        assert len({streams.stream(0, schema).handle for schema in schemas * 2}) == 2
 
     def test_metadata_in_another_order_still_writes_the_declared_message(self) -> None:
         one, two = ({"a": "1", "b": "2"}, {"b": "2", "a": "1"})
