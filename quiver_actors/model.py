@@ -17,6 +17,8 @@ SEGMENT_BUNDLES_MAX = 65_535
 DEFAULT_TOPIC = "default"
 DEAD_LETTER_SUFFIX = "-dead"
 """Of the topic that takes another one's dead letters, where the subscriber names none."""
+ONLOOKER_PREFIX = "quiver-tail-"
+"""Of subscribers that only look (`quiver tail`): a topic that has no others keeps everything, as one without any."""
 
 #: FORMATS section 6: what a topic without a table of its own calls its slots.
 OTAP_SLOTS: Mapping[str, int] = {

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli import run_dir
 from quiver_actors.errors import UnknownSubscriber
+from quiver_actors.model import ONLOOKER_PREFIX
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from quiver_actors.client import Delivery
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -24,7 +27,7 @@ _IDLE_SECONDS = 0.5
 
 _DESCRIPTION = """\
 Print bundles as they are sealed, until interrupted: one line a bundle, and the first rows of each slot with --rows. It takes nothing from
-other subscribers, and leaves nothing behind.
+other subscribers, and leaves nothing behind; a topic that has no others keeps everything.
 """
 _EPILOG = """\
 examples:
@@ -67,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     from quiver_actors.client import connect
 
     slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
-    subscriber = f"tail-{os.getpid()}-{os.urandom(4).hex()}"
+    subscriber = f"{ONLOOKER_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
     with connect(run_dir.find_run_dir(arguments)) as client:
         try:
             with client.subscribe(
@@ -106,7 +109,7 @@ def _show(delivery: Delivery, rows: int) -> None:
     print(f"{when}  {bundle.core}/{bundle.segment_seq}/{bundle.bundle_index}  {slots}{_trace(delivery)}")
     if rows > 0:
         for name, batch in _named(delivery).items():
-            for row in batch.slice(0, rows).to_pylist():
+            for row in _values(batch, rows):
                 print(f"    {name}  {row}")
 
 
@@ -123,7 +126,7 @@ def _show_json(delivery: Delivery, rows: int) -> None:
         str(name): {
             "rows": batch.num_rows,
             "columns": batch.schema.names,
-            **({"values": batch.slice(0, rows).to_pylist()} if rows > 0 else {}),
+            **({"values": _values(batch, rows)} if rows > 0 else {}),
         }
         for name, batch in _named(delivery).items()
     }
@@ -134,7 +137,26 @@ def _show_json(delivery: Delivery, rows: int) -> None:
         "trace_context": delivery.trace_context,
         "slots": slots,
     }
-    print(json.dumps(document, default=str))
+    text = json.dumps(document, default=str)
+    if "NaN" in text or "Infinity" in text:
+        # JSON has no such numbers: null, as in the other commands.
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
+    print(text)
+
+
+def _values(batch: pa.RecordBatch, rows: int) -> list[dict[str, Any]]:
+    """The first rows."""
+    shown = batch.slice(0, rows)
+    columns = dict(zip(shown.schema.names, shown.columns, strict=True))
+    return [{name: _value(column, row) for name, column in columns.items()} for row in range(shown.num_rows)]
+
+
+def _value(column: pa.Array, row: int) -> Any:
+    """As Python has it; where it has no such value, such as a time after the year 9999, as Arrow writes it."""
+    try:
+        return column[row].as_py()
+    except (ArithmeticError, LookupError, ValueError):
+        return column.slice(row, 1).to_string(skip_new_lines=True)[1:-1].strip()
 
 
 def _named(delivery: Delivery) -> dict[str | int, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from quiver_actors.errors import UnknownSubscriber, UsageError
-from quiver_actors.model import check_id
+from quiver_actors.model import ONLOOKER_PREFIX, check_id
 from quiver_actors.subscriber.attention import Attention
 from quiver_actors.subscriber.claim_order import SizesOf
 from quiver_actors.subscriber.claims import SubscriberState
@@ -235,7 +235,7 @@ class SubscriberRegistry:
         self._lost.pop(segment_seq, None)
 
     def deletable(self, segment_seqs: Iterable[int]) -> list[int]:
-        """Those of the segments that every known subscriber has completed, durably; none while there is no subscriber.
+        """Those of the segments that every known subscriber has completed, durably; none while there is no subscriber but onlookers.
 
         "Durably" so that no crash can bring back a progress that misses a file which we deleted ourselves; the start of a new
         subscriber counts too. Without a segment that comes the answer grows only with `mark_flushed` and `unregister`.
@@ -243,7 +243,9 @@ class SubscriberRegistry:
         Whoever is furthest behind is asked first and leaves the fewest to ask the others about: beside one that has read nothing, it is
         one look for the oldest. Else segments x subscribers, about 0.05 us each.
         """
-        left = list(segment_seqs) if self._states else []
+        # What only an onlooker has seen was delivered to nobody yet: the next subscriber, or a reader of ranges, may want it.
+        has_consumers = not all(subscriber.startswith(ONLOOKER_PREFIX) for subscriber in self._states)
+        left = list(segment_seqs) if has_consumers else []
         for state in sorted(self, key=lambda state: state.floor):
             left = state.durably_complete(left)
             if not left:

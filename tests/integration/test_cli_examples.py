@@ -26,6 +26,7 @@ from quiver_actors.cli.examples import all_parsers, examples_of
 from quiver_actors.cli.main import build_parser, main
 from quiver_actors.cli.top import TopView
 from quiver_actors.client import Client
+from quiver_actors.model import ONLOOKER_PREFIX
 from tests.integration.client_node import ClientNode, client_node, numbers
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, wait_until_dead
 
@@ -145,7 +146,7 @@ def _run_until_it_speaks(line: str, place: Path, node: ClientNode) -> None:
         assert started.stdout is not None
         if line.startswith("quiver tail"):
             with node.connect() as client:
-                while not any(each.subscriber.startswith("tail-") for each in client.subscribers("clicks")[0]):
+                while not any(each.subscriber.startswith(ONLOOKER_PREFIX) for each in client.subscribers("clicks")[0]):
                     assert started.poll() is None, started.stderr and started.stderr.read()
                 client.push(numbers(1), topic="clicks")
         assert started.stdout.readline(), f"{line}: {started.stderr and started.stderr.read()!r}"
@@ -236,6 +237,29 @@ def test_tail_prints_what_was_sealed_and_leaves_no_subscriber(quiet: ClientNode)
         assert client.subscribers("tailed") == {0: [], 1: []}
     assert "does not exist" in run(quiet, "tail", "nowhere", code=2)
     assert "not in the topic's slot table" in run(quiet, "tail", "tailed", "--slot", "x", code=2)
+
+
+def test_tail_deletes_nothing_of_a_topic_that_has_no_subscriber(quiet: ClientNode) -> None:
+    """Dead letters, for one: to look at them before they are sent back was to lose them."""
+    with quiet.connect() as client:
+        client.create_topic("looked-at")
+        client.push_many([numbers(number) for number in (1, 2, 3)], topic="looked-at")
+        run(quiet, "tail", "looked-at", "--from", "earliest", "--count", "3")
+        run(quiet, "tail", "looked-at", "--until-idle", "1")
+        kept = [bundle for core in client.segments("looked-at") for bundle in client.read("looked-at", core)]
+        assert len(kept) == 3
+
+
+def test_tail_shows_values_that_python_or_json_do_not_have(quiet: ClientNode) -> None:
+    columns = {"at": pa.array([1 << 62], pa.timestamp("us")), "x": [float("nan")]}
+    with quiet.connect() as client:
+        client.create_topic("odd")
+        client.push(pa.record_batch(columns), topic="odd")
+    tail = ("tail", "odd", "--from", "earliest", "--count", "1", "--rows", "1")
+    (line,) = run(quiet, *tail, "--json").splitlines()
+    shown = json.loads(line, parse_constant=pytest.fail)
+    assert shown["slots"]["0"]["values"] == [{"at": "<value out of range: 4611686018427387904>", "x": None}]
+    assert "<value out of range" in run(quiet, *tail)
 
 
 def test_top_shows_workers_topics_and_subscribers(quiet: ClientNode) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from quiver_actors.errors import InvalidId, UnknownSubscriber, UsageError
+from quiver_actors.model import ONLOOKER_PREFIX
 from quiver_actors.subscriber.bitmap import full
 from quiver_actors.subscriber.claims import SubscriberState
 from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress, decode_progress, encode_progress
@@ -192,6 +193,18 @@ def test_flush_of_an_unregistered_subscriber_does_not_pass_for_its_successor() -
 
 def test_nothing_is_deletable_without_a_subscriber() -> None:
     assert registry_with((0, 1)).deletable([0]) == []
+
+
+def test_nothing_is_deletable_that_only_an_onlooker_has_seen() -> None:
+    """To look at a topic without subscribers deleted what was in it."""
+    registry = registry_with((0, 1), (1, 1))
+    registry.register(f"{ONLOOKER_PREFIX}1", "latest", (2, 0))
+    flush(registry, 2)
+    assert registry.deletable([0, 1]) == []
+    registry.register("sub", "earliest", (2, 0))
+    finish(registry, "sub")
+    flush(registry, 2)
+    assert registry.deletable([0, 1]) == [0, 1], "beside a consumer it is as any other"
 
 
 def test_deletable_needs_every_subscriber_also_one_that_nobody_attends() -> None:
