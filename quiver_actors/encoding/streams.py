@@ -12,6 +12,8 @@ import itertools
 import pyarrow as pa
 
 from quiver_actors.errors import InvalidBundle
+from quiver_actors.protocol.messages import SCHEMA_MESSAGE_BYTES_MAX
+from quiver_actors.units import format_size
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 WRITE_OPTIONS = pa.ipc.IpcWriteOptions(use_threads=False)
@@ -68,7 +70,7 @@ class StreamTable:
         """The stream of a slot whose schema equals `schema` in names, types and their parameters, order, nullability and metadata.
 
         Raises:
-            InvalidBundle: Arrow cannot encode the schema.
+            InvalidBundle: Arrow cannot encode the schema, or it is too long.
         """
         recent = self._recent.get(slot_id, ())
         for position, candidate in enumerate(recent):
@@ -85,6 +87,12 @@ class StreamTable:
         message = _schema_message(schema)
         found = self._known.get((slot_id, message))
         if found is None:
+            if len(message) > SCHEMA_MESSAGE_BYTES_MAX:
+                # Found out here, and not by a connection that has been promised what it will never hear.
+                raise InvalidBundle(
+                    f"slot {slot_id}: the encoded schema has {len(message)} bytes ({format_size(len(message))}), its limit is "
+                    f"{SCHEMA_MESSAGE_BYTES_MAX}: what its metadata holds belongs in a column"
+                )
             found = EncodedStream(self.topic, slot_id, schema, message)
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()

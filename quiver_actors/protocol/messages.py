@@ -86,6 +86,8 @@ from quiver_actors.protocol.subscriber_messages import (
 PROTOCOL_VERSION = 2
 FRAME_BYTES_MAX = 16 << 20
 """A longer frame is a protocol error: the peer is broken or hostile, the connection is closed."""
+SCHEMA_MESSAGE_BYTES_MAX = FRAME_BYTES_MAX - (4 << 10)
+"""What fits a DeclareSchema."""
 
 # --- client to worker --------------------------------------------------------------------------------------------------
 

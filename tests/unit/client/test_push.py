@@ -32,6 +32,7 @@ from quiver_actors.model import BundleId, Durability
 from quiver_actors.protocol.framing import encode_frame
 from quiver_actors.protocol.messages import (
     ENTRY_ROW,
+    FRAME_BYTES_MAX,
     Acked,
     AckRun,
     ArenaAttached,
@@ -646,3 +647,12 @@ def test_welcome_may_come_in_pieces(peer: Peer, client: Client) -> None:
 
     peer.handlers[Hello] = in_pieces
     client.push(batch())
+
+
+def test_a_schema_that_is_too_long_is_refused_alone(peer: Peer, client: Client) -> None:
+    """Nothing of its bundle is taken for sent, such as the schema of its other slot."""
+    long = batch().replace_schema_metadata({"note": "x" * FRAME_BYTES_MAX})
+    with pytest.raises(InvalidBundle, match=r"slot 7: the encoded schema has \d+ bytes \(16.* its limit is"):
+        client.push({3: batch(value=1), 7: long}, topic="travel")
+    client.push({3: batch(value=2)}, topic="travel")
+    assert ids(peer) == [2]
