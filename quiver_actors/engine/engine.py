@@ -55,7 +55,7 @@ class Engine(SubscriberSide, StorageSide):
     ) -> None:
         """Use `open`."""
         parts = assemble(disk, paths, settings, core, clock, recovered)
-        SubscriberSide.__init__(self, core, clock, parts.logs, parts.progress, parts.shelf)
+        SubscriberSide.__init__(self, core, clock, parts.logs, parts.progress, parts.shelf, parts.unannounced)
         StorageSide.__init__(self, settings, parts, Work(parts))
         self.topic = settings.name
         self.incarnation = parts.numbers.incarnation

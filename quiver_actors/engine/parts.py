@@ -64,11 +64,14 @@ class Parts:
             len(self.logs) or self.shelf.segments or len(self.progress.registry) or any(True for _ in self.stages)
         )
 
+    def unannounced(self) -> list[int]:
+        """Segment numbers that subscribers have not been told of yet, and of damaged ones that they may be told of again."""
+        coming = [*self.logs.bundle_counts(), *self.stages.publishing]
+        return [*self.shelf.waiting, *self.mending.under_rescue, *coming]
+
     def oldest_unannounced(self) -> int:
-        """The lowest segment number that subscribers have not been told of yet."""
-        waiting = [*self.shelf.waiting, *self.mending.damaged, *self.logs.bundle_counts()]
-        publishing = self.stages.first_publishing
-        return min([*waiting, *([] if publishing is None else [publishing])], default=self.numbers.next_segment_seq)
+        """The lowest of these."""
+        return min(self.unannounced(), default=self.numbers.next_segment_seq)
 
     def unlisted(self) -> set[int]:
         """Segment numbers that are not on the shelf yet, or not any more before somebody was told why."""

@@ -5,7 +5,7 @@ Owner: the engine, on the loop thread. It owns no state: progress, segments and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quiver_actors.clock import Clock
 from quiver_actors.engine.log_queue import LogQueue
@@ -28,12 +28,25 @@ from quiver_actors.subscriber.starts import parse_start, resolved_before
 class SubscriberSide:
     """See the module; an engine is one."""
 
-    def __init__(self, core: int, clock: Clock, logs: LogQueue, progress: Progress, shelf: Shelf) -> None:
+    def __init__(
+        self,
+        core: int,
+        clock: Clock,
+        logs: LogQueue,
+        progress: Progress,
+        shelf: Shelf,
+        unannounced: Callable[[], Iterable[int]],
+    ) -> None:
+        """
+        Args:
+            unannounced: says the numbers of the segments that subscribers have not been told of yet.
+        """
         self.core = core
         self._clock = clock
         self._logs = logs
         self._progress = progress
         self._shelf = shelf
+        self._numbers_unannounced = unannounced
 
     # --- subscribers ---------------------------------------------------------------------------------------------------
 
@@ -113,7 +126,7 @@ class SubscriberSide:
             position = (begin.segment_seq, begin.bundle_index) if at_bundle else (0, 0)
             end = self._logs.end
             before = before_position(end if begin.kind == "latest" else min(position, end), stored)
-        floor = min([self._logs.end[0], *(seq for seq in self._shelf.waiting if not state.is_complete(seq))])
+        floor = min([self._logs.end[0], *(seq for seq in self._numbers_unannounced() if not state.is_complete(seq))])
         plan = plan_seek(state, stored, before, floor, going)
         if is_dry:
             return 0, plan.skipped_count, plan.again_count

@@ -23,6 +23,7 @@ from quiver_actors.disk.protocol import Disk, DiskFile
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import EngineState
 from quiver_actors.events import Failed, GapFound, Sealed
+from quiver_actors.rescue import RescueJob
 from quiver_actors.segment.layout import CRC, EXTENSION, TRAILER
 from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.units import SECOND_NS
@@ -629,6 +630,31 @@ def test_progress_before_and_after_a_postponed_rescue_agree(tmp_path: Path) -> N
     disk.heal()
     driver = reopened(disk)
     assert driver.claim_numbers("s") == [0, 1, 2, *range(4, COUNT)]
+
+
+def test_bundles_before_an_open_end_are_owed_also_where_their_rescue_had_to_wait(tmp_path: Path) -> None:
+    """Progress that was flushed before the rebuilt file had its place took the segment for one that was not there."""
+    disk = FaultyDisk(PosixDisk(str(tmp_path)))
+    closed_store(disk)
+    path = tmp_path / segment(1)
+    first, second = entry_offsets(path)
+    path.chmod(0o600)
+    os.truncate(path, (first + second) // 2 + (second - first))
+    disk.fail("write", 1, errno.ENOSPC, then=["write"], path_part=".rescued")
+    driver = reopened(disk)
+    assert driver.claim_numbers("s") == list(range(COUNT))
+    disk.heal()
+    driver.clock.advance(25 * SECOND_NS)
+    while not isinstance(job := driver.engine.next_background(), RescueJob):
+        assert job is not None
+        job.run()
+        driver.events += driver.engine.finish(job)
+    job.run()
+    driver.events += driver.engine.finish(job)
+    driver.resolve("s", "owner", 0, "ack", range(COUNT))
+    driver.flush_progress()
+    assert driver.claim_numbers("s") == [COUNT]
+    assert gaps(driver) == [(1, 1, 0, "damaged")], "no later segment says how many there were"
 
 
 def rescue_points() -> int:

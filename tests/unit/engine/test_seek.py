@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import UnknownSubscriber, UsageError
 from quiver_actors.jobs import ProgressJob
+from quiver_actors.units import SECOND_NS
 from tests.support.engine_driver import EngineDriver, numbered_batch
+from tests.support.stage_driver import StageDriver
 
 BUNDLES = 6
 
@@ -109,3 +114,31 @@ def test_what_cannot_be_done_changes_nothing(tmp_path: Path) -> None:
         driver.engine.seek("s", "yesterday")
     assert driver.engine.seek("s", "latest", is_dry=True)[1:] == (BUNDLES, 0)
     assert owed(driver) == (BUNDLES, 0)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_bundles_of_a_publish_under_way_are_owed_after_a_seek(tmp_path: Path, start: str) -> None:
+    """They count as neither skipped nor owed: they become visible afterwards."""
+    driver = StageDriver(PosixDisk(str(tmp_path)))
+    driver.engine.register("s", "earliest")
+    stage = driver.prepared(1, 2)
+    driver.engine.stages.publish("t", driver.engine.incarnation, [stage], drop_others=False)
+    assert driver.engine.seek("s", start)[1:] == (0, 0)
+    driver.settle()
+    assert driver.claim_numbers("s") == [1, 2]
+
+
+def test_bundles_that_wait_for_room_to_be_rescued_are_owed_after_a_seek(tmp_path: Path) -> None:
+    stored(tmp_path).drain_and_close()
+    path = tmp_path / f"default/core_0/segments/{0:016}.qseg"
+    path.chmod(0o600)
+    os.truncate(path, path.stat().st_size - 30)
+    disk = FaultyDisk(PosixDisk(str(tmp_path)))
+    disk.fail("write", 1, errno.ENOSPC, then=["write"], path_part=".rescued")
+    driver = EngineDriver(disk)
+    driver.settle()
+    assert driver.engine.seek("s", "earliest")[1:] == (0, 0)
+    driver.settle()
+    disk.heal()
+    driver.run_for(25 * SECOND_NS)
+    assert driver.claim_numbers("s") == list(range(BUNDLES))
