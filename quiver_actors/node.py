@@ -188,11 +188,17 @@ def topic_keeper(
                 # Workers follow the list itself; what is out of date is what `quiver status` names as topics.
                 log_event("node.record_not_written", {"reason": error.strerror}, logging.WARNING)
 
+    def read() -> Resolved:
+        found = Resolved.of(settings) if resolve is None else resolve()
+        # Where `cores = 0`, what is changed while the node runs has to suit the workers that it has, as at its start.
+        counted = msgspec.structs.replace(found.settings, cores=found.settings.cores or settings.cores)
+        return msgspec.structs.replace(found, settings=counted)
+
     return TopicKeeper(
         disk,
         settings.data_dir,
-        Resolved.of(settings) if resolve is None else resolve(),
-        resolve=resolve or (lambda: Resolved.of(settings)),
+        read(),
+        resolve=read,
         applied=lambda: topic_versions(shown[0], settings.cores) if shown else {},
         announce=announce,
     )

@@ -6,14 +6,18 @@ one of its name.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from quiver_actors.config.reading import resolve
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.protocol import write_atomically
 from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.errors import ConfigError
+from quiver_actors.node import topic_keeper
 from quiver_actors.supervisor import spec
 from quiver_actors.topics import requests
 from quiver_actors.topics.keeper import ASIDE_PREFIX, TopicKeeper
@@ -116,3 +120,25 @@ def test_what_cannot_be_removed_now_is_removed_later(tmp_path: Path) -> None:
         due_ns = keeper.step(due_ns)
     assert not aside.exists()
     disk.close()
+
+
+def test_a_change_has_to_suit_the_workers_that_run_where_the_configuration_does_not_say_how_many(
+    tmp_path: Path,
+) -> None:
+    """It was checked for one worker, held, and the next start of the node refused it."""
+    file = tmp_path / "quiver.toml"
+    file.write_text("")
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    settings = msgspec.structs.replace(resolve(str(file), environment={}).settings, cores=2, data_dir=str(data_dir))
+    with closing(PosixDisk(str(data_dir))) as disk:
+        keeper = topic_keeper(disk, settings, lambda: resolve(str(file), environment={}), [])
+        file.write_text("[retention]\nsize_cap = '160MiB'\n")
+        with pytest.raises(ConfigError, match="for each of 2 workers"):
+            keeper.read_again()
+        assert keeper.settings.size_cap_bytes == 0
+        file.write_text("[retention]\nsize_cap = '256MiB'\n")
+        assert keeper.read_again() == ['retention.size_cap: "0B" to "256MiB": holds now']
+        too_large = requests.Create(topic="big", values={"segment.target_size": "33MiB"})
+        answered = keeper.answer(requests.SUBJECT, msgspec.msgpack.encode(too_large), NODE_UID)
+        assert "for each of 2 workers" in msgspec.msgpack.decode(answered, type=requests.TopicReply).error
