@@ -16,8 +16,16 @@ from quiver_actors.quarantine import keep_in_quarantine
 from quiver_actors.recovery.findings import Findings
 from quiver_actors.recovery.missing_logs import MissingLog
 from quiver_actors.subscriber.gaps import GapLedger, decode_gaps, gaps_file_name
-from quiver_actors.subscriber.progress import decode_progress, encode_progress, progress_file_name, subscriber_of
+from quiver_actors.subscriber.progress import (
+    SubscriberProgress,
+    decode_progress,
+    encode_progress,
+    progress_file_name,
+    subscriber_of,
+)
 from quiver_actors.subscriber.registry import SubscriberRegistry
+
+_NOTHING_RESOLVED = SubscriberProgress(oldest_incomplete_seg=0, entries={}, trusted_watermark=True)
 
 
 class FoundSubscribers:
@@ -94,12 +102,12 @@ class FoundSubscribers:
             state.gaps.mark_flushed(state.gaps.version)
 
     def _start_over(self, subscriber: str, path: str, why: str, gaps: GapLedger) -> None:
-        """Keep a subscriber whose progress is damaged, from the beginning: at least once, never silently less.
+        """Keep a subscriber whose progress is damaged, from the beginning: at least once, never silently less. What its notices name stays
+        lost.
 
         Its file is replaced and not moved, so that no crash leaves the subscriber unknown.
         """
-        state = self.registry.register(subscriber, "earliest", (0, 0))
-        state.gaps = gaps
+        state = self.registry.load(subscriber, _NOTHING_RESOLVED, gaps)
         kept_as = keep_in_quarantine(self._disk, self._paths, path)
         write_atomically(self._disk, path, encode_progress(state.snapshot(0)))
         self._disk.sync_directory(self._paths.root)

@@ -256,8 +256,8 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         "a subscriber whose progress is damaged is a new one",
         "quiver_actors/recovery/subscribers.py",
-        '        state = self.registry.register(subscriber, "earliest", (0, 0))\n        state.gaps',
-        '        state = self.registry.register(subscriber, "latest", (1 << 40, 0))\n        state.gaps',
+        "_NOTHING_RESOLVED = SubscriberProgress(oldest_incomplete_seg=0,",
+        "_NOTHING_RESOLVED = SubscriberProgress(oldest_incomplete_seg=1 << 40,",
         ("tests/unit/recovery/test_damaged_files.py",),
     ),
     # --- segments

@@ -102,6 +102,38 @@ def test_damaged_notices_are_moved_aside_and_progress_is_kept() -> None:
     assert not disk.exists(GAPS)
 
 
+def with_a_notice_and_damaged_progress() -> SimDisk:
+    """A store that nobody has open, with two segments of which the subscriber was moved past the first and not told yet."""
+    disk = SimDisk()
+    driver = EngineDriver(disk)
+    driver.engine.register("s", "earliest")
+    for first in (0, 2):
+        driver.push_numbered(first, 2)
+        driver.seal()
+    driver.engine.seek("s", "bundle:0/1/0")
+    driver.drain_and_close()
+    replace(disk, PROGRESS, flipped)
+    return disk
+
+
+def test_with_damaged_progress_what_was_announced_as_lost_is_not_delivered() -> None:
+    driver = opened(with_a_notice_and_damaged_progress())
+    assert driver.claim_numbers("s") == [2, 3]
+    assert [(gap.segment_seq, gap.bundle_count) for gap in driver.told] == [(0, 2)]
+
+
+def test_with_damaged_progress_a_notice_that_was_acknowledged_is_not_told_again() -> None:
+    disk = with_a_notice_and_damaged_progress()
+    driver = opened(disk)
+    driver.flush_progress()
+    (notice,) = driver.take_gaps("s")
+    ticket = driver.engine.ack_gap("s", notice.notice)
+    driver.settle()
+    assert driver.engine.progress_durable >= ticket
+    driver = opened(disk.crash(CrashMode.DROP))
+    assert driver.take_gaps("s") == []
+
+
 def newer_frame(magic: bytes) -> bytes:
     body = magic + b"\2\0" + encode_frame(magic, [])[10:-4]
     return body + crc32(body).to_bytes(4, "little")
