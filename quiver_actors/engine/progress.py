@@ -106,8 +106,13 @@ class Progress:
         return bool(self._events)
 
     def take_events(self) -> list[Event]:
+        """What is still true of it: a subscriber may have been moved back since it had finished a segment."""
         events, self._events = self._events, []
-        return events
+        return [event for event in events if not (isinstance(event, Retired) and self._is_owed(event))]
+
+    def _is_owed(self, event: Retired) -> bool:
+        registry = self.registry
+        return event.subscriber in registry and not registry.get(event.subscriber).is_complete(event.segment_seq)
 
     # --- flushes -----------------------------------------------------------------------------------------------------------
 

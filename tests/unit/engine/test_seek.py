@@ -11,6 +11,7 @@ import pytest
 from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import UnknownSubscriber, UsageError
+from quiver_actors.events import Retired
 from quiver_actors.jobs import ProgressJob
 from quiver_actors.units import SECOND_NS
 from tests.support.engine_driver import EngineDriver, numbered_batch
@@ -104,6 +105,21 @@ def test_unsealed_bundles_are_skipped_and_announced_too(tmp_path: Path) -> None:
     driver.seal()
     driver.settle()
     assert owed(driver) == (1, BUNDLES + 2)
+
+
+def test_a_segment_that_is_owed_again_is_not_called_finished_any_more(tmp_path: Path) -> None:
+    """A consumer lets go of what it was just given of a segment that it is told is finished."""
+    driver = stored(tmp_path)
+    driver.claim("s", "me", BUNDLES)
+    driver.resolve("s", "me", 0, "ack", range(BUNDLES))
+    driver.engine.seek("s", "earliest")
+    driver.claim("s", "me", BUNDLES)
+    driver.events.clear()
+    driver.settle()
+    assert not [event for event in driver.events if isinstance(event, Retired)]
+    driver.resolve("s", "me", 0, "ack", range(BUNDLES))
+    driver.settle()
+    assert [event for event in driver.events if isinstance(event, Retired)] == [Retired("s", 0)]
 
 
 def test_what_cannot_be_done_changes_nothing(tmp_path: Path) -> None:
