@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quiver_actors.errors import UsageError
+from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.subscriber.progress import SegmentProgress
 
 _EXPECTED = "expected latest, earliest, time:<unix ns> or bundle:<core>/<segment_seq>/<bundle_index>"
@@ -26,7 +27,7 @@ class Start(NamedTuple):
 def parse_start(text: str) -> Start:
     """
     Raises:
-        UsageError: the text is none of the four kinds.
+        UsageError: the text is none of the four kinds, or a bundle that no segment can have.
     """
     kind, _, rest = text.partition(":")
     numbers = rest.split("/")
@@ -38,6 +39,8 @@ def parse_start(text: str) -> Start:
         return Start(kind, unix_ns=int(rest))
     if kind == "bundle" and len(numbers) == 3:
         core, segment_seq, bundle_index = map(int, numbers)
+        if bundle_index > SEGMENT_BUNDLES_MAX:
+            raise UsageError(f"start {text!r}: a segment has at most {SEGMENT_BUNDLES_MAX} bundles")
         return Start(kind, core=core, segment_seq=segment_seq, bundle_index=bundle_index)
     raise UsageError(f"start {text!r} is unknown: {_EXPECTED}")
 

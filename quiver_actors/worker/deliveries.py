@@ -19,7 +19,7 @@ from quiver_actors.errors import (
     UnknownSubscriber,
     UsageError,
 )
-from quiver_actors.model import check_id
+from quiver_actors.model import SEGMENT_BUNDLES_MAX, check_id
 from quiver_actors.protocol.messages import (
     AckThrough,
     ClaimRef,
@@ -259,8 +259,16 @@ class Deliveries:
     # --- questions -----------------------------------------------------------------------------------------------------------
 
     def pending(self, session: Session, message: Pending) -> None:
-        end = (message.to_segment_seq, message.to_bundle_index) if message.to_segment_seq >= 0 else None
-        start = message.from_segment_seq, message.from_bundle_index
+        """
+        Raises:
+            UnknownSubscriber: no such subscriber.
+            UsageError: the range begins or ends where no bundle can be.
+        """
+        first, stop = message.from_bundle_index, message.to_bundle_index
+        if min(first, stop) < 0:
+            raise UsageError(f"a range from bundle {first} of a segment to bundle {stop} of one: expected 0 or more")
+        end = (message.to_segment_seq, min(stop, SEGMENT_BUNDLES_MAX)) if message.to_segment_seq >= 0 else None
+        start = message.from_segment_seq, first
         counts = self._engine.pending(message.subscriber, start, end)
         session.send(
             PendingInfo(

@@ -111,3 +111,30 @@ def test_what_could_not_be_sent_was_not_delivered_too_often(bench: HostBench, mo
     (deliver,) = [answer for answer in bench.received() if isinstance(answer, m.Deliver)]
     assert deliver.delivery_counts == b"\x01\x00"
     assert bench.host.engine.figures_of("s").rejected == 0
+
+
+@pytest.mark.parametrize("index", [70_000, 10**18])
+def test_a_start_at_a_bundle_that_no_segment_can_have_is_refused(bench: HostBench, index: int) -> None:
+    """The worker ended with the next flush of progress, or for want of memory."""
+    seal(bench)
+    with pytest.raises(UsageError, match="at most 65535 bundles"):
+        bench.host.deliveries.register(bench.session, m.Register(9, "default", "s", f"bundle:0/0/{index}"))
+    bench.host.deliveries.register(bench.session, m.Register(9, "default", "s", "bundle:0/0/65535"))
+    bench.host.touch()
+    bench.run_for(SECOND_NS)
+    assert [answer.tag for answer in bench.received() if isinstance(answer, m.Done)] == [7, 9]
+
+
+@pytest.mark.parametrize("wrong", [(0, -5, 0, 1), (0, 0, 0, -5)])
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_question_about_bundles_that_cannot_be_is_refused(
+    bench: HostBench, wrong: tuple[int, int, int, int], is_sealed: bool
+) -> None:
+    """It ended the worker."""
+    bench.host.deliveries.register(bench.session, m.Register(9, "default", "s", "earliest"))
+    if is_sealed:
+        seal(bench)
+    with pytest.raises(UsageError, match="expected 0 or more"):
+        bench.host.deliveries.pending(bench.session, m.Pending(8, "default", "s", *wrong))
+    bench.host.deliveries.pending(bench.session, m.Pending(8, "default", "s", 0, 0, 0, 1 << 62))
+    assert [answer.in_range for answer in bench.received() if isinstance(answer, m.PendingInfo)] == [1]
