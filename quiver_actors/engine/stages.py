@@ -176,6 +176,7 @@ class Stages:
 
         Raises:
             ProtocolError: the push is broken; nothing was staged.
+            TransactionAborted: a dictionary of an earlier bundle, which has to be compared, cannot be read back. The stage is dropped.
         """
         part = stage.part_for(len(span), self._target_bytes)
         assert part is not None, "can_stage promised room"
@@ -183,7 +184,12 @@ class Stages:
         if not part.end:
             begin_part(part, stage.cfg_hash, self._numbers.incarnation)
         run = AckRun(push.tag, 0, stage.bundle_count, part.sequence_end, len(entries))
-        part.stage(span, entries, self._clock.unix_ns(), self._clock.monotonic_ns())
+        try:
+            part.stage(span, entries, self._clock.unix_ns(), self._clock.monotonic_ns())
+        except QuiverError as error:
+            # The part holds a piece of this push now.
+            stage.drop(str(error))
+            raise TransactionAborted(f"{self._place}: stage {stage.number} was dropped: {error}") from error
         stage.wanted_bytes = 0
         return run
 

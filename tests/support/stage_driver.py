@@ -37,6 +37,10 @@ class StageDriver(EngineDriver):
         """The same with one message for all of them."""
         self._push_staged(number, [{0: numbered_batch(bundle)} for bundle in bundles], owner, item_count=None)
 
+    def push_staged_batches(self, number: int, *batches: pa.RecordBatch) -> None:
+        """The same of any batches."""
+        self._push_staged(number, [{0: batch} for batch in batches], OWNER, item_count=None)
+
     def _push_staged(
         self, number: int, bundles: list[dict[int, pa.RecordBatch]], owner: object, item_count: int | None
     ) -> None:

@@ -13,9 +13,10 @@ from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import CallSite, FaultyDisk
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import EngineState
-from quiver_actors.errors import EngineFailed
+from quiver_actors.errors import EngineFailed, TransactionAborted
 from quiver_actors.segment.dictionaries import RECENT_STREAMS
 from tests.support.engine_driver import EngineDriver
+from tests.support.stage_driver import OWNER, StageDriver, order
 
 READ_BACK = CallSite("read", "quiver_actors.wal.log", "Log.read")
 DICTIONARIES = 2 * RECENT_STREAMS
@@ -144,3 +145,23 @@ def test_a_dictionary_of_the_same_turn_needs_no_read() -> None:
     run.driver.commit()
     assert run.driver.engine.acknowledges[0] == 2 * DICTIONARIES
     assert run.driver.engine.state is EngineState.READY
+
+
+def test_a_read_back_that_fails_drops_the_stage_and_nothing_else() -> None:
+    """What it holds is a part of that push, so nothing may be laid behind it."""
+    faulty = FaultyDisk(SimDisk())
+    driver = StageDriver(faulty)
+    stages, number = driver.engine.stages, driver.begin()
+    for which in range(DICTIONARIES):
+        driver.push_staged_batches(number, recurring(which, which))
+    faulty.fail("read", 1, errno.EIO)
+    with pytest.raises(TransactionAborted, match=r"stage 1 was dropped: .*read"):
+        driver.push_staged_batches(number, recurring(50, DICTIONARIES - 1), recurring(51, 0))
+    faulty.heal()
+    with pytest.raises(TransactionAborted):
+        stages.get(number, OWNER)
+    driver.push_numbered(7)
+    driver.publish(driver.prepared(8, wanted=order(attempt=1)))
+    driver.seal()
+    assert driver.stored() == [7, 8]
+    assert list(faulty.failed_sites) == [READ_BACK]
