@@ -169,6 +169,10 @@ class Shelf:
         self._released[segment_seq] = reason
         self.search_again()
 
+    def hold_back(self) -> None:
+        """A subscriber has come, or was moved: what was processed may be owed again. What is to go all the same is decided anew."""
+        self._released = {seq: reason for seq, reason in self._released.items() if seq in self._doomed}
+
     def take_new(self) -> list[int]:
         """Segments that have come since the last call; some may be gone again."""
         new, self.new = self.new, []

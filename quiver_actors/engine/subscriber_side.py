@@ -75,6 +75,7 @@ class SubscriberSide:
             state = self._progress.registry.register_at(subscriber, (0, 0))
         for segment_seq in self._shelf.doomed:
             state.forget_segment(segment_seq)
+        self._shelf.hold_back()
         self._progress.changed()
         return self.flush_progress()
 
@@ -133,6 +134,7 @@ class SubscriberSide:
         for notice in self._progress.registry.seek(subscriber, plan):
             run = (notice.segment_seq, notice.bundle_index_first, notice.bundle_count)
             self._progress.tell(GapFound(subscriber, *run, notice.reason))
+        self._shelf.hold_back()
         self._progress.note_resolved()
         return self.flush_progress(), plan.skipped_count, plan.again_count
 

@@ -98,6 +98,28 @@ def test_the_spool_keeps_the_newest_processed_segments_until_a_claim_wants_the_o
     assert announced(driver, "s", "evicted") == []
 
 
+@pytest.mark.parametrize("comes_by", ["register", "seek"])
+def test_what_was_to_go_and_is_owed_again_is_no_longer_on_its_way_out(disk: Disk, comes_by: str) -> None:
+    """As long as something is on its way out nothing else is evicted, and what is on its way out does not get too old."""
+    driver = engine_with(disk, steady_state_headroom_bytes=MIB, size_cap_policy="drop_oldest")
+    driver.engine.register("s", "earliest")
+    fill(driver, 2)
+    acknowledge_all(driver, "s")
+    retention = driver.engine.retention
+    retention.let_go(choose(retention.candidates(), EvictionClass.PROCESSED, NO_LIMIT, 1))
+    assert retention.doomed_bytes > 0
+    if comes_by == "register":
+        driver.engine.register("late", "earliest")
+    else:
+        driver.engine.seek("s", "earliest")
+    driver.settle()
+    assert stored(driver) == [0, 1]
+    assert retention.doomed_bytes == 0
+    carry_out(driver, EvictionClass.UNPROCESSED)
+    assert stored(driver) == [1]
+    assert announced(driver, "late" if comes_by == "register" else "s", "evicted") == [(0, 4)]
+
+
 def test_a_claim_reaches_no_further_than_it_says(disk: Disk) -> None:
     driver = engine_with(disk, steady_state_headroom_bytes=MIB)
     driver.engine.register("s", "earliest")
