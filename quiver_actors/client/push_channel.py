@@ -21,7 +21,7 @@ from quiver_actors.client.targets import Target
 from quiver_actors.encoding.entries import PlannedBundles, PushRows
 from quiver_actors.encoding.runs import PlannedRun
 from quiver_actors.encoding.streams import EncodedStream
-from quiver_actors.errors import ProtocolError, QuiverError, SharedMemoryError, WorkerUnavailable
+from quiver_actors.errors import InvalidBundle, ProtocolError, QuiverError, SharedMemoryError, WorkerUnavailable
 from quiver_actors.protocol.messages import (
     Acked,
     AckRun,
@@ -34,12 +34,14 @@ from quiver_actors.protocol.messages import (
 )
 from quiver_actors.shm.arena import ArenaProducer
 from quiver_actors.shm.errors import ShmError
-from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.units import MILLISECOND_NS, format_size
 
 CONFIGURED_ARENA_BYTES = 0
 """Asks for an arena of the size that the node is configured to give."""
 DECLARED_MAX = 4096
 """Schemas that a worker remembers for a connection: with more of them it is time for a new one."""
+DECLARED_BYTES_MAX = 64 << 20
+"""Likewise, of their messages together."""
 
 
 class PushGroup:
@@ -96,6 +98,7 @@ class PushChannel(Channel):
         super().__init__(exchange, directory, core, client_name)
         self._groups: dict[int, PushGroup] = {}
         self._declared: set[int] = set()
+        self._declared_bytes = 0
         self._arena: ArenaProducer | None = None
         self._configured_bytes = 0
         """Size of the first arena that the worker gave on this connection."""
@@ -112,14 +115,15 @@ class PushChannel(Channel):
             False: not now, because the arena is full or being replaced. Try again when the exchange has handled something.
 
         Raises:
-            InvalidBundle, ArrowError: a bundle could not be encoded in place; nothing was sent.
+            InvalidBundle, ArrowError: a bundle could not be encoded in place, or has longer schemas than any connection takes; nothing
+                was sent.
             QuiverError: the worker refused an arena for it.
         """
         if group.error is not None:
             raise group.error
         if self._reserved_for not in (None, group):
             return False
-        if len(self._declared) > DECLARED_MAX - group.planned.streams_max and self._is_overdrawn_by(group):
+        if self._is_overdrawn_by(group):
             self._renew_for(group)
             return False
         arena = self._arena_for(group)
@@ -158,20 +162,36 @@ class PushChannel(Channel):
         if not new:
             return []
         self._declared.update(stream.handle for stream in new)
+        self._declared_bytes += sum(len(stream.message) for stream in new)
         return [
             DeclareSchema(stream.handle, stream.topic, stream.slot_id, stream.fingerprint, stream.message)
             for stream in new
         ]
 
     def _is_overdrawn_by(self, group: PushGroup) -> bool:
-        new = {stream.handle for stream in group.planned.streams} - self._declared
-        return len(self._declared) + len(new) > DECLARED_MAX
+        """Whether the group has more new schemas than the connection takes.
+
+        Raises:
+            InvalidBundle: no connection would take them.
+        """
+        # Without a look at them: each message stands in the group's bytes, too.
+        may_have_too_many = len(self._declared) > DECLARED_MAX - group.planned.streams_max
+        if not may_have_too_many and self._declared_bytes + group.size_bytes <= DECLARED_BYTES_MAX:
+            return False
+        new = [stream for stream in group.planned.streams if stream.handle not in self._declared]
+        new_bytes = sum(len(stream.message) for stream in new)
+        if new_bytes > DECLARED_BYTES_MAX:
+            raise InvalidBundle(
+                f"the schemas of one bundle take {new_bytes} bytes ({format_size(new_bytes)}), the limit is {DECLARED_BYTES_MAX} "
+                f"({format_size(DECLARED_BYTES_MAX)}): push its slots in several bundles"
+            )
+        return len(self._declared) + len(new) > DECLARED_MAX or self._declared_bytes + new_bytes > DECLARED_BYTES_MAX
 
     def _renew_for(self, group: PushGroup) -> None:
         """Connect anew, so that the worker forgets the schemas; once nothing is under way."""
         self._reserved_for = group
         if not self._groups:
-            self._lose(WorkerUnavailable(f"more than {DECLARED_MAX} schemas were pushed over one connection"), 0)
+            self._lose(WorkerUnavailable("more schemas were pushed over one connection than a worker remembers"), 0)
             self.retry_at_ns = 0
 
     def _arena_for(self, group: PushGroup) -> ArenaProducer | None:
@@ -253,6 +273,7 @@ class PushChannel(Channel):
             group.is_lost = True
         self._groups.clear()
         self._declared.clear()
+        self._declared_bytes = 0
         self._attach_tag = 0
         self._reserved_for = None
         self._configured_bytes = 0

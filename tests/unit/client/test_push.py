@@ -10,7 +10,7 @@ import pytest
 
 from quiver_actors.client import Client, connect
 from quiver_actors.client.grouping import GROUP_BUNDLES_MAX
-from quiver_actors.client.push_channel import DECLARED_MAX
+from quiver_actors.client.push_channel import DECLARED_BYTES_MAX, DECLARED_MAX
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.errors import (
     BundleTooLarge,
@@ -44,6 +44,7 @@ from quiver_actors.protocol.messages import (
     Refused,
     Welcome,
 )
+from quiver_actors.worker.session import SCHEMA_BYTES_MAX, SCHEMAS_MAX
 from tests.unit.client.peer import TOPICS, Background, Peer, PeerSession, refuse, write_node_file
 
 
@@ -543,6 +544,27 @@ def test_more_schemas_than_a_worker_remembers_renew_the_connection(peer: Peer, c
     client.push_many(drifting)
     assert len(peer.stored) == DECLARED_MAX + 10
     assert len(peer.of_type(Hello)) == 2
+
+
+def noted(value: int, size_mib: int = 12) -> pa.RecordBatch:
+    """With a schema of that size of its own."""
+    return batch(value=value).replace_schema_metadata({f"{value}": "x" * (size_mib << 20)})
+
+
+def test_longer_schemas_than_a_worker_remembers_renew_the_connection(peer: Peer, client: Client) -> None:
+    for value in range(7):
+        client.push(noted(value))
+    assert ids(peer) == [*range(7)]
+    assert len(peer.of_type(Hello)) == 2
+    assert (DECLARED_MAX, DECLARED_BYTES_MAX) == (SCHEMAS_MAX, SCHEMA_BYTES_MAX)
+
+
+def test_a_bundle_with_longer_schemas_than_any_connection_takes_is_refused(peer: Peer, client: Client) -> None:
+    client.push(noted(0))
+    with pytest.raises(InvalidBundle, match=r"the schemas of one bundle take \d+ bytes .* push its slots in several"):
+        client.push({slot: noted(slot) for slot in range(1, 8)})
+    client.push(batch(value=9))
+    assert ids(peer) == [0, 9]
 
 
 def test_full_control_socket_does_not_deadlock(peer: Peer, client: Client) -> None:
