@@ -86,7 +86,7 @@ class SubscriberState(Standing):
         self.expired = self.dead_lettered = 0
         self._unseen = 0
         """Counted in `delivered` and returned since."""
-        self.gaps = GapLedger()
+        self.gaps = GapLedger(version)
         self._watch_gaps()
         self._tokens = tokens or TokenSource()
         self._order = ClaimOrder(self.segments, self._tokens, sizes_of)

@@ -73,12 +73,11 @@ class GapNotice:
 class GapLedger:
     """The notices of one subscriber on one engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: int = 0) -> None:
         self.next_notice = 1
         self.on_change: Callable[[], object] = _nobody
         """Called with every change that must become durable."""
-        self._version = 0
-        self.flushed_version = 0
+        self._version = self.flushed_version = version
         self._notices: dict[int, GapNotice] = {}
         self._withdrawn: dict[int, tuple[int, GapNotice]] = {}
         """With the version of the ledger that no longer has them."""

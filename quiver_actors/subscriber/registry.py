@@ -166,7 +166,7 @@ class SubscriberRegistry:
         self._attention.forget(state)
         self._settled = None
         # A flush of it may be under way: a new subscriber of that id must not take the answer for its own.
-        self._version_start = max(self._version_start, state.version)
+        self._version_start = max(self._version_start, state.version, state.gaps.version)
         return state.unresolved_count
 
     # --- segments come and go --------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from quiver_actors.disk.crashes import CrashMode
 from quiver_actors.disk.faulty import FaultyDisk
 from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.engine import shelf
-from quiver_actors.jobs import DeleteJob
+from quiver_actors.jobs import DeleteJob, ProgressJob
 from quiver_actors.subscriber.grants import Grant
 from quiver_actors.units import KIB, SECOND_NS
 from tests.support.engine_driver import EngineDriver, topic_settings
@@ -237,3 +237,29 @@ def test_whatever_happens_nothing_that_nobody_needs_stays(seed: int) -> None:
         driver.run_for(SECOND_NS)
         processed = engine._parts.shelf.processed()
         assert set(processed) == engine.retention.spool(processed), f"after {step} of {name}"
+
+
+def test_a_flush_of_an_unregistered_subscriber_does_not_pass_for_the_notices_of_its_successor() -> None:
+    """They were never written: after the next start nobody was told."""
+    driver = EngineDriver(SimDisk())
+    driver.engine.register("s", "earliest")
+    for first in (0, 1):
+        driver.push_numbered(first)
+        driver.settle()
+        driver.seal()
+    driver.engine.drop_segment(0, "dropped")
+    while not isinstance(job := driver.engine.next_background(), ProgressJob):
+        assert job is not None
+        job.run()
+        driver.engine.finish(job)
+    driver.engine.unregister("s")
+    driver.engine.register("s", "earliest")
+    job.run()
+    driver.engine.finish(job)
+    driver.settle()
+    driver.engine.drop_segment(1, "dropped")
+    driver.settle()
+    assert driver.engine.segments() == []
+    driver.engine.close()
+    driver.reopen()
+    assert [(gap.segment_seq, gap.bundle_count) for gap in driver.take_gaps("s")] == [(1, 1)]
