@@ -9,6 +9,7 @@ A resolution leaves at once when none left in the last 20 ms; otherwise it is co
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -28,6 +29,7 @@ from quiver_actors.client.subscriber_channel import WATCHDOG_NS, SubscriberChann
 from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import (
     AlreadyResolved,
+    ClosedError,
     LeaseExpired,
     NotClaimed,
     UsageError,
@@ -219,8 +221,8 @@ class Consumer(Generic[D, X]):
                 self._noted()
 
     def put_back(self, gap: WaitingGap) -> None:
-        """A notice could not be handed over: it comes next again. Takes the lock."""
-        with self.exchange:
+        """A notice could not be handed over: it comes next again, to another consumer if this one was closed. Takes the lock."""
+        with contextlib.suppress(ClosedError), self.exchange:
             self.inbox.put_back(gap)
 
     def send_resolutions(self, now_ns: int) -> None:

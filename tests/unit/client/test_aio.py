@@ -185,6 +185,27 @@ def test_callbacks_may_be_coroutines(peer: Peer, segment: Path) -> None:
     assert len(peer.of_type(GapAck)) == 1
 
 
+def test_a_callback_that_is_cancelled_as_the_subscription_is_closed_stays_cancelled(peer: Peer) -> None:
+    async def body(client: aio.Client) -> None:
+        entered = asyncio.Event()
+
+        async def wait(_: object) -> None:
+            entered.set()
+            await asyncio.sleep(3600)
+
+        subscription = await client.subscribe("exporter", topic="travel", on_gap=wait)
+        reading = asyncio.create_task(anext(aiter(subscription), None))
+        await until(lambda: bool(peer.of_type(Credit)))
+        peer.sessions[-1].send(gap(3))
+        await entered.wait()
+        subscription.abort()
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert reading.cancelled()
+
+    run(peer, body)
+
+
 def test_lost_worker_is_registered_with_again(peer: Peer, segment: Path) -> None:
     Feeder(peer, segment)
 

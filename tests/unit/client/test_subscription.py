@@ -457,6 +457,20 @@ def test_gap_notice_reaches_the_callback(peer: Peer, client: Client, segment: Pa
     assert notices == [GapNotice("travel", 0, 4, 10, 14, 5, 20, "damaged")]
 
 
+def test_a_callback_that_closes_and_raises_is_heard(peer: Peer, client: Client) -> None:
+    """Iteration took it for the end of the subscription."""
+
+    def refuse(notice: GapNotice) -> None:
+        subscription.abort()
+        raise ValueError(notice.reason)
+
+    subscription = client.subscribe("exporter", topic="travel", on_gap=refuse)
+    peer.wait_for(lambda: bool(peer.of_type(Credit)))
+    peer.sessions[-1].send(gap())
+    with pytest.raises(ValueError, match="damaged"):
+        list(subscription)
+
+
 def test_gap_notice_is_logged_without_a_callback(
     peer: Peer, subscription: Subscription, caplog: pytest.LogCaptureFixture
 ) -> None:
