@@ -47,14 +47,14 @@ class ClaimOrder:
 
     def offer(self, segment_seq: int, start: int, end: int) -> None:
         """Bundles of that span may be pending."""
+        # Whichever order nobody asks for would only grow.
+        limit = 2 * len(self._segments) + _SPANS_SLACK
         heapq.heappush(self._oldest, (segment_seq, start, end))
+        if len(self._oldest) > limit:
+            self._oldest = [(seq, 0, states.bundle_count) for seq, states in self._segments.items()]
+            heapq.heapify(self._oldest)
         if self._newest is not None:
             heapq.heappush(self._newest, (-segment_seq, -end, start))
-            # Whichever order nobody asks for would only grow.
-            limit = 2 * len(self._segments) + _SPANS_SLACK
-            if len(self._oldest) > limit:
-                self._oldest = [(seq, 0, states.bundle_count) for seq, states in self._segments.items()]
-                heapq.heapify(self._oldest)
             if len(self._newest) > limit:
                 self._newest = None
 

@@ -207,6 +207,25 @@ def test_backfill_gives_the_oldest_their_share(at_once: int) -> None:
     assert len(set(given)) == len(given)
 
 
+def test_a_reader_of_ranges_who_claims_nothing_leaves_no_hints_behind() -> None:
+    """One for each segment that there had ever been, for as long as the worker lived."""
+    state = leased()
+    for segment_seq in range(3000):
+        state.add_segment(segment_seq, 2)
+        state.ack_through(segment_seq, 1, {})
+    assert len(state._order) < 1100
+    state.add_segment(3000, 2)
+    assert indexes(state.claim(ALICE, 10, 0)) == [(3000, 0), (3000, 1)]
+
+
+def test_what_is_claimed_by_its_id_and_given_back_again_and_again_leaves_no_hints_behind() -> None:
+    state = leased((0, 2))
+    for _ in range(3000):
+        finish(state, ALICE, state.claim_ref(ALICE, 0, 1, 0), "defer")
+    assert len(state._order) < 1100
+    assert indexes(state.claim(ALICE, 10, 0)) == [(0, 0), (0, 1)]
+
+
 def test_both_orders_together_give_everything_once() -> None:
     state = leased((0, 50), (1, 50))
     given: list[tuple[int, int]] = []
