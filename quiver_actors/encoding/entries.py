@@ -23,6 +23,7 @@ itself, so then it does.
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -170,8 +171,17 @@ def check_item_count(item_count: int | None) -> None:
     Raises:
         InvalidBundle: an entry cannot say that.
     """
-    if item_count is not None and not 0 <= item_count <= _ITEMS_MAX:
-        raise InvalidBundle(f"item_count {item_count} is not possible: expected 0..{_ITEMS_MAX}, or None for unknown")
+    if item_count is None:
+        return
+    try:
+        # Without it a fraction would be cut off where numpy packs it.
+        is_possible = 0 <= operator.index(item_count) <= _ITEMS_MAX
+    except TypeError:
+        is_possible = False
+    if not is_possible:
+        raise InvalidBundle(
+            f"item_count {item_count!r} is not possible: expected an integer of 0..{_ITEMS_MAX}, or None for unknown"
+        )
 
 
 class PlannedBundles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -235,10 +236,11 @@ def test_run_whose_guess_was_too_low_goes_on_in_the_next_message() -> None:
     assert all(each.size_bytes <= GROUP_BYTES_MAX for each in groups)
 
 
-def test_wrong_bundle_comes_after_all_before_it() -> None:
+@pytest.mark.parametrize("wrong", [-1, 1.5])
+def test_wrong_bundle_comes_after_all_before_it(wrong: Any) -> None:
     for count in (3, RUN_BUNDLES_MIN, 100):
         groups: list[Planned] = []
-        pairs = [*without_counts([numbers(4)] * count), (numbers(4), -1), (numbers(4), None)]
+        pairs = [*without_counts([numbers(4)] * count), (numbers(4), wrong), (numbers(4), None)]
         with pytest.raises(InvalidBundle, match="item_count"):
             collect(pairs, groups)
         assert sum(map(len, groups)) == count

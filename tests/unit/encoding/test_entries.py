@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -148,10 +149,15 @@ def test_item_count_travels_and_is_minus_one_when_unknown() -> None:
     assert encode({0: numbers(1)})[0].item_count == -1
 
 
-@pytest.mark.parametrize("item_count", [-1, 1 << 63])
-def test_impossible_item_count_is_refused(item_count: int) -> None:
-    with pytest.raises(InvalidBundle, match="item_count"):
+@pytest.mark.parametrize("item_count", [-1, 1 << 63, 1.5, 2.0, "3", np.float64(4)])
+def test_impossible_item_count_is_refused(item_count: Any) -> None:
+    with pytest.raises(InvalidBundle, match=r"item_count .* expected an integer"):
         plan([(0, numbers(1))], StreamTable("t"), item_count)
+
+
+@pytest.mark.parametrize("item_count", [3, np.int64(3), np.uint8(3)])
+def test_integers_of_numpy_are_item_counts(item_count: Any) -> None:
+    assert encode({0: numbers(1)}, item_count=item_count)[0].item_count == 3
 
 
 def test_bundle_over_the_limit_is_refused_before_it_is_copied() -> None:
