@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.client import Client, Subscription, connect
+from tests.unit.client.clock import MODULES, ClientClock
 from tests.unit.client.feeding import BUNDLES, Feeder, batch
 from tests.unit.client.peer import Peer
 from tests.unit.segment.logfile import LogFile
@@ -26,6 +27,14 @@ def peer(run_dir: Path) -> Iterator[Peer]:
 def two_cores(run_dir: Path) -> Iterator[Peer]:
     with Peer(run_dir, cores=2) as started:
         yield started
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ClientClock:
+    clock = ClientClock()
+    for module in MODULES:
+        monkeypatch.setattr(f"{module}.time", clock)
+    return clock
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,12 +51,6 @@ def deliver(
 
 def gap(number: int = 1, first: int = 10, bundles: int = 5, rows: int = 20) -> Gap:
     return Gap("travel", "exporter", number, 4, first, first + max(bundles, 1) - 1, bundles, rows, "damaged")
-
-
-def wait_until_ns(due_ns: int) -> None:
-    """For what goes by the clock: return when `time.monotonic_ns()` is there."""
-    while (left_ns := due_ns - time.monotonic_ns()) > 0:
-        threading.Event().wait(left_ns / 1e9)
 
 
 class Feeder:

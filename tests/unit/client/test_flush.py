@@ -150,6 +150,7 @@ def test_a_flush_hears_of_notices_that_an_earlier_one_has_not_waited_for(peer: P
         assert isinstance(subscription.get(60), GapNotice)
         with pytest.raises(WorkerUnavailable, match="did not answer"):
             subscription.flush(timeout=0.2)
+        peer.wait_for(lambda: bool(held))
         ((session, message),) = held
         session.send(Done(message.tag))
         subscription.flush(timeout=20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,29 +13,12 @@ from quiver_actors.client import connect
 from quiver_actors.client.stage import Stage
 from quiver_actors.protocol.messages import BeginStage, ClientMessage, Done
 from quiver_actors.units import SECOND_NS
+from tests.unit.client.clock import ClientClock
 from tests.unit.client.peer import Peer, PeerSession
 
 BUNDLES = 5
 ROWS = 90_000
 """Two bundles are too large for one message."""
-
-
-class LaterClock:
-    """The clock of the client, which a test sets forward."""
-
-    def __init__(self) -> None:
-        self.ahead_ns = 0
-
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns() + self.ahead_ns
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> LaterClock:
-    clock = LaterClock()
-    for module in ("producer", "keyed", "exchange"):
-        monkeypatch.setattr(f"quiver_actors.client.{module}.time", clock)
-    return clock
 
 
 @pytest.fixture
@@ -47,7 +29,7 @@ def large(run_dir: Path) -> Iterator[Peer]:
         yield started
 
 
-def slowly(peer: Peer, clock: LaterClock) -> Iterator[pa.RecordBatch]:
+def slowly(peer: Peer, clock: ClientClock) -> Iterator[pa.RecordBatch]:
     """Bundles that take a minute each; what was sent of them is acknowledged by then."""
 
     def take_a_minute(sent: int) -> None:
@@ -64,7 +46,7 @@ def slowly(peer: Peer, clock: LaterClock) -> Iterator[pa.RecordBatch]:
 
 @pytest.mark.parametrize("key", [{}, {"producer": "p", "sequence": 1}])
 def test_the_time_that_a_caller_takes_is_not_the_workers(
-    large: Peer, clock: LaterClock, key: dict[str, object]
+    large: Peer, clock: ClientClock, key: dict[str, object]
 ) -> None:
     """The acknowledgements were there, nobody had read them, and the push said that there were none within its timeout."""
     with connect(large.run_dir) as client:
@@ -72,7 +54,7 @@ def test_the_time_that_a_caller_takes_is_not_the_workers(
     assert len(receipts) == BUNDLES
 
 
-def test_what_was_acknowledged_is_not_kept(large: Peer, clock: LaterClock) -> None:
+def test_what_was_acknowledged_is_not_kept(large: Peer, clock: ClientClock) -> None:
     """All bundles of a call stayed in memory until its end."""
 
     def begin(session: PeerSession, message: ClientMessage) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import threading
 import time
 from array import array
 from pathlib import Path
@@ -46,10 +45,11 @@ from quiver_actors.protocol.messages import (
     Terms,
     Unregister,
 )
-from tests.unit.client.feeding import BUNDLES, Feeder, deliver, gap, open_segment, resolved, take, wait_until_ns
+from quiver_actors.units import MILLISECOND_NS, SECOND_NS
+from tests.unit.client.clock import ClientClock
+from tests.unit.client.feeding import BUNDLES, Feeder, deliver, gap, open_segment, resolved, take
 from tests.unit.client.peer import Background, Handler, Peer, PeerSession, refuse
 
-SECOND_NS = 1_000_000_000
 UTC = datetime.UTC
 
 
@@ -200,15 +200,20 @@ def test_bundles_whose_lease_is_over_are_not_given_out(peer: Peer, subscription:
     peer.wait_for(lambda: any(m.total == 104 for m in peer.of_type(Credit) if isinstance(m, Credit)))
 
 
-def test_callback_gets_every_delivery_and_its_return_acknowledges(peer: Peer, feeder: Feeder, client: Client) -> None:
+def test_callback_gets_every_delivery_and_its_return_acknowledges(
+    peer: Peer, feeder: Feeder, client: Client, clock: ClientClock
+) -> None:
     seen: list[int] = []
 
     def on_bundle(delivery: Delivery) -> None:
         seen.append(delivery.bundle_id.bundle_index)
         if len(seen) == 5:
             delivery.reject()
+        if len(seen) == BUNDLES:
+            clock.go_on()
 
-    with client.subscribe("exporter", topic="travel", on_bundle=on_bundle, idle_timeout=1.0) as subscription:
+    clock.stop()
+    with client.subscribe("exporter", topic="travel", on_bundle=on_bundle, idle_timeout=0.1) as subscription:
         assert subscription.run() == BUNDLES
     assert seen == list(range(BUNDLES))
     assert ("reject", [4]) in [(outcome, indexes) for _, outcome, _, indexes in resolved(peer)]
@@ -327,19 +332,30 @@ def test_extend_begins_the_lease_anew(peer: Peer, feeder: Feeder, subscription: 
 
 
 def test_leases_of_what_waits_are_kept_while_a_slow_consumer_works_through_it(
-    peer: Peer, client: Client, segment: Path
+    peer: Peer, client: Client, segment: Path, clock: ClientClock
 ) -> None:
     """They were extended by the worker, but the client did not hear of it before it had nothing left to hand out."""
+    answered: list[int] = []
+
+    def extend(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, Extend)
+        session.send(Extended(message.tag, clock.monotonic_ns() + 30 * SECOND_NS, b""))
+        answered.append(message.tag)
+        return True
+
+    peer.handlers[Extend] = extend
+    clock.stop()
     with client.subscribe("exporter", topic="travel", prefetch=64, lease=0.6) as subscription:
         peer.wait_for(lambda: bool(peer.of_type(Credit)))
         open_segment(peer.sessions[-1], segment)
-        started_ns = time.monotonic_ns()
-        deliver(peer.sessions[-1], *range(64), until=started_ns + 2 * SECOND_NS)
+        deliver(peer.sessions[-1], *range(64), until=clock.monotonic_ns() + 2 * SECOND_NS)
         for number in range(23):
             delivery = subscription.get(0 if number else 10)
             assert delivery is not None
             assert delivery.bundle_id.bundle_index == number
-            wait_until_ns(started_ns + number * SECOND_NS // 10)
+            clock.ahead_ns += SECOND_NS // 10
+            if number == 5:
+                peer.wait_for(lambda: bool(answered))
         assert subscription.claims_lost == 0
 
 
@@ -354,14 +370,17 @@ def test_extend_of_a_lost_lease_is_an_error(peer: Peer, feeder: Feeder, subscrip
         two.extend()
 
 
-def test_waiting_bundles_are_extended_while_get_is_called(peer: Peer, client: Client, segment: Path) -> None:
+def test_waiting_bundles_are_extended_while_get_is_called(
+    peer: Peer, client: Client, segment: Path, clock: ClientClock
+) -> None:
+    clock.stop()
     with client.subscribe("exporter", topic="travel", lease=0.15) as subscription:
         peer.wait_for(lambda: bool(peer.of_type(Credit)))
         open_segment(peer.sessions[-1], segment)
-        deliver(peer.sessions[-1], 0, 1, 2, token=1, until=time.monotonic_ns() + 60 * SECOND_NS)
+        deliver(peer.sessions[-1], 0, 1, 2, token=1, until=clock.monotonic_ns() + 60 * SECOND_NS)
         take(subscription)
         # A third of the lease passes.
-        assert not threading.Event().wait(0.06)
+        clock.ahead_ns += 60 * MILLISECOND_NS
         take(subscription)
         message = the_one(peer, Extend)
         assert isinstance(message, Extend)
