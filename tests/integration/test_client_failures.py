@@ -49,12 +49,12 @@ class Pusher:
         """Wait until so many bundles more are acknowledged."""
         wanted = len(self.receipts) + count
         with self._progress:
-            assert self._progress.wait_for(lambda: self.error or len(self.receipts) >= wanted, 30), "no progress"
+            assert self._progress.wait_for(lambda: self.error or len(self.receipts) >= wanted, 90), "no progress"
 
     def stop(self) -> set[int]:
         """The ids of everything that was acknowledged."""
         self._stop.set()
-        self._thread.join(40)
+        self._thread.join(90)
         assert not self._thread.is_alive()
         if self.error is not None:
             raise self.error
@@ -227,7 +227,7 @@ def test_worker_killed_under_a_large_bundle_stores_it_whole() -> None:
         assert not pusher.is_alive()
         rows = {}
         while 2 not in rows:
-            (delivery,) = take(subscription, 1, timeout=30)
+            (delivery,) = take(subscription, 1)
             with delivery:
                 rows[delivery.batch.column("id")[0].as_py()] = delivery.row_count
         assert rows[2] == 10_000_000

@@ -83,18 +83,17 @@ def test_the_key_travels_with_the_bundle(client: Client) -> None:
 
 def test_workers_killed_while_a_producer_pushes_lose_and_double_nothing() -> None:
     with client_node(cores=1) as node, node.connect(timeout=60.0) as client:
-        pushed = threading.Event()
+        pushed = threading.Semaphore(0)
 
         def bundles() -> Iterator[pa.RecordBatch]:
             for number in range(6000):
                 if number in (1500, 4000):
-                    pushed.set()
+                    pushed.release()
                 yield numbers(number)
 
         def kill_twice() -> None:
             for _ in range(2):
-                assert pushed.wait(60)
-                pushed.clear()
+                assert pushed.acquire(timeout=60)
                 os.kill(node.pids[0], signal.SIGKILL)
                 node.wait_worker_ready(0)
 

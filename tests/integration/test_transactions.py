@@ -200,10 +200,10 @@ def test_what_was_decided_is_published_by_the_worker_itself(client: Client, tmp_
     before = sorted(visible(client))
     log = Decisions(str(tmp_path / "decisions"))
     winners = [
-        stage(client, "decided", 100 + part, partition=part, decisions=log.location, ttl=1.0, key="k")
+        stage(client, "decided", 100 + part, partition=part, decisions=log.location, ttl=5.0, key="k")
         for part in range(2)
     ]
-    stage(client, "decided", 999, partition=0, attempt=1, decisions=log.location, ttl=1.0, key="k")
+    stage(client, "decided", 999, partition=0, attempt=1, decisions=log.location, ttl=5.0, key="k")
     log.commit("decided", 0, winners)
     eventually(client, (sorted([*before, 100, 101]), []))
 

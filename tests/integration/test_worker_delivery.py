@@ -12,7 +12,7 @@ import pytest
 from quiver_actors.client import connect
 from quiver_actors.client.subscriber_channel import WATCHDOG_NS
 from quiver_actors.protocol import messages as m
-from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.units import MILLISECOND_NS, SECOND_NS
 from tests.unit.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
 
 SHORT_LEASE = 50 * MILLISECOND_NS
@@ -61,7 +61,7 @@ def test_extended_claims_stay(tmp_path: Path) -> None:
     with running(tmp_path) as worker:
         pushed(worker, 1)
         client = worker.connect()
-        client.register("s", credit=10, terms=m.Terms(lease_ns=2000 * MILLISECOND_NS))
+        client.register("s", credit=10, terms=m.Terms(lease_ns=60 * SECOND_NS))
         deliver, indexes = client.delivered()
         client.send(m.Extend(7, "default", "s", array.array("Q", [deliver.token, 3]).tobytes()))
         extended = client.expect(m.Extended)

@@ -309,9 +309,13 @@ def test_span_outside_the_arena_ends_the_connection(tmp_path: Path) -> None:
 
 
 def test_silent_connection_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient = loop.HELLO_PATIENCE_NS
     monkeypatch.setattr(loop, "HELLO_PATIENCE_NS", 0)
     with running(tmp_path) as worker:
         client = worker.connect(greet=False)
+        client.received.append(client.expect(m.Refused))
+        # The next one is to have the time for its Hello.
+        monkeypatch.setattr(loop, "HELLO_PATIENCE_NS", patient)
         ends_with(worker, client, "protocol", "no Hello came in time")
 
 

@@ -144,9 +144,11 @@ def test_deferred_bundle_comes_again_and_blocks_nobody(tmp_path: Path) -> None:
         pushed(worker, 1, 2, 3)
         client = worker.connect()
         client.register("s", credit=1)
-        deliver, indexes = client.delivered()
-        client.resolve(deliver, indexes, outcome="defer", delay_ns=30_000_000)
-        client.credit("s", 3)
+        deliver, _ = client.delivered()
+        names = (deliver.topic, deliver.subscriber, deliver.segment_seq, deliver.token)
+        deferred = m.Resolve(client.next_tag(), *names, "defer", deliver.bundle_indexes, 30_000_000)
+        # At once: the worker takes both in one turn, before the delay is over.
+        client.send(deferred, m.Credit("default", "s", 4))
         assert first_values(client.values(3)) == [2, 3, 1]
 
 

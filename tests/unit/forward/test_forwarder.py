@@ -64,7 +64,7 @@ def test_futures_are_under_way_together_and_resolved_in_any_order() -> None:
     shelf = Shelf(*map(Stored, range(4)))
     forwarder = Forwarder(shelf, deliver, max_in_flight=3)
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(forwarder.run, idle_timeout=0.2)
+        running = pool.submit(forwarder.run)
         assert three.wait(DEADLINE_SECONDS)
         assert forwarder.statistics().in_flight == 3
         assert shelf.resolutions() == [""] * 4
@@ -73,6 +73,7 @@ def test_futures_are_under_way_together_and_resolved_in_any_order() -> None:
         futures[1].cancel()
         assert four.wait(DEADLINE_SECONDS)
         futures[3].set_result(None)
+        assert forwarder.drain(DEADLINE_SECONDS)
         statistics = running.result(DEADLINE_SECONDS)
     assert shelf.flushed == ["defer", "defer", "ack", "ack"]
     assert (statistics.delivered, statistics.deferred, statistics.in_flight) == (2, 2, 0)
@@ -94,7 +95,7 @@ def test_drain_gives_back_what_is_not_decided_in_time() -> None:
         running = pool.submit(forwarder.run)
         assert both.wait(DEADLINE_SECONDS)
         futures[0].set_result(None)
-        assert forwarder.drain(0.1)
+        forwarder.stop(0.1)
         statistics = running.result(DEADLINE_SECONDS)
     futures[1].set_result(None)  # too late: nobody listens
     assert shelf.flushed == ["ack", "defer"]
