@@ -157,7 +157,8 @@ class Client(StagingClient, TopicCommands):
         """Store bundles in order, many at a time, and return their receipts in the same order.
 
         The iterable is read as fast as the worker takes bundles, so it may be a generator of any length. Several
-        messages are under way at once, each with up to 768 bundles or 1 MiB, the first with up to 64.
+        messages are under way at once, each with up to 768 bundles or 1 MiB, the first with up to 64. What a bundle's buffers hold
+        must not change until this returns: bundles wait for others before they are encoded, and are encoded again after a loss.
 
         Returns:
             One receipt a bundle: an unchangeable list, whose items are made when they are looked at.
