@@ -17,6 +17,9 @@ MICROSECOND_NS = 1_000
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000_000_000
 
+NUMBER_MAX = 1 << 62
+"""The largest number of a setting: 4 EiB, 146 years. The sum of two still fits the 64 bits that files, messages and shared memory have."""
+
 _SIZE_UNITS = {
     "": 1,
     "b": 1,
@@ -49,17 +52,17 @@ def parse_size(text: str | int) -> int:
         Bytes, not negative.
 
     Raises:
-        ConfigError: the text is no number with a known unit.
+        ConfigError: the text is no number with a known unit, or it is above `NUMBER_MAX`.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         if text >= 0:
-            return text
+            return _possible("size", text, text)
         raise ConfigError(f"size {text} is negative: expected a number of bytes such as 33554432 or '32MiB'")
     found = _NUMBER_AND_UNIT.match(str(text))
     unit = _SIZE_UNITS.get(found.group(2).lower()) if found else None
     if found is None or unit is None:
         raise ConfigError(f"size {text!r} is not understood: expected bytes or a size such as '32MiB' or '1.5GB'")
-    return round(float(found.group(1)) * unit)
+    return _possible("size", text, float(found.group(1)) * unit)
 
 
 def parse_duration_ns(text: str | int) -> int:
@@ -69,7 +72,7 @@ def parse_duration_ns(text: str | int) -> int:
         Nanoseconds, not negative.
 
     Raises:
-        ConfigError: no unit (unless 0) or an unknown one.
+        ConfigError: no unit (unless 0) or an unknown one, or it is above `NUMBER_MAX`.
     """
     if text == 0 or text == "0":
         return 0
@@ -77,7 +80,13 @@ def parse_duration_ns(text: str | int) -> int:
     unit = _DURATION_UNITS_NS.get(found.group(2).lower()) if found else None
     if found is None or unit is None:
         raise ConfigError(f"duration {text!r} is not understood: expected a number with a unit such as '25ms' or '5s'")
-    return round(float(found.group(1)) * unit)
+    return _possible("duration", text, float(found.group(1)) * unit)
+
+
+def _possible(what: str, text: str | int, value: float) -> int:
+    if value > NUMBER_MAX:
+        raise ConfigError(f"{what} {str(text)[:40]!r} is too large: expected at most 4 EiB, or 146 years")
+    return round(value)
 
 
 def format_size(size_bytes: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from quiver_actors.errors import ConfigError, QuiverError
 from quiver_actors.model import SlotTable
-from quiver_actors.units import GIB, KIB, MIB, parse_duration_ns, parse_size
+from quiver_actors.units import GIB, KIB, MIB, NUMBER_MAX, parse_duration_ns, parse_size
 
 USERS_MAX = 256
 _SIZES = ((1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
@@ -58,6 +58,8 @@ def duration_text(duration_ns: int) -> str:
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError
+    if abs(value) > NUMBER_MAX:
+        raise ConfigError(f"it is too large: expected at most {NUMBER_MAX}")
     return value
 
 

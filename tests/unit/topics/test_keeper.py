@@ -12,7 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from quiver_actors.config.kinds import DURATION, INTEGER, SIZE
 from quiver_actors.config.reading import resolve
+from quiver_actors.config.table import Scope, settings_of
 from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.disk.protocol import write_atomically
 from quiver_actors.disk.simulated import SimDisk
@@ -25,6 +27,12 @@ from quiver_actors.units import SECOND_NS
 from tests.unit.topics.test_catalogue import Crashing
 
 NODE_UID = 0
+_NUMBERS = {
+    SIZE: ("9999999999TiB", f"{'9' * 400}B"),
+    DURATION: ("999999999999d", f"{'9' * 400}ns"),
+    INTEGER: ("99999999999999999999",),
+}
+"""Too large ones."""
 
 
 def keeper_on(disk: SimDisk | Crashing) -> TopicKeeper:
@@ -142,3 +150,14 @@ def test_a_change_has_to_suit_the_workers_that_run_where_the_configuration_does_
         too_large = requests.Create(topic="big", values={"segment.target_size": "33MiB"})
         answered = keeper.answer(requests.SUBJECT, msgspec.msgpack.encode(too_large), NODE_UID)
         assert "for each of 2 workers" in msgspec.msgpack.decode(answered, type=requests.TopicReply).error
+
+
+@pytest.mark.parametrize("key", [key for key, each in settings_of(Scope.TOPIC).items() if each.kind in _NUMBERS])
+def test_a_number_that_nothing_can_hold_is_refused(key: str) -> None:
+    """It was stored, and the answer that had it in it ended the node: at once, and with every later `quiver topics list`."""
+    keeper = keeper_on(SimDisk())
+    for text in _NUMBERS[settings_of(Scope.TOPIC)[key].kind]:
+        request = requests.Create(topic="clicks", values={key: text})
+        answered = keeper.answer(requests.SUBJECT, msgspec.msgpack.encode(request), NODE_UID)
+        assert key in msgspec.msgpack.decode(answered, type=requests.TopicReply).error
+    assert "clicks" not in ask(keeper, requests.List()).topics
