@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from quiver_actors.errors import NotAllowed, ProtocolError, QuiverError, WorkerUnavailable, error_classes
+from quiver_actors.errors import ConfigError, NotAllowed, ProtocolError, QuiverError, WorkerUnavailable, error_classes
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSchemas,
@@ -113,10 +113,7 @@ class RemoteNode:
     def _connected(self) -> fl.FlightClient:
         with self._lock:
             if self._connection is None:
-                roots = None
-                if self._tls_roots is not None:
-                    with open(self._tls_roots, "rb") as file:
-                        roots = file.read()
+                roots = None if self._tls_roots is None else _read_roots(self._tls_roots)
                 self._connection = fl.connect(self.location, tls_root_certs=roots)
             return self._connection
 
@@ -144,3 +141,13 @@ class RemoteNode:
             self.close()
             return WorkerUnavailable(f"{where} cannot be reached ({text[:300]}): is its `quiver serve` running?")
         return ProtocolError(f"{where} answered with an error: {text[:1000]}")
+
+
+def _read_roots(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigError(
+            f"the certificates to trust ({path}) cannot be read: {error.strerror}; name a PEM file of this host with option 'tlsRoots'"
+        ) from error
