@@ -73,6 +73,7 @@ def test_every_bundle_is_read_once_whatever_the_number_of_cores_and_empty_direct
                     for bundle_id, first in read_some(subscription, 4):
                         assert bundle_id not in read, "delivered again"
                         read[bundle_id] = first
+                    subscription.flush(60.0)
                     subscription.close()
         with node.connect() as client:
             subscriptions = [client.subscribe("s", topic=topic) for topic in TOPICS]

@@ -16,7 +16,7 @@ from quiver_actors.supervisor.measure import measure
 from quiver_actors.units import KIB, MIB
 from tests.integration.client_node import ClientNode, client_node
 from tests.integration.node_process import run_quiver
-from tests.integration.test_caps import STEP, bundle, config, drain, key_of, wait_until
+from tests.integration.test_caps import STEP, bundle, config, drain, key_of, push_answered, wait_until
 
 CAP = 48 * MIB
 LIMIT = CAP // 4
@@ -39,7 +39,8 @@ def fill(client: Client, topic: str, keys: list[str]) -> int:
     taken = 0
     with pytest.raises(Throttled, match=r"retention\.cap_share"):  # noqa: PT012 - which push is refused is not known before
         for number in range(1000):
-            taken += len(client.push_many([bundle(number)] * 4, topic=topic, key=keys[number % len(keys)], timeout=0.5))
+            key = keys[number % len(keys)]
+            taken += len(push_answered(client, [bundle(number)] * 4, 0.5, topic=topic, key=key))
     return taken
 
 

@@ -7,11 +7,12 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +21,11 @@ import pytest
 from quiver_actors.cli.status_view import attach_page, take_status
 from quiver_actors.cli.storage import opened
 from quiver_actors.client import Client, Delivery, GapNotice, GapSubscription, Subscription
-from quiver_actors.errors import QuiverError, Throttled
+from quiver_actors.errors import PushTimeout, QuiverError, Throttled
 from quiver_actors.inspection.findings import has_damage
 from quiver_actors.inspection.verification import Totals, verify
 from quiver_actors.model import BundleId, Receipt
+from quiver_actors.retention.pressure import LADDER, Signals, pressure_of
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.supervisor.figures import (
     GRANT_ROW,
@@ -36,12 +38,14 @@ from quiver_actors.supervisor.figures import (
 )
 from quiver_actors.supervisor.measure import measure
 from quiver_actors.units import KIB, MIB
+from quiver_actors.worker.load import memory_taken
 from tests.integration.client_node import ClientNode, client_node
 
 CAP = 16 * MIB
 STEP = MIB + 8 * KIB
 """One log: half a megabyte of segment and as much slack as that gets."""
 DEADLINE_SECONDS = 60.0
+ANSWER_SECONDS = 10.0
 
 CONFIG = """
 [segment]
@@ -149,12 +153,20 @@ def node_words(node: ClientNode) -> tuple[int, ...]:
         page.close()
 
 
+def push_answered(client: Client, bundles: list[pa.RecordBatch], timeout: float, **options: Any) -> Sequence[Receipt]:
+    """A worker says no shortly before a push gives up: where a busy machine makes it late, it is asked again, with more time."""
+    try:
+        return client.push_many(bundles, timeout=timeout, **options)
+    except PushTimeout:
+        return client.push_many(bundles, timeout=ANSWER_SECONDS, **options)
+
+
 def push_until_refused(client: Client, first: int = 0, key: str | None = None, timeout: float = 1.0) -> list[int]:
     """Push numbered bundles one by one; those that were acknowledged."""
     stored: list[int] = []
     with pytest.raises(Throttled) as refused:  # noqa: PT012 - which push is refused is not known before
         for number in range(first, first + 100_000):
-            client.push(bundle(number), key=key, timeout=timeout)
+            push_answered(client, [bundle(number)], timeout, key=key)
             stored.append(number)
     assert refused.value.retry_after_ns > 0
     return stored
@@ -176,6 +188,12 @@ def easing(node: ClientNode) -> list[str]:
     (core,) = take_status(str(node.directories.run)).cores
     assert bool(core.steps) <= (core.pressure > 0)
     return core.steps
+
+
+def eased_by_memory() -> set[str]:
+    """What workers do, whatever a test does, where the machine has little memory left: other tests run beside this one."""
+    pressure = pressure_of(Signals(memory=memory_taken()))
+    return {str(step.name).lower() for step, _, ends in LADDER if pressure >= ends}
 
 
 def key_of(client: Client, core: int) -> str:
@@ -205,7 +223,7 @@ def test_at_the_cap_pushes_are_refused_and_go_on_by_themselves_when_there_is_roo
         receipt = push_until_taken(client, 999_999)
         assert receipt.sequence == len(stored), "a refused push uses no sequence"
         subscription.flush()
-        wait_until(lambda: easing(node) == [], "and no longer than it is full")
+        wait_until(lambda: set(easing(node)) <= eased_by_memory(), "and no longer than it is full")
 
 
 def test_drop_oldest_goes_on_and_announces_exactly_what_is_lost() -> None:
@@ -308,8 +326,7 @@ def test_a_store_that_is_over_its_cap_starts_and_works_its_way_down() -> None:
         node.restart()
         with node.connect() as client:
             assert node_words(node)[NodeStorageFigure.USED_BYTES] > CAP
-            with pytest.raises(Throttled):
-                client.push(bundle(1), timeout=1.0)
+            assert push_until_refused(client, 1) == []
             subscription = client.subscribe("s", start="earliest")
             found = {delivery_id(delivery) for delivery in take_all(subscription, len(receipts))}
             assert found == {receipt.bundle_id for receipt in receipts}
