@@ -31,7 +31,7 @@ _DESCRIPTION = """\
 Repair the directories of a node that is not running. Damaged files are moved to quarantine/ beside them; nothing is deleted but
 temporary files. What is derived is made anew: the cursor from the segments, the core file behind all numbers in use. Logs with damage
 are sealed as every start of a node does it, their damaged bytes kept in quarantine/. Progress is not derived: a subscriber whose
-progress file is damaged is kept and gets everything that is still there once more.
+progress file is damaged is kept and gets everything that is still there once more, but for what its gap notices name.
 
 Looks at everything first, as `quiver verify --deep`, and leaves engines without damage alone.
 """
