@@ -115,14 +115,14 @@ def test_rotation_while_pushing_keeps_order_and_loses_nothing(tmp_path: Path) ->
         client = worker.producer()
         runs = []
         for first in range(0, 600, 100):
-            # A hundred at once: more may fill the queue of logs to be sealed, and would be refused then.
+            # A hundred at once, which end a log: more may fill the queue of those to be sealed, and would be refused then.
             pushes = [client.push(table(*range(number, number + 100))) for number in range(first, first + 100)]
             runs += [client.acked(push)[0] for push in pushes]
-        client.flush()
+            client.flush()
         client.register("s", credit=10_000)
         stored = client.values(600)
     assert [run.sequence for run in runs] == list(range(600))
-    assert len({run.segment_seq for run in runs}) > 5
+    assert len({run.segment_seq for run in runs}) >= 12, "each hundred ends a log"
     ids = [(deliver.segment_seq, index) for deliver, index, _ in stored]
     assert ids == [(run.segment_seq, run.bundle_index) for run in runs]
     assert [values[0] for _, _, values in stored] == list(range(600))

@@ -16,6 +16,8 @@ from tests.unit.worker.faulty_disk import FaultyDisk
 from tests.unit.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
 
 FAST_SEAL = topic(segment__max_open_duration_ns=20_000_000)
+UNTIL_READ = m.Terms(lease_ns=0)
+"""For a consumer that reads when all is pushed, which takes a slow disk longer than a lease."""
 
 
 def pushed(worker: WorkerThread, *values: int) -> WireClient:
@@ -330,7 +332,7 @@ def test_deaf_consumer_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.Monke
     with running(tmp_path, node) as worker:
         producer, deaf, client = worker.producer(), worker.connect(), worker.connect()
         deaf.register("deaf", credit=1_000_000)
-        client.register("s", credit=1_000_000)
+        client.register("s", credit=1_000_000, terms=UNTIL_READ)
         for value in range(60):
             producer.push_and_wait(table(value))
         producer.flush()
@@ -341,7 +343,7 @@ def test_paused_consumer_gets_the_rest_when_it_reads_again(tmp_path: Path, monke
     monkeypatch.setattr("quiver_actors.worker.connection.UNSENT_BYTES_MAX", 1)
     with running(tmp_path, settings(FAST_SEAL)) as worker:
         producer, client = worker.producer(), worker.connect()
-        client.register("s", start="latest", credit=1_000_000)
+        client.register("s", start="latest", credit=1_000_000, terms=UNTIL_READ)
         for round_number in range(3):
             for value in range(20):
                 producer.push_and_wait(table(round_number * 20 + value))
