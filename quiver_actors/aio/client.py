@@ -236,7 +236,8 @@ class Client:
             for subscription in subscriptions:
                 subscription.abort()
             if not self._exchange.is_closed:
-                with self._exchange:
+                with self._exchange.lock:
+                    self._exchange.check_open()
                     self._channels.close()
                 self._exchange.close()
 

@@ -32,15 +32,16 @@ class LoopExchange(Exchange):
         """
         try:
             while True:
-                with self:
-                    deadline_ns = next(flow)
+                with self.lock:
+                    self.check_open()
+                    deadline_ns = self._step(flow)
                     waiter = self._waiter(deadline_ns)
                 await waiter
         except StopIteration as stop:
             result: T = stop.value
             return result
         finally:
-            with self._condition:
+            with self.lock:
                 flow.close()
 
     async def complete_steps(self, steps: Steps[T]) -> T:
@@ -83,7 +84,7 @@ class LoopExchange(Exchange):
         return waiter
 
     def _ready(self) -> None:
-        with self._condition:
+        with self.lock:
             if not self.is_closed:
                 self.handle_ready()
                 self.notify()

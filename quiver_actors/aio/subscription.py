@@ -46,7 +46,8 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
     async def get(self, timeout: float | None = None) -> E | None:
         deadline_ns = deadline_after(timeout)
         while True:
-            with self._exchange:
+            with self._exchange.lock:
+                self._exchange.check_open()
                 item = self._consumer.take(time.monotonic_ns())
             if item is None:
                 item = await self._exchange.complete(self._consumer.taking(deadline_ns))
@@ -64,7 +65,8 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
             return []
         if isinstance(first, GapNotice):
             return [first]
-        with self._exchange:
+        with self._exchange.lock:
+            self._exchange.check_open()
             more = self._consumer.take_more(bundles_max - 1)
         return [first, *map(self._event, more)]
 
@@ -128,7 +130,8 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
 
     def abort(self) -> None:
         if not self._exchange.is_closed:
-            with self._exchange:
+            with self._exchange.lock:
+                self._exchange.check_open()
                 self._consumer.end()
             self._exchange.close()
 

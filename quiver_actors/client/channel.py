@@ -291,6 +291,10 @@ class Channel:
         if self._connection is not None:
             self._lose(WorkerUnavailable("the connection was closed by its own side"), FOREVER_NS)
 
+    def break_off(self) -> None:
+        """See `Watched`."""
+        self._lose(WorkerUnavailable("a call was interrupted in its middle"), time.monotonic_ns())
+
     def abandon(self) -> None:
         """See `Watched`. The next use connects anew, as a client of its own."""
         self._lose(WorkerUnavailable("the process was forked"), 0)

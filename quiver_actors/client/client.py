@@ -411,7 +411,8 @@ class Client(StagingClient, TopicCommands):
 
     def _end(self) -> None:
         try:
-            with self._exchange:
+            with self._exchange.lock:
+                self._exchange.check_open()
                 self._channels.close()
         except ClosedError:
             return

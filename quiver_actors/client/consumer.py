@@ -192,7 +192,8 @@ class Consumer(Generic[D, X]):
 
     def resolve(self, bundle: ClaimedBundle[Any], outcome: str, delay_ns: int) -> None:
         """Note what else becomes of a bundle. Takes the lock."""
-        with self.exchange:
+        with self.exchange.lock:
+            self.exchange.check_open()
             bundle._outcome = outcome
             parcel = bundle._parcel
             if not parcel.is_current:
@@ -206,7 +207,8 @@ class Consumer(Generic[D, X]):
 
     def report_unreadable(self, bundle: ClaimedBundle[Any], reason: str) -> None:
         """Give back a bundle that cannot be read, and have its segment checked. Takes the lock."""
-        with self.exchange:
+        with self.exchange.lock:
+            self.exchange.check_open()
             bundle._outcome = "unreadable"
             if bundle._parcel.is_current:
                 bundle._parcel.channel.report_unreadable(bundle._parcel, bundle._bundle_index, reason)
@@ -214,7 +216,8 @@ class Consumer(Generic[D, X]):
 
     def confirm_gap(self, gap: WaitingGap) -> None:
         """A notice was handed over. Takes the lock."""
-        with self.exchange:
+        with self.exchange.lock:
+            self.exchange.check_open()
             self.gap_count += 1
             if gap.is_current:
                 gap.channel.confirm_gap(gap)
@@ -222,7 +225,8 @@ class Consumer(Generic[D, X]):
 
     def put_back(self, gap: WaitingGap) -> None:
         """A notice could not be handed over: it comes next again, to another consumer if this one was closed. Takes the lock."""
-        with contextlib.suppress(ClosedError), self.exchange:
+        with contextlib.suppress(ClosedError), self.exchange.lock:
+            self.exchange.check_open()
             self.inbox.put_back(gap)
 
     def send_resolutions(self, now_ns: int) -> None:

@@ -4,15 +4,21 @@ Whoever waits first reads for everybody: that thread leaves the lock, polls all 
 channels and wakes the others. So any number of threads push over one connection and their bundles ride on the same sync of
 the worker, without a thread of our own (which a fork would lose).
 
+A signal may raise between any two steps of Python, such as KeyboardInterrupt in the main thread. So the lock is held by `with` alone, as
+the interpreter lets nothing come between a lock of its own and its `with`; nothing that waits holds it; and where a call is
+interrupted under the lock, the connections are made anew, as after any other loss.
+
 Invariants:
 - State of the exchange and of its channels is only touched under the lock; only the poll itself runs outside of it.
-- At most one thread polls; sockets that are added or dropped meanwhile take effect at once.
+- At most one thread polls; sockets that are added or dropped meanwhile take effect at once. It stops being that one however its call ends.
 - In a forked child nothing of the parent is used: locks and descriptors are replaced before the child's first line runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import select
 import threading
 import time
@@ -20,7 +26,7 @@ import weakref
 from collections.abc import Generator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from quiver_actors.errors import ClosedError, UsageError, WorkerUnavailable
+from quiver_actors.errors import ClosedError, QuiverError, UsageError, WorkerUnavailable
 from quiver_actors.units import SECOND_NS
 
 FOREVER_NS = 1 << 63
@@ -58,12 +64,27 @@ class Watched(Protocol):
     def handle_events(self, events: int) -> None:
         """The socket is readable or writable (`select.EPOLLIN`, `EPOLLOUT`, ...)."""
 
+    def break_off(self) -> None:
+        """A call was interrupted in the middle of a step: what it has begun on the socket is not to be relied on."""
+
     def abandon(self) -> None:
         """This is a forked child: drop the parent's socket without a word to the peer."""
 
 
+class _Waiter:
+    """A thread's place among those that wait, for the time of one call."""
+
+    __slots__ = ("bell", "ready")
+
+    def __init__(self) -> None:
+        self.ready: list[tuple[int, int]] = []
+        """What its poll has found, if it is the one that polls."""
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """What wakes it if not. It may ring more than once."""
+
+
 class Exchange:
-    """The lock of a client or subscription (`with exchange:` holds it), and the readiness of its sockets.
+    """The lock of a client or subscription, and the readiness of its sockets.
 
     Raises:
         WorkerUnavailable: this process has no descriptor left.
@@ -73,6 +94,9 @@ class Exchange:
         self._watched: dict[int, Watched] = {}
         self.is_closed = False
         """Written by `close` alone."""
+        self._poller: _Waiter | None = None
+        self._waiting: set[_Waiter] = set()
+        """The others that wait, until they are woken."""
         try:
             self._renew()
         except OSError as error:
@@ -81,21 +105,11 @@ class Exchange:
             ) from error
         _exchanges.add(self)
 
-    def __enter__(self) -> None:
-        """Take the lock.
-
+    def check_open(self) -> None:
+        """
         Raises:
             ClosedError: `close` has been called.
         """
-        self._condition.acquire()
-        if self.is_closed:
-            self._condition.release()
-            self.check_open()
-
-    def __exit__(self, *_: object) -> None:
-        self._condition.release()
-
-    def check_open(self) -> None:
         if self.is_closed:
             raise ClosedError("it was closed: open a new one")
 
@@ -118,15 +132,27 @@ class Exchange:
             ClosedError: the exchange was closed, now or meanwhile.
             And what the flow raises.
         """
-        with self:
-            try:
-                while True:
-                    self.wait(next(flow))
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            finally:
+        waiter: _Waiter | None = None
+        try:
+            while True:
+                with self.lock:
+                    if waiter is not None:
+                        self._returned(waiter)
+                    self.check_open()
+                    deadline_ns = self._step(flow)
+                    waiter = waiter or _Waiter()
+                    self._queue(waiter)
+                self._wait(waiter, seconds_until(deadline_ns))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except BaseException:
+            with self.lock:
+                if waiter is not None:
+                    self._returned(waiter)
+                    self._wake_all()
                 flow.close()
+            raise
 
     def run_steps(self, steps: Steps[T]) -> T:
         """Drive the flows of a call, one after the other. The lock must not be held."""
@@ -143,36 +169,24 @@ class Exchange:
             returned: T = stop.value
             return returned
 
-    def wait(self, deadline_ns: int) -> None:
-        """Wait, with the lock held, until something was handled or the deadline has come; may return early.
-
-        Raises:
-            ClosedError: another thread closed the exchange meanwhile.
-        """
-        if self._is_polling:
-            self._condition.wait(seconds_until(deadline_ns))
-        else:
-            self._poll_for_all(seconds_until(deadline_ns))
-        self.check_open()
-
     def notify(self) -> None:
         """Let all waiting threads look again, with the lock held: something changed that no socket will tell them."""
-        self._condition.notify_all()
-        if self._is_polling:
+        self._wake_all()
+        if self._poller is not None:
             os.eventfd_write(self._wakeup, 1)
 
     def close(self) -> None:
         """Make every waiting and every later call raise. The owner closes its channels first. Idempotent."""
-        with self._condition:
+        with self.lock:
             if self.is_closed:
                 return
             self.is_closed = True
             self.notify()
-            if not self._is_polling:
+            if self._poller is None:
                 self._release()
 
     def fileno(self) -> int:
-        """Readable when `handle_ready` has something to do: for an event loop that waits instead of `wait`."""
+        """Readable when `handle_ready` has something to do: for an event loop that waits instead of a thread."""
         return self._epoll.fileno()
 
     def handle_ready(self) -> None:
@@ -181,7 +195,7 @@ class Exchange:
 
     def look(self) -> None:
         """Handle what has arrived, with the lock held, unless a thread waits for it: for calls that find what they want without waiting."""
-        for _ in range(0 if self._is_polling else _LOOKS_MAX):
+        for _ in range(_LOOKS_MAX if self._poller is None else 0):
             # A message with a descriptor ends what one look reads.
             ready = self._epoll.poll(0)
             if not ready:
@@ -197,27 +211,55 @@ class Exchange:
             elif fd == self._wakeup:
                 os.eventfd_read(fd)
 
-    def _poll_for_all(self, timeout_seconds: float | None) -> None:
-        condition = self._condition
-        self._is_polling = True
+    def _step(self, flow: Flow[Any]) -> int:
         try:
-            condition.release()
-            try:
-                ready = self._epoll.poll(timeout_seconds)
-            finally:
-                condition.acquire()
+            return next(flow)
+        except (StopIteration, QuiverError):
+            raise
+        except BaseException:
+            for watched in list(self._watched.values()):
+                watched.break_off()
+            raise
+
+    def _queue(self, waiter: _Waiter) -> None:
+        """The thread is about to wait: it polls if nobody does."""
+        if self._poller is None:
+            self._poller = waiter
+        else:
+            self._waiting.add(waiter)
+
+    def _wait(self, waiter: _Waiter, timeout_seconds: float | None) -> None:
+        """Until something was handled, or for so long; without the lock. May return early."""
+        if self._poller is waiter:
+            waiter.ready = self._epoll.poll(timeout_seconds)
+        else:
+            with contextlib.suppress(queue.Empty):
+                waiter.bell.get(timeout=timeout_seconds)
+
+    def _returned(self, waiter: _Waiter) -> None:
+        """The thread waits no longer: what it has polled is handled. Again does nothing."""
+        if self._poller is not waiter:
+            self._waiting.discard(waiter)
+            return
+        ready, waiter.ready = waiter.ready, []
+        try:
             self._handle(ready)
         finally:
-            self._is_polling = False
-            condition.notify_all()
+            self._poller = None
+            self._wake_all()
             if self.is_closed:
                 self._release()
 
+    def _wake_all(self) -> None:
+        for waiter in self._waiting:
+            waiter.bell.put(None)
+        self._waiting.clear()
+
     def _renew(self) -> None:
         self.lock = threading.Lock()
-        """What `with exchange:` holds, for calls that are too frequent for it; they ask `check_open` themselves."""
-        self._condition = threading.Condition(self.lock)
-        self._is_polling = False
+        """To be held by `with`, for a moment; then comes `check_open`. Another one in a forked child."""
+        self._poller = None
+        self._waiting.clear()
         self._epoll = select.epoll(select.EPOLL_CLOEXEC)
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._close_wakeup = weakref.finalize(self, os.close, self._wakeup)

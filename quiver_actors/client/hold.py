@@ -149,7 +149,8 @@ class Hold:
     def close(self) -> None:
         """End the connections. The subscriber goes on holding until its time to live is over. Idempotent."""
         try:
-            with self._exchange:
+            with self._exchange.lock:
+                self._exchange.check_open()
                 self._channels.close()
         except ClosedError:
             return

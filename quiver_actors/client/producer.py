@@ -224,7 +224,8 @@ class _PushRun:
     def withdraw(self) -> None:
         """Give up whatever is not acknowledged."""
         if self._waiting:
-            with contextlib.suppress(ClosedError), self._exchange:
+            with contextlib.suppress(ClosedError), self._exchange.lock:
+                self._exchange.check_open()
                 for group in self._waiting:
                     self._channel.withdraw(group)
 

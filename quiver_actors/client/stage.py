@@ -343,7 +343,8 @@ class Stage:
         number, self._number = self._number, 0
         if not number:
             return
-        with self._exchange:
+        with self._exchange.lock:
+            self._exchange.check_open()
             channel = self._channels.channel(self._core)
             self._under_way.clear()
             if channel.is_open and channel.generation == self._generation:

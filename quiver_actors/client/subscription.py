@@ -89,7 +89,8 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
             return []
         if isinstance(first, GapNotice):
             return [first]
-        with self._exchange:
+        with self._exchange.lock:
+            self._exchange.check_open()
             more = self._consumer.take_more(bundles_max - 1)
         return [first, *map(self._event, more)]
 
@@ -198,7 +199,8 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
     def abort(self) -> None:
         """End at once: what was not resolved, and resolutions that wait to be sent, go back to be delivered again. Idempotent."""
         try:
-            with self._exchange:
+            with self._exchange.lock:
+                self._exchange.check_open()
                 self._consumer.end()
         except ClosedError:
             return

@@ -43,7 +43,7 @@ class Running(Generic[T]):
 
     def step(self) -> None:
         """Take in what has arrived, then let the call go on to where it would wait."""
-        with self._exchange:
+        with self._exchange.lock:
             self._exchange.handle_ready()
         try:
             if self._flow is None:
@@ -56,7 +56,7 @@ class Running(Generic[T]):
 
     def _go_on(self, flow: Flow[Any]) -> None:
         try:
-            with self._exchange:
+            with self._exchange.lock:
                 next(flow)
         except StopIteration as stop:
             self._flow = self._steps.send(stop.value)
@@ -127,7 +127,7 @@ class SimProducer:
         """As SIGKILL: no word to anybody. Idempotent."""
         if self.exchange.is_closed:
             return
-        with self.exchange:
+        with self.exchange.lock:
             self.channels.close()
         self.exchange.close()
 
@@ -173,7 +173,7 @@ class SimSubscriber:
     def die(self) -> None:
         if self.exchange.is_closed:
             return
-        with self.exchange:
+        with self.exchange.lock:
             self.consumer.channels.close()
         self.exchange.close()
 

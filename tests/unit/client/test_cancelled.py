@@ -60,7 +60,7 @@ async def cancelled(task: asyncio.Task[object]) -> None:
 def hear(exchange: Exchange, condition: Callable[[], bool]) -> None:
     """Let what has arrived be handled, without letting any task go on."""
     while not condition():
-        with exchange:
+        with exchange.lock:
             exchange.look()
 
 

@@ -46,7 +46,7 @@ def test_what_was_durable_before_the_loss_is_none(peer: Peer, feeder: Feeder, su
     first, _, third = take(subscription, 3)
     first.ack()
     third.ack()
-    with subscription._exchange:
+    with subscription._exchange.lock:
         subscription._consumer.send_resolutions(time.monotonic_ns())
     peer.wait_for(lambda: feeder.resolved == {0, 2})
     restart(peer)
@@ -123,7 +123,7 @@ def test_a_worker_that_is_lost_while_another_one_is_asked_is_asked_too(two_cores
             if delivery.bundle_id.core not in seen:
                 delivery.ack()
             seen.add(delivery.bundle_id.core)
-        with subscription._exchange:
+        with subscription._exchange.lock:
             subscription._consumer.send_resolutions(time.monotonic_ns())
         two_cores.wait_for(lambda: len(two_cores.of_type(Resolve)) == 2)
         two_cores.kill(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from quiver_actors.client import Client, connect
-from quiver_actors.client.exchange import deadline_after
 from quiver_actors.client.stage import Stage, StagePlan
 from quiver_actors.errors import TransactionAborted, WorkerUnavailable
 from quiver_actors.protocol.messages import (
@@ -83,10 +82,10 @@ def test_a_stage_whose_connection_is_lost_as_it_begins_is_gone(peer: Peer, clien
     channels, plan = client._channels, StagePlan("t", "default", 0, 0, 0, "", 60.0, "here")
     stage = Stage(client._producer, channels, plan, None)
     flow, channel = stage.beginning(10), channels.channel(0)
-    with channels.exchange:
+    with channels.exchange.lock:
         next(flow)
         while channel.generation == 0:
-            channels.exchange.wait(deadline_after(10))
+            channels.exchange.look()
         with pytest.raises(StopIteration):
             next(flow)
     with pytest.raises(TransactionAborted, match="run it again"):

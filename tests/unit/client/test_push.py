@@ -446,7 +446,7 @@ def test_progress_keeps_push_many_from_timing_out(peer: Peer, client: Client, cl
     """The timeout is the longest time without an acknowledgement, however long the whole takes."""
 
     def under_way() -> int:
-        with client._exchange:
+        with client._exchange.lock:
             return len(client._channels.channel(0)._groups)
 
     peer.holds_acks = True

@@ -93,12 +93,12 @@ def test_nobody_waits_without_rest_for_a_worker_that_does_not_answer(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It took a whole processor, for as long as a worker took to come, also in `flush`."""
-    waits: list[int] = []
+    waits: list[float | None] = []
 
     class Counted(Exchange):
-        def wait(self, deadline_ns: int) -> None:
-            waits.append(deadline_ns)
-            super().wait(deadline_ns)
+        def _wait(self, waiter: Any, timeout_seconds: float | None) -> None:
+            waits.append(timeout_seconds)
+            super()._wait(waiter, timeout_seconds)
 
     monkeypatch.setattr("quiver_actors.client.subscription.Exchange", Counted)
     peer.handlers[Register] = lambda session, message: True
