@@ -292,8 +292,9 @@ class Channel:
             self._lose(WorkerUnavailable("the connection was closed by its own side"), FOREVER_NS)
 
     def break_off(self) -> None:
-        """See `Watched`."""
-        self._lose(WorkerUnavailable("a call was interrupted in its middle"), time.monotonic_ns())
+        """See `Watched`. The worker is there: the next use connects anew."""
+        self._lose(WorkerUnavailable("a call was interrupted in its middle"), 0)
+        self.retry_at_ns = 0
 
     def abandon(self) -> None:
         """See `Watched`. The next use connects anew, as a client of its own."""
@@ -303,10 +304,11 @@ class Channel:
 
     def _greet(self, connection: Connection, now_ns: int) -> None:
         self._connection = connection
+        # Before anything waits for it: an interrupt in here breaks off what is watched.
+        self._exchange.watch(connection.fileno(), self)
         self._state = ChannelState.GREETING
         self.retry_at_ns = now_ns + GREETING_NS_MAX
         self.failure = None
-        self._exchange.watch(connection.fileno(), self)
         self.send([Hello(PROTOCOL_VERSION, os.getpid(), self._client_name)])
 
     def _handle(self, message: WorkerMessage, descriptor: int | None) -> None:

@@ -1,6 +1,6 @@
 """A process whose main thread is interrupted as it pushes, while two others push: `-m tests.unit.client.interrupted_process RUN_DIR`.
 
-Prints how often it was interrupted, and how many bundles the others have got stored.
+Prints how often it was interrupted, and how many bundles each of the others has got stored.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
-from typing import Any
 
 from quiver_actors.client import connect
 from tests.unit.client.feeding import batch
 from tests.unit.client.peer import Background
 
 PUSHES = 300
-"""Of each of the others."""
+"""Of each of the others, at least."""
+INTERRUPTS = 200
 _DELAYS_US = range(20, 900, 7)
 
 
@@ -31,12 +31,16 @@ def main(run_dir: str) -> None:
     signal.signal(signal.SIGALRM, interrupt)
     with connect(run_dir) as client:
 
-        def push_all() -> list[Any]:
-            return [client.push(batch(value)) for value in range(PUSHES)]
+        def push_all() -> int:
+            count = 0
+            while count < PUSHES or interrupted < INTERRUPTS:
+                client.push(batch(count))
+                count += 1
+            return count
 
         others = [Background(push_all) for _ in range(2)]
         delays_us = itertools.cycle(_DELAYS_US)
-        while any(other.is_running for other in others):
+        while interrupted < INTERRUPTS and all(other.is_running for other in others):
             try:
                 is_armed = True
                 signal.setitimer(signal.ITIMER_REAL, next(delays_us) / 1e6)
@@ -45,8 +49,8 @@ def main(run_dir: str) -> None:
             except KeyboardInterrupt:
                 interrupted += 1
         signal.setitimer(signal.ITIMER_REAL, 0)
-        results = [other.result() for other in others]
-    print(interrupted, sum(len(result) for result in results if isinstance(result, list)))
+        counts = [other.result() for other in others]
+    print(interrupted, *counts)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ def test_an_interrupt_costs_its_own_call_alone(peer: Peer) -> None:
     command = [sys.executable, "-m", interrupted_process.__name__, str(peer.run_dir)]
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     assert ran.returncode == 0, ran.stderr
-    interrupted, stored = map(int, ran.stdout.split())
-    assert interrupted > 0
-    assert stored == 2 * interrupted_process.PUSHES
+    interrupted, *stored = map(int, ran.stdout.split())
+    assert interrupted == interrupted_process.INTERRUPTS
+    assert min(stored) >= interrupted_process.PUSHES
+    assert len(stored) == 2
