@@ -219,6 +219,8 @@ class Exchange:
         except BaseException:
             for watched in list(self._watched.values()):
                 watched.break_off()
+            # Those who wait for an answer on them get none.
+            self.notify()
             raise
 
     def _queue(self, waiter: _Waiter) -> None:
