@@ -237,7 +237,6 @@ class Client:
                 subscription.abort()
             if not self._exchange.is_closed:
                 with self._exchange.lock:
-                    self._exchange.check_open()
                     self._channels.close()
                 self._exchange.close()
 

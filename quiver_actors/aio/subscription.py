@@ -131,7 +131,6 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
     def abort(self) -> None:
         if not self._exchange.is_closed:
             with self._exchange.lock:
-                self._exchange.check_open()
                 self._consumer.end()
             self._exchange.close()
 

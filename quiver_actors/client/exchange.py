@@ -5,8 +5,8 @@ channels and wakes the others. So any number of threads push over one connection
 the worker, without a thread of our own (which a fork would lose).
 
 A signal may raise between any two steps of Python, such as KeyboardInterrupt in the main thread. So the lock is held by `with` alone, as
-the interpreter lets nothing come between a lock of its own and its `with`; nothing that waits holds it; and where a call is
-interrupted under the lock, the connections are made anew, as after any other loss.
+the interpreter lets nothing come between a lock of its own and its `with`; nothing that waits holds it; and where a flow is
+interrupted in a step, the connections are made anew, as after any other loss.
 
 Invariants:
 - State of the exchange and of its channels is only touched under the lock; only the poll itself runs outside of it.
@@ -123,7 +123,9 @@ class Exchange:
     def unwatch(self, fd: int) -> None:
         """Before the descriptor is closed."""
         if self._watched.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+            # An interrupt may have come before it was registered.
+            with contextlib.suppress(FileNotFoundError):
+                self._epoll.unregister(fd)
 
     def run(self, flow: Flow[T]) -> T:
         """Drive a flow to its end; this thread waits. Takes the lock.

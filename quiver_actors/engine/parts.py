@@ -70,13 +70,12 @@ class Parts:
         return [*self.shelf.waiting, *self.mending.under_rescue, *coming]
 
     def oldest_unannounced(self) -> int:
-        """The lowest of these."""
+        """The lowest of these, or the next number there will be."""
         return min(self.unannounced(), default=self.numbers.next_segment_seq)
 
     def unlisted(self) -> set[int]:
         """Segment numbers that are not on the shelf yet, or not any more before somebody was told why."""
-        coming = {*self.logs.bundle_counts(), *self.stages.publishing}
-        return {*coming, *self.shelf.waiting, *self.mending.under_rescue} - self.shelf.segments.keys()
+        return {*self.unannounced()} - self.shelf.segments.keys()
 
 
 def assemble(
