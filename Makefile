@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 EXTRAS := spark,spark-jre,demo,metrics,top,docs,dev
-SOURCES := quiver_actors pyspark_quiver shm supervisor tests benchmarks
+SOURCES := quiver_actors pyspark_quiver shm supervisor tests benchmarks examples
 PYTEST := $(BIN)/python -m pytest -q
 TESTS_AT_ONCE ?= 4
 MINUTES ?= 30
@@ -21,11 +21,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs fresh-user test test-demo test-cluster test-spark-versions test-spark-4.1 test-spark-4.2 check lint types unit torture soak mutation coverage bench bench-peers install clean
+.PHONY: help demo docs fresh-user test test-failed test-demo test-cluster test-spark-versions test-spark-4.1 test-spark-4.2 check lint types unit torture soak mutation coverage bench bench-peers install clean
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
 	@echo 'make test    lint, types and every test: about a quarter of an hour on 2 cores'
+	@echo 'make test-failed          the tests that failed in the last run, one at a time'
 	@echo 'make test-demo            the demo, and that its closing line says what it must'
 	@echo 'make test-cluster         Spark on a standalone cluster of two hosts, with kills: about 3 GB of memory'
 	@echo 'make test-spark-versions  the Spark tests on Spark 4.1 and 4.2: fetches about 500 MB for each'
@@ -33,7 +34,7 @@ help:
 	@echo 'make docs    the pages of docs/ as a site, in site/'
 	@echo 'make fresh-user  builds the wheel and follows "Getting started" in an empty environment, Spark included: about 500 MB'
 	@echo 'make torture crash sweeps, simulated nodes, kills, faults, limits, power cuts and fuzzing: MINUTES=30 SEED=0 CRASH_STATES=0 (at least so many)'
-	@echo 'make soak    a node under load with a kill every 30 s: HOURS=1 SEED=0'
+	@echo 'make soak    a node under load with a kill every 30 s: HOURS=1 SEED=0; CALM=1: no kills, memory must end flat'
 	@echo 'make coverage branches of the log, segment, subscriber, retention and recovery code that no unit test takes; there must be none'
 	@echo 'make mutation plants known-bad edits one at a time: the tests must notice (about an hour)'
 	@echo 'make bench   every benchmark, then docs/benchmarks.md: over an hour; MINUTES=20, ONLY="ingest peers", QUICK=1'
@@ -48,6 +49,10 @@ demo: $(STAMP)
 test: lint types
 	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder tests
 
+# The tests that failed in the run before, one at a time. Without a run before there is nothing to do, which is a failure.
+test-failed: $(STAMP)
+	$(PYTEST) --last-failed --last-failed-no-failures none tests
+
 test-demo: $(STAMP)
 	$(PYTEST) -m demo tests/integration/test_demo.py
 
@@ -55,7 +60,7 @@ test-cluster: $(STAMP)
 	$(PYTEST) -m cluster tests/cluster
 
 # Everything with a Spark session of its own, on versions before the pinned one: a second installation of 500 MB for each.
-SPARK_TESTS := tests/unit/spark tests/integration/test_spark_*.py $(addprefix tests/integration/test_,flight.py object_store.py demo.py)
+SPARK_TESTS := tests/unit/spark tests/examples tests/integration/test_spark_*.py $(addprefix tests/integration/test_,flight.py object_store.py demo.py)
 
 test-spark-versions: test-spark-4.1 test-spark-4.2
 
@@ -92,7 +97,7 @@ torture: $(STAMP)
 	@$(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED) --crash-states $(CRASH_STATES)
 
 soak: $(STAMP)
-	@$(BIN)/python -m tests.soak --hours $(HOURS) --seed $(SEED)
+	@$(BIN)/python -m tests.soak --hours $(HOURS) --seed $(SEED) $(if $(CALM),--calm)
 
 coverage: $(STAMP)
 	@$(BIN)/python -m tests.coverage_check

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Figures = Mapping[str, Sequence[Mapping[str, Any]]]
-"""What each module printed."""
+"""Figures that each module printed."""
 
 _CALLS = (
     "a message costs some hundred Python calls on either side, with cold caches, whatever is in it; where a call waits for one "
@@ -42,7 +42,7 @@ class Aim:
     bound: float
     why: str = ""
     against: str = ""
-    """Of the ratio to that; empty: the figure itself."""
+    """Name of what ran in turn with the case: the bound applies to the ratio to it. Empty: the bound applies to the figure itself."""
     is_at_least: bool = True
 
     def reached(self, figures: Figures) -> float | None:
@@ -105,6 +105,24 @@ def _reading() -> Iterator[Aim]:
             yield _at_most(said, "scale", case, "us CPU/bundle", 1.2, "", small)
 
 
+def _live() -> Iterator[Aim]:
+    for rate, bound in (("back_to_back", 150.0), ("200per_s", 350.0)):
+        at = f"live/latency/{rate}"
+        yield _at_most(f"push to get, above the push, {rate}", "live", f"{at}/get_above_push", "us", bound, _COLD)
+        what = f"push to get, p99 above fdatasync's, {rate}"
+        yield _at_most(what, "live", f"{at}/get_p99_above_fdatasync", "us", 2_000, _TURNS)
+    yield Aim("paced ingest beside a live consumer", "live", "live/ingest/50000per_s", "bundles/s", 0.95, "", "alone")
+    yield Aim("catch-up from an open log", "live", "live/catchup/open", "bundles/s", 0.9, "", "sealed")
+    pairs = (
+        ("64", "push_p50", 1.25, "1"),
+        ("64_one_stopped", "push_p50", 1.1, "64"),
+        ("64_one_stopped", "get_p50", 1.1, "64"),
+    )
+    for name, key, most, against in pairs:
+        what = f"{key}, subscribers: {name} instead of {against}"
+        yield _at_most(what, "live", f"live/subscribers/{name}/{key}", "us", most, "", against)
+
+
 def _peers() -> Iterator[Aim]:
     servers = (("Redis Streams", 3.0, _SERVER), ("NATS JetStream", 3.0, _SERVER))
     bounds = (*servers, ("RocksDB", 1.0, _MESSAGE), ("SQLite", 1.0, _MESSAGE))
@@ -117,6 +135,14 @@ def _peers() -> Iterator[Aim]:
 
 def _spark() -> Iterator[Aim]:
     yield _at_most("a job that does real work, of the no-op sink", "spark", "spark/job/none", "s", 1.05, "", "drop")
+    what = "push to the commit of an idle query, above the micro-batch"
+    yield _at_most(what, "live_spark", "live_spark/wait/quiver/p50", "ms", 20)
 
 
-AIMS = (*_ingest(), *_latency(), *_segments(), *_reading(), *_peers(), *_spark())
+def _besieged() -> Iterator[Aim]:
+    for kind in ("lists", "tiny", "mixed", "malformed", "unread"):
+        what = f"push beside a flood ({kind}), p99 of that without"
+        yield _at_most(what, "besieged", f"besieged/{kind}/p99", "us", 3, _TURNS, "alone")
+
+
+AIMS = (*_ingest(), *_latency(), *_besieged(), *_segments(), *_reading(), *_live(), *_peers(), *_spark())

@@ -23,7 +23,7 @@ _CONTEXT = multiprocessing.get_context("spawn")
 
 
 def serve(connections: Sequence[socket.socket], path: str, message_bytes: int, messages: int) -> None:
-    """Until the other ends are closed."""
+    """Serve until the other ends are closed."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     content = os.urandom(message_bytes)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -8,6 +8,11 @@ consumers than cores it falls by their number; `sum` adds them up. CPU is user +
 Limit in the same run, interleaved: `ipc-files`, as many processes that map plain Arrow files with the same batches (one a slot and 1,024
 bundles) and get each batch by `pyarrow.ipc.open_file`, with nobody to claim from or to tell.
 
+Check: CPU of one consumer with and without `verify_checksums`, and of a process that takes the CRC of as many mapped bytes and does nothing
+else; `over_crc` is what the check costs beyond that, the aim is 1 us a bundle at most.
+
+Batches: one consumer of bundles of 100 and of 1,000 rows, which takes them by `Subscription.batches` and has one table for each slot.
+
 Latency: a producer pushes single bundles at a steady pace, a consumer notes the time from before the push to when it has the batch.
 At the default settings that is nearly all waiting for the seal (32 MiB or 5 s).
 
@@ -16,10 +21,12 @@ At the default settings that is nearly all waiting for the seal (32 MiB or 5 s).
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -40,6 +47,7 @@ from benchmarks.harness import (
     running_node,
     worker_of,
 )
+from quiver_actors.base.checksum import crc32
 
 ROWS = 1000
 PREFETCH = 2048
@@ -52,13 +60,15 @@ Bundle = dict[str | int, pa.RecordBatch]
 Consumer = Callable[..., None]
 
 
-def make_bundles() -> list[Bundle]:
-    """Distinct bundles of two slots, 28 KB each."""
+def make_bundles(row_count: int = ROWS) -> list[Bundle]:
+    """Distinct bundles of two slots, 28 bytes a row."""
     rng = np.random.default_rng(1)
     return [
         {
-            1: pa.record_batch({"id": rng.integers(0, 1 << 40, ROWS), "value": rng.random(ROWS)}),
-            2: pa.record_batch({"ts": rng.integers(0, 1 << 50, ROWS), "kind": rng.integers(0, 9, ROWS, np.int32)}),
+            1: pa.record_batch({"id": rng.integers(0, 1 << 40, row_count), "value": rng.random(row_count)}),
+            2: pa.record_batch(
+                {"ts": rng.integers(0, 1 << 50, row_count), "kind": rng.integers(0, 9, row_count, np.int32)}
+            ),
         }
         for _ in range(_DISTINCT_BUNDLES)
     ]
@@ -67,9 +77,9 @@ def make_bundles() -> list[Bundle]:
 # --- rate ----------------------------------------------------------------------------------------------------------------
 
 
-def consume(run_dir: str, subscriber: str, total: int, barrier: Barrier, results: Any) -> None:
+def consume(run_dir: str, subscriber: str, total: int, verifies: bool, barrier: Barrier, results: Any) -> None:
     """One consumer process: get, read both slots, acknowledge, all durable at the end."""
-    with quiver_actors.connect(run_dir) as client:
+    with quiver_actors.connect(run_dir, verify_checksums=verifies) as client:
         subscription = client.subscribe(subscriber, prefetch=PREFETCH)
         barrier.wait()
         cpu, started, rows = time.process_time(), time.perf_counter(), 0
@@ -81,14 +91,40 @@ def consume(run_dir: str, subscriber: str, total: int, barrier: Barrier, results
             delivery.ack()
         subscription.flush()
         results.put((time.perf_counter() - started, time.process_time() - cpu))
-        assert rows == 2 * ROWS * total
+        assert rows % (2 * total) == 0
         subscription.close()
 
 
-def deliver(directory: str, consumers: int, total: int) -> Measurements:
-    """Push and seal, then let the consumers go."""
+def consume_batches(run_dir: str, subscriber: str, total: int, verifies: bool, barrier: Barrier, results: Any) -> None:
+    """One consumer process: batches, their tables of both slots, one acknowledgement for all of each, all durable at the end."""
+    with quiver_actors.connect(run_dir, verify_checksums=verifies) as client:
+        subscription = client.subscribe(subscriber, prefetch=PREFETCH, idle_timeout=20)
+        barrier.wait()
+        cpu, started, bundles, rows = time.process_time(), time.perf_counter(), 0, 0
+        for batch in subscription.batches():
+            rows += batch[1].num_rows + batch[2].num_rows
+            bundles += len(batch)
+            batch.ack()
+            if bundles == total:
+                break
+        subscription.flush()
+        results.put((time.perf_counter() - started, time.process_time() - cpu))
+        assert rows % (2 * total) == 0
+        subscription.close()
+
+
+def deliver(
+    directory: str,
+    consumers: int,
+    total: int,
+    *,
+    verifies: bool = True,
+    row_count: int = ROWS,
+    consume_all: Consumer = consume,
+) -> Measurements:
+    """Push and seal, then let the consumers go. Without `verifies` they do not check what they read."""
     names = [f"consumer-{number}" for number in range(consumers)]
-    bundles = make_bundles()
+    bundles = make_bundles(row_count)
     with running_node(directory) as run_dir, quiver_actors.connect(run_dir) as client:
         for name in names:
             client.subscribe(name).close()
@@ -96,7 +132,7 @@ def deliver(directory: str, consumers: int, total: int) -> Measurements:
         client.flush()
         worker = worker_of(run_dir)
         cpu_before = cpu_seconds(worker)
-        measured = _run_together(consume, [(run_dir, name, total) for name in names])
+        measured = _run_together(consume_all, [(run_dir, name, total, verifies) for name in names])
         measured["worker_cpu"] = (cpu_seconds(worker) - cpu_before) / (total * consumers) * 1e6
     return _per_bundle(measured, consumers, total)
 
@@ -114,9 +150,9 @@ def read_files(paths: Sequence[str], barrier: Barrier, results: Any) -> None:
     results.put((time.perf_counter() - started, time.process_time() - cpu))
 
 
-def ipc_files(directory: str, consumers: int, total: int) -> Measurements:
-    """The same batches in plain Arrow files."""
-    bundles = make_bundles()
+def ipc_files(directory: str, consumers: int, total: int, row_count: int = ROWS) -> Measurements:
+    """Read the same batches from plain Arrow files."""
+    bundles = make_bundles(row_count)
     paths = []
     for first in range(0, total, _BUNDLES_PER_FILE):
         for slot in (1, 2):
@@ -167,6 +203,72 @@ def compare(report: Report, directory: str, consumers: int, total: int, rounds: 
         report.show_rounds(f"{case}/{key}", ours, key, unit, "synced")
 
 
+def show_batches(report: Report, directory: str, total: int, rounds: int) -> None:
+    """One consumer of small bundles: batches, one by one, and the plain files."""
+    for row_count in (100, ROWS):
+        candidates: dict[str, Candidate] = {
+            "batches": partial(deliver, directory, 1, total, row_count=row_count, consume_all=consume_batches),
+            "one by one": partial(deliver, directory, 1, total, row_count=row_count),
+            "ipc-files": partial(ipc_files, directory, 1, total, row_count),
+        }
+        results = run_interleaved(candidates, rounds)
+        limit = ("ipc-files", results.pop("ipc-files"))
+        for name, measured in results.items():
+            case = f"deliver/{row_count}rows/2slots/{name.replace(' ', '-')}"
+            report.show_rounds(case, measured, "bundles/s", "bundles/s", "synced", limit)
+            report.show_rounds(f"{case}/consumer_cpu", measured, "consumer_cpu", "us/bundle", "synced", limit)
+
+
+# --- what the check costs ------------------------------------------------------------------------------------------------
+
+
+def checksum_files(paths: Sequence[str], total: int, barrier: Barrier, results: Any) -> None:
+    """One process that maps files and takes the CRC of their bytes in pieces as large as a bundle, and does nothing else."""
+    barrier.wait()
+    cpu, started = time.process_time(), time.perf_counter()
+    for path in paths:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+            view = memoryview(mapping)
+            size_bytes = -(-len(view) * len(paths) // total)
+            for start in range(0, len(view), size_bytes):
+                crc32(view[start : start + size_bytes])
+            view.release()
+    results.put((time.perf_counter() - started, time.process_time() - cpu))
+
+
+def checksums(directory: str, total: int) -> Measurements:
+    """The CRC of as many bytes as the bundles have, and nothing else."""
+    bundles = make_bundles()
+    content = b"".join(batch.serialize().to_pybytes() for bundle in bundles for batch in bundle.values())
+    paths = [os.path.join(directory, f"bytes-{number}") for number in range(total // len(bundles))]
+    try:
+        for path in paths:
+            with open(path, "wb") as file:
+                file.write(content)
+        measured = _run_together(checksum_files, [(paths, total)])
+    finally:
+        for path in paths:
+            os.unlink(path)
+    return _per_bundle(measured, 1, total)
+
+
+def show_check(report: Report, directory: str, total: int, rounds: int) -> None:
+    """CPU of one consumer with and without the check, the difference, and the CRC of as many bytes alone."""
+    results = run_interleaved(
+        {
+            "checked": lambda: deliver(directory, 1, total),
+            "unchecked": lambda: deliver(directory, 1, total, verifies=False),
+            "crc": lambda: checksums(directory, total),
+        },
+        rounds,
+    )
+    for name, measured in results.items():
+        report.show_rounds(f"deliver/check/{name}", measured, "consumer_cpu", "us/bundle", "synced")
+    pairs = zip(results["checked"], results["unchecked"], results["crc"], strict=True)
+    over = [{"over": on["consumer_cpu"] - off["consumer_cpu"] - crc["consumer_cpu"]} for on, off, crc in pairs]
+    report.show_rounds("deliver/check/over_crc", over, "over", "us/bundle", "synced")
+
+
 # --- latency -------------------------------------------------------------------------------------------------------------
 
 
@@ -214,6 +316,8 @@ def main() -> None:
     with begun(options) as (report, directory):
         for consumers, total in ((1, 65_536), (4, 24_576), (16, 8_192)):
             compare(report, directory, consumers, total // 8 if options.quick else total, options.rounds)
+        show_batches(report, directory, 8_192 if options.quick else 65_536, options.rounds)
+        show_check(report, directory, 8_192 if options.quick else 65_536, options.rounds)
         for name in LATENCY_CONFIGS:
             show_latency(
                 report, directory, name, 1 if options.quick else 12, 1 if options.quick else min(3, options.rounds)

@@ -47,8 +47,8 @@ from benchmarks.harness import (
 )
 from benchmarks.ingest import make_batches
 from benchmarks.stores import program
-from quiver_actors.cli.status_view import attach_page
-from quiver_actors.metrics.figures import EngineFigure, RowKind
+from quiver_actors.base.metrics.figures import EngineFigure, RowKind
+from quiver_actors.cli.documents.status_view import attach_page
 from quiver_actors.supervisor.figures import region_of
 
 KIB = 1 << 10
@@ -94,7 +94,7 @@ class Observed:
         self._page = attach_page(run_dir)
 
     def bundles(self) -> int:
-        """Taken in so far; published ten times a second."""
+        """Bundles ingested so far; published ten times a second."""
         rows = {row.kind: row.values for row in self._page.read_region(region_of(0)).rows}
         return int(rows[RowKind.ENGINE][EngineFigure.BUNDLES_IN])
 

@@ -13,12 +13,12 @@ _AIM_CELLS = 5
 
 @dataclass(slots=True)
 class FormerPage:
-    """See the module. Of a page that is not there: nothing."""
+    """Sections and aims of an existing docs/benchmarks.md; empty if there is no page."""
 
     sections: dict[str, list[str]] = field(default_factory=dict)
-    """The lines of each, its heading first, by module."""
+    """Lines of each section, its heading first, by module."""
     aims: dict[tuple[str, str], tuple[str, bool]] = field(default_factory=dict)
-    """What was reached, and whether that was enough, by module and what was aimed at."""
+    """What was reached, and whether that was enough, by (module, aim)."""
 
     @classmethod
     def read(cls, path: Path) -> FormerPage:

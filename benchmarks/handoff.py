@@ -29,9 +29,9 @@ from benchmarks.harness import (
     begun,
     run_interleaved,
 )
-from quiver_actors.checksum import crc32
-from quiver_actors.protocol.framing import FrameReader, decode_client_message, encode_frame
-from quiver_actors.protocol.messages import Push
+from quiver_actors.base.checksum import crc32
+from quiver_actors.base.protocol.framing import FrameReader, decode_client_message, encode_frame
+from quiver_actors.base.protocol.messages import Push
 from quiver_actors.shm.arena import ArenaOwner, ArenaProducer
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 
 from quiver_actors.client import Client
-from quiver_actors.client.node_view import read_node_view
+from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.slots import Bundle
 from quiver_actors.errors import Throttled
 
@@ -222,7 +222,7 @@ def machine(directory: str) -> dict[str, float | str]:
 
 
 def machine_line(found: Mapping[str, float | str]) -> str:
-    """For people."""
+    """Return the machine's facts as text for people."""
     return (
         f"{found['cores']} cores, {found['busy_percent']} % busy, load {found['load']}, {found['filesystem']}, "
         f"fdatasync p50 {found['fdatasync_p50_us']} us, p99 {found['fdatasync_p99_us']} us"
@@ -273,7 +273,7 @@ def wait_ready(run_dir: str, process: subprocess.Popen[bytes], timeout_seconds: 
 
 def workers_of(run_dir: str) -> list[psutil.Process]:
     """The node's workers."""
-    return list(psutil.Process(read_node_view(run_dir).pid).children())
+    return list(psutil.Process(NodeDirectory(run_dir).view.pid).children())
 
 
 def worker_of(run_dir: str) -> psutil.Process:

@@ -88,7 +88,7 @@ class Case:
 
     @property
     def total_bytes(self) -> int:
-        """Of one round."""
+        """Payload bytes of one round."""
         return self.bundles * self.producers * self.bundle_bytes
 
 
@@ -229,7 +229,7 @@ def memcpy(case: Case) -> Measurements:
 
 
 def hop(directory: str, case: Case) -> Measurements:
-    """The same number of bundles in messages of a call's bytes."""
+    """Send the same number of bundles in messages of a call's bytes."""
     warm_memory(case.total_bytes + 256 * MIB)
     messages = case.bundles // case.per_call
     rate = bare_hops_per_s(directory, case.bundle_bytes * case.per_call, messages, case.producers)

@@ -44,8 +44,8 @@ from benchmarks.harness import (
     running_node,
 )
 from benchmarks.ingest import make_batches
-from quiver_actors.cli.status_view import attach_page
-from quiver_actors.metrics.figures import EngineFigure, RowKind, WorkerFigure
+from quiver_actors.base.metrics.figures import EngineFigure, RowKind, WorkerFigure
+from quiver_actors.cli.documents.status_view import attach_page
 from quiver_actors.supervisor.figures import region_of
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -110,7 +110,7 @@ def ours(directory: str, case: Case) -> Measurements:
 
 
 def fdatasync(directory: str, case: Case) -> Measurements:
-    """The same bytes to a new file, synced by the same process."""
+    """Write the same bytes to a new file, synced by the same process."""
     content = os.urandom(case.bundle_bytes)
     with tempfile.TemporaryDirectory(dir=directory) as root:
         total = int(case.rate * case.seconds) * len(content)
@@ -128,7 +128,7 @@ def fdatasync(directory: str, case: Case) -> Measurements:
 
 
 def hopping(directory: str, case: Case) -> Measurements:
-    """The same bytes, written and synced by a second process that does nothing else."""
+    """Send the same bytes to a second process that writes and syncs them and does nothing else."""
     with (
         tempfile.TemporaryDirectory(dir=directory) as root,
         bare_hop(root, case.bundle_bytes, int(case.rate * case.seconds)) as push,

@@ -48,7 +48,7 @@ from benchmarks.stores import PEERS, PlainFile, Store
 
 KIB, MIB = 1 << 10, 1 << 20
 STORED_BYTES_MAX = 1 << 30
-"""Of one candidate in one round: the page cache must hold it."""
+"""Upper limit for the bytes of one candidate in one round: the page cache must hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def show_encoding(report: Report, bundle_bytes: int, rounds: int) -> None:
 
 
 def installed(report: Report, only: Sequence[str]) -> list[type[Store]]:
-    """Those that can run here; the others are named."""
+    """Return the stores that can run here; the others are reported."""
     found = []
     for peer in PEERS:
         if only and peer.name not in only:

@@ -19,16 +19,16 @@ import numpy as np
 
 from benchmarks.harness import Report, arguments, begun
 from benchmarks.ingest import Case, make_bundles
+from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.client.grouping import Grouping
 from quiver_actors.client.slots import Bundle, TopicSlots
-from quiver_actors.disk.posix import PosixFile
-from quiver_actors.encoding.entries import PlannedBundles, plan
-from quiver_actors.encoding.runs import RunMemory
-from quiver_actors.encoding.streams import StreamTable
-from quiver_actors.protocol.messages import TopicInfo
-from quiver_actors.wal.admission import CheckedEntries, check_each, check_push
-from quiver_actors.wal.codec import Identity
-from quiver_actors.wal.log import Log
+from quiver_actors.store.disk.posix import PosixFile
+from quiver_actors.store.encoding.entries import PlannedBundles, plan
+from quiver_actors.store.encoding.runs import RunMemory
+from quiver_actors.store.encoding.streams import StreamTable
+from quiver_actors.store.wal.admission import CheckedEntries, check_each, check_push
+from quiver_actors.store.wal.codec import Identity
+from quiver_actors.store.wal.log import Log
 
 KIB, MIB = 1 << 10, 1 << 20
 SLOTS = TopicSlots(TopicInfo("t", {}, "wal", 0))
@@ -42,7 +42,7 @@ CASES = (
     Case(64 * KIB, 1, 1, "", 0),
     Case(MIB, 1, 1, "", 0),
 )
-"""Of each, one message."""
+"""Cases of the benchmark; each is one message."""
 
 
 class Path:
@@ -58,7 +58,7 @@ class Path:
         self.log = self.new_log()
 
     def encode(self) -> None:
-        """As `push_many`: alike bundles at once."""
+        """Encode like `push_many`: alike bundles at once."""
         offset = 0
         for planned in Grouping(SLOTS, self.streams, self.memory).groups((bundle, None) for bundle in self.bundles):
             planned.write(self.ring, offset)
@@ -101,7 +101,7 @@ def cost_us(step: Callable[[], None], bundles: int, repeats: int) -> float:
 
 
 def measure(case: Case, rounds: int, repeats: int) -> dict[str, list[tuple[float, float]]]:
-    """By step and round: ours and what it is compared with."""
+    """Measure by step and round: ours and what it is compared with."""
     bundles, group = make_bundles(case), case.per_call
     path = Path([bundles[number % len(bundles)] for number in range(group)])
     source = bytes(path.span)

@@ -36,11 +36,11 @@ from benchmarks.harness import (
     running_node,
 )
 from benchmarks.scale import BEHIND, CONFIG, READY_SECONDS, SPARSE_SEGMENT_BYTES, Size, make_store
-from quiver_actors.clock import SystemClock
-from quiver_actors.config import SegmentSettings, TopicSettings, WalSettings
-from quiver_actors.disk.interposed import Call, InterposedDisk, Result
-from quiver_actors.disk.posix import PosixDisk
-from quiver_actors.engine import Engine
+from quiver_actors.base.clock import SystemClock
+from quiver_actors.base.config import SegmentSettings, TopicSettings, WalSettings
+from quiver_actors.store.disk.interposed import Call, InterposedDisk, Result
+from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.engine import Engine
 from tests.support.engine_driver import EngineDriver
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -83,9 +83,9 @@ def write_logs(root: str, bundle_bytes: int, total_bytes: int) -> None:
     per_push = max(1, min(4096, _GROUP_BYTES // bundle_bytes))
     for _ in range(max(1, total_bytes // (bundle_bytes * per_push))):
         span, push, schemas = driver.layout([bundle] * per_push)
-        while not driver.engine.can_stage(len(span)):
+        while not driver.engine.intake.can_stage(len(span)):
             _allocate(driver)
-        driver.engine.stage(span, push, schemas)
+        driver.engine.intake.stage(span, push, schemas)
         driver.engine.write()
         driver.commit()
 

@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(slots=True)
 class Results:
-    """What one module printed."""
+    """Lines that one module printed."""
 
     module: str
     machines: list[dict[str, Any]] = field(default_factory=list)
@@ -119,7 +119,7 @@ def general_table(results: Results) -> list[str]:
 
 
 def peer_cases(results: Results) -> dict[str, list[Row]]:
-    """By case: a row a store, Quiver's first."""
+    """Return a row for each store by case, Quiver's first."""
     found: dict[str, list[Row]] = {}
     for row in results.rows():
         parts = row.case.split("/")
@@ -185,7 +185,7 @@ def losses(ahead: dict[str, float]) -> str:
 
 
 def picture(results: Results) -> str:
-    """As SVG; empty if there is nothing to compare."""
+    """Return the results as SVG; empty if there is nothing to compare."""
     if results.module == "peers":
         panels = [
             Panel(
@@ -213,7 +213,7 @@ def docstring(module: str) -> str:
 
 
 def remarks() -> dict[str, str]:
-    """By module, and under `intro`, what people have to say."""
+    """Return people's remarks by module, and under `intro`."""
     found = {}
     for part in (HERE / "remarks.md").read_text().split("\n## ")[1:]:
         name, _, text = part.partition("\n")

@@ -54,11 +54,11 @@ from quiver_actors.client import Client
 
 KIB, MIB = 1 << 10, 1 << 20
 CONFIG = '[retention]\nsize_cap = "100TiB"\n[segment]\ncompaction = "off"\n'
-"""With a cap, so that what a worker does to keep within it is in the figures; so far away that nothing waits for it."""
+"""A cap puts the worker's work for it into the figures; it is so large that nothing waits for it."""
 BEHIND = "behind"
 READY_SECONDS = 300.0
 SETTLE_SECONDS = 2.5
-"""Until what a burst leaves behind is done: files are measured two seconds after it, and each subscriber's figures are shown anew."""
+"""Pause until the work after a burst is done: files are measured two seconds after it, and each subscriber's figures are written again."""
 MANY = 10_000
 TAIL_BYTES = 256 * KIB
 SPARSE_SEGMENT_BYTES = 30 * MIB

@@ -31,18 +31,18 @@ from benchmarks.harness import (
     begun,
     run_interleaved,
 )
-from quiver_actors.checksum import crc32
-from quiver_actors.disk.posix import PosixDisk
-from quiver_actors.encoding.entries import BundlePlan, PlannedBundles, plan
-from quiver_actors.encoding.streams import StreamTable
-from quiver_actors.segment.compaction import Rewriting
-from quiver_actors.segment.layout import Part
-from quiver_actors.segment.outline import read_outline
-from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.segment.tail import encode_tail
-from quiver_actors.wal.admission import check_push
-from quiver_actors.wal.codec import Identity
-from quiver_actors.wal.log import Log
+from quiver_actors.base.checksum import crc32
+from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.encoding.entries import BundlePlan, PlannedBundles, plan
+from quiver_actors.store.encoding.streams import StreamTable
+from quiver_actors.store.segment.compaction import Rewriting
+from quiver_actors.store.segment.layout import Part
+from quiver_actors.store.segment.outline import read_outline
+from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.segment.tail import encode_tail
+from quiver_actors.store.wal.admission import check_push
+from quiver_actors.store.wal.codec import Identity
+from quiver_actors.store.wal.log import Log
 
 KIB, MIB = 1 << 10, 1 << 20
 SEGMENT_BYTES = 32 * MIB

@@ -46,7 +46,7 @@ class Store:
 
     @classmethod
     def missing(cls) -> str:
-        """What is not installed, and what to do; empty if all is there."""
+        """Return what is not installed, and how to install it; empty if nothing is missing."""
         found = [f"Python module {module}" for module in cls.modules if importlib.util.find_spec(module) is None]
         if cls.program and program(cls.program) is None:
             found.append(f"program {cls.program}")
@@ -98,7 +98,7 @@ class Store:
 
 
 def program(name: str) -> str | None:
-    """Where it is: beside this Python, or on the path."""
+    """Return where a program is: beside this Python, or on the path."""
     beside = os.path.join(os.path.dirname(sys.executable), name)
     return beside if os.access(beside, os.X_OK) else shutil.which(name)
 

@@ -21,15 +21,12 @@ import multiprocessing
 import os
 import re
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 
 import quiver_actors
@@ -48,8 +45,10 @@ from benchmarks.harness import (
     running_node,
     worker_of,
 )
+from benchmarks.resident_memory import ResidentMemory, watched
 from quiver_actors.client import Client
-from quiver_actors.subscriber.claims import SubscriberState
+from quiver_actors.store.subscriber import terms
+from quiver_actors.store.subscriber.claims import SubscriberState
 
 MIB = 1 << 20
 _CONTEXT = multiprocessing.get_context("spawn")
@@ -67,11 +66,11 @@ def claims(batch: int, bundles: int) -> Measurements:
     state = SubscriberState("s")
     for segment_seq in range(bundles // 1000 + 2):
         state.add_segment(segment_seq, 1000, 28_000_000)
-    state.set_terms(lease_ns=30 * 10**9, max_deliveries=0, exhausted="drop", now_ns=0)
+    terms.set_terms(state, lease_ns=30 * 10**9, max_deliveries=0, exhausted="drop", now_ns=0)
     tenth, took = bundles // 10, []
     for part in range(10):
         started = time.process_time_ns()
-        while state.claimed_count < (part + 1) * tenth:
+        while state.leases.claimed_count < (part + 1) * tenth:
             state.claim("me", batch, 1)
         took.append((time.process_time_ns() - started) / tenth)
     started = time.process_time_ns()
@@ -82,7 +81,7 @@ def claims(batch: int, bundles: int) -> Measurements:
 
 def _acks(state: SubscriberState, batch: int, bundles: int) -> float:
     granted = []
-    while state.claimed_count < bundles:
+    while state.leases.claimed_count < bundles:
         granted += state.claim("me", batch, 1)
     started = time.process_time_ns()
     for grant in granted:
@@ -309,44 +308,6 @@ def consume_until_killed(run_dir: str, ready: Any) -> None:
         for delivery in subscription:
             with delivery:
                 assert delivery.row_count
-
-
-class ResidentMemory:
-    """The most that a process had resident in the first tenth of the time, and afterwards."""
-
-    def __init__(self, pid: int, progress: Callable[[], float]) -> None:
-        self.early = self.late = 0
-        self._process = psutil.Process(pid)
-        self._progress = progress
-
-    def look(self) -> None:
-        size = self._process.memory_info().rss
-        if self._progress() < 0.1:
-            self.early = max(self.early, size)
-        else:
-            self.late = max(self.late, size)
-
-    @property
-    def growth_mib(self) -> float:
-        return (self.late - self.early) / MIB
-
-
-@contextmanager
-def watched(*memories: ResidentMemory) -> Iterator[None]:
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(0.02):
-            for memory in memories:
-                memory.look()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def through(directory: str, size_bytes: int) -> Measurements:

@@ -16,16 +16,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quiver_actors.model import BundleId, Durability, Receipt
+from quiver_actors.base.model import BundleId, Durability, Receipt
 
 if TYPE_CHECKING:
     from quiver_actors.client import Client, Delivery, Subscription, connect
+    from quiver_actors.embedded import Store, open
 
 __version__ = "0.1.0"
 
-__all__ = ["BundleId", "Client", "Delivery", "Durability", "Receipt", "Subscription", "__version__", "connect"]
+__all__ = [
+    "BundleId",
+    "Client",
+    "Delivery",
+    "Durability",
+    "Receipt",
+    "Store",
+    "Subscription",
+    "__version__",
+    "connect",
+    "open",
+]
 
 _FROM_CLIENT = frozenset(["Client", "Delivery", "Subscription", "connect"])
+_FROM_EMBEDDED = frozenset(["Store", "open"])
 
 
 def __getattr__(name: str) -> Any:
@@ -33,4 +46,13 @@ def __getattr__(name: str) -> Any:
         from quiver_actors import client
 
         return getattr(client, name)
+    if name in _FROM_EMBEDDED:
+        from quiver_actors import embedded
+
+        return getattr(embedded, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """All names of the package, those of the client included, which are imported when they are first used."""
+    return sorted(set(globals()) | set(__all__))

@@ -1,7 +1,7 @@
 """Every error that Quiver raises, by the decision that it asks of the caller.
 
-Each class has a stable `code` (it travels in control messages and in JSON) and says whether the same call may succeed when it
-is made again (`retriable`). A message names what happened, where, what was expected, and what to do next.
+Each class has a stable `code` (it travels in control messages and in JSON) and says whether the same call may succeed when it is made
+again (`retriable`). A message names what happened, where, what was expected, and what to do next.
 """
 
 from __future__ import annotations
@@ -117,11 +117,24 @@ class NotAllowed(UsageError):
     code = "not_allowed"
 
 
+class UntrustedNode(UsageError):
+    """The run directory, or who answers in it, is of a user who was not named: nothing was sent there."""
+
+    code = "untrusted_node"
+
+
 class QuotaExceeded(UsageError):
-    """This user has as much of that as the node's operator gives it (`[access]` of the configuration)."""
+    """The user's quota is used up (`[access]` of the configuration)."""
 
     code = "quota_exceeded"
     retriable = True
+
+
+class TooManySubscribers(QuotaExceeded):
+    """The topic, or this user, has as many durable subscribers as it may have. Waiting does not help: one must be dropped."""
+
+    code = "too_many_subscribers"
+    retriable = False
 
 
 class NotStored(UsageError):
@@ -183,7 +196,7 @@ class NotRunning(QuiverError):
 
 
 class AlreadyRunning(QuiverError):
-    """Another process holds the lock of that directory."""
+    """The lock of a data or run directory is held by another process."""
 
     code = "already_running"
 
@@ -193,6 +206,12 @@ class WorkerUnavailable(QuiverError):
 
     code = "worker_unavailable"
     retriable = True
+
+
+class UnknownCore(WorkerUnavailable):
+    """The node runs and has no such core, nor its directory: it was started with fewer cores, and the directory is drained or away."""
+
+    code = "unknown_core"
 
 
 class PushTimeout(QuiverError):
@@ -229,6 +248,13 @@ class HardPressed(Throttled):
     code = "hard_pressed"
 
 
+class StorageUnavailable(QuiverError):
+    """A file or directory of the topic cannot be opened now. Nothing is lost by that: the worker tries again by itself."""
+
+    code = "storage_unavailable"
+    retriable = True
+
+
 class EngineFailed(QuiverError):
     """A write or sync of this topic and core failed: it refuses work until its worker has been restarted."""
 
@@ -240,6 +266,13 @@ class Draining(QuiverError):
     """The worker is shutting down and takes no more bundles."""
 
     code = "draining"
+    retriable = True
+
+
+class ProducerUnsettled(QuiverError):
+    """Nothing was stored: it is not known yet what other cores have of this idempotent producer, or another worker is its place now."""
+
+    code = "producer_unsettled"
     retriable = True
 
 
@@ -295,19 +328,16 @@ class DiskError(QuiverError):
     def __init__(self, operation: str, path: str, errno_: int, detail: str = "") -> None:
         import os
 
-        super().__init__(
-            f"{operation} of {path} failed: {os.strerror(errno_)} (errno {errno_}){detail and '; ' + detail}"
-        )
-        self.operation = operation
-        self.path = path
-        self.errno = errno_
+        why = f"{os.strerror(errno_)} (errno {errno_}){detail and '; ' + detail}"
+        super().__init__(f"{operation} of {path} failed: {why}")
+        self.operation, self.path, self.errno = operation, path, errno_
 
 
 # --- bytes on disk are not what they should be -----------------------------------------------------------------------------
 
 
 class FormatError(QuiverError):
-    """Stored bytes do not follow FORMATS."""
+    """Stored bytes do not have the format that docs/formats.md describes."""
 
     code = "format"
 
@@ -362,11 +392,8 @@ class SlotNotInBundle(FormatError):
 
 def error_classes() -> dict[str, type[QuiverError]]:
     """All error classes by their `code`, for turning a refusal on the wire back into an exception."""
-    found: dict[str, type[QuiverError]] = {}
-    pending: list[type[QuiverError]] = [QuiverError]
-    while pending:
-        cls = pending.pop()
-        # A class without a code of its own is for one module: on the wire it is what it inherits from.
-        found.setdefault(cls.code, cls)
-        pending.extend(cls.__subclasses__())
-    return found
+    found: list[type[QuiverError]] = [QuiverError]
+    for cls in found:
+        found.extend(cls.__subclasses__())
+    # A class without a code of its own is for one module: on the wire it is what it inherits from.
+    return {cls.code: cls for cls in reversed(found)}

@@ -1,7 +1,7 @@
 """The arena: a shared-memory ring that one producer process writes spans into and one owner process copies them out of.
 
-Owner: the worker makes it (`ArenaOwner`), sends the descriptor to the producer (`ArenaProducer`), and publishes what it is done
-with. There is no name; the memory is freed with the last descriptor and mapping.
+Owner: the worker makes it (`ArenaOwner`), sends the descriptor to the producer (`ArenaProducer`), and publishes up to where it is
+done. There is no name; the memory is freed with the last descriptor and mapping.
 
 Layout, little-endian:
 
@@ -101,6 +101,14 @@ class ArenaOwner:
         except ValueError:
             raise ShmError("the arena is closed") from None
 
+    def next_span(self, offset: int, length: int, end_position: int) -> memoryview | None:
+        """`span`, whose end is to be released next at that position; None: `span` or `publish_released` would raise."""
+        if offset < 0 or length < 0 or offset + length > self.size_bytes or self._mapping is None:
+            return None
+        if not 0 <= end_position - self._released_position <= self.size_bytes:
+            return None
+        return self._ring[offset : offset + length]
+
     def publish_released(self, position: int) -> None:
         """Let the producer write again everything before `position`.
 
@@ -120,8 +128,14 @@ class ArenaOwner:
         """Bytes committed and not released yet. For figures: the producer could say anything within the ring's size."""
         return min(max(self._head.load(0) - self._released_position, 0), self.size_bytes)
 
+    def discard(self) -> None:
+        """Close, and give the memory back at once: a producer that keeps its mapping finds zeroes in it. No span is borrowed any more."""
+        if self._mapping is not None:
+            self._mapping.madvise(mmap.MADV_REMOVE)
+            self.close()
+
     def close(self) -> None:
-        """Give up the descriptor and the mapping; the memory stays while spans are borrowed. Idempotent."""
+        """Close the descriptor and the mapping; the memory stays while spans are borrowed. Idempotent."""
         if self._mapping is None:
             return
         os.close(self.fd)
@@ -209,6 +223,19 @@ class ArenaProducer:
         self._head.store(0, position)
         return position
 
+    def put(self, content: bytearray) -> tuple[int, int] | None:
+        """Reserve a span for these bytes, write and commit it.
+
+        Returns:
+            Its offset and the position behind it; None as `reserve`.
+        """
+        size_bytes = len(content)
+        offset = self.reserve(size_bytes)
+        if offset is None:
+            return None
+        self.ring[offset : offset + size_bytes] = content
+        return offset, self.commit(size_bytes)
+
     def cancel(self) -> None:
         """Forget the open reservation, if there is one."""
         self._allocator.cancel()
@@ -222,7 +249,7 @@ class ArenaProducer:
         return self._allocator.head - self._released.load(0)
 
     def close(self) -> None:
-        """Give up the mapping; the memory stays while views of `ring` are borrowed. Idempotent."""
+        """Close the mapping; the memory stays while views of `ring` are borrowed. Idempotent."""
         if self._mapping is None:
             return
         self._head.release()

@@ -12,7 +12,7 @@ class NoRoom(ShmError):
 
 
 class NotPermitted(ShmError):
-    """It belongs to another user."""
+    """The shared memory belongs to another user."""
 
 
 class WriterStuck(ShmError):

@@ -1,4 +1,4 @@
-"""Who is alive, told by locks that the kernel drops with their process, never by a process id alone.
+"""Locks that tell which processes are alive: the kernel drops them with their process, and a process id alone tells nothing.
 
 A life lock is an exclusive `flock` on a small file that its holder's process id is written into. It is gone the moment the process
 is, whatever killed it. The file itself stays: unlinking it could leave two holders with two files of the same path.
@@ -12,6 +12,7 @@ import json
 import os
 import time
 import warnings
+from collections.abc import Callable
 from typing import Self
 
 from .errors import LockHeld, ShmError
@@ -19,7 +20,7 @@ from .names import check_name, sweep_names, unlink_name
 
 _TRIES = 10
 _TRY_PAUSE_SECONDS = 0.002
-"""`holder_alive` takes the lock for a moment to see whether it is free: one failed try is not yet a holder."""
+"""The pause between tries. `holder_alive` takes a lock for a moment to see whether it is free: one failed try proves no holder."""
 
 
 class LifeLock:
@@ -48,7 +49,7 @@ class LifeLock:
             raise LockHeld(self.path, holder_pid(self.path))
 
     def try_acquire(self) -> bool:
-        """As `acquire`, but False when another holder is alive (told after about 20 ms)."""
+        """Take the lock like `acquire`, but return False when another holder is alive (known after about 20 ms)."""
         if self._fd >= 0:
             raise ShmError(f"{self.path} is locked by this object already")
         fd = _open(self.path, os.O_RDWR | os.O_CREAT)
@@ -122,22 +123,22 @@ def holder_pid(path: str | os.PathLike[str]) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def sweep_named_memory(run_dir_record: str | os.PathLike[str]) -> list[str]:
+def sweep_named_memory(recorded: str | None, is_kept: Callable[[str], bool] = lambda _: False) -> list[str]:
     """Unlink named memory that dead supervisors left behind, and return the names.
 
-    That is the counters page named under `counters` in the JSON file `run_dir_record`, and any page of this user that no
-    process lives behind, such as one whose run directory is gone too.
+    That is one page, and any other page of this user that no process lives behind, such as one whose run directory is gone too.
 
     Args:
-        run_dir_record: the run directory's node record; the caller holds that directory's lock, so its writer is dead. A missing
-            or damaged record names nothing.
+        recorded: the name in the record of a run directory (`recorded_name`); the caller holds that directory's lock, so its writer
+            is dead. None: there is none.
+        is_kept: asked for each other page that no process lives behind.
     """
-    recorded = _recorded_name(run_dir_record)
     swept = [recorded] if recorded is not None and unlink_name(recorded) else []
-    return swept + sweep_names()
+    return swept + sweep_names(is_kept)
 
 
-def _recorded_name(path: str | os.PathLike[str]) -> str | None:
+def recorded_name(path: str | os.PathLike[str]) -> str | None:
+    """The counters page that a node record (JSON) names under `counters`; None if the record is missing, damaged, or names none."""
     with contextlib.suppress(OSError, ValueError, ShmError), open(path, "rb") as file:
         record = json.load(file)
         if isinstance(record, dict):

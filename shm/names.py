@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import re
+from collections.abc import Callable
 
 import posix_ipc
 
@@ -50,24 +51,23 @@ def unlink_name(name: str) -> bool:
     return True
 
 
-def hold_name(fd: int, name: str) -> None:
+def hold_name(fd: int, name: str) -> bool:
     """Mark new named memory as lived in until the last mapping made from `fd`, or inherited from it, is gone.
 
-    Raises:
-        ShmError: a sweeper has removed the name already: make another one.
+    Returns:
+        False if a sweeper, such as that of another node which starts, has removed the name already: make the memory anew.
     """
     fcntl.flock(fd, fcntl.LOCK_SH)  # SYNC: name
-    if os.fstat(fd).st_nlink == 0:
-        raise ShmError(f"shared memory {name} was swept before it was in use")
+    return os.fstat(fd).st_nlink > 0
 
 
-def sweep_names() -> list[str]:
-    """Unlink all named memory of this user that no living process holds, and return the names."""
+def sweep_names(is_kept: Callable[[str], bool] = lambda _: False) -> list[str]:
+    """Unlink all named memory of this user that no living process holds, but for what is kept all the same, and return the names."""
     names = (f"/{entry}" for entry in os.listdir(_DIRECTORY))
-    return [name for name in names if _NAME.fullmatch(name) and _sweep_name(name)]
+    return [name for name in names if _NAME.fullmatch(name) and _sweep_name(name, is_kept)]
 
 
-def _sweep_name(name: str) -> bool:
+def _sweep_name(name: str, is_kept: Callable[[str], bool]) -> bool:
     try:
         fd = os.open(_DIRECTORY + name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -77,7 +77,8 @@ def _sweep_name(name: str) -> bool:
             return False
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # SYNC: name
-            return unlink_name(name)
+            # Another sweeper may have removed it since, and the name may be that of new memory.
+            return os.fstat(fd).st_nlink > 0 and not is_kept(name) and unlink_name(name)
         return False
     finally:
         os.close(fd)

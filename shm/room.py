@@ -1,4 +1,4 @@
-"""How much memory this process may still take: what the machine and its memory groups leave.
+"""The memory that this process may still take: what the machine and its memory groups leave.
 
 A memory group that runs over its limit inside `fallocate` gets a process killed, not an error. Looking first turns nearly all of those
 cases into a clean refusal; a race with others who take memory at the same time remains.

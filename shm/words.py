@@ -32,7 +32,7 @@ CACHE_LINE_BYTES = 64
 WEAKLY_ORDERED = platform.machine() not in ("x86_64", "i686")
 
 _READS_MAX = 100_000
-"""Reads of a record that keeps changing before the reader gives up: more than a second."""
+"""How often a record that keeps changing is read before the reader fails: for more than a second."""
 _SAME_ODD_MAX = 200
 """Looks at one and the same odd sequence before its writer counts as stuck. The first few spin, the others sleep: a writer
 that only lost its processor comes back well within that time (about 30 ms)."""
@@ -93,7 +93,7 @@ class Words:
         return found
 
     def release(self) -> None:
-        """Let the memory go; every later use raises ShmError. Idempotent."""
+        """Release the memory; every later use raises ShmError. Idempotent."""
         self._words.release()
 
     def _refusal(self, index: int, error: Exception) -> ShmError:
@@ -147,7 +147,7 @@ def read_stable(words: Words, index: int, read: Callable[[], T]) -> T:
             break
         if odd_count > _SAME_ODD_SPINS:
             time.sleep(_PAUSE_SECONDS)
-    raise WriterStuck(f"sequence {words.load(index)} does not come to rest: its writer died or stopped inside a change")
+    raise WriterStuck(f"sequence {words.load(index)} keeps changing: its writer died or stopped inside a change")
 
 
 def fence() -> None:

@@ -23,7 +23,7 @@ SOCKET_NAME = "supervisor.sock"
 FRAME_BYTES_MAX = 1 << 20
 SESSIONS_MAX = 32
 GUEST_SESSIONS_MAX = 8
-"""Of those, all guests together."""
+"""How many of these sessions all guests together may have."""
 GUEST_FRAME_BYTES_MAX = 64 << 10
 _LENGTH = struct.Struct("<I")
 _PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
@@ -44,7 +44,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Drain(Message, frozen=True, kw_only=True):
-    """As SIGTERM: drain, then stop. Asked again, also of a node that is being stopped: nothing more. Answered by Accepted."""
+    """Drain, then stop, as on SIGTERM. Repeated, also while the node is being stopped, it does nothing more. Answered by Accepted."""
 
 
 class StopIntake(Message, frozen=True, kw_only=True):
@@ -57,17 +57,21 @@ class Stop(Message, frozen=True, kw_only=True):
 
 
 class Ask(Message, frozen=True, kw_only=True):
-    """A request to whoever the node has put beside the supervisor; what is in it is not the supervisor's. Answered by Told."""
+    """A request to the `Steward` that the node runs beside the supervisor, which does not look into it. Answered by Told."""
 
     subject: str
     body: bytes
 
 
 class Pong(Message, frozen=True, kw_only=True):
+    """Answer to `Ping`: the supervisor is alive; its process id."""
+
     pid: int
 
 
 class Told(Message, frozen=True, kw_only=True):
+    """Answer to `Ask`: what the handler of the subject returned."""
+
     body: bytes
 
 
@@ -76,10 +80,14 @@ class Accepted(Message, frozen=True, kw_only=True):
 
 
 class Refused(Message, frozen=True, kw_only=True):
+    """Answer to a request that was not carried out, with the reason."""
+
     reason: str
 
 
 class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One child in a `NodeStatus`: its state, restarts, CPU and last exit."""
+
     name: str
     index: int
     state: str
@@ -90,6 +98,8 @@ class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(Message, frozen=True, kw_only=True):
+    """Answer to `Status`: the state of the supervisor and of its children."""
+
     pid: int
     state: str
     children: list[ChildStatus]
@@ -109,14 +119,14 @@ def encode_frame(message: Message) -> bytes:
 
 
 class FrameSplitter:
-    """Bytes in, whole message bodies out. No I/O."""
+    """Splits arriving bytes into whole message bodies. No I/O."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._pending = bytearray()
         self._frame_bytes_max = frame_bytes_max
 
     def feed(self, arrived: bytes) -> list[bytes]:
-        """Raises ControlError when a frame is longer than allowed."""
+        """Take bytes, and return the bodies that are whole. Raises ControlError when a frame is longer than allowed."""
         self._pending += arrived
         bodies = []
         while len(self._pending) >= _LENGTH.size:
@@ -230,7 +240,7 @@ class ControlServer:
 
 
 class _Session:
-    """One connection, and what of it has arrived."""
+    """One connection, and the bytes that have arrived on it."""
 
     def __init__(self, uid: int, is_guest: bool) -> None:
         self.uid = uid
@@ -256,7 +266,7 @@ def _listen(path: str, gid: int | None) -> socket.socket:
 
 
 def _uid_of(session: socket.socket) -> int:
-    """The user at the other end when it connected."""
+    """The user who was at the other end when the connection was made."""
     _, uid, _ = _PEER.unpack(session.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return int(uid)
 
@@ -279,8 +289,16 @@ def _connect(path: str, timeout_seconds: float) -> socket.socket:
     return connection
 
 
-def request(path: str, message: Request, timeout_seconds: float = 5.0) -> Reply:
+def request(
+    path: str,
+    message: Request,
+    timeout_seconds: float = 5.0,
+    check_peer: Callable[[socket.socket], None] = lambda _: None,
+) -> Reply:
     """Send one request to the supervisor that listens at `path` and wait for the reply.
+
+    Args:
+        check_peer: called with the connected socket before anything is sent; raises if its peer is not to be trusted.
 
     Raises:
         ControlError: nobody listens, no reply in time, or the peer speaks something else.
@@ -288,6 +306,7 @@ def request(path: str, message: Request, timeout_seconds: float = 5.0) -> Reply:
     splitter = FrameSplitter()
     try:
         with _connect(path, timeout_seconds) as connection:
+            check_peer(connection)
             connection.sendall(encode_frame(message))
             while arrived := connection.recv(_READ_BYTES):
                 for body in splitter.feed(arrived):
@@ -296,5 +315,5 @@ def request(path: str, message: Request, timeout_seconds: float = 5.0) -> Reply:
     except OSError as error:
         raise ControlError(f"no answer from {path}: {error.strerror or error}; is the supervisor running?") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ControlError(f"{path} answered what is no control reply: {error}") from error
+        raise ControlError(f"{path} sent an answer that is not a control reply: {error}") from error
     raise ControlError(f"{path} closed the connection without an answer")

@@ -1,4 +1,4 @@
-"""Who may have how much on disk, and who is to delete what: the node's size cap, shared out among its children.
+"""Shares the node's size cap out among its children: how much each may have on disk, and which of them is to delete what.
 
 Pure: `decide` looks at what the children say of themselves and at the grants as they stand, and returns new grants and claims.
 Nothing here reads a page, a disk or a clock. What a grant is worth does not depend on anybody's memory: a coordinator that starts in
@@ -31,21 +31,21 @@ PASSED_OVER_NS = 1 * SECOND_NS
 RESPONSIVE_NS = 500 * MILLISECOND_NS
 """A child whose heartbeat is older is not asked to delete anything."""
 NEAR = 0.9
-"""From this part of the soft limit on every child says what of its own would go first. Before anybody is asked to delete, all have."""
+"""The part of the soft limit from which on every child says what it would delete first, so that all have said it before one must."""
 SILENT_NS = 5 * SECOND_NS
-"""From then on nobody hopes for what a child's grant leaves it: where a policy lets data go, it goes rather than that pushes wait."""
+"""Silence of a child after which the unused part of its grant counts as used; where a policy lets data go, that frees room instead."""
 _MARGIN_SHARE = 16
 _MARGIN_STEPS = 4
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Where what begins and ends, in bytes on disk."""
+    """The limits at which deleting begins and ends, in bytes on disk."""
 
     hard_bytes: int
     soft_bytes: int
-    """Above it the node is over: it deletes what it may."""
+    """Above this limit the node deletes what it may."""
     low_bytes: int
-    """At or below it that ends."""
+    """At or below this limit the deleting ends."""
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     used_bytes: int
-    """As it says; of one that says nothing, what was measured."""
+    """Bytes on disk as the child reports them; for a child that reports nothing, as they were measured."""
     seen_bytes: int = 0
     """The grant that it lives within; 0 of a dead one whose directories were measured."""
     wanted_bytes: int = 0
@@ -63,7 +63,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     beat_ns: int = NO_LIMIT
     """Monotonic time of its last look at its words."""
     is_silent: bool = False
-    """It has not answered for so long that nobody waits for it any more: what it could still take is as good as taken."""
+    """Whether the child has been silent for `SILENT_NS`: what its grant leaves it counts as used."""
     evictable_class: int = 0
     evictable_oldest_unix_ns: int = 0
     evictable_bytes: int = 0
@@ -72,7 +72,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is to delete."""
+    """Order to a child to delete data."""
 
     number: int
     index: int
@@ -83,8 +83,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one round: how many bytes of disk each child may use, and what must be deleted."""
+
     grants: Mapping[int, int]
-    """By child."""
+    """Bytes that each child may have, by its index."""
     used_bytes: int
     is_over: bool
     shortage_bytes: int
@@ -179,7 +181,7 @@ def _targets(now_ns: int, budget: int, order: Sequence[Holding]) -> dict[int, in
 
 
 def _service_order(holding: Holding) -> tuple[bool, int, int]:
-    """Those who wait first, longest first; then those who only look ahead, smallest first."""
+    """Sort key: children whose pushes wait come first, longest first; then those that only look ahead, smallest first."""
     return (not holding.waiting_since_ns, holding.waiting_since_ns or holding.used_bytes, holding.index)
 
 
@@ -190,7 +192,7 @@ class Evictions:
     """Which claim is out, and who has let one pass. Losing this memory costs a repeated claim at most."""
 
     def __init__(self, number: int = 0) -> None:
-        """`number`: of the last claim that was ever written."""
+        """`number` is that of the last claim that was ever written."""
         self.number = number
         self.expired = 0
         self.claim: Claim | None = None

@@ -1,4 +1,4 @@
-"""What to do about the children: a pure state machine over events and a clock that is passed in.
+"""Decides what to do about the children: a pure state machine over events and a clock that is passed in.
 
 Owner: the supervisor's loop, which carries out the actions and reports back what came of them. Nothing here forks, signals,
 reads a clock or logs, so the whole policy is tested without a process.
@@ -25,7 +25,7 @@ from .spec import ChildSpec, Patience
 from .state import FINAL, HAS_PROCESS, ChildEvent, ChildState, advance
 
 STOP_INTAKE_SIGNAL = signal.SIGUSR1
-"""Told to ready children only: they have a handler for it, those that are starting would die of it."""
+"""Sent to ready children only: they have a handler for it, and children that are starting would die of it."""
 
 MISSED_LOOKS_MAX = 4
 """Looks at the heartbeats that may fail to happen before the supervisor suspects itself: stopped by job control, a suspended
@@ -35,11 +35,15 @@ virtual machine. Old heartbeats are then no evidence against the children."""
 
 
 class Forked(msgspec.Struct, frozen=True):
+    """Event: a child's process was started."""
+
     index: int
     pid: int
 
 
 class ForkFailed(msgspec.Struct, frozen=True):
+    """Event: a child's process could not be started."""
+
     index: int
     reason: str
 
@@ -51,23 +55,25 @@ class Observed(msgspec.Struct, frozen=True):
     ready: bool
     heartbeat_ns: int
     stopped: bool
-    """By SIGSTOP or a debugger: an operator's doing, never a reason to kill."""
+    """Whether SIGSTOP or a debugger has stopped it: an operator's doing, never a reason to kill."""
 
 
 class Exited(msgspec.Struct, frozen=True):
+    """Event: a child's process has ended, with its status as `waitpid` returns it."""
+
     index: int
     wait_status: int
 
 
 class StopRequested(msgspec.Struct, frozen=True):
-    """Drain and stop; asked a second time, or `at_once`: kill."""
+    """Drain the children and stop; a second request, or `at_once`, kills them."""
 
     reason: str
     at_once: bool = False
 
 
 class IntakeStopRequested(msgspec.Struct, frozen=True):
-    """Take nothing more in, on any child, until the node ends."""
+    """Ingest nothing more, on any child, until the node ends."""
 
     reason: str
 
@@ -78,12 +84,14 @@ Event = Forked | ForkFailed | Observed | Exited | StopRequested | IntakeStopRequ
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Answer with `Forked` or `ForkFailed`."""
+    """Fork this child, and answer with `Forked` or `ForkFailed`."""
 
     index: int
 
 
 class Signal(msgspec.Struct, frozen=True):
+    """Action: send a signal to the process of a child."""
+
     index: int
     signal_number: int
 
@@ -101,10 +109,12 @@ class AnnounceReady(msgspec.Struct, frozen=True):
 
 
 class AnnounceStopping(msgspec.Struct, frozen=True):
-    pass
+    """Action: tell the service manager that the node is stopping."""
 
 
 class Finish(msgspec.Struct, frozen=True):
+    """Action: end the supervisor with this exit code."""
+
     exit_code: ExitCode
 
 
@@ -112,7 +122,7 @@ Action = Fork | Signal | Report | AnnounceReady | AnnounceStopping | Finish
 
 
 class Child:
-    """What the supervisor knows of one child. Mutated by `Supervision` only; others read."""
+    """The state of one child in the supervisor. Mutated by `Supervision` only; others read."""
 
     __slots__ = (
         "due_ns",
@@ -143,6 +153,7 @@ class Child:
 
     @property
     def has_process(self) -> bool:
+        """Whether the child has a process in its present state."""
         return self.state in HAS_PROCESS
 
 
@@ -160,10 +171,12 @@ class Supervision:
         self._looked_ns = now_ns
 
     def child(self, index: int) -> Child:
+        """Return the child with this index."""
         return self._by_index[index]
 
     @property
     def stopping(self) -> bool:
+        """Whether the node is draining its children, killing them, or stopped."""
         return self.state in (NodeState.DRAINING, NodeState.KILLING, NodeState.STOPPED)
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -363,7 +376,7 @@ def _killed_by(wait_status: int, signal_number: int) -> bool:
 
 
 def _ended_well(wait_status: int) -> bool:
-    """Drained, or told to stop before it could listen: then it had taken nothing."""
+    """Whether the child drained, or was told to stop before it could listen: then it had ingested nothing."""
     drained = os.WIFEXITED(wait_status) and os.WEXITSTATUS(wait_status) == ChildExit.DRAINED
     return drained or _killed_by(wait_status, signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""What can go wrong in the supervisor itself. This package knows nothing of data, so it has errors of its own."""
+"""Errors of the supervisor itself. This package knows nothing of data, so it has errors of its own."""
 
 from __future__ import annotations
 

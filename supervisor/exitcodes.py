@@ -23,7 +23,7 @@ class ExitCode(enum.IntEnum):
     ALL_FAILED = 5
     """Every worker died too often."""
     FORCED = 130
-    """Stopped at once, by a second signal or on demand; the log is replayed at the next start."""
+    """The node was stopped at once, by a second signal or on demand; the log is replayed at the next start."""
 
 
 class ChildExit(enum.IntEnum):

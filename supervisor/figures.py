@@ -1,7 +1,8 @@
 """The supervisor's own rows on the counters page, and those that it reads from its children. The word's index is the enum's value.
 
-Region 0 is the supervisor's: a row a child for its process, a row a child for its share of the disk, one for the node's disk. Child
-`index` writes region `index + 1`. New figures go at the end: the order is part of the page's version.
+Region 0 is the supervisor's: a row a child for its process, a row a child for its share of the disk, one for the node's disk, and rows of
+the same two kinds for each topic with a limit of its own. Child `index` writes region `index + 1`. New figures go at the end: the order is
+part of the page's version.
 """
 
 from __future__ import annotations
@@ -20,13 +21,23 @@ GRANT_ROW = 102
 NODE_STORAGE_ROW = 103
 """Kind of the row that sums the node up."""
 NODE_STORAGE_LABEL = "node"
+RUN_DIRECTORY_ROW = 104
+"""Kind of the row whose label is the node's run directory; it has no figures."""
+TOPIC_STORAGE_ROW = 105
+"""Kind of the row in which a child says what a topic with a limit of its own has on disk; a row of `StorageFigure`, label is the topic."""
+TOPIC_GRANT_ROW = 106
+"""Kind of the row in which the supervisor says how much a topic may have on a child; a row of `GrantFigure`, label is `<child>/<topic>`."""
+TOPIC_SUM_ROW = 107
+"""Kind of the row that sums a topic up over all children; a row of `NodeStorageFigure`, label is the topic."""
 NO_LIMIT = (1 << 63) - 1
-"""A grant where there is no cap."""
+"""The value of a grant where there is no cap."""
 
 
 class ChildFigure(enum.IntEnum):
+    """Figures of a child's row; the value is the place in the row. New ones go to the end."""
+
     PID = 0
-    """0 while there is no process."""
+    """Process id; 0 while there is no process."""
     STATE = 1
     """A `state.ChildState`."""
     RESTARTS = 2
@@ -43,7 +54,7 @@ class StorageFigure(enum.IntEnum):
     nobody sees a lower grant with what was used under the one before."""
 
     REPORTED = 0
-    """1 from the moment on at which the other words mean something."""
+    """Set to 1 once the other words mean something."""
     GRANT_SEEN_BYTES = 1
     """The grant that the child lives within."""
     USED_BYTES = 2
@@ -51,7 +62,7 @@ class StorageFigure(enum.IntEnum):
     WANTED_BYTES = 3
     """How much more than it has the child could use now; 0 = enough."""
     WAITING_SINCE_NS = 4
-    """Monotonic time since which pushes wait for that; 0 = none do."""
+    """Monotonic time since which pushes wait for the bytes wanted; 0 = none do."""
     STEP_BYTES = 5
     """The largest piece in which it allocates."""
     EVICTABLE_CLASS = 6
@@ -60,15 +71,19 @@ class StorageFigure(enum.IntEnum):
     """Ingestion time of the oldest of that class."""
     EVICTABLE_BYTES = 8
     DOOMED_BYTES = 9
-    """What is being deleted, and is still in `USED_BYTES`."""
+    """Bytes that are being deleted and are still counted in `USED_BYTES`."""
     CLAIM_DONE = 10
     """The last eviction claim that was carried out as far as it could be."""
     BEAT_NS = 11
     """Monotonic time of the last look at the grant."""
     PRESSURE_PERMILLE = 12
-    """How hard pressed the child is, 0 to 1000; and what it does about it:"""
+    """How hard pressed the child is, 0 to 1000; `PRESSURE_STEPS` says what it does about it."""
     PRESSURE_STEPS = 13
-    """Bits of `quiver_actors.retention.pressure.Step`."""
+    """Bits of `quiver_actors.store.retention.pressure.Step`."""
+    CHANGE = 14
+    """Number that changes with every change of a row of kind `TOPIC_STORAGE_ROW` of the child."""
+    LIMIT_BYTES = 15
+    """Bytes that the topic may have on all children together; only in a row of kind `TOPIC_STORAGE_ROW`."""
 
 
 class GrantFigure(enum.IntEnum):
@@ -84,29 +99,35 @@ class GrantFigure(enum.IntEnum):
     CLAIM_BYTES = 4
     """Delete until so much has been freed."""
     CLAIM_EXPIRES_NS = 5
-    """Monotonic: not to be carried out any more, as somebody else may have been asked since."""
+    """Monotonic time after which the claim must not be carried out, as another child may have been asked since."""
+    CHANGE = 6
+    """Number that changes when the child is to look at its words of a topic; in its own row, at those of any topic."""
 
 
 class NodeStorageFigure(enum.IntEnum):
+    """Figures of the node's storage row, in bytes; the value is the place in the row. New ones go to the end."""
+
     CAP_BYTES = 0
-    """0 = none."""
+    """The node's size cap in bytes; 0 = none."""
     USED_BYTES = 1
     UNOWNED_BYTES = 2
-    """Of that, what is in no child's directories."""
+    """The part of `USED_BYTES` that is in no child's directories."""
     SOFT_BYTES = 3
-    """Above that the node begins to delete what it may."""
+    """The limit above which the node begins to delete what it may."""
     IS_OVER = 4
-    """1 from the soft limit on, until enough is free again."""
+    """Set to 1 from the soft limit on, until enough is free again."""
     CLAIMS = 5
     """Eviction claims so far."""
     CLAIMS_EXPIRED = 6
-    """Those of them that a busy or stopped child has let pass."""
+    """How many eviction claims a busy or stopped child has let pass."""
     GRANTED_BYTES = 7
     """Sum of all grants."""
+    HAS_UNKEPT_TOPICS = 8
+    """1: the supervisor's region has no row left for the limit of some topic; a topic without its row has no limit."""
 
 
 class EvictionClass(enum.IntEnum):
-    """What may be deleted for want of space, in this order: nothing of a class while any child has something of a lower one."""
+    """Classes of data that may be deleted for space, in this order: nothing of a class while any child has something of a lower one."""
 
     PROCESSED = 1
     """Sealed segments that every subscriber is done with, kept for `steady_state_headroom`."""
@@ -122,15 +143,15 @@ class NodeState(enum.IntEnum):
     """State word of the supervisor's region. Numbers agree with the workers' states where the meaning does."""
 
     STARTING = 1
-    """Not every worker has been ready yet."""
+    """The node starts: not every worker has been ready yet."""
     READY = 3
     """Every worker is ready."""
     DEGRADED = 4
-    """Was ready; at least one worker is failed or being restarted."""
+    """The node was ready; now at least one worker is failed or being restarted."""
     DRAINING = 5
     STOPPED = 7
     KILLING = 8
-    """Workers were killed; waiting for the kernel to say so."""
+    """Workers were killed, and the kernel has not reported their ends yet."""
 
 
 def region_of(index: int) -> int:

@@ -3,7 +3,7 @@
 To stderr: data goes to stdout.
 
 Repeats are limited: of one event about the same thing, `REPEATS_MAX` lines come in `REPEAT_WINDOW_SECONDS`; the next line after that
-says how many were left out. Nothing is left out silently.
+says how many were left out. The same holds where nobody reads the log: see `log_stream`. Nothing is left out silently.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import TextIO
+
+from .log_stream import log_handler
 
 PREFIX = "quiver."
 REPEATS_MAX = 10
@@ -22,7 +25,7 @@ LOG_FORMATS = ("human", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _SUBJECTS = ("worker", "topic", "subscriber", "code")
 """Fields that say what an event is about: with other values it is no repeat."""
-_KEYS_MAX = 1024
+_KEYS_MAX = 256
 _logger = logging.getLogger("quiver")
 _PLAIN = re.compile(r"^[\w@%+./:,-]+$")
 
@@ -54,9 +57,10 @@ class RepeatLimit(logging.Filter):
         super().__init__()
         self._now = now
         self._windows: dict[tuple[object, ...], list[float]] = {}
-        """By event and subject: start of the window, lines that passed, lines left out."""
+        """Start of the window, lines that passed and lines left out, by event and subject."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is logged: errors always, other events a limited number of times in a window."""
         event = getattr(record, "event", None)
         if event is None or record.levelno >= logging.ERROR:
             return True
@@ -84,7 +88,11 @@ class RepeatLimit(logging.Filter):
 
 class _HumanFormatter(logging.Formatter):
     def __init__(self) -> None:
-        super().__init__("ts=%(asctime)s.%(msecs)03d level=%(levelname)s event=%(message)s", "%FT%T")
+        super().__init__("ts=%(asctime)s level=%(levelname)s event=%(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging calls it so
+        """Local time with milliseconds and its offset from UTC: hosts of several zones, and summer time, stay comparable."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
     def format(self, record: logging.LogRecord) -> str:
         suppressed = getattr(record, "suppressed", 0)
@@ -117,7 +125,7 @@ def configure_logging(stream: TextIO, level: int | str = logging.INFO, log_forma
         level: a number of `logging`, or one of `LOG_LEVELS`.
         log_format: one of `LOG_FORMATS`.
     """
-    handler = logging.StreamHandler(stream)
+    handler = log_handler(stream)
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _HumanFormatter())
     handler.addFilter(RepeatLimit())
     root = logging.getLogger()

@@ -36,16 +36,16 @@ from .decide import (
     Supervision,
 )
 from .exitcodes import ExitCode, describe_wait_status
-from .figures import CHILD_ROW, SUPERVISOR_REGION, ChildFigure, region_of
+from .figures import CHILD_ROW, RUN_DIRECTORY_ROW, SUPERVISOR_REGION, ChildFigure, region_of
 from .log import log_event
+from .node_storage import NodeStorage
 from .notify import Notifier
 from .process import is_stopped
 from .signals import SignalPipe
 from .spawn import fork_child
 from .spec import READY_STATES, STARTING_STATE, ChildContext, ChildSpec, Patience, Steward
-from .storage import Coordination, StorageSpec
-
-_WAKEUP_BYTES = 4096
+from .storage import StorageSpec
+from .wakeups import WakeupPipe
 
 
 class Supervisor:
@@ -55,11 +55,11 @@ class Supervisor:
         specs: children, with distinct indexes; child `index` writes region `index + 1` of `page`.
         page: created by the caller, who also unlinks it.
         control_path: where the control socket is made.
-        control_gid: group whose members may ask the steward, too.
+        control_gid: group whose members may ask the steward too.
         on_ready: called once, when every child is ready or failed.
         release_in_child: closes, in a child, what the caller holds open and children must not.
         storage: the disk that the children share; None: each takes what it likes.
-        steward: what else lives in this loop.
+        steward: the node's own work in this loop, if there is any.
     """
 
     def __init__(
@@ -89,16 +89,17 @@ class Supervisor:
         self._pidfds: dict[int, int] = {}
         self._own = page.writer(SUPERVISOR_REGION)
         self._own.begin(os.getpid(), time.time_ns())
+        self._own.row(RUN_DIRECTORY_ROW, os.path.dirname(control_path))
         self._rows = {spec.index: self._own.row(CHILD_ROW, spec.name) for spec in specs}
         self._regions = {spec.index: page.writer(region_of(spec.index)) for spec in specs}
         children = self._supervision.children
-        self._coordination = None if storage is None else Coordination(storage, children, page, self._own)
+        self._storage = None if storage is None else NodeStorage(storage, children, page, self._own)
         self._started_unix_ns = dict.fromkeys(self._rows, 0)
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe()
-        self._wakeup_reader, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeups = WakeupPipe()
         self._selector.register(self._signals, selectors.EVENT_READ, self._take_signals)
-        self._selector.register(self._wakeup_reader, selectors.EVENT_READ, self._take_wakeups)
+        self._selector.register(self._wakeups, selectors.EVENT_READ, self._take_wakeups)
         self._control = ControlServer(control_path, self._selector, self._take_request, control_gid)
 
     def run(self) -> ExitCode:
@@ -118,20 +119,20 @@ class Supervisor:
         if now_ns >= self._look_due_ns:
             self._look(now_ns)
         self._act(self._supervision.tick(time.monotonic_ns()))
-        if self._coordination is not None:
-            self._coordination.turn(self._supervision.children)
+        if self._storage is not None:
+            self._storage.turn(self._supervision.children)
         if self._steward is not None and self._steward_due_ns is not None and now_ns >= self._steward_due_ns:
             self._steward_due_ns = self._steward.step(now_ns)
-        if self._coordination is not None:
-            self._coordination.follow_cap()
+        if self._storage is not None:
+            self._storage.follow_cap()
         self._publish()
 
     def _wait_seconds(self) -> float:
         due = [self._look_due_ns, self._supervision.next_deadline_ns(), self._steward_due_ns]
         if self._notifier.watchdog_interval_ns:
             due.append(self._watchdog_due_ns)
-        if self._coordination is not None:
-            due.append(self._coordination.next_deadline_ns())
+        if self._storage is not None:
+            due.append(self._storage.next_deadline_ns())
         nearest = min(when for when in due if when is not None)
         return max(0, nearest - time.monotonic_ns()) / 1e9
 
@@ -160,11 +161,10 @@ class Supervisor:
             return control.Refused(reason=f"not understood: {error}")
 
     def _take_wakeups(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wakeup_reader, _WAKEUP_BYTES)
+        self._wakeups.drain()
         self._look_due_ns = 0
-        if self._coordination is not None:
-            self._coordination.wake()
+        if self._storage is not None:
+            self._storage.wake()
 
     def _take_request(self, request: control.Request, uid: int) -> control.Reply:
         if not isinstance(request, control.Ask) and not control.is_trusted(uid):
@@ -263,7 +263,7 @@ class Supervisor:
         self._feed(Forked(spec.index, pid))
 
     def _live(self, child: Child) -> int:
-        """In the child: begin its region, then live its life."""
+        """Run in the child: begin its region of the page, then call what it is there for."""
         region = self._regions[child.spec.index]
         region.begin(os.getpid(), time.time_ns())
         region.set_state(STARTING_STATE)
@@ -273,7 +273,7 @@ class Supervisor:
             incarnation=child.restarts,
             region=region,
             page=self._page,
-            wakeup_fd=self._wakeup_writer,
+            wakeup_fd=self._wakeups.writer,
         )
         return child.spec.run(context)
 
@@ -283,7 +283,7 @@ class Supervisor:
         self._selector.close()
         self._control.close_in_child()
         self._signals.close_in_child()
-        os.close(self._wakeup_reader)
+        self._wakeups.close_in_child()
         self._release_callers_in_child()
 
     def _signal(self, index: int, number: int) -> None:
@@ -334,7 +334,7 @@ class Supervisor:
         return control.NodeStatus(pid=os.getpid(), state=self._supervision.state.name.lower(), children=children)
 
     def _kill_what_is_left(self) -> None:
-        """Nothing, unless an error of ours ended the loop: then no child may go on unwatched while the node is taken down."""
+        """Kill children that are left if an error of ours ended the loop: none may go on unwatched while the node is taken down."""
         for index, pidfd in self._pidfds.items():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -346,6 +346,5 @@ class Supervisor:
         for pidfd in self._pidfds.values():
             os.close(pidfd)
         self._pidfds.clear()
-        os.close(self._wakeup_reader)
-        os.close(self._wakeup_writer)
+        self._wakeups.close()
         self._selector.close()

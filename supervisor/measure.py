@@ -1,4 +1,4 @@
-"""How much some directories take on disk, counted in small steps so that a loop can do it in passing.
+"""Measures the disk usage of directories, in small steps so that a loop can do it in passing.
 
 Counts blocks, as `du` does: directories too, and each file once however many names it has.
 """
@@ -42,12 +42,12 @@ def measuring(directories: Iterable[str], without: Collection[str] = ()) -> Gene
 
 
 def measure(directories: Iterable[str], without: Collection[str] = ()) -> int:
-    """All of `measuring` at once."""
+    """Walk the directories as `measuring` does, all at once, and return their bytes."""
     return all_of(measuring(directories, without))
 
 
 def all_of(steps: Generator[None, None, int]) -> int:
-    """Walk to the end."""
+    """Take all steps of a walk, and return its result."""
     while True:
         try:
             next(steps)

@@ -30,12 +30,15 @@ class Notifier:
         return cls(address, int(interval_us) * MICROSECOND_NS // 2 if meant else 0)
 
     def ready(self, status: str) -> None:
+        """Tell the service manager that the node is ready, with a line of status."""
         self._send(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
+        """Tell the service manager that the node is stopping."""
         self._send("STOPPING=1")
 
     def watchdog(self) -> None:
+        """Tell the service manager that the supervisor is alive."""
         self._send("WATCHDOG=1")
 
     def _send(self, message: str) -> None:

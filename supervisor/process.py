@@ -1,9 +1,9 @@
-"""What the kernel says about a process, from /proc alone."""
+"""Asks the kernel about a process, from /proc alone."""
 
 from __future__ import annotations
 
 STOPPED_STATES = frozenset("Tt")
-"""Stopped by a signal, or by a debugger."""
+"""States of a process that a signal or a debugger has stopped."""
 
 
 def process_state(pid: int) -> str | None:
@@ -19,7 +19,7 @@ def process_state(pid: int) -> str | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether an operator (or a debugger) has stopped it."""
+    """Whether an operator (or a debugger) has stopped that process."""
     return (process_state(pid) or "") in STOPPED_STATES
 
 

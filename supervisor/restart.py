@@ -1,4 +1,4 @@
-"""When a dead child is started again: doubling backoff inside an intensity window. Pure; the clock is passed in."""
+"""Decides when a dead child is started again: doubling backoff inside an intensity window. Pure; the clock is passed in."""
 
 from __future__ import annotations
 

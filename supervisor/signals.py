@@ -24,6 +24,7 @@ class SignalPipe:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
 
     def fileno(self) -> int:
+        """Return the descriptor to watch: it is readable when a signal has come."""
         return self._reader
 
     def drain(self) -> list[int]:
@@ -35,7 +36,7 @@ class SignalPipe:
         return [number for number in arrived if number in WATCHED]
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the pipe and restore the former handlers. Idempotent."""
         if self._reader < 0:
             return
         for number, handler in self._former.items():
@@ -55,12 +56,12 @@ def _only_wake(signal_number: int, frame: FrameType | None) -> None:
 
 
 def hold_reloads() -> None:
-    """A reload that is asked for before there is a `SignalPipe` waits for it, instead of ending the process."""
+    """Make a SIGHUP that comes before there is a `SignalPipe` wait for it, instead of ending the process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
 
 
 def reset_in_child() -> None:
-    """Default handlers and an open mask, but deaf to the terminal. SIGPIPE stays ignored: Python turns it into an error."""
+    """Set default handlers and an open mask, but ignore the terminal. SIGPIPE stays ignored: Python turns it into an error."""
     signal.set_wakeup_fd(-1)
     for number in WATCHED:
         signal.signal(number, signal.SIG_IGN if number in IGNORED_BY_CHILDREN else signal.SIG_DFL)

@@ -22,7 +22,7 @@ from .log import log_event
 from .signals import reset_in_child
 
 FORBIDDEN_MODULES = ("pyarrow", "numpy")
-"""They start threads when they are imported; a forked child would hold locks that nobody releases."""
+"""Modules that start threads when they are imported: a forked child would hold locks that nobody releases."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -34,7 +34,9 @@ def check_fork_is_safe() -> None:
     """Raise UnsafeFork if this process has a second thread or one of `FORBIDDEN_MODULES`."""
     threads = os.listdir("/proc/self/task")
     if len(threads) != 1:
-        raise UnsafeFork(f"the supervisor has {len(threads)} threads, a fork needs exactly one: what started them?")
+        raise UnsafeFork(
+            f"the supervisor has {len(threads)} threads, a fork needs exactly one: find out what started the others"
+        )
     loaded = [name for name in FORBIDDEN_MODULES if name in sys.modules]
     if loaded:
         raise UnsafeFork(f"the supervisor has imported {', '.join(loaded)}: workers import it after the fork")

@@ -14,32 +14,34 @@ class ChildState(enum.IntEnum):
     """The number is what the counters page shows."""
 
     BACKOFF = 1
-    """No process; it is forked when its time has come (at once, the first time)."""
+    """The child has no process; it is forked when its time has come (at once, the first time)."""
     STARTING = 2
-    """Forked, not ready yet: importing, recovering."""
+    """The child is forked and not ready yet: it imports and recovers."""
     READY = 3
     HUNG = 4
-    """Its heartbeat stopped; it was told to abort and will die."""
+    """The child's heartbeat stopped; it was told to abort and will die."""
     DRAINING = 5
-    """Told to finish; it ends by itself or is killed."""
+    """The child was told to finish; it ends by itself or is killed."""
     FAILED = 6
-    """Died too often; nothing more is tried until the node is started again."""
+    """The child died too often; nothing more is tried until the node is started again."""
     STOPPED = 7
-    """Ended because the node ends."""
+    """The child ended because the node ends."""
 
 
 class ChildEvent(enum.Enum):
+    """Event that changes the state of a child."""
+
     FORKED = "forked"
     BECAME_READY = "became_ready"
     HEARTBEAT_LOST = "heartbeat_lost"
     DIED = "died"
-    """Its process ended, or could not be forked, and is to be started again."""
+    """The child's process ended, or could not be forked, and is to be started again."""
     GAVE_UP = "gave_up"
-    """As `DIED`, once too often."""
+    """The child's process ended, or could not be forked, once too often: it is not started again."""
     DRAIN = "drain"
     """The node stops."""
     ENDED = "ended"
-    """Its process ended after `DRAIN`."""
+    """The child's process ended after `DRAIN`."""
 
 
 S, E = ChildState, ChildEvent

@@ -1,6 +1,7 @@
 """The coordinator's hands: what the children say about the disk goes in, grants and claims come out, all through the counters page.
 
-Owner: the supervisor's loop. Holds no policy: that is `coordinator`. Without a cap it writes one word a child, once, and rests.
+Owner: the supervisor's loop. Holds no policy: that is `coordinator`. Without a cap it writes one word a child, once, and rests. The same
+hands keep the node to its cap and each topic to its limit; `node_storage` has all of them.
 
 A child that has died keeps its grant until its directories were measured, a few hundred entries a turn; one that lives and has not
 said anything yet may be using all of its grant.
@@ -24,6 +25,9 @@ from .figures import (
     NODE_STORAGE_LABEL,
     NODE_STORAGE_ROW,
     STORAGE_ROW,
+    TOPIC_GRANT_ROW,
+    TOPIC_STORAGE_ROW,
+    TOPIC_SUM_ROW,
     GrantFigure,
     NodeStorageFigure,
     StorageFigure,
@@ -42,32 +46,41 @@ _Steps = Generator[None, None, int]
 
 
 class StorageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to share out."""
+    """The disk that is shared out, and among which directories."""
 
     root: str
-    """Everything below counts."""
+    """Directory whose whole content counts."""
     cap_bytes: Callable[[], int]
-    """What it is now; 0 = no cap."""
+    """The cap in bytes as it is now; 0 = no cap."""
     directories: Callable[[int], Sequence[str]]
-    """Those below the root that a child (by its index) writes to, as they are now."""
+    """The directories below the root that a child (by its index) writes to, as they are now."""
+    topic_directories: Callable[[int, str], Sequence[str]] = lambda index, topic: ()
+    """Those of them that belong to one topic."""
     measuring: Callable[[Iterable[str], Collection[str]], _Steps] = measuring
     """How what directories take is counted, see `measure`."""
 
 
 class Coordination:
-    """See the module. Made before the first child is forked: every child finds its grant."""
+    """Carries reports, grants and claims between children and coordinator, for one limit. That of the node is made before the first fork:
+    every child finds its grant."""
 
-    def __init__(self, spec: StorageSpec, children: Sequence[Child], page: CountersPage, own: RegionWriter) -> None:
+    def __init__(
+        self, spec: StorageSpec, children: Sequence[Child], page: CountersPage, own: RegionWriter, topic: str = ""
+    ) -> None:
+        """
+        Args:
+            topic: whose limit it is; empty: the node's.
+
+        Raises:
+            ShmError: the region has no row left.
+            OSError: the directories cannot be measured.
+        """
         self._spec = spec
+        self._topic = topic
+        self._own = own
         self._cap_bytes = spec.cap_bytes()
-        self._node = own.row(NODE_STORAGE_ROW, NODE_STORAGE_LABEL)
-        self._shares = {
-            child.spec.index: _Share(
-                own.row(GRANT_ROW, child.spec.name),
-                LiveRow(page, region_of(child.spec.index), STORAGE_ROW, child.spec.name),
-            )
-            for child in children
-        }
+        self._shares = {child.spec.index: _share_of(child, page, own, topic) for child in children}
+        self._node = own.row(TOPIC_SUM_ROW, topic) if topic else own.row(NODE_STORAGE_ROW, NODE_STORAGE_LABEL)
         claims = [self._node.get(NodeStorageFigure.CLAIMS), *(share.claim_number for share in self._shares.values())]
         self._evictions = Evictions(max(claims))
         self._evictions.expired = self._node.get(NodeStorageFigure.CLAIMS_EXPIRED)
@@ -80,7 +93,7 @@ class Coordination:
     def _begin(self) -> None:
         for index, share in self._shares.items():
             share.measured_bytes = self._measured(self._spec.directories(index)) if self._cap_bytes else 0
-        if self._cap_bytes:
+        if self._cap_bytes and not self._topic:
             self._unowned_bytes = self._measured([self._spec.root], self._owned())
         self._unowned_due_ns = time.monotonic_ns() + UNOWNED_INTERVAL_NS
         self._due_ns = 0
@@ -89,14 +102,17 @@ class Coordination:
         return all_of(self._spec.measuring(directories, without))
 
     def follow_cap(self) -> None:
-        """It may be another one from now on. A store above it works its way down."""
+        """Read the cap anew, which may have changed. A store above it works its way down."""
         before, self._cap_bytes = self._cap_bytes, self._spec.cap_bytes()
         if self._cap_bytes == before:
+            return
+        if self._topic:
+            self._due_ns = 0
             return
         try:
             self._begin()
         except OSError:
-            # As in `_measure_unowned`: the former one holds until the next call.
+            # As in `_measure_unowned`: the former cap holds until the next call.
             self._cap_bytes = before
 
     def wake(self) -> None:
@@ -105,13 +121,14 @@ class Coordination:
             self._due_ns = 0
 
     def next_deadline_ns(self) -> int | None:
+        """Return the monotonic time of the next round; None if nothing is due."""
         return self._due_ns if self._due_ns < NO_LIMIT else None
 
-    def turn(self, children: Sequence[Child]) -> None:
-        """Look at the words and write what follows from them, if it is time."""
+    def turn(self, children: Sequence[Child]) -> bool:
+        """Look at the words and write what follows from them, if it is time; return whether it was."""
         now_ns = time.monotonic_ns()
         if now_ns < self._due_ns:
-            return
+            return False
         self._measure_unowned(now_ns)
         holdings = [self._holding(child, now_ns) for child in children]
         limits = self._limits(holdings)
@@ -123,10 +140,20 @@ class Coordination:
             share.grant(decision.grants[index])
             share.claim(claim if claim is not None and claim.index == index else None)
         self._publish(limits, decision)
-        busy = claim is not None or decision.is_over or any(holding.wanted_bytes for holding in holdings)
-        busy = busy or any(share.steps is not None for share in self._shares.values())
-        interval_ns = BUSY_INTERVAL_NS if busy else CALM_INTERVAL_NS
-        self._due_ns = now_ns + interval_ns if self._cap_bytes else NO_LIMIT
+        for share in self._shares.values() if self._topic else ():
+            share.note_change()
+        busy = claim is not None or decision.is_over or any(share.steps is not None for share in self._shares.values())
+        busy = busy or any(holding.waiting_since_ns if self._topic else holding.wanted_bytes for holding in holdings)
+        # A topic that nobody waits for is looked at when a child says something new of it.
+        calm_ns = NO_LIMIT if self._topic else CALM_INTERVAL_NS
+        self._due_ns = now_ns + (BUSY_INTERVAL_NS if busy else calm_ns) if self._cap_bytes else NO_LIMIT
+        return True
+
+    def end(self) -> None:
+        """Drop the rows: the limit holds no longer."""
+        for share in self._shares.values():
+            share.drop(self._own)
+        self._own.drop(self._node)
 
     def _limits(self, holdings: Sequence[Holding]) -> Limits | None:
         if not self._cap_bytes:
@@ -140,7 +167,7 @@ class Coordination:
         if words[StorageFigure.REPORTED] and child.has_process:
             share.used_seen_bytes = words[StorageFigure.USED_BYTES]
             share.forget_measure()
-            return _reported(index, words, now_ns, is_stopped=child.stopped)
+            return _reported(index, words, share.beat.load(StorageFigure.BEAT_NS), now_ns, is_stopped=child.stopped)
         if child.has_process:
             share.forget_measure()
             return Holding(
@@ -155,7 +182,7 @@ class Coordination:
         return {path for index in self._shares for path in self._spec.directories(index)}
 
     def _measure_unowned(self, now_ns: int) -> None:
-        is_due = self._cap_bytes and now_ns >= self._unowned_due_ns
+        is_due = self._cap_bytes and not self._topic and now_ns >= self._unowned_due_ns
         if self._unowned_steps is None and not is_due:
             return
         try:
@@ -184,13 +211,15 @@ class Coordination:
 class _Share:
     """One child's words, and what was measured of it while it could not speak."""
 
-    def __init__(self, grant: RowWriter, row: LiveRow) -> None:
+    def __init__(self, grant: RowWriter, row: LiveRow, beat: LiveRow) -> None:
         self.row = row
+        self.beat = beat
+        """The row with the time of the child's last look at its words."""
         self.used_seen_bytes = 0
-        """What it said last."""
+        """The used bytes that the child reported last."""
         self.measured_bytes = 0
         self.is_measured = False
-        """Since its last process ended."""
+        """Whether the child's directories were measured since its last process ended."""
         self.steps: _Steps | None = None
         self._grant = grant
 
@@ -210,6 +239,16 @@ class _Share:
         if size_bytes != self.granted_bytes:
             self._grant.set(GrantFigure.GRANT_BYTES, size_bytes)
 
+    def note_change(self) -> None:
+        """The child is to look at its words."""
+        if WEAKLY_ORDERED:
+            fence()
+        self._grant.add(GrantFigure.CHANGE, 1)
+
+    def drop(self, region: RegionWriter) -> None:
+        """Free the row of the grant."""
+        region.drop(self._grant)
+
     def claim(self, claim: Claim | None) -> None:
         number = claim.number if claim is not None else 0
         if number == self.claim_number:
@@ -228,7 +267,7 @@ class _Share:
         self._grant.set(GrantFigure.CLAIM, number)
 
     def measure_on(self, begin: Callable[[], _Steps]) -> None:
-        """A few hundred entries more; its result replaces what the child said."""
+        """Measure a few hundred entries more; the result replaces what the child said."""
         try:
             if self.steps is None:
                 self.steps = begin()
@@ -241,12 +280,21 @@ class _Share:
             self.steps = None
 
     def forget_measure(self) -> None:
-        """It has a process again, which may write."""
+        """Forget the measurement: the child has a process again, which may write."""
         self.steps = None
         self.is_measured = False
 
 
-def _reported(index: int, words: Sequence[int], now_ns: int, *, is_stopped: bool) -> Holding:
+def _share_of(child: Child, page: CountersPage, own: RegionWriter, topic: str) -> _Share:
+    region, name = region_of(child.spec.index), child.spec.name
+    beat = LiveRow(page, region, STORAGE_ROW, name)
+    if not topic:
+        return _Share(own.row(GRANT_ROW, name), beat, beat)
+    grant = own.row(TOPIC_GRANT_ROW, f"{name}/{topic}")
+    return _Share(grant, LiveRow(page, region, TOPIC_STORAGE_ROW, topic), beat)
+
+
+def _reported(index: int, words: Sequence[int], beat_ns: int, now_ns: int, *, is_stopped: bool) -> Holding:
     return Holding(
         index=index,
         used_bytes=words[StorageFigure.USED_BYTES],
@@ -254,9 +302,9 @@ def _reported(index: int, words: Sequence[int], now_ns: int, *, is_stopped: bool
         wanted_bytes=words[StorageFigure.WANTED_BYTES],
         waiting_since_ns=words[StorageFigure.WAITING_SINCE_NS],
         step_bytes=words[StorageFigure.STEP_BYTES],
-        is_responsive=not is_stopped and now_ns - words[StorageFigure.BEAT_NS] < RESPONSIVE_NS,
-        beat_ns=words[StorageFigure.BEAT_NS],
-        is_silent=now_ns - words[StorageFigure.BEAT_NS] > SILENT_NS,
+        is_responsive=not is_stopped and now_ns - beat_ns < RESPONSIVE_NS,
+        beat_ns=beat_ns,
+        is_silent=now_ns - beat_ns > SILENT_NS,
         evictable_class=words[StorageFigure.EVICTABLE_CLASS],
         evictable_oldest_unix_ns=words[StorageFigure.EVICTABLE_OLDEST_UNIX_NS],
         evictable_bytes=words[StorageFigure.EVICTABLE_BYTES],

@@ -1,4 +1,4 @@
-"""How the tests are handed out to several processes: a file at a time, and together the files that share one Spark session.
+"""How the tests are distributed over several processes: a file at a time, and together the files that share one Spark session.
 
 And how the JVMs of all tests run: for a minute or less, so they compile quickly rather than well, which takes half of the CPU time.
 """
@@ -10,6 +10,7 @@ import signal
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
@@ -17,11 +18,15 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
     if config.getvalue("dist") != "loadfile":
         return None
-    from tests.support.handing_out import FilesTogether
+    from tests.support.dispatching import FilesTogether
 
     return FilesTogether(config, log)

@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ("wal", "segment", "subscriber", "retention", "recovery")
-"""Packages of quiver_actors."""
+"""Folders of quiver_actors/store."""
 SUITE = (
     "pytest",
     "-q",
@@ -28,8 +28,8 @@ SUITE = (
     "timeout=0",
     "--hypothesis-seed=0",
     *(
-        f"tests/unit/{name}"
-        for name in ("wal", "segment", "subscriber", "retention", "recovery", "engine", "transactions")
+        f"tests/unit/store/{name}"
+        for name in ("wal", "segment", "subscriber", "retention", "recovery", "engine", "staged")
     ),
     "tests/contract",
     "tests/golden",
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _sources() -> str:
-    return ",".join(f"quiver_actors.{name}" for name in MEASURED)
+    return ",".join(f"quiver_actors.store.{name}" for name in MEASURED)
 
 
 def _coverage(environment: dict[str, str], *arguments: str) -> bool:
@@ -78,7 +78,7 @@ def _coverage(environment: dict[str, str], *arguments: str) -> bool:
 def _left(files: dict[str, Any]) -> Iterator[str]:
     """A line for each function of which something was not taken."""
     for path, file in sorted(files.items()):
-        short = path.removeprefix("quiver_actors/")
+        short = path.removeprefix("quiver_actors/store/")
         for function, found in file["functions"].items():
             lines, branches = found["missing_lines"], found["missing_branches"]
             name = f"{short}:{function or 'module'}"

@@ -37,10 +37,10 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done."""
+    """Amount of work."""
 
     parser_inputs: int
-    """For each parser."""
+    """Inputs for each parser."""
     flips: int | None
     """Sampled flips in each kind of file; None: every bit of it."""
     fault_cases: int
@@ -48,7 +48,7 @@ class Effort:
     kills: int
 
 
-QUICK = Effort(100_000, 500, 320, 200)
+QUICK = Effort(25_000, 500, 320, 100)
 LONG = Effort(400_000, None, 0, 2_000)
 
 
@@ -62,7 +62,7 @@ class Evidence:
     kills: KillTally = field(default_factory=KillTally)
 
     def failures(self) -> list[str]:
-        """Everything that broke a rule."""
+        """Return every breach of a rule."""
         tallies: list[FuzzTally | FlipTally | FaultTally | KillTally] = [
             *self.parsers.values(),
             *self.flips.values(),

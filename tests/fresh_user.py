@@ -113,7 +113,7 @@ class NewUser:
             print("   ", line.rstrip())
 
     def stop_nodes(self) -> None:
-        """As the page says: kill, or Ctrl-C."""
+        """Stop the nodes as the page says: kill, or Ctrl-C."""
         for node in self._nodes:
             node.send_signal(signal.SIGTERM)
             if code := node.wait(timeout=NODE_SECONDS):

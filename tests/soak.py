@@ -1,4 +1,4 @@
-"""A node under load for hours: `python -m tests.soak [--hours 1] [--seed N]`; ends with one line of JSON.
+"""A node under load for hours: `python -m tests.soak [--hours 1] [--seed N] [--calm]`; ends with one line of JSON.
 
 A node of two workers takes pushes at 70 % of what it was seen to take at the start; two subscribers read everything, each in a thread
 that ends and comes back without a word now and then. Every 30 s a worker is killed; every fifth time there is a burst instead: every
@@ -7,6 +7,11 @@ worker killed three times in a row, a worker stopped for a while, the whole node
 Checked all the time: what is delivered is what was pushed, every acknowledged bundle reaches both subscribers, nothing is announced as
 lost. Once a minute a line is printed: processes' memory, descriptors and shared memory. The drift is the difference of the medians of the
 last and the first third. Descriptors and names of shared memory must not grow; memory is judged by who reads the figures.
+
+With `--calm` nobody is killed, and memory is judged: anonymous memory (`RssAnon`) of the node and of the clients at the end differs by at
+most 5 % from what it was after the first five minutes (after the first quarter of a shorter run).
+
+Beside the load go the actors of `tests.soak_actors`: very small bundles, clients that come and go, topics, transactions.
 """
 
 from __future__ import annotations
@@ -22,25 +27,26 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
-from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from quiver_actors.base.model import BundleId
 from quiver_actors.client import Client, Delivery, GapNotice, connect
 from quiver_actors.errors import QuiverError
-from quiver_actors.model import BundleId
 from quiver_actors.supervisor import control
 from tests.integration.node_process import ROOT, Directories, command_line, wait_until_dead
+from tests.soak_actors import Actors
+from tests.soak_samples import Sample, after_warming_up, drift_of, take_sample
 
 LOAD_SHARE = 0.7
 KILL_SECONDS = 30.0
 SUBSCRIBERS = ("ann", "ben")
 GROWTH_MAX = {"supervisor_descriptors": 8, "node_descriptors": 200, "client_descriptors": 100, "shared_names": 4}
 """Segments that are open at the moment come and go in the workers and the clients."""
+_FLAT = ("node_anon_kib", "client_anon_kib")
+FLAT_SHARE = 0.05
 _CORES = 2
 _CALIBRATION_SECONDS = 6.0
 _ROWS = 500
@@ -55,6 +61,10 @@ _CONFIG = """
 [segment]
 target_size = "4MiB"
 max_open_duration = "200ms"
+
+[topics.small]
+[topics.churn]
+[topics.transactions]
 """
 
 
@@ -64,7 +74,7 @@ def bundle(number: int) -> pa.RecordBatch:
 
 
 class Book:
-    """Who is owed what. Bundles that both subscribers have are forgotten, so that it does not grow with the hours."""
+    """The bundles that each subscriber is owed. A bundle that both subscribers have is forgotten, to bound the memory."""
 
     def __init__(self) -> None:
         self.mutex = threading.Lock()
@@ -116,23 +126,11 @@ class Book:
             return len(self._acknowledged)
 
 
-class Sample(NamedTuple):
-    """Of all processes of the node, and of this one, which is producer and consumers."""
-
-    node_rss_kib: int
-    supervisor_rss_kib: int
-    client_rss_kib: int
-    node_descriptors: int
-    supervisor_descriptors: int
-    client_descriptors: int
-    shared_kib: int
-    shared_names: int
-
-
 class Soak:
     """One node and its clients."""
 
-    def __init__(self, directories: Directories, hours: float, seed: int) -> None:
+    def __init__(self, directories: Directories, hours: float, seed: int, *, is_calm: bool = False) -> None:
+        self._is_calm = is_calm
         self.book = Book()
         self.samples: list[Sample] = []
         self._directories = directories
@@ -145,7 +143,9 @@ class Soak:
         self._node = self._start_node()
 
     def run(self) -> None:
+        others = Actors(self._client, self._is_over, self.book.counts, self.book.failures)
         actors = [
+            *(threading.Thread(target=self._guarded, args=(target,)) for target in others.targets()),
             threading.Thread(target=self._guarded, args=(self._produce,)),
             *(threading.Thread(target=self._guarded, args=(self._consume, name)) for name in SUBSCRIBERS),
         ]
@@ -156,8 +156,9 @@ class Soak:
             self._storm()
         finally:
             self._is_over.set()
-            self._drain()
+            self._drain(others)
             self._is_drained.set()
+            others.drained()
             for actor in actors:
                 actor.join()
             self._stop_node()
@@ -264,7 +265,7 @@ class Soak:
             if time.monotonic() >= print_at:
                 print_at = time.monotonic() + _PRINT_SECONDS
                 print(self._line(), flush=True)
-            if time.monotonic() >= kill_at:
+            if not self._is_calm and time.monotonic() >= kill_at:
                 kill_at += KILL_SECONDS
                 self.book.counts["rounds"] += 1
                 (self._burst if self.book.counts["rounds"] % _BURST_EVERY == 0 else self._kill_one)()
@@ -294,35 +295,28 @@ class Soak:
         self.book.counts["node_killed"] += 1
         self._node = self._start_node()
 
-    def _drain(self) -> None:
+    def _drain(self, others: Actors) -> None:
         deadline = time.monotonic() + _DRAIN_SECONDS
-        while self.book.owed and time.monotonic() < deadline:
+        while (self.book.owed or others.owed) and time.monotonic() < deadline:
             threading.Event().wait(0.2)
+        if others.owed:
+            self.book.failures.append(f"{others.owed} small bundles that were acknowledged or committed did not come")
         if self.book.owed:
             self.book.failures.append(f"{self.book.owed} acknowledged bundles did not reach both subscribers")
 
     def _judge(self) -> None:
         for name, most in GROWTH_MAX.items():
-            if self._drift(name)["drift"] > most:
-                self.book.failures.append(f"{name} grow: {self._drift(name)}")
+            if drift_of(self.samples, name)["drift"] > most:
+                self.book.failures.append(f"{name} grow: {drift_of(self.samples, name)}")
+        for name in _FLAT if self._is_calm else ():
+            first, last = after_warming_up(self.samples, name, _SAMPLE_SECONDS)
+            if abs(last - first) > FLAT_SHARE * first:
+                self.book.failures.append(f"{name} is not flat: {first:,} after the first minutes, {last:,} at the end")
 
     # --- figures -----------------------------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        node = [self._node.pid, *self._worker_pids()]
-        own = os.getpid()
-        self.samples.append(
-            Sample(
-                node_rss_kib=sum(_status_kib(pid, "VmRSS") for pid in node),
-                supervisor_rss_kib=_status_kib(self._node.pid, "VmRSS"),
-                client_rss_kib=_status_kib(own, "VmRSS"),
-                node_descriptors=sum(_descriptors(pid) for pid in node),
-                supervisor_descriptors=_descriptors(self._node.pid),
-                client_descriptors=_descriptors(own),
-                shared_kib=sum(_status_kib(pid, "RssShmem") for pid in (*node, own)),
-                shared_names=len({name for pid in node for name in _shared_names(pid)}),
-            )
-        )
+        self.samples.append(take_sample(self._node.pid, self._worker_pids()))
 
     def _line(self) -> str:
         sample, counts = self.samples[-1], self.book.counts
@@ -332,35 +326,10 @@ class Soak:
         )
 
     def figures(self) -> dict[str, object]:
-        drift = {name: self._drift(name) for name in Sample._fields}
-        return {**dict(sorted(self.book.counts.items())), "open_failures": len(self.book.failures), "drift": drift}
-
-    def _drift(self, name: str) -> dict[str, int]:
-        values = [getattr(sample, name) for sample in self.samples]
-        third = max(1, len(values) // 3)
-        first, last = int(median(values[:third])), int(median(values[-third:]))
-        return {"first": first, "last": last, "drift": last - first, "most": max(values)}
-
-
-def _status_kib(pid: int, key: str) -> int:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(key + ":"):
-                return int(line.split()[1])
-    return 0
-
-
-def _shared_names(pid: int) -> list[str]:
-    """Named shared memory that the process has mapped."""
-    with contextlib.suppress(OSError):
-        return [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm/" in line]
-    return []
-
-
-def _descriptors(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    return 0
+        drift = {name: drift_of(self.samples, name) for name in Sample._fields}
+        flat = {name: after_warming_up(self.samples, name, _SAMPLE_SECONDS) for name in _FLAT}
+        failures = len(self.book.failures)
+        return {**dict(sorted(self.book.counts.items())), "open_failures": failures, "drift": drift, "flat": flat}
 
 
 @contextlib.contextmanager
@@ -376,10 +345,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak")
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--calm", action="store_true", help="nobody is killed; memory must end flat")
     arguments = parser.parse_args()
     started = time.monotonic()
     with directories() as made:
-        soak = Soak(made, arguments.hours, arguments.seed)
+        soak = Soak(made, arguments.hours, arguments.seed, is_calm=arguments.calm)
         soak.run()
     for failure in soak.book.failures:
         print(failure)

@@ -4,9 +4,9 @@
 
 On each CPU one process after the other does a piece of one of the `KINDS`, with ever new seeds: that which is furthest behind its pace. A
 kind's pace is what half an hour is to hold of it; where none is behind, crash states are swept. Beside them a real node with its clients,
-which mostly waits (`NODE_PARTS`): signals to all kinds of processes, limits, power cuts, evictions under kills, once in half an hour. What
-needs root, loop devices or a program that is not there is left out, and said. In less than fifteen minutes (short forms) pieces are
-smaller, and the real node does what it comes to.
+which mostly waits (`NODE_PARTS`): signals to all kinds of processes, owners of an embedded store one after the other, limits, power cuts,
+evictions under kills, once in half an hour. What needs root, loop devices or a program that is not there is left out, and said. In less
+than fifteen minutes (short forms) pieces are smaller, and the real node does what it comes to.
 
 A seed (`node_seeds`) is one run of a whole simulated node, of `NODE_STEPS` steps and then the calm: see `tests.sim.node`. Crash states are
 told apart by content over all pieces; `crash_states_opened` counts each at every moment of a run at which something else was known. What
@@ -40,50 +40,50 @@ from tests.fuzz.parsers import TARGETS
 ROOT = Path(__file__).parent.parent
 NODE_STEPS = 500
 BITS = 142_000
-"""Of all files that `tests.fuzz.bitflips` has, about: half an hour flips each of them."""
+"""Bits in all files of `tests.fuzz.bitflips` together, about; half an hour flips each of them."""
 STATES = "crash_states"
 _OPENED = "crash_states_opened"
 _HALF_HOUR_SECONDS = 1_800.0
 _LEAD = 1.05
-"""So much ahead of the time all kinds are to be, so that the last piece ends in it."""
+"""Factor by which all kinds are to be ahead of the time, so that the last piece ends in it."""
 _LONG_MINUTES = 15
 _SHORT_PART = 4
-"""Pieces are smaller by that in a short form."""
+"""Divisor of the size of a piece in a short form."""
 _SEEDS_PER_PIECE = 1_000
 _PIECES_PER_SWEEP = 3
 """One piece in so many sweeps crash states, also on a machine that is too slow for the paces."""
 _FAILURES_MAX = 5
 _SHOWN_CHARACTERS = 4_000
-"""Of the output of a failed piece, from either end."""
+"""Characters shown of a failed piece's output, from either end."""
 _NOT_ADDED = ("file_kinds", "file_kinds_hit")
-"""The same in every piece: the best one counts."""
+"""Figures that are the same in every piece: the best one counts."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a process is to do."""
+    """The work of one process."""
 
     number: int
-    """Of this kind, from 0."""
+    """Number of the piece among those of its kind, from 0."""
     amount: int
     seed: int
-    """Of it and of the next `_SEEDS_PER_PIECE`, no other piece has any."""
+    """Seed of the piece; the next `_SEEDS_PER_PIECE` seeds are its own too, no other piece has them."""
 
 
 @dataclass(frozen=True)
 class Kind:
     name: str
-    """The figure that counts it."""
+    """Figure that counts the work of this kind."""
     in_half_an_hour: int
     amount: int
-    """Of a piece in a long run: about half a minute of one CPU."""
+    """Size of a piece in a long run, for about half a minute on one CPU."""
     command: Callable[[Piece], list[str]]
     figures: Callable[[Any], dict[str, int]]
-    """What counts of the JSON in the last line of its process."""
+    """Takes the figures that count out of the JSON in the last line of the process."""
 
 
 def _figures(**names: str) -> Callable[[Any], dict[str, int]]:
-    """Those of a flat object, by the name that each gets here, and how many failures it lists."""
+    """Return a function that takes figures out of a flat object, under new names, and counts the failures that the object lists."""
 
     def read(found: Any) -> dict[str, int]:
         return {name: found.get(key, 0) for name, key in names.items()} | {"open_failures": len(found["failures"])}
@@ -92,7 +92,7 @@ def _figures(**names: str) -> Callable[[Any], dict[str, int]]:
 
 
 def _sum(**names: str) -> Callable[[Any], dict[str, int]]:
-    """The same of an object of such objects, added up."""
+    """Return a function that adds up what `_figures` takes out of each member of an object."""
 
     def read(found: Any) -> dict[str, int]:
         total: Counter[str] = Counter()
@@ -150,6 +150,8 @@ KINDS = (
 LIMITS = ("tmpfs", "ext4", "inodes", "file_size", "node_descriptors", "client_descriptors", "memory", "cap")
 NODE_PARTS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("tests.crash.campaign", 30, 4, ()),
+    ("tests.crash.owners", 40, 6, ()),
+    ("tests.crash.live_flips", 5_000, 500, ()),
     ("tests.crash.images", 4, 1, ("ext4",)),
     *(("tests.crash.limits", 2, 1, (limit,)) for limit in LIMITS),
     ("tests.crash.images", 4, 1, ("xfs",)),
@@ -162,7 +164,7 @@ _EVICTION_ROUNDS = {"QUIVER_TEST_CAP_ROUNDS": "10"}
 
 
 def _shortened(text: str) -> str:
-    """What has failed stands in front, where it ended behind."""
+    """Shorten the text in its middle: a failure stands in front, the end of the run behind."""
     return text if len(text) <= 2 * _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} ... {text[-_SHOWN_CHARACTERS:]}"
 
 
@@ -181,7 +183,7 @@ class Torture:
         self._amounts: Counter[Kind] = Counter()
         """Done, or begun."""
         self._impossible: set[Kind] = set()
-        """Nothing of these can be done here: their process says why."""
+        """Kinds that cannot be done here: their process says why."""
         self.figures: Counter[str] = Counter()
         self._images: set[int] = set()
         self.failures: list[str] = []

@@ -11,9 +11,37 @@ Guarantees and errors are those of `quiver_actors.client`, whose connections and
 which it was made; it does not survive a fork.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from quiver_actors.aio.client import Client, connect
-from quiver_actors.aio.delivery import Delivery, Ticket
+from quiver_actors.aio.delivery import BatchTicket, Delivery, DeliveryBatch, Ticket
 from quiver_actors.aio.subscription import GapSubscription, Subscription
 from quiver_actors.client.gaps import GapNotice
 
-__all__ = ["Client", "Delivery", "GapNotice", "GapSubscription", "Subscription", "Ticket", "connect"]
+if TYPE_CHECKING:
+    from quiver_actors.aio.embedded import Store, open
+
+__all__ = [
+    "BatchTicket",
+    "Client",
+    "Delivery",
+    "DeliveryBatch",
+    "GapNotice",
+    "GapSubscription",
+    "Store",
+    "Subscription",
+    "Ticket",
+    "connect",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what opens a store when it is first asked for: clients of a node need nothing of it."""
+    if name in ("Store", "open"):
+        from quiver_actors.aio import embedded
+
+        return getattr(embedded, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,54 +8,71 @@ import sys
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, NoReturn, Unpack, overload
 
 from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
+from quiver_actors.base.envelope import TraceContext
+from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
+from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
 from quiver_actors.client.keyed import pushing_keyed
-from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
+from quiver_actors.client.pickling import refuse_pickle
 from quiver_actors.client.producer import Producer, with_counts
 from quiver_actors.client.projection import Asked
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests
-from quiver_actors.client.segments import map_segment
+from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
 from quiver_actors.client.slots import Bundle
-from quiver_actors.client.topic_commands import TopicCommandsOf
-from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted
-from quiver_actors.envelope import TraceContext
-from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
-from quiver_actors.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
-from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.client.subscribe_request import Gaps, SeekReport, Start, SubscribeOptions, SubscribeRequest
+from quiver_actors.client.topic_commands import TopicCommands, TopicCommandsOf
+from quiver_actors.store.segment.reader import SegmentReader
 
 
-def connect(run_dir: str | os.PathLike[str] | None = None, *, timeout: float = 10.0) -> Client:
+def connect(
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    timeout: float = 10.0,
+    trusted_uid: int | None = None,
+    verify_checksums: bool = True,
+) -> Client:
     """Open a client of the node whose run directory this is, in the running event loop. Reads a file, but connects to nothing yet.
 
     Args and raises: as `quiver_actors.client.connect`.
     """
-    return Client(NodeDirectory(None if run_dir is None else os.fspath(run_dir)), timeout=timeout)
+    directory = NodeDirectory(None if run_dir is None else os.fspath(run_dir), trusted_uid)
+    return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
 class Client:
     """See `connect`. An asynchronous context manager; `close` is idempotent."""
 
-    def __init__(self, directory: NodeDirectory, *, timeout: float) -> None:
+    _channel_kind: type[PushChannel] = PushChannel
+
+    def __init__(self, directory: WorkerDirectory, *, timeout: float, verify_checksums: bool = True) -> None:
         self._directory = directory
         self._timeout_seconds = timeout
+        self._verifies_checksums = verify_checksums
         self._name = os.path.basename(sys.argv[0] or "python") if sys.argv else "python"
-        self._exchange = LoopExchange()
-        self._channels = ChannelSet(self._exchange, directory, self._make_channel)
+        self._exchange = self._new_exchange()
+        kind, shared, name = self._channel_kind, (self._exchange, directory), self._name
+        self._channels = ChannelSet(self._exchange, directory, lambda core: kind(*shared, core, name))
         self._producer = Producer(self._channels)
         self._requests = Requests(self._channels, timeout)
         self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
 
     @property
     def run_dir(self) -> str:
+        """Path of the node's run directory, which holds its sockets."""
         return self._directory.run_dir
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickle(self.run_dir)
 
     async def push(
         self,
@@ -150,10 +167,10 @@ class Client:
         **options: Unpack[SubscribeOptions],
     ) -> Subscription | GapSubscription:
         """Attach to a durable subscriber; the options are those of `SubscribeOptions`. The callbacks may be coroutine functions."""
-        wanted = Wanted.parse(topic, subscriber, gaps, options)
+        wanted = SubscribeRequest.parse(topic, subscriber, gaps, options, verifies_checksums=self._verifies_checksums)
         starts = await self._exchange.complete(self._requests.starting(topic, wanted.start))
         kind = GapSubscription if wanted.are_gaps_delivered else Subscription
-        subscription = kind(NodeDirectory(self.run_dir), self._name, wanted, starts)
+        subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, starts)
         try:
             await subscription.register(self._timeout_seconds)
         except BaseException:
@@ -163,50 +180,97 @@ class Client:
         return subscription
 
     async def unsubscribe(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
+        """Delete a subscriber with its progress on all workers, and return how many bundles it had not resolved.
+
+        Raises UnknownSubscriber, UnknownTopic or WorkerUnavailable, like `quiver_actors.client.Client.unsubscribe`.
+        """
         return await self._exchange.complete(self._requests.unregister(subscriber, topic))
 
     async def drop_orphan(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
+        """Delete a subscriber like `unsubscribe`, but raise UsageError if a consumer is attached to it."""
         return await self._exchange.complete(self._requests.drop_orphan(subscriber, topic))
 
     async def seek(
         self, subscriber: str, start: Start, *, topic: str = DEFAULT_TOPIC, dry_run: bool = False
     ) -> SeekReport:
+        """Move a subscriber to another position on all workers; durable on return.
+
+        Args:
+            start: as `subscribe` takes it.
+            dry_run: change nothing, only report what would be skipped and what would be delivered again.
+        """
         return await self._exchange.complete(self._requests.seek(subscriber, start, topic, is_dry=dry_run))
 
+    async def share_subscriber(self, subscriber: str, uids: Iterable[int], *, topic: str = DEFAULT_TOPIC) -> None:
+        """Let exactly these users join a subscriber; durable on all workers on return. An empty `uids` lets nobody join."""
+        await self._exchange.complete(self._requests.share_subscriber(subscriber, uids, topic))
+
     async def subscribers(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SubscriberInfo]]:
+        """Return the durable subscribers of a topic and their progress, by core."""
         return await self._exchange.complete(self._requests.subscribers(topic))
 
     async def ack_through(self, bundle_id: BundleId, *, subscriber: str) -> None:
+        """Resolve every bundle of the core up to and including this one for a subscriber; durable on return."""
         await self._exchange.complete(self._requests.ack_through(bundle_id, subscriber))
 
     async def topics(self) -> dict[str, TopicInfo]:
+        """Return the node's topics by name, with their slots, durability and incarnation."""
         return await self._exchange.complete(self._requests.topics())
 
     async def create_topic(
-        self, topic: str, settings: Mapping[str, Any] | None = None, *, if_missing: bool = False
+        self, topic: str, settings: Mapping[str, Any] | None = None, *, if_missing: bool = False, **misplaced: object
     ) -> None:
         """See `client.Client.create_topic`, as for the other two. The supervisor is asked in a thread."""
-        await asyncio.to_thread(self._topic_commands.create_topic, topic, settings, if_missing=if_missing)
+        create = self._topic_commands.create_topic
+        await asyncio.to_thread(create, topic, settings, if_missing=if_missing, **misplaced)
 
     async def set_topic(self, topic: str, settings: Mapping[str, Any], *, unset: Iterable[str] = ()) -> None:
+        """Change settings of a topic, by their keys in docs/configuration.md; `unset` ones get their configured value again.
+
+        Durable and in force on all workers on return. Raises UnknownTopic or ConfigError. Runs in a thread, so the loop does not wait.
+        """
         await asyncio.to_thread(self._topic_commands.set_topic, topic, settings, unset=unset)
 
     async def delete_topic(self, topic: str) -> None:
+        """Delete a topic with all its bundles and subscribers; its name is free on return. Runs in a thread."""
         await asyncio.to_thread(self._topic_commands.delete_topic, topic)
 
     @property
-    def _topic_commands(self) -> TopicCommandsOf:
-        return TopicCommandsOf(self.run_dir, self._timeout_seconds)
+    def _topic_commands(self) -> TopicCommands:
+        return TopicCommandsOf(self.run_dir, self._timeout_seconds, self._directory.trusted_uid)
 
     async def flush(self, topic: str = DEFAULT_TOPIC) -> None:
+        """Seal what is open on all workers: everything acknowledged before can be read and delivered on return."""
         await self._exchange.complete(self._requests.flush(topic))
 
     async def segments(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
+        """Return the sealed segments of a topic by core, oldest first."""
         return await self._exchange.complete(self._requests.segments(topic))
 
-    async def read_segment(self, core: int, topic: str, segment_seq: int) -> SegmentReader:
-        descriptor, size_bytes = await self._exchange.complete(self._requests.opened_segment(core, topic, segment_seq))
-        return SegmentReader(map_segment(descriptor, size_bytes, segment_seq), segment_seq=segment_seq)
+    async def readable(self, topic: str = DEFAULT_TOPIC) -> dict[int, ReadableSegments]:
+        """Return what can be read of a topic now, sealed or not, by core."""
+        return await self._exchange.complete(self._requests.readable(topic))
+
+    async def read_segment(
+        self, core: int, topic: str, segment_seq: int, *, verify_checksums: bool | None = None
+    ) -> SegmentReader:
+        """Open one sealed segment for reading, without a claim; the reader owns the mapping and is closed by the caller.
+
+        Args:
+            verify_checksums: check each bundle before it is returned; None: as the client was connected.
+        """
+        opened = await self._exchange.complete(self._requests.opened_segment(core, topic, segment_seq))
+        verifies = self._verifies_checksums if verify_checksums is None else verify_checksums
+        tell = self._requests.teller_of_damage(core, topic, segment_seq)
+        return reader_of(*opened, segment_seq, verifies_checksums=verifies, tell_damage=tell)
+
+    async def read_part(
+        self, core: int, topic: str, segment_seq: int, first: int, end: int, *, verify_checksums: bool | None = None
+    ) -> BundleReader:
+        """Open the bundles `[first, end)` of one segment, sealed or not, without a claim; see `Client.read_part` of threads."""
+        verifies = self._verifies_checksums if verify_checksums is None else verify_checksums
+        part = SegmentPart(segment_seq, first, end)
+        return await self._exchange.complete(self._requests.part_reader(core, topic, part, verifies_checksums=verifies))
 
     async def read(
         self,
@@ -218,11 +282,12 @@ class Client:
         slots: Iterable[str | int] | None = None,
         columns: Mapping[str | int, Iterable[str]] | None = None,
     ) -> AsyncIterator[StoredBundle]:
-        """For `async for`; the range is fixed and checked when the first bundle is asked for."""
+        """Read stored bundles with `async for`; the range is fixed and checked when the first bundle is asked for."""
         asked = Asked.parse(slots, columns)
         wanted = await self._exchange.complete(self._requests.wanted_range(topic, core, start, end, asked))
         for part in wanted.parts:
-            segment = await self._exchange.complete(self._requests.mapped_part(wanted, part))
+            flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
+            segment = await self._exchange.complete(flow)
             for index in range(part.first, part.end):
                 yield StoredBundle(segment, index)
 
@@ -251,5 +316,5 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client run_dir={self.run_dir} {'closed' if self._exchange.is_closed else 'open'}>"
 
-    def _make_channel(self, core: int) -> PushChannel:
-        return PushChannel(self._exchange, self._directory, core, self._name)
+    def _new_exchange(self) -> LoopExchange:
+        return LoopExchange()

@@ -7,6 +7,7 @@ from the loop's thread, so that its lock is never contended.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TypeVar
 
 from quiver_actors.client.exchange import Exchange, Flow, Steps, seconds_until
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class LoopExchange(Exchange):
-    """To be made, used and closed in one running event loop."""
+    """The exchange must be made, used and closed in one running event loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +25,7 @@ class LoopExchange(Exchange):
         self._loop.add_reader(self.fileno(), self._ready)
 
     async def complete(self, flow: Flow[T]) -> T:
-        """Drive a flow to its end. Cancelling gives it up.
+        """Drive a flow to its end. Cancelling abandons the flow.
 
         Raises:
             ClosedError: the exchange was closed, now or meanwhile.
@@ -62,18 +63,22 @@ class LoopExchange(Exchange):
             return returned
 
     def notify(self) -> None:
-        """See `Exchange`."""
+        """Wake every coroutine that waits for something to happen."""
         for waiter in self._waiters:
             _wake(waiter)
 
+    def call_at(self, due_at_ns: int, call: Callable[[], None]) -> None:
+        """Have `call` called by the event loop at that monotonic time, with the lock held."""
+        self._loop.call_later(seconds_until(due_at_ns) or 0, self._call, call)
+
     def close(self) -> None:
-        """See `Exchange`."""
+        """Stop watching in the event loop, and close all connections. Idempotent."""
         if not self.is_closed:
             self._loop.remove_reader(self.fileno())
         super().close()
 
     def _waiter(self, deadline_ns: int) -> asyncio.Future[None]:
-        """Done when something was handled, or at the deadline."""
+        """Return when something was handled, or at the deadline."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
         waiter.add_done_callback(self._waiters.discard)
@@ -82,6 +87,10 @@ class LoopExchange(Exchange):
             timer = self._loop.call_later(seconds, _wake, waiter)
             waiter.add_done_callback(lambda _: timer.cancel())
         return waiter
+
+    def _call(self, call: Callable[[], None]) -> None:
+        with self.lock:
+            call()
 
     def _ready(self) -> None:
         with self.lock:

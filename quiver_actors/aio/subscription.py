@@ -6,21 +6,27 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from quiver_actors.aio.delivery import Delivery
+from quiver_actors.aio.delivery import Delivery, DeliveryBatch
 from quiver_actors.aio.exchange import LoopExchange
+from quiver_actors.base.model import BundleId
+from quiver_actors.client.batches import ROWS_MAX_DEFAULT, WAIT_SECONDS_DEFAULT
 from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.exchange import deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
-from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.gathering import Gathering
+from quiver_actors.client.grants import Portion
+from quiver_actors.client.leases import extending
+from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.questions import oldest_of, pending_of
+from quiver_actors.client.refused import RefusedResolution
+from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.subscription import CLOSE_TIMEOUT_SECONDS
 from quiver_actors.client.subscription_base import SubscriptionBase
-from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import ClosedError, QuiverError, UsageError
-from quiver_actors.model import BundleId
 
 E = TypeVar("E")
 
@@ -28,22 +34,35 @@ logger = logging.getLogger("quiver.client")
 
 
 class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
-    """What `Subscription` and `GapSubscription` have in common. Each method does what its namesake of `quiver_actors.client` does."""
+    """The common base of `Subscription` and `GapSubscription`. Each method does what its namesake of `quiver_actors.client` does."""
 
-    def __init__(self, directory: NodeDirectory, client_name: str, wanted: Wanted, starts: StartPoints) -> None:
+    def __init__(
+        self,
+        exchange: LoopExchange,
+        directory: WorkerDirectory,
+        client_name: str,
+        wanted: SubscribeRequest,
+        starts: StartPoints,
+    ) -> None:
         """Nothing is connected yet; `register` does that."""
-        exchange = LoopExchange()
         consumer: Consumer[Delivery, LoopExchange] = Consumer(
             exchange, directory, client_name, wanted, starts, Delivery
         )
         super().__init__(exchange, consumer, wanted)
 
     async def register(self, timeout_seconds: float) -> None:
-        await self._exchange.complete(self._consumer.registering(timeout_seconds))
+        """Attach to the subscriber on every worker, and create it where it is new; durable on return."""
+        await self._exchange.complete(self._consumer.connections.registering(timeout_seconds))
 
     # --- bundles -------------------------------------------------------------------------------------------------------------
 
     async def get(self, timeout: float | None = None) -> E | None:
+        """Return the next bundle, or None if none came within `timeout` seconds (None: wait for ever, 0: do not wait).
+
+        Raises:
+            ClosedError: the subscription was closed.
+            QuiverError: a worker refuses this subscriber now.
+        """
         deadline_ns = deadline_after(timeout)
         while True:
             with self._exchange.lock:
@@ -58,6 +77,10 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
                 return event
 
     async def get_many(self, bundles_max: int, timeout: float | None = None) -> list[E]:
+        """Return 1 to `bundles_max` bundles that are there, or an empty list if none came in time.
+
+        With gaps="deliver" a gap notice comes as a list of its own or ends the list.
+        """
         if bundles_max < 1:
             raise UsageError(f"bundles_max {bundles_max} is not possible: expected at least 1")
         first = await self.get(timeout)
@@ -71,6 +94,12 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
         return [first, *map(self._event, more)]
 
     async def claim(self, bundle_id: BundleId, timeout: float = 10.0) -> Delivery:
+        """Claim one bundle by its id, also a deferred or blocked one.
+
+        Raises:
+            AlreadyResolved: the bundle is resolved, or gone.
+            NotClaimed: another consumer holds it, or it is not sealed yet.
+        """
         return await self._exchange.complete(self._consumer.claiming(bundle_id, timeout))
 
     async def run(self) -> int:
@@ -92,33 +121,47 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
 
     # --- resolving -----------------------------------------------------------------------------------------------------------
 
-    async def flush(self, timeout: float = 10.0) -> None:
-        await self._exchange.complete(self._consumer.flushing(timeout))
+    async def flush(self, timeout: float = 10.0) -> list[RefusedResolution]:
+        """Return when everything acknowledged or rejected so far is durable, also over connections lost since then.
+
+        Returns the resolutions that workers refused because the claim had ended; an empty list means that all count.
+        """
+        return await self._exchange.complete(self._consumer.resolutions.flushing(timeout))
 
     async def ack_through(self, bundle_id: BundleId, timeout: float = 10.0) -> None:
-        await self._exchange.complete(self._consumer.acking_through(bundle_id, timeout))
+        """Resolve every bundle of the core up to and including this one, claimed or not; durable on return."""
+        await self._exchange.complete(self._consumer.requests.acking_through(bundle_id, timeout))
 
     async def extend(self, deliveries: Iterable[Delivery], timeout: float = 10.0) -> list[Delivery]:
-        return await self._exchange.complete(self._consumer.extending(deliveries, timeout))
+        """Begin the leases of deliveries again, and return those that are not held any more."""
+        return await self._exchange.complete(extending(deliveries, timeout))
 
     # --- questions -----------------------------------------------------------------------------------------------------------
 
     async def pending_count(self, timeout: float = 10.0) -> int:
-        return pending_of(await self._exchange.complete(self._consumer.asking(timeout)))
+        """Return how many bundles on all workers the subscriber has not resolved."""
+        return pending_of(await self._exchange.complete(self._consumer.requests.asking(timeout)))
 
     async def oldest_incomplete(self, timeout: float = 10.0) -> dict[int, BundleId]:
-        return oldest_of(await self._exchange.complete(self._consumer.asking(timeout)), self.topic)
+        """Return the oldest bundle that is not resolved, by core; a core without one is left out."""
+        return oldest_of(await self._exchange.complete(self._consumer.requests.asking(timeout)), self.topic)
 
     async def all_drained(self, timeout: float = 10.0) -> bool:
-        infos = await self._exchange.complete(self._consumer.asking(timeout))
+        """Return whether no worker owes the subscriber a bundle, sealed or not, or a gap notice."""
+        infos = await self._exchange.complete(self._consumer.requests.asking(timeout))
         return all(info.drained for info in infos.values())
 
     async def pending_in_range(self, start: BundleId, end: BundleId, timeout: float = 10.0) -> int:
-        return await self._exchange.complete(self._consumer.asking_range(start, end, timeout))
+        """Return how many bundles from `start` up to, not including, `end` are not resolved; both are of one core."""
+        return await self._exchange.complete(self._consumer.requests.asking_range(start, end, timeout))
 
     # --- life ----------------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
+        """Send and flush what was resolved, give the rest back, and end. Idempotent.
+
+        A worker that does not answer within a few seconds is left alone, with a warning in the log; call `flush` before to be sure.
+        """
         try:
             await self._exchange.complete(self._consumer.closing(CLOSE_TIMEOUT_SECONDS))
         except ClosedError:
@@ -129,6 +172,7 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
             self.abort()
 
     def abort(self) -> None:
+        """End at once: bundles that were not resolved, and resolutions that were not sent, are delivered again. Idempotent."""
         if not self._exchange.is_closed:
             with self._exchange.lock:
                 self._consumer.end()
@@ -149,6 +193,28 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
     ) -> None:
         await self.close()
 
+    async def _gathered(self, max_rows: int, max_wait: float) -> AsyncIterator[DeliveryBatch | GapNotice]:
+        gathering = Gathering(max_rows, max_wait, self._wanted.idle_timeout, self._consumer.make)
+        while not gathering.has_ended:
+            try:
+                while not gathering.is_ready:
+                    gathering.add(await self._portion(gathering.bundles_wanted, gathering.timeout_seconds))
+            except ClosedError:
+                return
+            for batch in gathering.take(partial(DeliveryBatch, self._consumer.resolutions)):
+                yield batch
+
+    async def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
+        """Return the next bundles, all of one parcel, or the next notice that `get` would return; None when nothing came in time."""
+        deadline_ns, consumer = deadline_after(timeout), self._consumer
+        while True:
+            item = await self._exchange.complete(consumer.taking_portion(bundles_max, deadline_ns))
+            if not isinstance(item, WaitingGap):
+                return item
+            notice = await self._tell(item)
+            if isinstance(notice, GapNotice):
+                return notice
+
     async def _tell(self, gap: WaitingGap) -> E | None:
         notice = gap.notice
         logger.warning("quiver.subscription.gap subscriber=%s %s", self.subscriber, notice)
@@ -165,6 +231,14 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
 class Subscription(BaseSubscription[Delivery]):
     """Deliveries of one subscriber: iterate, or call `get`. Made by `Client.subscribe`."""
 
+    async def batches(
+        self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT
+    ) -> AsyncIterator[DeliveryBatch]:
+        """Yield many bundles at a time; see `quiver_actors.client.Subscription.batches`."""
+        async for batch in self._gathered(max_rows, max_wait):
+            if isinstance(batch, DeliveryBatch):
+                yield batch
+
     async def __aenter__(self) -> Subscription:
         return self
 
@@ -173,7 +247,13 @@ class Subscription(BaseSubscription[Delivery]):
 
 
 class GapSubscription(BaseSubscription["Delivery | GapNotice"]):
-    """As `Subscription`, with gap notices among the deliveries: `subscribe(..., gaps="deliver")`."""
+    """A subscription that returns gap notices among the deliveries: `subscribe(..., gaps="deliver")`."""
+
+    def batches(
+        self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT
+    ) -> AsyncIterator[DeliveryBatch | GapNotice]:
+        """Yield many bundles at a time, and each gap notice between them; see `quiver_actors.client.GapSubscription.batches`."""
+        return self._gathered(max_rows, max_wait)
 
     async def __aenter__(self) -> GapSubscription:
         return self

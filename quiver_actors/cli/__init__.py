@@ -1,1 +1,1 @@
-"""The `quiver` command. Each subcommand is a module with `add_parser(subparsers)` and `run(arguments) -> exit code`."""
+"""The `quiver` command and all that an operator looks at: status documents, the page, the doctor, templates, the demo."""

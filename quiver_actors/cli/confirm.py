@@ -24,6 +24,8 @@ def is_confirmed(arguments: argparse.Namespace, question: str) -> bool:
     if arguments.yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError(f"{question} Nobody can be asked here: say --yes, or look with --dry-run")
+        raise UsageError(
+            f"{question} Standard input is not a terminal, so nobody can answer: give --yes, or --dry-run to look first"
+        )
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

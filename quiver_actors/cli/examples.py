@@ -1,4 +1,4 @@
-"""What is printed below the options of commands that do not bring it themselves: examples, and the exit codes of their group.
+"""Text printed below the options of commands that bring no text of their own: examples, and the exit codes of their group.
 
 A test runs every example of every command.
 """
@@ -25,6 +25,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "quiver subscribers orphans": ("quiver subscribers orphans",),
     "quiver subscribers drop": ("quiver subscribers drop exporter --topic clicks --dry-run",),
     "quiver subscribers seek": ("quiver subscribers seek exporter latest --topic clicks --dry-run",),
+    "quiver subscribers share": ("quiver subscribers share exporter --topic clicks --with 1002",),
     "quiver subscribers replay-dead-letters": ("quiver subscribers replay-dead-letters clicks-dead --dry-run",),
     "quiver transactions": ("quiver transactions list",),
     "quiver transactions list": ("quiver transactions list --json",),
@@ -56,9 +57,14 @@ def _inherit_exit_codes(command: argparse.ArgumentParser, group: argparse.Argume
 
 
 def _commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    for action in parser._actions:
+    for action in actions_of(parser):
         if isinstance(action, argparse._SubParsersAction):
             yield from action.choices.values()
+
+
+def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The options and arguments of a parser, and its commands, in the order in which they were added."""
+    return parser._actions
 
 
 def all_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

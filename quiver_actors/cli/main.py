@@ -13,7 +13,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from quiver_actors import __version__
 from quiver_actors.cli.examples import add_examples
+from quiver_actors.cli.parser import CommandParser
 from quiver_actors.errors import (
     AlreadyRunning,
     DiskError,
@@ -48,9 +50,10 @@ COMMANDS = (
     "metrics",
     "serve",
     "deploy",
+    "completion",
     "version",
 )
-"""In the order of the help; the module of each has its name."""
+"""Commands in the order of the help; the module of each command has the same name."""
 
 _EXIT_CODES: tuple[tuple[type[QuiverError], ExitCode], ...] = (
     (UsageError, ExitCode.USAGE),
@@ -68,7 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Names of files need not be text.
         sys.stdout.reconfigure(errors="backslashreplace")
     given = sys.argv[1:] if arguments is None else arguments
-    parsed = build_parser(given[0] if given else None).parse_args(given)
+    parser = build_parser(given[0] if given else None)
+    if not given:
+        parser.print_help()
+        return int(ExitCode.CLEAN)
+    parsed = parser.parse_args(given)
     try:
         return int(parsed.run(parsed))
     except (QuiverError, ShmError, SupervisorError) as error:
@@ -86,16 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The whole command line, or as much of it as one command needs: looking at a node should not wait for the others' modules."""
-    parser = argparse.ArgumentParser(prog="quiver", description="A durable Arrow buffer for every Spark worker node.")
+    parser = CommandParser(prog="quiver", description="A durable Arrow buffer for every Spark worker node.")
+    parser.add_argument("--version", action="version", version=f"quiver {__version__}", help="print the version")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in COMMANDS if only not in COMMANDS else [only]:
-        importlib.import_module(f"quiver_actors.cli.{name.replace('-', '_')}").add_parser(subparsers)
+        importlib.import_module(f"quiver_actors.cli.commands.{name.replace('-', '_')}").add_parser(subparsers)
     add_examples(parser)
     return parser
 
 
 def exit_code_of(error: Exception) -> ExitCode:
-    """What the shell is told about an error."""
+    """Return the exit code for an error."""
     for kind, code in _EXIT_CODES:
         if isinstance(error, kind):
             return code

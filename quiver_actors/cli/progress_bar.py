@@ -7,14 +7,14 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
-from quiver_actors.units import format_size
+from quiver_actors.base.units import format_size
 
 _WIDTH = 30
 _REDRAW_SECONDS = 0.1
 
 
 class StatusLine:
-    """What is known meanwhile of work whose length is not. Draws nothing where `stream` is no terminal."""
+    """A line on stderr that shows the latest news of work of unknown length. Draws nothing where `stream` is no terminal."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -22,6 +22,7 @@ class StatusLine:
         self._drawn_at = 0.0
 
     def say(self, text: str) -> None:
+        """Draw the text in place of the line, at most a few times a second; nothing where there is no terminal."""
         if self._is_shown and time.monotonic() - self._drawn_at >= _REDRAW_SECONDS:
             self._drawn_at = time.monotonic()
             self._stream.write(f"\r\x1b[K{text}")
@@ -49,6 +50,7 @@ class ProgressBar:
         self._drawn_at = 0.0
 
     def advance(self, size_bytes: int) -> None:
+        """Add bytes that are done, and draw the bar at most a few times a second."""
         self._done_bytes += size_bytes
         if self._is_shown and time.monotonic() - self._drawn_at >= _REDRAW_SECONDS:
             self._drawn_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""What the commands for stored files share: exit codes, opening a path, findings as text. Loads no data library by itself."""
+"""Common parts of the commands for stored files: exit codes, opening a path, findings as text. Loads no data library by itself."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from quiver_actors.cli.json_document import as_json
+from quiver_actors.cli.documents.json_document import as_json
 from quiver_actors.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
-    from quiver_actors.inspection.findings import Finding
-    from quiver_actors.inspection.source import Tree
+    from quiver_actors.store.inspection.findings import Finding
+    from quiver_actors.store.inspection.source import Tree
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -70,8 +70,8 @@ def opened(path: str, note_look: Callable[[int], None] | None = None) -> Iterato
         UsageError: neither a regular file nor a directory.
         DiskError: it is not there or may not be read.
     """
-    from quiver_actors.disk.posix import PosixDisk
-    from quiver_actors.inspection.source import Tree
+    from quiver_actors.store.disk.posix import PosixDisk
+    from quiver_actors.store.inspection.source import Tree
 
     if os.path.islink(path):
         path = os.path.realpath(path)
@@ -124,15 +124,17 @@ def _painted(severity: str) -> str:
 
 
 def has_colour() -> bool:
+    """Whether stdout is a terminal that may show colours (`NO_COLOR` is not set)."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
 def print_json(document: dict[str, Any]) -> None:
     """The `--json` document of a command; `schema_version` comes first."""
-    from quiver_actors.inspection.findings import SCHEMA_VERSION
+    from quiver_actors.store.inspection.findings import SCHEMA_VERSION
 
     print(as_json({"schema_version": SCHEMA_VERSION, **document}), flush=True)
 
 
 def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless it is 1: `1 file`, `2,000 files`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -37,18 +37,23 @@ class Counting(io.RawIOBase):
         self._note = note
 
     def readable(self) -> bool:
+        """Always true."""
         return True
 
     def seekable(self) -> bool:
+        """Whether the file below is seekable."""
         return self._file.seekable()
 
     def seek(self, offset: int, whence: int = 0) -> int:
+        """Move in the file below; what was counted stays counted."""
         return self._file.seek(offset, whence)
 
     def tell(self) -> int:
+        """Position in the file below."""
         return self._file.tell()
 
     def readinto(self, buffer: Any) -> int:
+        """Read into the buffer, and count the bytes."""
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         self._note(len(data))
@@ -78,6 +83,7 @@ def read_batches(path: str, kind: str | None, rows: int, note: Callable[[int], N
 
 
 def open_input(path: str) -> BinaryIO:
+    """Open a file for reading; `-` is stdin, which is read whole first if it is a pipe."""
     if path != "-":
         return open(path, "rb")
     # What is seekable can be looked at before it is read; a pipe cannot.
@@ -96,7 +102,7 @@ def _kind_of(path: str, file: BinaryIO) -> str:
     if head.lstrip()[:1] == b"{":
         return "jsonl"
     raise UsageError(
-        f"what {path} holds cannot be told by its name or beginning: say it with --format, one of {', '.join(FORMATS)}"
+        f"the format of {path} cannot be recognised by its name or its first bytes: give --format, one of {', '.join(FORMATS)}"
     )
 
 

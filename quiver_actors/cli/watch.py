@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from quiver_actors.cli.durations import positive_duration_seconds
 from quiver_actors.errors import NotRunning
 
 WATCH_SECONDS = 2.0
@@ -14,11 +15,12 @@ _CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def add_watch(parser: argparse._ActionsContainer) -> None:
+    """Add the option `--watch DURATION`, by which a command shows its result again and again."""
     parser.add_argument(
         "--watch",
-        metavar="SECONDS",
+        metavar="DURATION",
         nargs="?",
-        type=_positive,
+        type=positive_duration_seconds,
         const=WATCH_SECONDS,
         help="show again and again (2 s); with --json an object a line",
     )
@@ -51,10 +53,3 @@ def _look(look: Callable[[], int], *, as_json: bool) -> None:
     else:
         # Looks that stay are kept apart by an empty line.
         print(end="" if as_json or is_drawn else "\n", flush=True)
-
-
-def _positive(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return seconds

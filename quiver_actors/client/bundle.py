@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from quiver_actors.base.model import ENVELOPE_SLOT, BundleId, SlotTable
 from quiver_actors.client.segments import MappedSegment
 from quiver_actors.errors import FormatError, InvalidBundle, SlotNotInBundle
-from quiver_actors.model import ENVELOPE_SLOT, BundleId, SlotTable
 
 T = TypeVar("T")
 
@@ -18,28 +18,35 @@ class StoredBundle:
     """A bundle of a sealed segment.
 
     Batches point into the mapped segment file: reading copies nothing, and they stay valid for as long as they are referenced.
-    Slots that are never asked for are never touched.
+    Before this object says anything of what is stored, it has proven the whole bundle against its checksum, once (unless the client was
+    connected with `verify_checksums=False`: then slots that are never asked for are never touched).
     """
 
-    __slots__ = ("_bundle_index", "_segment")
+    __slots__ = ("_bundle_index", "_is_proven", "_segment")
 
     def __init__(self, segment: MappedSegment, bundle_index: int) -> None:
         self._segment = segment
         self._bundle_index = bundle_index
+        self._is_proven = False
 
     @property
     def bundle_id(self) -> BundleId:
+        """Topic, core, segment number and index of the bundle; it never changes."""
         segment = self._segment
         return BundleId(segment.slots.topic, segment.core, segment.segment_seq, self._bundle_index)
 
     @property
     def slots(self) -> Mapping[int, pa.RecordBatch]:
-        """The batches of all slots that the bundle has and that are asked for, by slot id.
+        """The batches of the bundle's requested slots, by slot id.
 
         Raises:
-            FormatError: the stored bundle cannot be read.
+            ChecksumMismatch: the stored bundle is damaged.
+            DataLost: damage destroyed the bundle earlier; subscribers get a gap notice in its place.
+            FormatError: it cannot be read.
         """
         try:
+            if not self._is_proven:
+                self._prove()
             return self._segment.bundle(self._bundle_index)
         except (FormatError, IndexError) as error:
             self._unreadable(str(error))
@@ -75,7 +82,7 @@ class StoredBundle:
 
     @property
     def item_count(self) -> int | None:
-        """What the producer said it holds, None if it did not."""
+        """Number of items that the producer named for the bundle; None if it named none."""
         return self._read(self._segment.item_count)
 
     @property
@@ -88,12 +95,13 @@ class StoredBundle:
 
     @property
     def ingestion_unix_ns(self) -> int | None:
-        """When the worker took it in; UNIX time in nanoseconds."""
+        """Time when the worker ingested the bundle; UNIX time in nanoseconds."""
         return self._read(self._segment.ingestion_ts_nanos)
 
     @property
     def incarnation(self) -> bytes | None:
-        """Of the engine that stored it: bundle ids of a store that was made anew begin again, those of one incarnation never repeat.
+        """Incarnation of the engine that stored the bundle. A recreated store numbers its bundles from 0 again; within one incarnation
+        no id repeats.
 
         None in a segment that another implementation wrote.
         """
@@ -121,8 +129,27 @@ class StoredBundle:
         topic, core, segment_seq, bundle_index = self.bundle_id
         return f"{topic} core={core} segment={segment_seq} bundle={bundle_index}"
 
+    def verify(self) -> None:
+        """Prove the bundle against its checksum once more, whatever was read of it before.
+
+        For whoever keeps batches for long and acts on them later: they point into the file, and show damage that has come to it since.
+        Call it when the values have been used and before anything is final. Does nothing if the client does not verify checksums.
+
+        Raises:
+            ChecksumMismatch: the stored bundle is damaged.
+            FormatError: it cannot be read.
+        """
+        self._is_proven = False
+        self._read(lambda _: None)
+
+    def _prove(self) -> None:
+        self._segment.check(self._bundle_index)
+        self._is_proven = True
+
     def _read(self, read: Callable[[int], T]) -> T:
         try:
+            if not self._is_proven:
+                self._prove()
             return read(self._bundle_index)
         except SlotNotInBundle:
             raise

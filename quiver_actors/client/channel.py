@@ -15,24 +15,10 @@ import enum
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import TypeAlias
 
-from quiver_actors.client.connection import Connection
-from quiver_actors.client.exchange import FOREVER_NS, Exchange
-from quiver_actors.client.node_view import NodeDirectory
-from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import (
-    NotRunning,
-    ProtocolError,
-    QuiverError,
-    TopicRecreated,
-    UnknownTopic,
-    WorkerUnavailable,
-    error_classes,
-)
-from quiver_actors.protocol.framing import encode_frame
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.protocol.messages import (
     PROTOCOL_VERSION,
     ArenaAttached,
     Decided,
@@ -49,12 +35,22 @@ from quiver_actors.protocol.messages import (
     StageList,
     StageReady,
     SubscriberList,
-    TopicInfo,
     TopicList,
     Welcome,
     WorkerMessage,
 )
-from quiver_actors.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.client.calls import ANSWERS, Call, PendingCalls, refusal_error
+from quiver_actors.client.connection import WorkerConnection
+from quiver_actors.client.exchange import FOREVER_NS, Exchange
+from quiver_actors.client.known_topics import KnownTopics
+from quiver_actors.client.node_view import WorkerDirectory
+from quiver_actors.errors import (
+    ProtocolError,
+    QuiverError,
+    TopicRecreated,
+    WorkerUnavailable,
+)
 
 RETRY_NS_FIRST = 10 * MILLISECOND_NS
 RETRY_NS_MAX = 200 * MILLISECOND_NS
@@ -79,70 +75,11 @@ Answer: TypeAlias = (
     | Decided
     | TopicList
 )
-_ANSWERS = (
-    Done,
-    Refused,
-    SegmentList,
-    SegmentOpened,
-    ArenaAttached,
-    Extended,
-    PendingInfo,
-    SubscriberList,
-    Sought,
-    StageReady,
-    StageList,
-    Decided,
-    TopicList,
-)
-"""What may answer a call as it stands. A Deliver is for subclasses: they hand it to `_answer`."""
-
-_REFUSALS = error_classes()
-
-
-def refusal_error(refused: Refused) -> QuiverError:
-    """The exception that a refusal stands for."""
-    kind = _REFUSALS.get(refused.code)
-    if kind is None:
-        return ProtocolError(f"the worker refused with the unknown code {refused.code!r}: {refused.message}")
-    # Not kind(message): a class may build its message from parts that do not travel.
-    error = kind.__new__(kind, refused.message)
-    error.retry_after_ns = refused.retry_after_ns
-    return error
-
-
-Undo: TypeAlias = Callable[["WorkerMessage", int], "Message | None"]
-
-
-class Call:
-    """One request and its answer. Sent again on the next connection as long as it is not done."""
-
-    __slots__ = ("answer", "descriptor", "error", "is_forgotten", "make", "request", "tag", "undo")
-
-    def __init__(self, make: Callable[[int], Message], undo: Undo | None = None) -> None:
-        """
-        Args:
-            make: builds the request for a tag.
-            undo: builds what gives back that which an answer has granted, for a tag; None where it granted nothing. It is sent when an
-                answer comes for which nobody waits any more.
-        """
-        self.make = make
-        self.undo = undo
-        self.is_forgotten = False
-        self.tag = 0
-        """0 while it is not under way."""
-        self.request: Message | None = None
-        """As it was last sent."""
-        self.answer: WorkerMessage | None = None
-        self.descriptor: int | None = None
-        """What the answer carried; the caller owns it."""
-        self.error: QuiverError | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.answer is not None or self.error is not None
 
 
 class ChannelState(enum.Enum):
+    """State of a connection to a worker: none, waiting for the worker's `Welcome`, or usable."""
+
     CLOSED = enum.auto()
     GREETING = enum.auto()
     OPEN = enum.auto()
@@ -151,36 +88,32 @@ class ChannelState(enum.Enum):
 class Channel:
     """The connection to the worker of one core. Subclasses add what they push or receive through the hooks at the end."""
 
-    def __init__(self, exchange: Exchange, directory: NodeDirectory, core: int, client_name: str) -> None:
+    def __init__(self, exchange: Exchange, directory: WorkerDirectory, core: int, client_name: str) -> None:
         self.core = core
         self.generation = 0
+        self.features = 0
+        """Bits of `Welcome.features` of the worker that has welcomed last."""
         self.retry_at_ns = 0
-        """When `connect_if_due` does something again."""
+        """Monotonic time from which `connect_if_due` tries again."""
         self.failure: QuiverError | None = None
-        """Why the channel is not open; None while it is or was never tried."""
-        self.topics: Mapping[str, TopicSlots] = {}
-        self.topic_infos: Mapping[str, TopicInfo] = {}
+        """Reason why the channel is not open; None while it is open or was never tried."""
+        self._was_raised = False
+        """Whether a caller was told of the failure."""
+        self.topics = KnownTopics()
+        """Topics that the worker has named; those of the last connection while the channel is not open."""
         self._exchange = exchange
         self._directory = directory
         self._client_name = client_name
-        self._connection: Connection | None = None
+        self._connection: WorkerConnection | None = None
         self._state = ChannelState.CLOSED
         self._retry_ns = RETRY_NS_FIRST
         self._opened_at_ns = FOREVER_NS
-        self._incarnations: dict[str, str] = {}
-        """Of each topic, that this channel has heard of last."""
-        self._recreated: set[str] = set()
-        """Topics whose incarnation has changed since, which nobody was told yet."""
-        self._tag = 0
-        self._calls: dict[int, Call] = {}
+        self._calls = PendingCalls()
 
     @property
     def is_open(self) -> bool:
+        """Whether the worker has greeted, so that requests can be sent."""
         return self._state is ChannelState.OPEN
-
-    @property
-    def state(self) -> ChannelState:
-        return self._state
 
     def connect_if_due(self, now_ns: int) -> None:
         """Connect, or give up a greeting that takes too long, if it is time to."""
@@ -190,41 +123,29 @@ class Channel:
             self._lose(WorkerUnavailable(f"worker {self.core} took the connection but does not answer"), now_ns)
             return
         try:
-            connection = Connection.open(self._directory.socket_of(self.core))
+            connection = self._directory.connect(self.core)
         except OSError as error:
             self._fail(WorkerUnavailable(f"worker {self.core} cannot be reached: {error.strerror}"), now_ns)
-        except (NotRunning, WorkerUnavailable) as error:
+        except QuiverError as error:
             self._fail(error, now_ns)
         else:
             self._greet(connection, now_ns)
 
-    def check_usable(self) -> None:
-        """Raise what makes further attempts useless: a refusal or another protocol, not an absent worker."""
-        if self.failure is not None and not self.failure.retriable:
-            raise self.failure
-
-    def slots_of(self, topic: str) -> TopicSlots:
-        """The topic's slots; the channel must be open.
-
-        Raises:
-            UnknownTopic: the node has no such topic.
-        """
-        if topic in self._recreated:
-            # Told once: whoever goes on after that means the new one.
-            self._recreated.discard(topic)
-            raise TopicRecreated(
-                f"topic {topic!r} was deleted and created anew: bundle ids and schemas of the former one do not fit"
-            )
-        found = self.topics.get(topic)
-        if found is None:
-            raise UnknownTopic(f"topic {topic!r} does not exist on this node: its topics are {sorted(self.topics)}")
-        return found
-
-    def is_learning(self, topic: str, call: Call) -> bool:
-        """Whether it is still to be heard if there is such a topic, which may be newer than the connection; the channel must be open.
+    def check_usable(self, *, is_news: bool = False) -> None:
+        """Raise what makes further attempts useless: a refusal or another protocol, not an absent worker.
 
         Args:
-            call: asks for the topics (`ListTopics`), one for each time that somebody wants to know.
+            is_news: only what nobody was told yet, before the next connection takes its place.
+        """
+        if self.failure is not None and not self.failure.retriable and not (is_news and self._was_raised):
+            self._was_raised = True
+            raise self.failure
+
+    def is_learning(self, topic: str, call: Call) -> bool:
+        """Whether the channel still has to learn if the topic exists, as it may be newer than the connection; the channel must be open.
+
+        Args:
+            call: request for the topics (`ListTopics`); a new one for each question.
         """
         if topic in self.topics or call.is_done:
             return False
@@ -233,38 +154,24 @@ class Channel:
         return True
 
     def next_tag(self) -> int:
-        self._tag += 1
-        return self._tag
+        """Return a tag for a message whose answer is no `Call`'s."""
+        return self._calls.next_tag()
 
     def send(self, messages: Iterable[Message]) -> None:
         """Send messages in order; the channel must be open."""
         assert self._connection is not None, "send on a channel that is not connected"
-        self._connection.send(b"".join(map(encode_frame, messages)))
+        self._connection.send(messages)
         if self._connection.wants_to_write:
             self._exchange.watch_writable(self._connection.fileno(), wanted=True)
 
     def call(self, call: Call) -> None:
         """Send a request whose answer will be in `call`; the channel must be open."""
-        call.tag = self.next_tag()
-        self._calls[call.tag] = call
-        call.request = call.make(call.tag)
-        self.send([call.request])
+        self.send([self._calls.begin(call)])
 
     def forget(self, call: Call) -> None:
-        """Nobody waits for the answer any more, if it has not come yet; what it grants will be given back. A descriptor that has come and
-        that nobody took is closed."""
-        if call.descriptor is not None:
-            os.close(call.descriptor)
-            call.descriptor = None
-        if call.undo is None:
-            self._calls.pop(call.tag, None)
-        else:
-            call.is_forgotten = not call.is_done
-
-    def _undo(self, call: Call) -> None:
-        message = call.undo(call.answer, self.next_tag()) if call.undo and call.answer is not None else None
-        if message is not None and self.is_open:
-            self.send([message])
+        """Stop waiting for the answer of a call; whatever a late answer grants will be given back. A descriptor that has arrived and
+        was not taken is closed."""
+        self._calls.forget(call)
 
     def handle_events(self, events: int) -> None:
         """See `Watched`."""
@@ -290,9 +197,12 @@ class Channel:
         """Close the connection; the worker gives claims back and forgets unanswered requests. Idempotent."""
         if self._connection is not None:
             self._lose(WorkerUnavailable("the connection was closed by its own side"), FOREVER_NS)
+        else:
+            # One that was raised refers to this channel by its traceback.
+            self.failure = None
 
     def break_off(self) -> None:
-        """See `Watched`. The worker is there: the next use connects anew."""
+        """End the connection after an interrupted call, as `Watched` says; the next use connects again."""
         self._lose(WorkerUnavailable("a call was interrupted in its middle"), 0)
         self.retry_at_ns = 0
 
@@ -302,7 +212,7 @@ class Channel:
         self.retry_at_ns = 0
         self.failure = None
 
-    def _greet(self, connection: Connection, now_ns: int) -> None:
+    def _greet(self, connection: WorkerConnection, now_ns: int) -> None:
         self._connection = connection
         # Before anything waits for it: an interrupt in here breaks off what is watched.
         self._exchange.watch(connection.fileno(), self)
@@ -314,7 +224,7 @@ class Channel:
     def _handle(self, message: WorkerMessage, descriptor: int | None) -> None:
         if isinstance(message, Welcome):
             self._welcome(message)
-        elif isinstance(message, _ANSWERS) and self._answer(message, descriptor):
+        elif isinstance(message, ANSWERS) and self._answer(message, descriptor):
             pass
         elif isinstance(message, Refused) and message.tag == 0:
             # It answers no request in particular: what this connection is for cannot go on.
@@ -324,17 +234,18 @@ class Channel:
 
     def _answer(self, message: Answer, descriptor: int | None) -> bool:
         """Hand an answer to the call that waits for it; False if none does."""
-        call = self._calls.pop(message.tag, None)
+        call = self._calls.take(message.tag)
         if call is None:
             return False
         call.answer, call.descriptor = message, descriptor
         if isinstance(message, TopicList):
-            self._know(message.topics)
+            self.topics.learn(message.topics)
         if isinstance(message, Refused):
             call.error = refusal_error(message)
             self._note_refusal(call.error, getattr(call.request, "topic", ""))
-        if call.is_forgotten:
-            self._undo(call)
+        undo = call.undoing(self.next_tag()) if call.is_forgotten else None
+        if undo is not None and self.is_open:
+            self.send([undo])
         self._answered(call)
         return True
 
@@ -347,26 +258,18 @@ class Channel:
                 )
             )
             return
-        self._know(welcome.topics)
+        self.topics.learn(welcome.topics)
+        self.features = welcome.features
         self._state = ChannelState.OPEN
         self._opened_at_ns = time.monotonic_ns()
         self.retry_at_ns = FOREVER_NS
         self._opened()
 
     def _note_refusal(self, error: QuiverError, topic: str) -> None:
-        """What this connection knows of a topic that was created anew is of no use: connect again, and do not tell it twice."""
+        """Reconnect if the topic was created anew, as this connection's knowledge is out of date. The error has told the caller already."""
         if isinstance(error, TopicRecreated):
-            self._incarnations.pop(topic, None)
+            self.topics.forget_incarnation(topic)
             self._fail_connection(WorkerUnavailable(f"topic {topic!r} was created anew"))
-
-    def _know(self, infos: Iterable[TopicInfo]) -> None:
-        self.topic_infos = {info.name: info for info in infos}
-        self.topics = {name: TopicSlots(info) for name, info in self.topic_infos.items()}
-        for name, info in self.topic_infos.items():
-            if self._incarnations.get(name, info.incarnation) != info.incarnation:
-                self._recreated.add(name)
-            if info.incarnation:
-                self._incarnations[name] = info.incarnation
 
     def _fail_connection(self, error: QuiverError) -> None:
         """End the connection for a reason of our own, once all messages that have arrived are handled."""
@@ -383,15 +286,15 @@ class Channel:
             self._retry_ns = RETRY_NS_FIRST
         self._opened_at_ns = FOREVER_NS
         self.generation += 1
-        for call in self._calls.values():
-            call.tag = 0
-        self._calls.clear()
+        self._calls.lose()
         self._fail(error, now_ns)
         self._lost()
 
     def _fail(self, error: QuiverError, now_ns: int) -> None:
         self._state = ChannelState.CLOSED
-        self.failure = error
+        # Without the frames that it came through: they refer to this channel, which would keep itself in memory.
+        self.failure = error.with_traceback(None)
+        self._was_raised = False
         self.retry_at_ns = now_ns + self._retry_ns
         self._retry_ns = min(2 * self._retry_ns, RETRY_NS_MAX)
 

@@ -5,17 +5,19 @@ Used under the lock of the exchange, except where it says so.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
-from quiver_actors.client.channel import Call, Channel
+from quiver_actors.base.protocol.messages import ListTopics
+from quiver_actors.client.calls import Call
+from quiver_actors.client.channel import Channel
 from quiver_actors.client.exchange import FOREVER_NS, Exchange, Flow, deadline_after
-from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import QuiverError, WorkerUnavailable
-from quiver_actors.protocol.messages import ListTopics
+from quiver_actors.errors import ClosedError, NotRunning, QuiverError, QuotaExceeded, UnknownCore, WorkerUnavailable
 
 C = TypeVar("C", bound=Channel)
 
@@ -23,10 +25,10 @@ C = TypeVar("C", bound=Channel)
 class ChannelSet(Generic[C]):
     """Channels by core."""
 
-    def __init__(self, exchange: Exchange, directory: NodeDirectory, make: Callable[[int], C]) -> None:
+    def __init__(self, exchange: Exchange, directory: WorkerDirectory, make: Callable[[int], C]) -> None:
         self.exchange = exchange
         self.directory = directory
-        self._make = make
+        self._make: Callable[[int], C] = make
         self._channels: dict[int, C] = {}
 
     def channel(self, core: int) -> C:
@@ -47,8 +49,10 @@ class ChannelSet(Generic[C]):
             channel.close()
 
     def close(self) -> None:
+        """Close all channels, and make no more. Drops the factory, which refers to the set's owner and would keep the owner in memory."""
         for channel in self._channels.values():
             channel.close()
+        self._make = _refuse_closed
 
     def finding(self, core: int, topic: str, timeout_seconds: float | None) -> Flow[TopicSlots]:
         """Wait until the channel to a core's worker is open, and return a topic's slots, also of one that is newer than the channel.
@@ -63,15 +67,15 @@ class ChannelSet(Generic[C]):
             now_ns = time.monotonic_ns()
             channel.connect_if_due(now_ns)
             if channel.is_open and not channel.is_learning(topic, topics):
-                return channel.slots_of(topic)
+                return channel.topics.slots_of(topic)
             channel.check_usable()
             if now_ns >= deadline_ns:
                 raise unavailable_error(channel, timeout_seconds)
             yield min(deadline_ns, channel.retry_at_ns)
 
     def asking_all(self, make: Callable[[int], Call], timeout_seconds: float | None) -> Flow[dict[int, Call]]:
-        """Have every worker answer the call that is made for its core. While that lasts the node may come back with more or fewer of
-        them: those that it has at the end have answered.
+        """Have every worker answer the call that is made for its core. The node may come back with more or fewer workers meanwhile:
+        all workers that it has at the end have answered.
 
         A refusal is left in its call.
 
@@ -136,15 +140,25 @@ class ChannelSet(Generic[C]):
 
         Raises:
             WorkerUnavailable: a worker did not answer in time.
+            UnknownCore: the node runs without that core. A core whose worker is being restarted is waited for.
         """
         deadline_ns = deadline_after(timeout_seconds)
         pending = dict(calls)
         try:
             while self._advance(pending):
+                self._check_known(pending)
                 yield self._wake_at_ns(pending, deadline_ns, timeout_seconds)
         finally:
             for core, call in pending.items():
                 self.channel(core).forget(call)
+
+    def _check_known(self, cores: Iterable[int]) -> None:
+        """Raise UnknownCore if the node that runs now does not have one of these cores."""
+        for core in cores:
+            if isinstance(self.channel(core).failure, UnknownCore):
+                # That may be 0.2 s old, and of another node.
+                with contextlib.suppress(NotRunning):
+                    self.directory.check_core(core)
 
     def _wake_at_ns(self, pending: Mapping[int, Call], deadline_ns: int, timeout_seconds: float | None) -> int:
         if time.monotonic_ns() >= deadline_ns:
@@ -152,7 +166,7 @@ class ChannelSet(Generic[C]):
         return min(deadline_ns, *(self.channel(core).retry_at_ns for core in pending))
 
     def _advance(self, pending: dict[int, Call]) -> bool:
-        """Send what is not under way, take out what is done, and say whether anything is left."""
+        """Send the calls that are not under way, take out the finished ones, and return whether any are left."""
         now_ns = time.monotonic_ns()
         for core, call in list(pending.items()):
             channel = self.channel(core)
@@ -166,8 +180,14 @@ class ChannelSet(Generic[C]):
         return bool(pending)
 
 
-def unavailable_error(channel: Channel, timeout_seconds: float | None) -> WorkerUnavailable:
-    """What to say when a worker was waited for in vain."""
+def _refuse_closed(core: int) -> NoReturn:
+    raise ClosedError("it was closed: open a new one")
+
+
+def unavailable_error(channel: Channel, timeout_seconds: float | None) -> QuiverError:
+    """Return the error for a worker that did not answer in time; the quota error if it refuses the user's connections."""
+    if isinstance(channel.failure, QuotaExceeded) and not channel.is_open:
+        return channel.failure
     if channel.is_open:
         reason = "it is connected, but is stopped or busy"
     else:

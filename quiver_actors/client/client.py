@@ -10,80 +10,105 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Literal, Unpack, overload
+from typing import Literal, NoReturn, Unpack, overload
 
-from quiver_actors.client.bundle import StoredBundle
+from quiver_actors.base.envelope import TraceContext
+from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
+from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.hold import Hold
 from quiver_actors.client.keyed import pushing_keyed
-from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
+from quiver_actors.client.pickling import refuse_pickle
 from quiver_actors.client.producer import Producer, with_counts
-from quiver_actors.client.projection import Asked
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.reading import ReadingClient
 from quiver_actors.client.receipts import Receipts
-from quiver_actors.client.requests import Requests, WantedRange
-from quiver_actors.client.segments import map_segment
+from quiver_actors.client.requests import Requests
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.staging import StagingClient
+from quiver_actors.client.subscribe_request import Gaps, Start, SubscribeOptions, SubscribeRequest, start_text
+from quiver_actors.client.subscriber_commands import SubscriberCommands
 from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.client.topic_commands import TopicCommands
-from quiver_actors.client.wanted import Gaps, SeekReport, Start, SubscribeOptions, Wanted, start_text
-from quiver_actors.envelope import TraceContext
 from quiver_actors.errors import ClosedError
-from quiver_actors.model import DEFAULT_TOPIC, BundleId, Receipt
-from quiver_actors.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
-from quiver_actors.segment.reader import SegmentReader
 
 PUSH_TIMEOUT_SECONDS = 30.0
 
 
-def connect(run_dir: str | os.PathLike[str] | None = None, *, timeout: float = 10.0) -> Client:
+def connect(
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    timeout: float = 10.0,
+    trusted_uid: int | None = None,
+    verify_checksums: bool = True,
+) -> Client:
     """Open a client of the node whose run directory this is.
 
     Workers are connected to when they are first needed, and again whenever a connection is lost.
 
     Args:
-        run_dir: None: `$QUIVER_RUN_DIR`, else the user's default (`quiver_actors.config.default_run_dir`).
+        run_dir: None: `$QUIVER_RUN_DIR`, else the user's default (`quiver_actors.base.config.default_run_dir`).
         timeout: seconds that calls other than `push` wait for a worker.
+        trusted_uid: a user whose node may be used beside those of this user and root, as `$QUIVER_TRUSTED_UID`. It is needed where the
+            run directory lies where others than root can make directories (docs/security.md).
+        verify_checksums: prove each bundle against its checksum before anything of it is shown, to subscribers and to readers of ranges.
+            False saves the reading of what nobody looks at; damage that comes to a file after the last scrub is delivered then.
 
     Raises:
         NotRunning: no node was started there.
+        UntrustedNode: the run directory is of another user.
     """
-    return Client(NodeDirectory(None if run_dir is None else os.fspath(run_dir)), timeout=timeout)
+    directory = NodeDirectory(None if run_dir is None else os.fspath(run_dir), trusted_uid)
+    return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
-class Client(StagingClient, TopicCommands):
+class Client(StagingClient, ReadingClient, SubscriberCommands, TopicCommands):
     """See `connect`. A context manager; `close` is idempotent."""
 
-    def __init__(self, directory: NodeDirectory, *, timeout: float) -> None:
+    _channel_kind: type[PushChannel] = PushChannel
+
+    def __init__(self, directory: WorkerDirectory, *, timeout: float, verify_checksums: bool = True) -> None:
         self._directory = directory
         self._timeout_seconds = timeout
+        self._verifies_checksums = verify_checksums
         self._name = os.path.basename(sys.argv[0] or "python") if sys.argv else "python"
-        self._exchange = Exchange()
-        self._channels = ChannelSet(self._exchange, directory, self._make_channel)
+        self._exchange = self._new_exchange()
+        kind, shared, name = self._channel_kind, (self._exchange, directory), self._name
+        # Without this client, which so is in no circle, and is let go of with its last reference.
+        self._channels = ChannelSet(self._exchange, directory, lambda core: kind(*shared, core, name))
         self._producer = Producer(self._channels)
         self._requests = Requests(self._channels, timeout)
         self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
 
     @property
     def run_dir(self) -> str:
+        """Absolute or given path of the node's run directory, which holds its sockets."""
         return self._directory.run_dir
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickle(self.run_dir)
+
+    @property
+    def _trusted_uid(self) -> int | None:
+        return self._directory.trusted_uid
 
     @property
     def node(self) -> str:
-        """What the node is called where there are several; by default its host's name."""
-        return self._directory.view.node or socket.gethostname()
+        """Name of the node among several nodes; by default its host's name."""
+        return self._directory.node_name or socket.gethostname()
 
     @property
     def data_dir(self) -> str:
-        return self._directory.view.data_dir
+        """Path of the node's data directory, as the node's view in the run directory names it."""
+        return self._directory.data_dir
 
     def core_for(self, key: str | bytes | None = None) -> int:
-        """The core that bundles of a key go to; without a key, the one that this client has settled on."""
+        """Return the core that bundles of a key go to; without a key, the client's default core."""
         return self._producer.core_for(key)
 
     # --- pushing -------------------------------------------------------------------------------------------------------------
@@ -106,7 +131,7 @@ class Client(StagingClient, TopicCommands):
         the node's arena (64 MiB unless configured) gets shared memory of its own size for the time of its push.
 
         Args:
-            bundle: slot name or id to `RecordBatch` or `Table`; or one of those alone, for slot 0 or the only slot of the topic.
+            bundle: slot name or id to `RecordBatch` or `Table`; or one of those alone, for its only slot (0 if it declares none).
             key: bundles of one key go to one worker, in order; None: all of this client do.
             item_count: how many items the producer counts in it, kept for subscribers.
             producer, sequence: the bundle's key, both or none. A bundle whose key was stored before is not stored again: its receipt says
@@ -137,6 +162,12 @@ class Client(StagingClient, TopicCommands):
                 timeout=timeout,
             )
             return receipts[0]
+        lane = self._producer.lanes.get(topic)
+        if lane is not None and key is None and trace_context is None:
+            found = lane.push(bundle, item_count, timeout)
+            if isinstance(found, Receipt):
+                return found
+            timeout = found
         steps = self._producer.pushing_one(
             bundle, topic=topic, key=key, item_count=item_count, timeout_seconds=timeout, trace_context=trace_context
         )
@@ -233,10 +264,10 @@ class Client(StagingClient, TopicCommands):
             NotRunning: the node was stopped.
         """
         self._exchange.check_open()
-        wanted = Wanted.parse(topic, subscriber, gaps, options)
+        wanted = SubscribeRequest.parse(topic, subscriber, gaps, options, verifies_checksums=self._verifies_checksums)
         starts = self._exchange.run(self._requests.starting(topic, wanted.start))
         kind = GapSubscription if wanted.are_gaps_delivered else Subscription
-        subscription = kind(NodeDirectory(self.run_dir), self._name, wanted, starts)
+        subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, starts)
         try:
             subscription.register(self._timeout_seconds)
         except BaseException:
@@ -265,7 +296,8 @@ class Client(StagingClient, TopicCommands):
         """
         self._exchange.check_open()
         return Hold(
-            NodeDirectory(self.run_dir),
+            self._new_exchange(),
+            self._directory.another(),
             self._name,
             topic,
             subscriber,
@@ -274,58 +306,6 @@ class Client(StagingClient, TopicCommands):
             ttl_ns=nanoseconds("ttl", ttl),
             timeout_seconds=self._timeout_seconds,
         )
-
-    def unsubscribe(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
-        """Delete a subscriber with its progress, on all workers. What only it had not resolved may be deleted then.
-
-        Returns:
-            How many bundles it had not resolved: they are dropped.
-
-        Raises:
-            UnknownSubscriber: no worker knows it.
-            UnknownTopic, WorkerUnavailable: as everywhere.
-        """
-        return self._exchange.run(self._requests.unregister(subscriber, topic))
-
-    def drop_orphan(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
-        """As `unsubscribe`, but only where no consumer is attached to it.
-
-        Raises:
-            UsageError: a consumer is; on workers that had none it may be gone now, and begins there anew with the next one that attaches.
-            UnknownSubscriber, UnknownTopic, WorkerUnavailable: as `unsubscribe`.
-        """
-        return self._exchange.run(self._requests.drop_orphan(subscriber, topic))
-
-    def seek(self, subscriber: str, start: Start, *, topic: str = DEFAULT_TOPIC, dry_run: bool = False) -> SeekReport:
-        """Move a known subscriber to another position, on all workers; durable on return.
-
-        Everything before counts as done: what it was owed of it is dropped, and announced by gap notices (`dropped`). Everything from
-        there on is owed, also what it had resolved before, as far as it is still stored. Claims end: what consumers hold may still be
-        worked on, but their acknowledgements are refused.
-
-        Args:
-            start: as of `subscribe`.
-            dry_run: only say what would be done.
-
-        Raises:
-            UnknownSubscriber: no worker knows it.
-            UsageError: `start` is not possible.
-            UnknownTopic, WorkerUnavailable: as everywhere; after the latter some workers may have done it: repeat it.
-        """
-        return self._exchange.run(self._requests.seek(subscriber, start, topic, is_dry=dry_run))
-
-    def subscribers(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SubscriberInfo]]:
-        """The durable subscribers of a topic and how far they are, by core. Raises as `flush`."""
-        return self._exchange.run(self._requests.subscribers(topic))
-
-    def ack_through(self, bundle_id: BundleId, *, subscriber: str) -> None:
-        """Resolve, for one subscriber, everything of that bundle's core up to and including it; durable on return.
-
-        Raises:
-            UsageError: no such bundle was appended yet.
-            UnknownSubscriber, UnknownTopic, WorkerUnavailable: as everywhere.
-        """
-        self._exchange.run(self._requests.ack_through(bundle_id, subscriber))
 
     # --- what is stored ------------------------------------------------------------------------------------------------------
 
@@ -346,54 +326,6 @@ class Client(StagingClient, TopicCommands):
             EngineFailed, Draining, StorageFull: what a worker could not do.
         """
         self._exchange.run(self._requests.flush(topic))
-
-    def segments(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
-        """The sealed segments of a topic, oldest first, by the core that has them. Raises as `flush`."""
-        return self._exchange.run(self._requests.segments(topic))
-
-    def read_segment(self, core: int, topic: str, segment_seq: int) -> SegmentReader:
-        """Map one sealed segment and read it without claiming anything. It stays readable when it is deleted meanwhile.
-
-        Raises:
-            QuiverError: the segment is not there (any more).
-            FormatError: it cannot be read.
-            UnknownTopic, WorkerUnavailable: as everywhere.
-        """
-        descriptor, size_bytes = self._exchange.run(self._requests.opened_segment(core, topic, segment_seq))
-        return SegmentReader(map_segment(descriptor, size_bytes, segment_seq), segment_seq=segment_seq)
-
-    def read(
-        self,
-        topic: str,
-        core: int,
-        start: BundleId | None = None,
-        end: BundleId | None = None,
-        *,
-        slots: Iterable[str | int] | None = None,
-        columns: Mapping[str | int, Iterable[str]] | None = None,
-    ) -> Iterator[StoredBundle]:
-        """Read stored bundles of one core in order, from `start` up to and not including `end`, without claiming anything.
-
-        The same range gives the same bytes again, at least until every subscriber has resolved it. The segments are fixed and checked by
-        this call, and mapped one after the other as the iterator comes to them.
-
-        Args:
-            start: None: the first that is stored.
-            end: None: up to the last that is sealed.
-            slots, columns: as of `subscribe`.
-
-        Raises:
-            NotStored: a bundle of the range is not stored any more, or not sealed yet.
-            UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: as everywhere.
-        """
-        asked = Asked.parse(slots, columns)
-        return self._read(self._exchange.run(self._requests.wanted_range(topic, core, start, end, asked)))
-
-    def _read(self, wanted: WantedRange) -> Iterator[StoredBundle]:
-        for part in wanted.parts:
-            segment = self._exchange.run(self._requests.mapped_part(wanted, part))
-            for index in range(part.first, part.end):
-                yield StoredBundle(segment, index)
 
     # --- life ----------------------------------------------------------------------------------------------------------------
 
@@ -431,5 +363,5 @@ class Client(StagingClient, TopicCommands):
 
     # --- private -------------------------------------------------------------------------------------------------------------
 
-    def _make_channel(self, core: int) -> PushChannel:
-        return PushChannel(self._exchange, self._directory, core, self._name)
+    def _new_exchange(self) -> Exchange:
+        return Exchange()

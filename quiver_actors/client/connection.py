@@ -14,20 +14,59 @@ import os
 import socket
 import struct
 from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
 
+from quiver_actors.base.protocol.framing import FrameReader, decode_worker_message, encode_frame
+from quiver_actors.base.protocol.lone import LoneAck
+from quiver_actors.base.protocol.messages import DESCRIPTORS_CARRIED, Message, WorkerMessage
 from quiver_actors.errors import ProtocolError, QuiverError, WorkerUnavailable
-from quiver_actors.protocol.framing import FrameReader, decode_worker_message
-from quiver_actors.protocol.messages import DESCRIPTORS_CARRIED, WorkerMessage
 
 _DESCRIPTORS_MAX = 253
 """The kernel's limit for one message (SCM_MAX_FD)."""
 _DESCRIPTOR = struct.Struct("i")
 _TRUNCATED = int(socket.MSG_CTRUNC)
-"""Not the enumeration's member: with that, looking at the flags costs more than reading the message."""
+"""The plain number, because testing flags with the enumeration's member costs more than reading the message."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_DESCRIPTORS_MAX * _DESCRIPTOR.size)
 
 Received = tuple[WorkerMessage, int | None]
 """A message, and the descriptor that it carries: the receiver owns it."""
+
+
+class WorkerConnection(Protocol):
+    """A way to one worker, by which messages go and come in order. Never blocks."""
+
+    @property
+    def lost(self) -> QuiverError | None:
+        """Why nothing more will come or go, None while the connection stands."""
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether messages wait until they can be sent."""
+
+    def fileno(self) -> int:
+        """Return the number by which an exchange watches the connection."""
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Send messages in order, now or as soon as it is possible. A loss is reported by `lost`."""
+
+    def send_frames(self, frames: bytes) -> None:
+        """`send` of whole frames."""
+
+    def receive_ack(self) -> LoneAck | None:
+        """Read once. Returns the acknowledgement of a lone push if that is all that there is; else what has come is left for `receive`."""
+
+    def flush(self) -> None:
+        """Send waiting messages, as far as possible."""
+
+    def receive(self) -> list[Received]:
+        """Every message that has arrived, in order."""
+
+    def fail(self, error: QuiverError) -> None:
+        """End the connection for that reason; messages received before count."""
+
+    def close(self) -> None:
+        """Let go of the connection, and of descriptors that nobody took. Idempotent."""
 
 
 class Connection:
@@ -44,22 +83,6 @@ class Connection:
         self._out = bytearray()
         self._lost: QuiverError | None = None
 
-    @classmethod
-    def open(cls, path: str) -> Connection:
-        """Connect to the socket at `path`.
-
-        Raises:
-            OSError: nobody listens there, or not now.
-        """
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            connected.setblocking(False)
-            connected.connect(path)
-        except OSError:
-            connected.close()
-            raise
-        return cls(connected)
-
     @property
     def lost(self) -> QuiverError | None:
         """Why nothing more will come or go, None while the connection stands.
@@ -74,10 +97,15 @@ class Connection:
         return bool(self._out) and self._lost is None
 
     def fileno(self) -> int:
+        """Return the descriptor of the socket, for epoll; the connection keeps owning it."""
         return self._socket.fileno()
 
-    def send(self, frames: bytes) -> None:
-        """Send whole frames, now or as soon as the socket takes them. A loss is reported by `lost`."""
+    def send(self, messages: Iterable[Message]) -> None:
+        """Send messages, now or as soon as the socket takes them. A loss is reported by `lost`."""
+        self.send_frames(b"".join(map(encode_frame, messages)))
+
+    def send_frames(self, frames: bytes) -> None:
+        """`send` of whole frames."""
         if self._lost is not None:
             return
         if self._out:
@@ -88,7 +116,7 @@ class Connection:
             self._out += memoryview(frames)[sent:]
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it."""
+        """Send waiting messages, as far as the socket takes them."""
         while self._out and self._lost is None:
             sent = self._write(self._out)
             if not sent:
@@ -111,8 +139,17 @@ class Connection:
             self._lost = error
             return received
 
+    def receive_ack(self) -> LoneAck | None:
+        """Read once. Returns the acknowledgement of a lone push if that is all that there is; else what has come is left for `receive`."""
+        try:
+            self._read_once()
+            return self._reader.take_ack()
+        except ProtocolError as error:
+            self._lost = error
+            return None
+
     def fail(self, error: QuiverError) -> None:
-        """Nothing more is to come or go, for that reason; what was received counts. Still to be closed."""
+        """End the connection for that reason; messages received before count. The owner still has to close it."""
         if self._lost is None or isinstance(self._lost, WorkerUnavailable):
             # That the peer has closed meanwhile says less.
             self._lost = error
@@ -155,7 +192,10 @@ class Connection:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._descriptors.extend(fd for (fd,) in _DESCRIPTOR.iter_unpack(data[: len(data) & -_DESCRIPTOR.size]))
         if flags & _TRUNCATED:
-            raise ProtocolError("a descriptor that a worker sent was lost: are too many files open in this process?")
+            raise ProtocolError(
+                "a descriptor that a worker sent was lost, probably because this process has too many open files: "
+                "close files, or raise the limit (ulimit -n)"
+            )
         if size == 0:
             self._lost = WorkerUnavailable("the worker closed the connection")
             return False

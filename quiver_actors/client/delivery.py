@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.durations import nanoseconds
+from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.gaps import GapNotice
-from quiver_actors.client.grants import Parcel
+from quiver_actors.client.grants import Claim, Parcel
+from quiver_actors.client.leases import extending_one
+from quiver_actors.client.resolutions import Resolutions
 from quiver_actors.errors import AlreadyResolved, ClosedError
-
-if TYPE_CHECKING:
-    from quiver_actors.client.consumer import Consumer
 
 __all__ = ["ClaimedBundle", "Delivery", "GapNotice", "Ticket"]
 
@@ -29,22 +29,33 @@ class ClaimedBundle(StoredBundle, Generic[K]):
     `K` is the kind of ticket that resolving it gives.
     """
 
-    __slots__ = ("_consumer", "_number", "_outcome", "_parcel", "delivery_count")
+    __slots__ = ("_number", "_outcome", "_parcel", "_resolutions", "delivery_count")
 
-    _consumer: Consumer[Any, Any]
     _ticket_type: ClassVar[type[Any]]
-    """What is made of this bundle as the ticket of its resolution."""
+    """Ticket class that resolving this bundle returns: a thread's ticket or an asyncio one."""
 
-    def __init__(self, consumer: Consumer[Any, Any], parcel: Parcel, bundle_index: int, delivery_count: int) -> None:
+    def __init__(self, resolutions: Resolutions[Any], parcel: Parcel, bundle_index: int, delivery_count: int) -> None:
         # Not through the base class: one is made for every bundle.
         self._segment = parcel.segment
         self._bundle_index = bundle_index
+        self._is_proven = False
         self.delivery_count = delivery_count
         """How often it was delivered to this subscriber since the worker started, this time included."""
-        self._consumer = consumer
+        self._resolutions = resolutions
         self._parcel = parcel
         self._outcome = ""
         self._number = 0
+        """Number of the resolution among those of the consumer; 0: there is none."""
+
+    @property
+    def claim(self) -> Claim:
+        """Key of the bundle for the worker and the subscription; not for callers."""
+        return Claim(self._parcel, self._bundle_index, self._number)
+
+    def note_acked(self, number: int) -> None:
+        """Note that the bundle was acknowledged with others, under that number; not for callers."""
+        self._outcome = "ack"
+        self._number = number
 
     @property
     def is_resolved(self) -> bool:
@@ -63,7 +74,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
         return self._parcel.grant.lease_until_ns or None
 
     def ack(self) -> K:
-        """Done with it: it is not delivered to this subscriber again. Repeating it changes nothing.
+        """Acknowledge the bundle: it is not delivered to this subscriber again. Repeating it changes nothing.
 
         The acknowledgement leaves with others; it is durable once the ticket says so, or after `Subscription.flush`.
         Should the worker die before that, the bundle is delivered again.
@@ -75,23 +86,28 @@ class ClaimedBundle(StoredBundle, Generic[K]):
         if self._outcome:
             self._check_same("ack")
         else:
-            self._consumer.ack(self)
-        ticket: K = self._ticket_type(self)
+            self._outcome = "ack"
+            try:
+                self._number = self._resolutions.ack(self._parcel, self._bundle_index)
+            except ClosedError:
+                self._outcome = ""
+                raise
+        ticket: K = self._ticket_type(self._resolutions, self)
         return ticket
 
     def reject(self) -> K:
-        """Never deliver it to this subscriber again, and count it as dropped. Raises as `ack`."""
+        """Reject the bundle: it is never delivered to this subscriber again, and counts as dropped. Raises as `ack`."""
         self._resolve("reject")
-        ticket: K = self._ticket_type(self)
+        ticket: K = self._ticket_type(self._resolutions, self)
         return ticket
 
     def defer(self, delay_seconds: float = 0) -> K:
-        """Give it back, to be delivered again after a delay, perhaps to another consumer. Newer bundles do not wait for it.
+        """Give the bundle back, to be delivered again after a delay, perhaps to another consumer. Newer bundles do not wait for it.
 
         Raises as `ack`.
         """
         self._resolve("defer", delay_seconds)
-        ticket: K = self._ticket_type(self)
+        ticket: K = self._ticket_type(self._resolutions, self)
         return ticket
 
     def __enter__(self) -> Self:
@@ -113,30 +129,40 @@ class ClaimedBundle(StoredBundle, Generic[K]):
         return f"<{type(self).__name__} {self._where()} {self._outcome or 'claimed'}>"
 
     def _resolve(self, outcome: str, delay_seconds: float = 0) -> None:
-        """Say what becomes of it. The same again changes nothing."""
+        """Resolve the bundle with an outcome. Repeating the same outcome changes nothing."""
         delay_ns = nanoseconds("delay_seconds", delay_seconds)
         if self._outcome:
             self._check_same(outcome)
             return
-        self._consumer.resolve(self, outcome, delay_ns)
+        self._outcome = outcome
+        try:
+            self._number = self._resolutions.resolve(self._parcel, self._bundle_index, outcome, delay_ns)
+        except ClosedError:
+            self._outcome = ""
+            raise
 
     def _check_same(self, outcome: str) -> None:
         if self._outcome not in (outcome, _UNREADABLE):
             raise AlreadyResolved(f"{self!r} was resolved before: it cannot be {outcome}ed any more")
 
     def _unreadable(self, reason: str) -> None:
-        # After the subscription was closed the claim is gone, and reading goes on for what it is worth.
-        with contextlib.suppress(ClosedError):
-            if not self._outcome:
-                self._consumer.report_unreadable(self, reason)
+        if self._outcome:
+            return
+        self._outcome = _UNREADABLE
+        try:
+            self._resolutions.report_unreadable(self._parcel, self._bundle_index, self.bundle_id, reason)
+        except ClosedError:
+            # The claim is gone, and reading goes on for what it is worth.
+            self._outcome = ""
 
 
 class Ticket:
     """The receipt of a resolution: ask it whether the worker has it for good."""
 
-    __slots__ = ("_delivery",)
+    __slots__ = ("_delivery", "_resolutions")
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, resolutions: Resolutions[Exchange], delivery: Delivery) -> None:
+        self._resolutions = resolutions
         self._delivery = delivery
 
     def wait(self, timeout: float = 10.0) -> None:
@@ -147,15 +173,16 @@ class Ticket:
             WorkerUnavailable: the worker was lost or did not answer: the bundle may be delivered again.
             EngineFailed, QuiverError: the worker could not make it durable.
         """
-        consumer = self._delivery._consumer
-        consumer.exchange.run(consumer.confirming(self._delivery, timeout))
+        resolutions, delivery = self._resolutions, self._delivery
+        resolutions.exchange.run(resolutions.confirming(delivery.claim, delivery, timeout))
 
 
 class Delivery(ClaimedBundle[Ticket]):
     """A bundle that is claimed for this consumer until it is resolved, its lease is over, or the connection ends.
 
     Batches point into the mapped segment file: reading copies nothing, and they stay valid for as long as they are referenced, also
-    after the delivery was resolved and the subscription closed. Slots that are never asked for are never touched.
+    after the delivery was resolved and the subscription closed. Before it shows anything of what is stored, the whole bundle has been
+    proven against its checksum (see `StoredBundle`).
 
         with delivery:                        # ack at the end, defer if the block raises
             write(delivery["flights"])
@@ -173,4 +200,4 @@ class Delivery(ClaimedBundle[Ticket]):
             AlreadyResolved: it is not held any more.
             WorkerUnavailable: the worker did not answer.
         """
-        self._consumer.exchange.run(self._consumer.extending_one(self, timeout))
+        self._resolutions.exchange.run(extending_one(self, timeout))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import UsageError
-from quiver_actors.units import SECOND_NS
 
 _SECONDS_MAX = ((1 << 63) - 1) / SECOND_NS
 

@@ -2,7 +2,7 @@
 
 Whoever waits first reads for everybody: that thread leaves the lock, polls all sockets, takes the lock back, hands what arrived to the
 channels and wakes the others. So any number of threads push over one connection and their bundles ride on the same sync of
-the worker, without a thread of our own (which a fork would lose).
+the worker, without a thread of our own (which a fork would lose). The one thread of `later` sends what is due while nobody calls.
 
 A signal may raise between any two steps of Python, such as KeyboardInterrupt in the main thread. So the lock is held by `with` alone, as
 the interpreter lets nothing come between a lock of its own and its `with`; nothing that waits holds it; and where a flow is
@@ -23,16 +23,17 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from quiver_actors.base.units import SECOND_NS
+from quiver_actors.client import later
 from quiver_actors.errors import ClosedError, QuiverError, UsageError, WorkerUnavailable
-from quiver_actors.units import SECOND_NS
 
 FOREVER_NS = 1 << 63
 """A deadline that never comes."""
 _LOOKS_MAX = 16
-"""At what has arrived, in a row, before the call goes on that looks."""
+"""Most polls of the connections in one `look()`."""
 
 T = TypeVar("T")
 
@@ -59,28 +60,28 @@ def deadline_after(timeout_seconds: float | None) -> int:
 
 
 class Watched(Protocol):
-    """What an exchange watches: the owner of one socket. Called with the lock held."""
+    """The owner of one socket that an exchange watches. Called with the lock held."""
 
     def handle_events(self, events: int) -> None:
         """The socket is readable or writable (`select.EPOLLIN`, `EPOLLOUT`, ...)."""
 
     def break_off(self) -> None:
-        """A call was interrupted in the middle of a step: what it has begun on the socket is not to be relied on."""
+        """Handle the interrupt of a call in the middle of a step: what the step began on the socket cannot be relied on."""
 
     def abandon(self) -> None:
-        """This is a forked child: drop the parent's socket without a word to the peer."""
+        """Drop the parent's socket in a forked child, without a message to the peer."""
 
 
-class _Waiter:
+class Waiter:
     """A thread's place among those that wait, for the time of one call."""
 
     __slots__ = ("bell", "ready")
 
     def __init__(self) -> None:
         self.ready: list[tuple[int, int]] = []
-        """What its poll has found, if it is the one that polls."""
+        """Events that the waiter's own poll has found, if it is the waiter that polls."""
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """What wakes it if not. It may ring more than once."""
+        """Queue that wakes a waiter that does not poll. It may ring more than once."""
 
 
 class Exchange:
@@ -94,9 +95,9 @@ class Exchange:
         self._watched: dict[int, Watched] = {}
         self.is_closed = False
         """Written by `close` alone."""
-        self._poller: _Waiter | None = None
-        self._waiting: set[_Waiter] = set()
-        """The others that wait, until they are woken."""
+        self._poller: Waiter | None = None
+        self._waiting: set[Waiter] = set()
+        """Waiters that do not poll, until they are woken."""
         try:
             self._renew()
         except OSError as error:
@@ -114,14 +115,16 @@ class Exchange:
             raise ClosedError("it was closed: open a new one")
 
     def watch(self, fd: int, watched: Watched) -> None:
+        """Read a descriptor whenever epoll reports it; the caller keeps owning the descriptor."""
         self._watched[fd] = watched
         self._epoll.register(fd, select.EPOLLIN)
 
     def watch_writable(self, fd: int, *, wanted: bool) -> None:
+        """Begin or end waiting until a watched descriptor can be written to."""
         self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
-        """Before the descriptor is closed."""
+        """Stop watching a descriptor; call this before the descriptor is closed."""
         if self._watched.pop(fd, None) is not None:
             # An interrupt may have come before it was registered.
             with contextlib.suppress(FileNotFoundError):
@@ -134,7 +137,7 @@ class Exchange:
             ClosedError: the exchange was closed, now or meanwhile.
             And what the flow raises.
         """
-        waiter: _Waiter | None = None
+        waiter: Waiter | None = None
         try:
             while True:
                 with self.lock:
@@ -142,7 +145,7 @@ class Exchange:
                         self._returned(waiter)
                     self.check_open()
                     deadline_ns = self._step(flow)
-                    waiter = waiter or _Waiter()
+                    waiter = waiter or Waiter()
                     self._queue(waiter)
                 self._wait(waiter, seconds_until(deadline_ns))
         except StopIteration as stop:
@@ -177,6 +180,10 @@ class Exchange:
         if self._poller is not None:
             os.eventfd_write(self._wakeup, 1)
 
+    def call_at(self, due_at_ns: int, call: Callable[[], None]) -> None:
+        """Have `call` called at that monotonic time, with the lock held, also while no call of the user runs."""
+        later.schedule(due_at_ns, self.lock, call)
+
     def close(self) -> None:
         """Make every waiting and every later call raise. The owner closes its channels first. Idempotent."""
         with self.lock:
@@ -196,7 +203,7 @@ class Exchange:
         self._handle(self._epoll.poll(0))
 
     def look(self) -> None:
-        """Handle what has arrived, with the lock held, unless a thread waits for it: for calls that find what they want without waiting."""
+        """Handle arrived messages, with the lock held, unless a thread polls for them: for calls that need not wait."""
         for _ in range(_LOOKS_MAX if self._poller is None else 0):
             # A message with a descriptor ends what one look reads.
             ready = self._epoll.poll(0)
@@ -225,23 +232,47 @@ class Exchange:
             self.notify()
             raise
 
-    def _queue(self, waiter: _Waiter) -> None:
-        """The thread is about to wait: it polls if nobody does."""
+    # --- for a thread that reads the one answer that it waits for by itself (`lone_lane`) ----------------------------------
+
+    def begin_poll(self, waiter: Waiter) -> bool:
+        """Have the calling thread poll for all, with the lock held; False: another thread does, or the exchange is closed."""
+        if self._poller is not None or self.is_closed:
+            return False
+        self._poller = waiter
+        return True
+
+    def poll_alone(self, waiter: Waiter, timeout_seconds: float) -> None:
+        """Poll, without the lock, after `begin_poll`."""
+        waiter.ready = self._epoll.poll(timeout_seconds)
+
+    def end_poll(self, waiter: Waiter, number: int) -> bool:
+        """End what `begin_poll` began, with the lock held. True: nothing but `number` is readable, and the caller reads it; else what has
+        arrived was handled. Idempotent."""
+        ready = waiter.ready
+        if len(ready) != 1 or ready[0] != (number, select.EPOLLIN) or self._waiting or self.is_closed:
+            self._returned(waiter)
+            return False
+        waiter.ready = []
+        self._poller = None
+        return True
+
+    def _queue(self, waiter: Waiter) -> None:
+        """Enter a thread that is about to wait: it polls if no other thread does."""
         if self._poller is None:
             self._poller = waiter
         else:
             self._waiting.add(waiter)
 
-    def _wait(self, waiter: _Waiter, timeout_seconds: float | None) -> None:
-        """Until something was handled, or for so long; without the lock. May return early."""
+    def _wait(self, waiter: Waiter, timeout_seconds: float | None) -> None:
+        """Wait, without the lock, until something was handled or the time is over. May return early."""
         if self._poller is waiter:
             waiter.ready = self._epoll.poll(timeout_seconds)
         else:
             with contextlib.suppress(queue.Empty):
                 waiter.bell.get(timeout=timeout_seconds)
 
-    def _returned(self, waiter: _Waiter) -> None:
-        """The thread waits no longer: what it has polled is handled. Again does nothing."""
+    def _returned(self, waiter: Waiter) -> None:
+        """Take out a thread that waits no longer, and handle the events that it polled. Idempotent."""
         if self._poller is not waiter:
             self._waiting.discard(waiter)
             return
@@ -261,7 +292,7 @@ class Exchange:
 
     def _renew(self) -> None:
         self.lock = threading.Lock()
-        """To be held by `with`, for a moment; then comes `check_open`. Another one in a forked child."""
+        """The lock of all channels. Hold it by `with`, for a moment, and then call `check_open`. A forked child has another one."""
         self._poller = None
         self._waiting.clear()
         self._epoll = select.epoll(select.EPOLL_CLOEXEC)
@@ -273,7 +304,8 @@ class Exchange:
         self._epoll.close()
         self._close_wakeup()
 
-    def _renew_in_child(self) -> None:
+    def renew_in_child(self) -> None:
+        """Replace what is the parent's, in a forked child before its first line runs."""
         if self.is_closed:
             return
         watched = list(self._watched.values())
@@ -286,7 +318,7 @@ class Exchange:
 
 
 def seconds_until(deadline_ns: int) -> float | None:
-    """From now, at least 0; None for a deadline that never comes."""
+    """Return the seconds from now to the deadline, at least 0; None for a deadline that never comes."""
     if deadline_ns >= FOREVER_NS:
         return None
     return max(0, deadline_ns - time.monotonic_ns()) / SECOND_NS
@@ -297,7 +329,7 @@ _exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 def _renew_all_in_child() -> None:
     for exchange in list(_exchanges):
-        exchange._renew_in_child()
+        exchange.renew_in_child()
 
 
 os.register_at_fork(after_in_child=_renew_all_in_child)

@@ -1,6 +1,6 @@
-"""Which bundles of a call travel together in one Push message, and how they are encoded.
+"""Groups the bundles of a call into Push messages, and encodes each group.
 
-    run      neighbours with the same slots, a small batch in each, of the same streams: laid out at once (encoding/runs.py)
+    run      consecutive bundles with the same slots, a small batch in each, of the same streams: laid out at once (encoding/runs.py)
     others   each with a plan of its own (encoding/entries.py), until the group is full
 
 Owned by one call. Order is kept; a group is given out as soon as it is full.
@@ -12,18 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
+from quiver_actors.base.model import ENVELOPE_SLOT
 from quiver_actors.client.slots import Batch, Bundle, TopicSlots
-from quiver_actors.encoding.entries import SERIALIZE_BYTES_MAX, BundlePlan, PlannedBundles, check_item_count, plan
-from quiver_actors.encoding.forms import RUN_BYTES_MAX
-from quiver_actors.encoding.run_layout import Streams
-from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory, fits_run, plan_run
-from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.errors import UsageError
-from quiver_actors.model import ENVELOPE_SLOT
+from quiver_actors.store.encoding.entries import SERIALIZE_BYTES_MAX, BundlePlan, PlannedBundles, check_item_count, plan
+from quiver_actors.store.encoding.forms import RUN_BYTES_MAX
+from quiver_actors.store.encoding.run_layout import Streams
+from quiver_actors.store.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory, fits_run, plan_run
+from quiver_actors.store.encoding.streams import StreamTable
 
 GROUP_BUNDLES_MAX = 64
 RUN_ROWS_MAX = 1536
-"""Of the second and later runs of a call, one for each bundle and one for each slot: 768 bundles of one slot. The first run leaves as
+"""Row limit of the second and later runs of a call, one row for each bundle and slot: 768 bundles of one slot. The first run leaves as
 early as any group, so that the worker starts. What a message costs is shared by its bundles (docs/performance.md). With 40 bytes a row it
 still fits a reader's usual buffer."""
 GROUP_BYTES_MAX = RUN_BYTES_MAX
@@ -35,27 +35,27 @@ Batches = list[tuple[int, pa.RecordBatch]]
 
 
 class Grouping:
-    """See the module."""
+    """Divides the bundles of one call into groups, one Push message each."""
 
     def __init__(self, slots: TopicSlots, streams: StreamTable, memory: RunMemory) -> None:
         self._slots = slots
         self._streams = streams
         self._memory = memory
         self._run_streams: Streams = ()
-        """Of the slots of the run; it and the plans are never both collected."""
+        """Streams of the slots of the current run; a run and plans are never collected at the same time."""
         self._run: list[pa.RecordBatch] = []
         """The batches of its bundles, one bundle behind the other."""
         self._item_counts: list[int | None] = []
         self._run_bytes = 0
         self._run_bundles_max = GROUP_BUNDLES_MAX
         self._lone_schema: pa.Schema | None = None
-        """Of the run, if its last batch was pushed without a slot; None: nothing is known of the next bundle."""
+        """Schema of the run if its last batch was pushed without a slot; None: nothing is known of the next bundle."""
         self._keys: tuple[str | int, ...] = ()
-        """Of the run's last bundle, if it was a dictionary whose values are its batches."""
+        """Keys of the run's last bundle, if that bundle was a dictionary whose values are its batches."""
         self._schemas: list[pa.Schema] = []
-        """Of those."""
+        """Schemas of the batches under `_keys`, in the same order."""
         self._measured_rows: list[range] = []
-        """Of each slot: bundles of the streams with that many rows are taken for as large as the one that was measured."""
+        """Row counts, by slot, for which a bundle counts as being as large as the one that was measured."""
         self._measured_bytes = 0
         self._plans: list[BundlePlan] = []
         self._plans_bytes = 0
@@ -128,7 +128,7 @@ class Grouping:
         return list(bundle.values())
 
     def _note(self, bundle: Bundle, slots: Batches) -> None:
-        """What the next bundle of the run is compared with first."""
+        """Remember the shape of a bundle: the next bundle of the run is compared with it first."""
         self._lone_schema, self._keys = None, ()
         if slots[-1][0] == ENVELOPE_SLOT:
             # What is in it is not always what was given.
@@ -185,7 +185,7 @@ class Grouping:
         return size_bytes
 
     def _plan(self, batches: Batches, item_count: int | None) -> Iterator[Planned]:
-        """Collect one bundle that is on its own; gives out the group before it if it is full."""
+        """Collect one bundle that is on its own; yields the group before it if that group is full."""
         planned = plan(batches, self._streams, item_count)
         if len(self._plans) == GROUP_BUNDLES_MAX or (
             self._plans and self._plans_bytes + planned.entry_bytes > GROUP_BYTES_MAX
@@ -195,7 +195,7 @@ class Grouping:
         self._plans_bytes += planned.entry_bytes
 
     def _end_run(self) -> Iterator[Planned]:
-        """The next bundle is not of the run: give it out, or let its few members go with the others."""
+        """End the run: yield it, or move its bundles to the plans if there are only a few."""
         if len(self._item_counts) >= RUN_BUNDLES_MIN:
             yield from self._take_run()
         else:
@@ -244,7 +244,7 @@ class Grouping:
         return group
 
     def _take_all(self) -> Iterator[Planned]:
-        """What is left: a run or plans."""
+        """Yield the groups of everything still collected: one run, or plans."""
         if len(self._item_counts) >= RUN_BUNDLES_MIN:
             yield from self._take_run()
         yield from self._plan_run()

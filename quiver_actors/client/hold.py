@@ -10,13 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from quiver_actors.client.channel import Call, Channel, refusal_error
-from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
-from quiver_actors.client.exchange import Exchange, Flow, deadline_after
-from quiver_actors.client.node_view import NodeDirectory
-from quiver_actors.errors import ClosedError
-from quiver_actors.model import check_id
-from quiver_actors.protocol.messages import (
+import msgspec
+
+from quiver_actors.base.model import check_id
+from quiver_actors.base.protocol.messages import (
     AckThrough,
     Flush,
     Gap,
@@ -32,46 +29,58 @@ from quiver_actors.protocol.messages import (
     Terms,
     WorkerMessage,
 )
+from quiver_actors.client.calls import Call, refusal_error
+from quiver_actors.client.channel import Channel
+from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
+from quiver_actors.client.exchange import Exchange, Flow, deadline_after
+from quiver_actors.client.node_view import WorkerDirectory
+from quiver_actors.errors import ClosedError
 
 _Make: TypeAlias = "Callable[[int], Message]"
 
 
 class HeldCore(NamedTuple):
-    """What one worker has for the holder."""
+    """Segments and notices that one worker has for the holder."""
 
     segments: list[SegmentInfo]
     """Sealed and found whole, oldest first, up to the first one that is still to be checked."""
+    unsealed: list[SegmentInfo]
+    """Not sealed, oldest first: what can be read of them, up to there too. Nothing comes to any but the last of them."""
     gaps: list[Gap]
-    """Notices that were not confirmed: these bundles the holder will never get."""
+    """Unconfirmed gap notices: bundles that the holder will never get."""
     oldest: tuple[int, int] | None
-    """(segment, bundle) of the oldest sealed bundle that is not acknowledged."""
+    """(segment, bundle) of the oldest bundle that can be read and is not acknowledged."""
     unsettled: list[int]
-    """Numbers of other segments, which are to come, or a notice of their loss: not sealed, not checked, or to be rescued. Rising."""
+    """Rising numbers of segments that will still come, or a notice of their loss: not sealed, not checked, or to be rescued."""
     next_segment_seq: int
     """No segment has had this number or a higher one; -1: the worker does not say."""
     incarnation: str
-    """Of the directory that these numbers are of; empty: the worker does not say."""
+    """Incarnation of the directory that these segment numbers belong to; empty: the worker does not say."""
     is_leaving: bool
-    """Nothing more will come: the node is being drained, and waits for what is not acknowledged."""
+    """Whether the node is being drained: nothing more will come, and the node waits for what is not acknowledged."""
 
 
 class _HoldChannel(Channel):
     """Attaches to the subscriber on every new connection; collects gap notices."""
 
-    def __init__(self, hold: Hold, core: int) -> None:
-        super().__init__(hold._exchange, hold._directory, core, hold._client_name)
+    def __init__(
+        self, exchange: Exchange, directory: WorkerDirectory, core: int, client_name: str, register: Register
+    ) -> None:
+        """
+        Args:
+            register: the request that attaches; its tag is not used.
+        """
+        super().__init__(exchange, directory, core, client_name)
         self.gaps: dict[int, Gap] = {}
-        self._hold = hold
-        self._start = hold._starts.get(core, hold._start)
+        self._register = register
         self._register_tag = 0
 
     def _opened(self) -> None:
-        hold = self._hold
-        self.slots_of(hold.topic)
+        self.topics.slots_of(self._register.topic)
         self._register_tag = self.next_tag()
-        self.send([Register(self._register_tag, hold.topic, hold.subscriber, self._start, hold._terms)])
+        self.send([msgspec.structs.replace(self._register, tag=self._register_tag)])
         # Should the worker ever come back without the subscriber, nothing that was stored meanwhile may be skipped.
-        self._start = "earliest"
+        self._register = msgspec.structs.replace(self._register, start="earliest")
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
         if isinstance(message, Refused) and message.tag == self._register_tag:
@@ -87,11 +96,15 @@ class _HoldChannel(Channel):
 
 
 class Hold:
-    """See the module. Connections of its own; made by `Client.hold`. Close it, or let its process end: the subscriber stays."""
+    """A durable subscriber that keeps bundles from deletion and claims none. It has its own connections; `Client.hold` makes it.
+
+    Close it, or let its process end: the subscriber stays.
+    """
 
     def __init__(
         self,
-        directory: NodeDirectory,
+        exchange: Exchange,
+        directory: WorkerDirectory,
         client_name: str,
         topic: str,
         subscriber: str,
@@ -101,24 +114,26 @@ class Hold:
         ttl_ns: int,
         timeout_seconds: float,
     ) -> None:
-        """`start`: of a new subscriber, as `Register` has it; `starts`: the same where a core has another one."""
+        """`start`: where a new subscriber begins, in the form of `Register.start`; `starts`: the exceptions, by core."""
         self.topic = check_id("topic", topic)
         self.subscriber = check_id("subscriber", subscriber)
         self._directory = directory
-        self._client_name = client_name
-        self._start = start
-        self._starts = starts
-        # Not "oldest": that one tells a gap only after the bundles in front of it were claimed.
-        self._terms = Terms(lease_ns=0, order="newest", orphan_ttl_ns=ttl_ns)
         self._timeout_seconds = timeout_seconds
-        self._exchange = Exchange()
-        self._channels = ChannelSet(self._exchange, directory, lambda core: _HoldChannel(self, core))
+        self._exchange = exchange
+        # Not "oldest": that one tells a gap only after the bundles in front of it were claimed.
+        terms = Terms(lease_ns=0, order="newest", orphan_ttl_ns=ttl_ns)
+
+        def make_channel(core: int) -> _HoldChannel:
+            register = Register(0, topic, subscriber, starts.get(core, start), terms)
+            return _HoldChannel(exchange, directory, core, client_name, register)
+
+        self._channels = ChannelSet(exchange, directory, make_channel)
 
     def look(self, *, flush: bool = False) -> dict[int, HeldCore]:
-        """What every worker of the node has now, attached to where it was not.
+        """Return what every worker of the node has now; attaches to workers where the hold is not attached.
 
         Args:
-            flush: seal what is open first, so that all that was acknowledged before is there.
+            flush: seal open segments first, so that everything acknowledged before is included.
 
         Raises:
             UnknownTopic, WorkerUnavailable: as everywhere.
@@ -182,7 +197,7 @@ class Hold:
 
 
 def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> HeldCore:
-    """What is in front of the first segment that is not checked: a notice about that one may still come."""
+    """Return what lies before the first unchecked segment: a gap notice about that segment may still come."""
     unchecked = [info.segment_seq for info in listed.segments if not info.is_checked]
     first_unchecked = min(unchecked, default=None)
 
@@ -191,6 +206,7 @@ def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> Held
 
     return HeldCore(
         [info for info in listed.segments if is_in_front(info.segment_seq)],
+        [info for info in listed.open_segments if is_in_front(info.segment_seq)],
         [gap for gap in channel.gaps.values() if is_in_front(gap.segment_seq)],
         None if info.oldest_segment_seq < 0 else (info.oldest_segment_seq, info.oldest_bundle_index),
         sorted([*unchecked, *listed.unlisted]),

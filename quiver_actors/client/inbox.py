@@ -1,4 +1,4 @@
-"""What has arrived for a consumer and was not handed over yet: bundles and gap notices, in their order.
+"""The queue of bundles and gap notices that have arrived for a consumer and wait to be taken, in their order.
 
 Used under the lock of the consumer's exchange. Deliveries are made in portions of one parcel, so that handing one over costs next to
 nothing; what was handed over is counted when a portion is used up, or when `count_taken` is called.
@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from quiver_actors.client.gaps import WaitingGap
-from quiver_actors.client.grants import Parcel
-
-if TYPE_CHECKING:
-    from quiver_actors.client.subscriber_channel import SubscriberChannel
+from quiver_actors.client.grants import Grant, Parcel, Portion
 
 PORTION_MAX = 64
 
@@ -24,17 +21,17 @@ D = TypeVar("D")
 
 
 class Inbox(Generic[D]):
-    """See the module."""
+    """Bundles and gap notices that arrived for one consumer and were not delivered to the caller yet, in their order."""
 
-    def __init__(self, make: Callable[[Parcel, int, int], D], prefetch: int) -> None:
+    def __init__(self, prefetch: int, make: Callable[[Parcel, int, int], D] | None = None) -> None:
         """
         Args:
-            make: a delivery of a parcel, by bundle index and delivery count.
             prefetch: of the subscription; a portion is at most a quarter of it, as credit is only given for what was counted.
+            make: makes the delivery of a parcel's bundle, from its index and delivery count; None: it is set before anything arrives.
         """
         self.lost_count = 0
         """Bundles that were not handed over because their claim had ended."""
-        self._make = make
+        self.make = make
         self._portion = max(1, min(PORTION_MAX, prefetch // 4))
         self._items: deque[Parcel | WaitingGap] = deque()
         self._laid_out: deque[D] = deque()
@@ -52,23 +49,37 @@ class Inbox(Generic[D]):
         return not self._laid_out and bool(self._items) and isinstance(self._items[0], WaitingGap)
 
     def append(self, item: Parcel | WaitingGap) -> None:
+        """Add a parcel of bundles or a gap notice behind everything that waits."""
         self._items.append(item)
 
     def put_back(self, gap: WaitingGap) -> None:
-        """It comes next again."""
+        """Put a gap notice back; it is the next item again."""
         self._recall()
         self._items.appendleft(gap)
 
     def take(self, now_ns: int) -> D | WaitingGap | None:
-        """What comes next, if it is there."""
+        """Return the next bundle or gap notice, if there is one."""
         parcel, laid_out = self._source, self._laid_out
         # The last one of a portion is for `_take_next`, so that it is counted at once.
         if parcel is not None and len(laid_out) > 1 and parcel.is_held(now_ns):
             return laid_out.popleft()
         return self._take_next(now_ns)
 
+    def take_portion(self, now_ns: int, bundles_max: int) -> Portion | WaitingGap | None:
+        """Return the next bundles, all of one parcel, or the next gap notice, if there is one."""
+        self._recall()
+        item = self._next(now_ns)
+        if not isinstance(item, Parcel):
+            return item
+        first = item.position
+        stop = min(first + bundles_max, len(item.indexes))
+        item.take(stop - first)
+        item.channel.take(stop - first)
+        self._drop_used_up(item)
+        return Portion(item, item.indexes[first:stop], item.counts[first:stop])
+
     def count_taken(self) -> None:
-        """Account for what was handed over: its leases are the caller's, and others may be sent in its place."""
+        """Account for delivered bundles: the caller now tends their leases, and the worker may send others in their place."""
         parcel = self._source
         if parcel is None:
             return
@@ -89,17 +100,24 @@ class Inbox(Generic[D]):
         self.clear()
         return count
 
-    def withdraw(self, channel: SubscriberChannel, segment_seq: int) -> None:
-        """What waits of a segment is not owed any more: it is not handed over. Counts as taken."""
-        gone = [item for item in self._items if isinstance(item, Parcel) and item.is_of(channel, segment_seq)]
-        if not any(parcel.waiting for parcel in gone):
-            return
+    def withdraw(self, grant: Grant, gone: set[int], *, is_lost: bool = True) -> int:
+        """Drop waiting bundles of a grant that are not held any more. Returns how many waited.
+
+        Args:
+            is_lost: they count in `lost_count`.
+        """
+        parcels = [item for item in self._items if isinstance(item, Parcel) and item.grant is grant]
+        if not any(parcel.waiting for parcel in parcels):
+            return 0
         self._recall()
-        for parcel in gone:
-            waiting = parcel.waiting
-            parcel.take(waiting)
-            channel.take(waiting)
-            channel.release(parcel.grant, waiting)
+        dropped = sum(parcel.drop(gone) for parcel in parcels)
+        self.lost_count += dropped if is_lost else 0
+        return dropped
+
+    def end(self) -> None:
+        """Forget everything, for ever: also who makes deliveries, as that is the consumer which refers to this inbox."""
+        self.clear()
+        self.make = None
 
     def clear(self) -> None:
         """Forget everything."""
@@ -107,48 +125,53 @@ class Inbox(Generic[D]):
         self._laid_out.clear()
         self._source = None
 
-    def _take_next(self, now_ns: int) -> D | WaitingGap | None:
+    def _next(self, now_ns: int) -> Parcel | WaitingGap | None:
+        """Return the parcel that the next bundle is of, or take the gap notice that comes next."""
         while self._items:
             head = self._items[0]
             if isinstance(head, WaitingGap):
                 self._items.popleft()
-                if head.is_current:
+                if head.is_held(now_ns):
                     return head
-            elif head.waiting and head.is_held(now_ns):
-                if not self._laid_out:
-                    self._lay_out(head)
-                bundle = self._laid_out.popleft()
-                if not self._laid_out:
-                    self._recall()
-                    if not head.waiting:
-                        self._items.popleft()
-                return bundle
+            elif head.waiting and head.is_current and not head.is_held(now_ns):
+                # The clock says that its lease is over. The worker knows: terms that others have set since may have made it longer.
+                head.channel.ask(head.grant, now_ns)
+                return None
+            elif head.waiting and head.is_current:
+                return head
             else:
                 self._recall()
                 self._items.popleft()
-                self._lose(head)
         return None
 
+    def _take_next(self, now_ns: int) -> D | WaitingGap | None:
+        item = self._next(now_ns)
+        if not isinstance(item, Parcel):
+            return item
+        if not self._laid_out:
+            self._lay_out(item)
+        bundle = self._laid_out.popleft()
+        if not self._laid_out:
+            self._recall()
+            self._drop_used_up(item)
+        return bundle
+
+    def _drop_used_up(self, head: Parcel) -> None:
+        if not head.waiting:
+            self._items.popleft()
+
     def _lay_out(self, parcel: Parcel) -> None:
-        make, first = self._make, parcel.position
+        make, first = self.make, parcel.position
+        assert make is not None, "nothing is taken of an inbox that has ended"
         parcel.laid_out = min(first + self._portion, len(parcel.indexes))
         indexes, counts = parcel.indexes[first : parcel.laid_out], parcel.counts[first : parcel.laid_out]
         self._laid_out.extend([make(parcel, index, count) for index, count in zip(indexes, counts, strict=True)])
         self._source = parcel
 
     def _recall(self) -> None:
-        """Take back what is laid out: it will be laid out anew."""
+        """Take back the deliveries that were made and not taken: they will be made anew."""
         self.count_taken()
         if self._source is not None:
             self._source.laid_out = self._source.position
         self._laid_out.clear()
         self._source = None
-
-    def _lose(self, parcel: Parcel) -> None:
-        """What waits in a parcel, if anything, is not held any more."""
-        waiting = parcel.waiting
-        if waiting and parcel.is_current:
-            self.lost_count += waiting
-            parcel.channel.take(waiting)
-            parcel.channel.release(parcel.grant, waiting)
-            parcel.take(waiting)

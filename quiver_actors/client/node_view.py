@@ -1,4 +1,4 @@
-"""What a run directory says about its node: `node.json`, written by the supervisor.
+"""The view of a node in its run directory: `node.json`, written by the supervisor.
 
 Read again before each connect, so that clients find a node that was restarted with other workers. It is a hint: a supervisor that
 was killed leaves its file behind, and only a connection proves that a worker is there.
@@ -7,24 +7,29 @@ was killed leaves its file behind, and only a connection proves that a worker is
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, Self
 
 import msgspec
 
-from quiver_actors.default_run_dir import default_run_dir
-from quiver_actors.errors import NotRunning, WorkerUnavailable
+from quiver_actors.base.default_run_dir import default_run_dir
+from quiver_actors.base.trust import check_peer, named_users, trusted_directory
+from quiver_actors.client.connection import Connection, WorkerConnection
+from quiver_actors.errors import NotRunning, UnknownCore
 
 NODE_FILE = "node.json"
 NODE_VERSION = 1
 
 
 class CoreEntry(msgspec.Struct, frozen=True):
+    """One core of the node's view: its number, and the socket of the worker that serves it."""
+
     core: int
     socket: str
     """File name in the run directory."""
     adopted: bool = False
-    """The node has no such worker any more: another one delivers what is left of it, and takes nothing for it."""
+    """Whether the node has no worker for this core any more: another worker delivers the core's bundles and takes no pushes for it."""
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -36,67 +41,170 @@ class NodeView(msgspec.Struct, frozen=True):
     started_unix_ns: int
     cores: tuple[CoreEntry, ...]
     node: str = ""
-    """What the node is called where there are several."""
+    """Name of the node among several nodes."""
+
+
+class WorkerDirectory(Protocol):
+    """Says which workers there are, and connects to them. Owned by one exchange."""
+
+    @property
+    def run_dir(self) -> str:
+        """How errors and `repr` name the place."""
+
+    @property
+    def push_cores(self) -> tuple[int, ...]:
+        """The cores that take bundles, in rising order."""
+
+    @property
+    def trusted_uid(self) -> int | None:
+        """A user whose node is trusted too."""
+
+    @property
+    def node_name(self) -> str:
+        """Name of the node among several; empty: it has none of its own."""
+
+    @property
+    def data_dir(self) -> str:
+        """Path of the data directory."""
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """The numbers of the cores that are served, rising."""
+
+    def refresh(self) -> None:
+        """Look again which workers there are. Raises NotRunning: there is no node."""
+
+    def check_core(self, core: int) -> None:
+        """Raise UnknownCore if a core is not served (any more), by a fresh look; NotRunning if nothing is."""
+
+    def connect(self, core: int) -> WorkerConnection:
+        """Connect to a worker, by a fresh look.
+
+        Raises:
+            NotRunning, UnknownCore, UntrustedNode: it will not do.
+            OSError, WorkerUnavailable: nobody is there now.
+        """
+
+    def another(self) -> Self:
+        """A directory of the same node for another exchange."""
 
 
 class NodeDirectory:
-    """Finds the sockets of the workers below one run directory. Keeps the newest view that it has read."""
+    """Finds the sockets of the workers below one run directory, if that is trusted (`trust`). Keeps the newest view that it has read."""
 
-    __slots__ = ("_sockets", "push_cores", "run_dir", "view")
+    __slots__ = ("_named", "_peers", "_sockets", "_trusted_uid", "push_cores", "run_dir", "view")
 
-    def __init__(self, run_dir: str | None = None) -> None:
+    def __init__(self, run_dir: str | None = None, trusted_uid: int | None = None) -> None:
         """Read the run directory's `node.json`.
+
+        Args:
+            trusted_uid: a user whose node is trusted too.
 
         Raises:
             NotRunning: it is not there or not readable.
+            UntrustedNode: the directory is another user's.
+            ConfigError: `trusted_uid` is no user id.
         """
         self.run_dir = os.path.abspath(run_dir or default_run_dir())
-        self._take(read_node_view(self.run_dir))
+        self._trusted_uid = trusted_uid
+        self._named = named_users(trusted_uid)
+        self.refresh()
+
+    @property
+    def trusted_uid(self) -> int | None:
+        """A user whose node is trusted too."""
+        return self._trusted_uid
+
+    @property
+    def node_name(self) -> str:
+        """Name of the node among several nodes, as its view says it."""
+        return self.view.node
+
+    @property
+    def data_dir(self) -> str:
+        """Path of the node's data directory, as its view says it."""
+        return self.view.data_dir
 
     @property
     def cores(self) -> tuple[int, ...]:
         """The numbers of the workers, rising."""
         return tuple(self._sockets)
 
+    def another(self) -> NodeDirectory:
+        """A directory of the same node for another exchange. Raises as the constructor."""
+        return NodeDirectory(self.run_dir, self._trusted_uid)
+
     def refresh(self) -> None:
         """Read `node.json` again.
 
         Raises:
             NotRunning: it is gone; the last view stays.
+            UntrustedNode: the directory is another user's now.
         """
-        self._take(read_node_view(self.run_dir))
+        view, self._peers = read_node_view(self.run_dir, self._named)
+        self._take(view)
 
-    def socket_of(self, core: int) -> str:
-        """The path of a worker's socket, by a fresh look.
+    def connect(self, core: int) -> Connection:
+        """A connection to a worker, whose user is trusted; by a fresh look.
 
         Raises:
             NotRunning: the node was stopped.
-            WorkerUnavailable: the node has no such worker (any more).
+            UnknownCore: the node has no such worker (any more).
+            UntrustedNode: the directory, or who listens on the socket, is another user's.
+            OSError: nobody listens there, or not now.
         """
+        path = self._socket_of(core)
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            connected.connect(path)
+            check_peer(connected, self._peers)
+        except BaseException:
+            connected.close()
+            raise
+        return Connection(connected)
+
+    def check_core(self, core: int) -> None:
+        """Look whether the node has a worker, by a fresh look.
+
+        Raises:
+            NotRunning: the node was stopped.
+            UnknownCore: the node has no such worker (any more).
+            UntrustedNode: the directory is another user's.
+        """
+        self._socket_of(core)
+
+    def _socket_of(self, core: int) -> str:
         self.refresh()
         name = self._sockets.get(core)
         if name is None:
-            raise WorkerUnavailable(
-                f"the node in {self.run_dir} has no worker {core}: its workers are {list(self.cores)}"
+            raise UnknownCore(
+                f"the node in {self.run_dir} has no core {core}: its cores are {list(self.cores)}. The core's directory was drained and "
+                "retired, or it was away when the node started: then bring it back and start the node again"
             )
         return os.path.join(self.run_dir, name)
 
     def _take(self, view: NodeView) -> None:
         self.view = view
         self.push_cores = tuple(sorted(entry.core for entry in view.cores if not entry.adopted))
-        """Those of `cores` that take bundles, rising."""
+        """The cores that take bundles, in rising order."""
         self._sockets: Mapping[int, str] = {entry.core: entry.socket for entry in sorted(view.cores, key=_core_of)}
 
 
-def read_node_view(run_dir: str) -> NodeView:
+def read_node_view(run_dir: str, named: frozenset[int]) -> tuple[NodeView, frozenset[int]]:
     """Read and check `<run_dir>/node.json`.
+
+    Returns:
+        The content of the file, and the users who may listen on the sockets.
 
     Raises:
         NotRunning: the file is missing, unreadable, or not what a supervisor writes.
+        UntrustedNode: the directory is another user's.
     """
     path = os.path.join(run_dir, NODE_FILE)
     try:
-        with open(path, "rb") as file:
+        with trusted_directory(run_dir, named) as directory:
+            descriptor = os.open(NODE_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.descriptor)
+        with open(descriptor, "rb") as file:
             content = file.read()
     except OSError as error:
         raise NotRunning(
@@ -112,7 +220,7 @@ def read_node_view(run_dir: str) -> NodeView:
             f"{path} has version {view.version} and {len(view.cores)} workers: expected version {NODE_VERSION} and at "
             "least one worker; the client and the node need the same version of quiver-actors"
         )
-    return view
+    return view, directory.peers
 
 
 def _core_of(entry: CoreEntry) -> Any:

@@ -1,4 +1,4 @@
-"""What a subscriber asks of each bundle: only some slots, and of some slots only some columns.
+"""The part of each bundle that a subscriber reads: some slots, and some columns of a slot.
 
 Guarantee: the streams of other slots are not opened. Columns that are not asked for are decoded from the batch's head, but not one byte
 of their values is read. (Arrow's own column selection for files, `included_fields`, copies what it selects; leaving columns out of the
@@ -20,7 +20,7 @@ class Projection(NamedTuple):
     """Resolved to slot ids; the default is everything."""
 
     slots: frozenset[int] | None = None
-    """None: all."""
+    """Ids of the wanted slots; None: all."""
     columns: Mapping[int, tuple[str, ...]] = {}
     """Slots that are not named here come with all columns."""
 

@@ -12,17 +12,11 @@ fits brings the configured size back; while one group waits for its arena, all o
 from __future__ import annotations
 
 import os
+import select
 import time
 
-from quiver_actors.client.channel import Channel, refusal_error
-from quiver_actors.client.exchange import Exchange
-from quiver_actors.client.node_view import NodeDirectory
-from quiver_actors.client.targets import Target
-from quiver_actors.encoding.entries import PlannedBundles, PushRows
-from quiver_actors.encoding.runs import PlannedRun
-from quiver_actors.encoding.streams import EncodedStream
-from quiver_actors.errors import InvalidBundle, ProtocolError, QuiverError, SharedMemoryError, WorkerUnavailable
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.protocol.lone import KIND_PUSH, LONE_MARK, LONE_PUSH, LONE_PUSH_LENGTH, LoneAck
+from quiver_actors.base.protocol.messages import (
     Acked,
     AckRun,
     ArenaAttached,
@@ -32,10 +26,22 @@ from quiver_actors.protocol.messages import (
     Refused,
     WorkerMessage,
 )
+from quiver_actors.base.units import MILLISECOND_NS, format_size
+from quiver_actors.client.calls import refusal_error
+from quiver_actors.client.channel import Channel
+from quiver_actors.client.exchange import Exchange
+from quiver_actors.client.node_view import WorkerDirectory
+from quiver_actors.client.targets import Target
+from quiver_actors.errors import InvalidBundle, ProtocolError, QuiverError, SharedMemoryError, WorkerUnavailable
 from quiver_actors.shm.arena import ArenaProducer
 from quiver_actors.shm.errors import ShmError
-from quiver_actors.units import MILLISECOND_NS, format_size
+from quiver_actors.store.encoding.entries import PlannedBundles, PushRows
+from quiver_actors.store.encoding.lone import LoneEntry
+from quiver_actors.store.encoding.runs import PlannedRun
+from quiver_actors.store.encoding.streams import EncodedStream
 
+_ACK_TAG = 5
+"""Place of the tag in `LoneAck`."""
 CONFIGURED_ARENA_BYTES = 0
 """Asks for an arena of the size that the node is configured to give."""
 DECLARED_MAX = 4096
@@ -45,7 +51,7 @@ DECLARED_BYTES_MAX = 64 << 20
 
 
 class PushGroup:
-    """Bundles that travel in one Push message, and what became of them."""
+    """Bundles that travel in one Push message, and the answers to it."""
 
     __slots__ = (
         "acked_count",
@@ -63,38 +69,66 @@ class PushGroup:
 
     def __init__(self, number: int, planned: PlannedBundles | PlannedRun, target: Target | None = None) -> None:
         self.target = target
-        """None: plainly pushed."""
+        """Stage or numbered producer of the bundles; None: they are plainly pushed."""
         self.number = number
-        """Of its call; bundles stay in the order of their groups."""
+        """Number of the group within its call; the bundles of a call stay in the order of their groups."""
         self.planned = planned
         self.size_bytes = planned.size_bytes
         self.acks: list[tuple[AckRun, int]] = []
-        """Runs with their durability: of the first `acked_count` bundles, in order."""
+        """Acknowledged runs and their durability, in order; together they cover the first `acked_count` bundles."""
         self.acked_count = 0
         self.error: QuiverError | None = None
         """Why the bundles without an acknowledgement were refused."""
         self.deadline_ns = 0
-        """When its call gives up; 0 = not known yet."""
+        """Monotonic time when the call of the group times out; 0: not known yet."""
         self.call = 0
-        """As in `Push`."""
+        """Number of the call that the group belongs to; sent as `Push.call`."""
         self.topic = ""
-        """Once it was sent."""
+        """Topic of the group, once the group was sent."""
         self.is_lost = False
         """The connection ended first: the bundles without an acknowledgement may or may not have been stored."""
 
     def patience_ms(self) -> int:
-        """How long its call still waits; 0 = not known."""
+        """Milliseconds that the call of the group still waits; 0: not known."""
         return max(1, (self.deadline_ns - time.monotonic_ns()) // MILLISECOND_NS) if self.deadline_ns else 0
 
     @property
     def is_acked(self) -> bool:
+        """Whether the worker has acknowledged every bundle of the group."""
         return self.acked_count == len(self.planned)
+
+
+class _One:
+    """Stands for the bundle of a group of which only the answers are of interest."""
+
+    size_bytes = 0
+
+    def __len__(self) -> int:
+        return 1
+
+
+class LoneGroup(PushGroup):
+    """The answers to pushes that travel alone, one after the other."""
+
+    __slots__ = ()
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(0, _One())  # type: ignore[arg-type]  # nobody asks it for the bundle
+        self.topic = topic
+
+    def begin(self) -> None:
+        """Wait for the answer to the next push."""
+        self.acks.clear()
+        self.acked_count, self.error, self.is_lost = 0, None, False
 
 
 class PushChannel(Channel):
     """A channel that bundles are pushed over."""
 
-    def __init__(self, exchange: Exchange, directory: NodeDirectory, core: int, client_name: str) -> None:
+    has_lone_lane = True
+    """Whether pushes may go by a `lone_lane.LoneLane`, if the worker knows it."""
+
+    def __init__(self, exchange: Exchange, directory: WorkerDirectory, core: int, client_name: str) -> None:
         super().__init__(exchange, directory, core, client_name)
         self._groups: dict[int, PushGroup] = {}
         self._declared: set[int] = set()
@@ -103,7 +137,7 @@ class PushChannel(Channel):
         self._configured_bytes = 0
         """Size of the first arena that the worker gave on this connection."""
         self._attach_tag = 0
-        """Of the request for an arena that is under way; 0 = none."""
+        """Tag of the arena request that is under way; 0: none."""
         self._attach_bytes = 0
         self._reserved_for: PushGroup | None = None
         """The group that goes next, because the arena is being replaced for it."""
@@ -138,8 +172,57 @@ class PushChannel(Channel):
         self._send_group(group, topic, rows, offset, arena.commit(group.size_bytes))
         return True
 
+    def send_lone(self, group: LoneGroup, lone: LoneEntry, patience_ms: int) -> int:
+        """Lay a bundle into the arena and send it as one struct, if nothing else is under way and the worker knows its schema.
+
+        Returns:
+            The tag of the push; 0: nothing has happened, and it has to go the general way.
+        """
+        entry, stream, crc, row_count, metadata_bytes, _, padding_bytes, item_count = lone
+        arena, connection = self._arena, self._connection
+        if (
+            self._groups
+            or self._reserved_for is not None
+            or arena is None
+            or connection is None
+            or arena.size_bytes != self._configured_bytes
+            or len(entry) > arena.size_bytes
+            or stream.handle not in self._declared
+        ):
+            return 0
+        placed = arena.put(entry)
+        if placed is None:
+            return 0
+        tag = self._calls.next_tag()
+        group.begin()
+        self._groups[tag] = group
+        start = LONE_PUSH_LENGTH, LONE_MARK, KIND_PUSH, padding_bytes, crc, tag
+        rest = len(entry), stream.handle, row_count, metadata_bytes, patience_ms, item_count
+        connection.send_frames(LONE_PUSH.pack(*start, *placed, *rest))
+        if connection.wants_to_write:
+            self._exchange.watch_writable(connection.fileno(), wanted=True)
+        return tag
+
+    def receive_lone(self, tag: int) -> LoneAck | None:
+        """Read once, and return the acknowledgement of a lone push, if that is all that there is. Else handle what has come."""
+        connection = self._connection
+        if connection is None:
+            return None
+        ack = connection.receive_ack()
+        if ack is not None and ack[_ACK_TAG] == tag and self._groups.pop(tag, None) is not None:
+            return ack
+        if ack is not None:
+            self._fail_protocol(f"it acknowledged push {ack[_ACK_TAG]}, which is not what was pushed")
+        self.handle_events(select.EPOLLIN)
+        return None
+
+    @property
+    def number(self) -> int:
+        """The number by which the exchange knows the connection; -1: there is none."""
+        return -1 if self._connection is None else self._connection.fileno()
+
     def withdraw(self, group: PushGroup) -> None:
-        """The group's owner gives up on it. If it was sent it may still be stored; its answer will be ignored."""
+        """Withdraw a group for its owner. A group that was sent may still be stored; the answer will be ignored."""
         if self._reserved_for is group:
             self._reserved_for = None
             self._exchange.notify()
@@ -195,7 +278,7 @@ class PushChannel(Channel):
             self.retry_at_ns = 0
 
     def _arena_for(self, group: PushGroup) -> ArenaProducer | None:
-        """The arena if the group is to go through it; else see that it is replaced."""
+        """Return the arena if the group fits through it; else start to replace the arena and return None."""
         arena = self._arena
         configured_bytes = self._configured_bytes
         is_large = 0 < configured_bytes < group.size_bytes

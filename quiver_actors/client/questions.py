@@ -6,24 +6,25 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from quiver_actors.client.channel import Call
+from quiver_actors.base.model import BundleId, check_id
+from quiver_actors.base.protocol.messages import BundleTime, Done, Message, Pending, PendingInfo, Seek, Sought
+from quiver_actors.client.calls import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals, unavailable_error
 from quiver_actors.client.exchange import Flow, deadline_after
+from quiver_actors.client.grants import ClaimChannel
+from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoints, start_text
 from quiver_actors.client.subscriber_channel import SubscriberChannel
 from quiver_actors.client.unconfirmed import Place, ranges_of
-from quiver_actors.client.wanted import SeekReport, Start, StartPoints, start_text
 from quiver_actors.errors import UnknownSubscriber, UsageError, WorkerUnavailable
-from quiver_actors.model import BundleId, check_id
-from quiver_actors.protocol.messages import BundleTime, Done, Message, Pending, PendingInfo, Seek, Sought
 
 _RANGES_MAX = 1_000
-"""So many ranges a worker is asked about at once."""
+"""Ranges that one request to a worker names at most."""
 
 
 class Request(NamedTuple):
-    """One request to one worker, on the connection that it was sent over."""
+    """A request to one worker, with the connection that it was sent over."""
 
-    channel: SubscriberChannel
+    channel: ClaimChannel
     generation: int
     call: Call
 
@@ -58,8 +59,7 @@ def seeking(
         return Call(lambda tag: Seek(tag, topic, subscriber, points.on(core), is_dry))
 
     calls = yield from channels.asking_all(asked, timeout_seconds)
-    known = [call for call in calls.values() if not isinstance(call.error, UnknownSubscriber)]
-    raise_refusals(known or calls.values())
+    known = raise_known(calls.values())
     answers = [call.answer for call in known if isinstance(call.answer, Sought)]
     return SeekReport(sum(each.skipped for each in answers), sum(each.again for each in answers))
 
@@ -71,10 +71,20 @@ def dropped_by(calls: Collection[Call]) -> int:
         UnknownSubscriber: no worker knew the subscriber.
         QuiverError: a worker refused for another reason.
     """
-    known = [call for call in calls if not isinstance(call.error, UnknownSubscriber)]
-    # A worker that had lost it, or was added later, is no reason to complain.
-    raise_refusals(known or calls)
+    known = raise_known(calls)
     return sum(call.answer.value for call in known if isinstance(call.answer, Done))
+
+
+def raise_known(calls: Collection[Call]) -> list[Call]:
+    """The answers of the workers that know the subscriber. One that had lost it, or was added later, is no reason to complain.
+
+    Raises:
+        UnknownSubscriber: no worker knew it.
+        QuiverError: a worker refused for another reason.
+    """
+    known = [call for call in calls if not isinstance(call.error, UnknownSubscriber)]
+    raise_refusals(known or calls)
+    return known
 
 
 def oldest_of(infos: dict[int, PendingInfo], topic: str) -> dict[int, BundleId]:
@@ -94,7 +104,7 @@ def pending_of(infos: dict[int, PendingInfo]) -> int:
 def counting_unresolved(
     places: Mapping[SubscriberChannel, Sequence[Place]], topic: str, subscriber: str, timeout_seconds: float | None
 ) -> Flow[int]:
-    """How many of these bundles are owed to the subscriber. Asked for all that lies between them first, then for each of their ranges.
+    """Count how many of these bundles are owed to the subscriber. Asks for everything between them first, then for each of their ranges.
 
     Raises:
         WorkerUnavailable: a worker is not there, was lost, or did not answer.
@@ -118,6 +128,7 @@ def counting_unresolved(
 
 
 def sent(channel: SubscriberChannel, make: Callable[[int], Message]) -> Request:
+    """Send a request on an open channel and return it, so that its answer can be waited for."""
     request = Request(channel, channel.generation, Call(make))
     channel.call(request.call)
     return request

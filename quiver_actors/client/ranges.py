@@ -10,9 +10,10 @@ import bisect
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.base.protocol.places import PLACES_MAX
 from quiver_actors.errors import NotStored, UsageError
-from quiver_actors.model import BundleId
-from quiver_actors.protocol.messages import SegmentInfo
 
 
 class SegmentPart(NamedTuple):
@@ -26,11 +27,11 @@ class SegmentPart(NamedTuple):
 def parts_of(
     segments: Sequence[SegmentInfo], start: BundleId | None, end: BundleId | None, topic: str, core: int
 ) -> list[SegmentPart]:
-    """The parts of sealed segments that make up `[start, end)`; None: from the first, up to the last stored bundle.
+    """The parts of segments that make up `[start, end)`; None: from the first, up to the last bundle that can be read.
 
     Raises:
         UsageError: a bound is of another topic or core.
-        NotStored: a bundle of the range is not stored any more, or not sealed yet.
+        NotStored: a bundle of the range is not stored any more, or cannot be read yet.
     """
     for bound in (start, end):
         if bound is not None and (bound.topic, bound.core) != (topic, core):
@@ -62,9 +63,17 @@ def _parts(
         end = last[1] if segment_seq == last[0] and last[1] is not None else info.bundle_count
         if end > info.bundle_count:
             raise NotStored(f"segment {segment_seq} ends at bundle {info.bundle_count}: the range goes to {end}")
-        if start < end:
-            yield SegmentPart(segment_seq, start, end)
+        yield from _pieces(SegmentPart(segment_seq, start, end), is_open=info.row_count < 0)
         segment_seq += 1
+
+
+def _pieces(part: SegmentPart, *, is_open: bool) -> Iterator[SegmentPart]:
+    """The part, if it has bundles; of an open segment in pieces whose places fit one message."""
+    if is_open:
+        for first in range(part.first, part.end, PLACES_MAX):
+            yield SegmentPart(part.segment_seq, first, min(part.end, first + PLACES_MAX))
+    elif part.first < part.end:
+        yield part
 
 
 def _behind_unused(stored: dict[int, SegmentInfo], numbers: Sequence[int], segment_seq: int) -> int:
@@ -83,7 +92,7 @@ def _behind_unused(stored: dict[int, SegmentInfo], numbers: Sequence[int], segme
 
 
 def _not_stored(stored: dict[int, SegmentInfo], segment_seq: int) -> NotStored:
-    state = "sealed yet: flush the topic" if not stored or segment_seq > max(stored) else "stored any more"
+    state = "to be read yet: nothing of it is durable" if not stored or segment_seq > max(stored) else "stored any more"
     return NotStored(f"segment {segment_seq} of the range is not {state}")
 
 

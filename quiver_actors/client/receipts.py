@@ -12,19 +12,19 @@ from functools import partial
 from itertools import chain, repeat
 from typing import overload
 
-from quiver_actors.model import BundleId, Durability, Receipt
-from quiver_actors.protocol.messages import AckRun
+from quiver_actors.base.model import BundleId, Durability, Receipt
+from quiver_actors.base.protocol.messages import AckRun
 
 # Without the constructors' Python code: receipts are made by the ten thousand.
 _new_id: Callable[[tuple[object, ...]], BundleId] = partial(tuple.__new__, BundleId)
 _new_receipt: Callable[[tuple[object, ...]], Receipt] = partial(tuple.__new__, Receipt)
 
 _Run = tuple[int, AckRun, Durability]
-"""Of which core, where its bundles are, and how safe they are."""
+"""Core that stored the bundles, place of the bundles, and their durability."""
 
 
 class Receipts(Sequence[Receipt]):
-    """What `push_many` returns: one `Receipt` a bundle, in the order of the bundles.
+    """The receipts that `push_many` returns: one `Receipt` a bundle, in the order of the bundles.
 
     Behaves as a list that cannot be changed: length, index, slice (a list), iteration, equality with lists, pickle. Memory: that of the
     acknowledgements, whatever the number of bundles.
@@ -59,7 +59,7 @@ class Receipts(Sequence[Receipt]):
         try:
             wanted = range(self._count)[index]
         except IndexError:
-            raise IndexError(f"receipt {index} of {self._count}") from None
+            raise IndexError(f"there is no receipt {index}: the push has {self._count}") from None
         return self._at(wanted) if isinstance(wanted, int) else [self._at(place) for place in wanted]
 
     def __iter__(self) -> Iterator[Receipt]:

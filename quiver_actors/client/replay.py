@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from quiver_actors.base.model import Durability
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.client import Client
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.client.subscription import Subscription
-from quiver_actors.errors import FormatError, QuiverError
-from quiver_actors.model import Durability
-from quiver_actors.subscriber.letters import Origin, origin_of, restored
+from quiver_actors.errors import DataLost, FormatError, QuiverError
+from quiver_actors.store.subscriber.dead_letters import Origin, origin_of, restored
 
 SUBSCRIBER = "replay-dead-letters"
 BUNDLES_AT_ONCE = 64
@@ -29,7 +29,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 class OriginKey(NamedTuple):
-    """Where letters come from."""
+    """Origin of dead letters."""
 
     topic: str
     subscriber: str
@@ -37,22 +37,22 @@ class OriginKey(NamedTuple):
 
 @dataclass
 class ReplayReport:
-    """What became of the letters of one topic, or would have."""
+    """Outcome of a replay for the dead letters of one topic, or the outcome that it would have."""
 
     replayed: Counter[OriginKey] = field(default_factory=Counter)
     not_wanted: int = 0
-    """Letters of other subscribers or topics than those that were asked for."""
+    """Dead letters of subscribers or topics that were not requested."""
     no_letters: int = 0
     """Bundles of the topic that do not say where they come from."""
     failed: int = 0
-    """Letters that could not be sent back: they stay."""
+    """Dead letters that could not be sent back and stay stored."""
     error: str = ""
-    """Why."""
+    """Reason why a dead letter could not be sent back; empty: none."""
 
 
 def letters_pending(client: Client, topic: str) -> Iterator[StoredBundle]:
-    """The letters that were never sent back. Claims and changes nothing that lasts; seals what is open."""
-    client.flush(topic)
+    """Yield the dead letters that were never sent back. Claims nothing and changes nothing stored."""
+    _make_readable(client, topic)
     known = {info.subscriber for infos in client.subscribers(topic).values() for info in infos}
     if SUBSCRIBER in known:
         subscription = client.subscribe(SUBSCRIBER, topic=topic, lease=None)
@@ -61,12 +61,12 @@ def letters_pending(client: Client, topic: str) -> Iterator[StoredBundle]:
         finally:
             subscription.close()
         return
-    for core in client.segments(topic):
+    for core in client.readable(topic):
         yield from client.read(topic, core)
 
 
 def count_letters(client: Client, topic: str, wants: Callable[[Origin], bool]) -> ReplayReport:
-    """What `replay` would do now."""
+    """Return what `replay` would do now."""
     report = ReplayReport()
     for letter in letters_pending(client, topic):
         origin = _wanted_origin(letter, wants, report)
@@ -81,7 +81,7 @@ def replay(
     wants: Callable[[Origin], bool],
     tell: Callable[[ReplayReport], None] = lambda _: None,
 ) -> ReplayReport:
-    """Send the letters back that are in the topic now and that `wants` says yes to.
+    """Send back the dead letters that are in the topic now and for which `wants` returns True.
 
     `tell` is called as it goes on.
 
@@ -91,7 +91,7 @@ def replay(
         UnknownTopic, WorkerUnavailable, QuiverError: the dead letter topic itself cannot be read.
     """
     report = ReplayReport()
-    client.flush(topic)
+    _make_readable(client, topic)
     with client.subscribe(SUBSCRIBER, topic=topic, start="earliest", lease=None) as subscription:
         for portion in _portions(_deliveries(subscription), wants, report):
             if not _send_back(client, portion, report):
@@ -99,6 +99,12 @@ def replay(
             tell(report)
         subscription.flush()
     return report
+
+
+def _make_readable(client: Client, topic: str) -> None:
+    """Seal the topic if some of what was acknowledged cannot be read before its seal, as where that comes before the sync."""
+    if not all(found.is_complete for found in client.readable(topic).values()):
+        client.flush(topic)
 
 
 def _portions(
@@ -111,7 +117,7 @@ def _portions(
 
 
 def _deliveries(subscription: Subscription) -> Iterator[Delivery]:
-    """Everything that the subscriber is owed now, once; what is not resolved goes back when the subscription is closed."""
+    """Yield every bundle that the subscriber is owed now, once; bundles that are not resolved go back when the subscription is closed."""
     left = subscription.pending_count()
     while left > 0:
         found = subscription.get_many(min(left, BUNDLES_AT_ONCE), timeout=_PATIENCE_SECONDS)
@@ -124,7 +130,7 @@ def _deliveries(subscription: Subscription) -> Iterator[Delivery]:
 def _wanted_origin(letter: StoredBundle, wants: Callable[[Origin], bool], report: ReplayReport) -> Origin | None:
     try:
         origin = origin_of(letter.slots)
-    except FormatError as error:
+    except (DataLost, FormatError) as error:
         # The worker knows by now; what can be saved of it comes another time.
         report.failed += 1
         report.error = str(error)

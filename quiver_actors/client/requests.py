@@ -1,23 +1,17 @@
-"""What a client asks its node, without the waiting: what threads (`client`) and asyncio (`aio`) have in common."""
+"""The requests of a client to its node, without the waiting: the common part of threads (`client`) and asyncio (`aio`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import logging
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
-from quiver_actors.client.channel import Call
-from quiver_actors.client.channels import ChannelSet, raise_refusals
-from quiver_actors.client.exchange import Flow
-from quiver_actors.client.projection import Asked, Projection
-from quiver_actors.client.questions import dropped_by, seeking, starting
-from quiver_actors.client.ranges import SegmentPart, parts_of
-from quiver_actors.client.segments import MappedSegment
-from quiver_actors.client.slots import TopicSlots
-from quiver_actors.client.wanted import SeekReport, Start, StartPoints
-from quiver_actors.errors import UsageError
-from quiver_actors.model import BundleId, check_id
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.model import BundleId, check_id
+from quiver_actors.base.protocol.messages import (
     AckThrough,
+    CheckSegment,
     Flush,
     ListSegments,
     ListSubscribers,
@@ -27,16 +21,39 @@ from quiver_actors.protocol.messages import (
     SegmentInfo,
     SegmentList,
     SegmentOpened,
+    ShareSubscriber,
     SubscriberInfo,
     SubscriberList,
     TopicInfo,
     TopicList,
     Unregister,
 )
+from quiver_actors.base.protocol.places import PLACE, PLACES_MAX
+from quiver_actors.client.calls import Call
+from quiver_actors.client.channels import ChannelSet, raise_refusals
+from quiver_actors.client.exchange import Flow
+from quiver_actors.client.projection import EVERYTHING, Asked, Projection
+from quiver_actors.client.questions import dropped_by, raise_known, seeking, starting
+from quiver_actors.client.ranges import SegmentPart, parts_of
+from quiver_actors.client.segments import BundleReader, MappedLog, MappedSegment, ReadableSegments
+from quiver_actors.client.slots import TopicSlots
+from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoints
+from quiver_actors.errors import UsageError
+
+REASON_MAX = 1000
+"""Characters of what a worker is told of damage."""
+
+logger = logging.getLogger("quiver.client")
+
+
+class TellBoth(Protocol):
+    """Tells a worker that the file of a segment is damaged, or one bundle of it."""
+
+    def __call__(self, reason: str, bundle_index: int = -1) -> None: ...
 
 
 class WantedRange(NamedTuple):
-    """A range that is stored and sealed, and what is asked for of it."""
+    """A stored and sealed range of bundles, and the slots and columns wanted of it."""
 
     parts: list[SegmentPart]
     core: int
@@ -54,20 +71,27 @@ class Requests:
     # --- the node --------------------------------------------------------------------------------------------------------
 
     def topics(self) -> Flow[dict[str, TopicInfo]]:
-        """Asked for anew: topics come and go while a connection stands."""
+        """Ask for the topics again: they come and go while a connection stands."""
         call = Call(ListTopics)
         yield from self._channels.asking_any(call, self._timeout_seconds)
         raise_refusals([call])
         return {info.name: info for info in call.answer.topics} if isinstance(call.answer, TopicList) else {}
 
     def flush(self, topic: str) -> Flow[None]:
+        """Seal the open segment of a topic on every worker."""
         yield from self.ask_all(lambda tag: Flush(tag, topic))
 
     # --- what is stored --------------------------------------------------------------------------------------------------
 
     def segments(self, topic: str) -> Flow[dict[int, list[SegmentInfo]]]:
+        """Return the sealed segments of a topic by core, oldest first."""
         calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
         return {core: _segments_in(call) for core, call in calls.items()}
+
+    def readable(self, topic: str) -> Flow[dict[int, ReadableSegments]]:
+        """Return what can be read of a topic by core, sealed or not."""
+        calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
+        return {core: _readable_segments_in(call) for core, call in calls.items()}
 
     def opened_segment(self, core: int, topic: str, segment_seq: int) -> Flow[tuple[int, int]]:
         """A segment's descriptor, for the caller to close, and its size."""
@@ -79,29 +103,92 @@ class Requests:
     def wanted_range(
         self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked
     ) -> Flow[WantedRange]:
+        """Resolve the bundles from `start` up to, not including, `end` of one core into parts of segments."""
         slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
         projection = asked.resolve(slots)
         call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
-        return WantedRange(parts_of(_segments_in(call), start, end, topic, core), core, slots, projection)
+        return WantedRange(parts_of(_readable_in(call), start, end, topic, core), core, slots, projection)
 
-    def mapped_part(self, wanted: WantedRange, part: SegmentPart) -> Flow[MappedSegment]:
-        descriptor, size_bytes = yield from self.opened_segment(wanted.core, wanted.slots.topic, part.segment_seq)
-        return MappedSegment(descriptor, size_bytes, part.segment_seq, wanted.slots, wanted.core, wanted.projection)
+    def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
+        """Open and map the segment of a part, sealed or not."""
+        slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
+        wanted = WantedRange([part], core, slots, EVERYTHING)
+        return (yield from self.mapped_part(wanted, part, verifies_checksums=verifies_checksums)).reader
+
+    def mapped_part(
+        self, wanted: WantedRange, part: SegmentPart, *, verifies_checksums: bool = True
+    ) -> Flow[MappedSegment]:
+        """Open and map the segment of one part of a range; the caller closes it."""
+        topic, segment_seq = wanted.slots.topic, part.segment_seq
+        opened, descriptor, places = yield from self._opened_part(wanted.core, topic, part)
+        map_file = MappedSegment.sealed if opened.is_sealed else MappedLog
+        mapped = map_file(
+            descriptor,
+            opened.size_bytes,
+            segment_seq,
+            wanted.slots,
+            wanted.core,
+            wanted.projection,
+            verifies_checksums=verifies_checksums,
+            tell_damage=self.teller_of_damage(wanted.core, topic, segment_seq),
+        )
+        return mapped if isinstance(mapped, MappedSegment) else mapped.part(range(part.first, part.end), places)
+
+    def _opened_part(self, core: int, topic: str, part: SegmentPart) -> Flow[tuple[SegmentOpened, int, bytes]]:
+        """The answer of the worker, the file's descriptor, and the places of all bundles of the part if it is not sealed."""
+        places = b""
+        while True:
+            first = part.first + len(places) // PLACE.size
+            stop = min(part.end, first + PLACES_MAX)
+            call = yield from self._ask(
+                core, partial(OpenSegment, topic=topic, segment_seq=part.segment_seq, first=first, stop=stop)
+            )
+            opened = call.answer
+            assert isinstance(opened, SegmentOpened), "only this answers OpenSegment"
+            assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
+            places += opened.places
+            if opened.is_sealed or stop == part.end:
+                return opened, call.descriptor, places
+            os.close(call.descriptor)
+
+    def teller_of_damage(self, core: int, topic: str, segment_seq: int) -> TellBoth:
+        """Return a function that tells the worker that a file is damaged, and waits for no answer. The function takes the lock.
+
+        If the worker cannot be reached now it is not told: it checks its files when it starts.
+        """
+
+        def tell(reason: str, bundle_index: int = -1) -> None:
+            logger.warning(
+                "quiver.client.damaged topic=%s core=%d segment=%d error=%s", topic, core, segment_seq, reason
+            )
+            exchange = self._channels.exchange
+            with exchange.lock:
+                channel = self._channels.channel(core)
+                if not exchange.is_closed and channel.is_open:
+                    channel.call(
+                        Call(lambda tag: CheckSegment(tag, topic, segment_seq, reason[:REASON_MAX], bundle_index))
+                    )
+
+        return tell
 
     # --- subscribers -----------------------------------------------------------------------------------------------------
 
     def starting(self, topic: str, start: Start) -> Flow[StartPoints]:
+        """Resolve the start of a new subscriber into a start point for each core."""
         return (yield from starting(self._channels, topic, start, self._timeout_seconds))
 
     def subscribers(self, topic: str) -> Flow[dict[int, list[SubscriberInfo]]]:
+        """Return the durable subscribers of a topic and their progress, by core."""
         calls = yield from self.ask_all(lambda tag: ListSubscribers(tag, topic))
         answers = {core: call.answer for core, call in calls.items()}
         return {core: list(each.subscribers) for core, each in answers.items() if isinstance(each, SubscriberList)}
 
     def unregister(self, subscriber: str, topic: str) -> Flow[int]:
+        """Delete a subscriber on every worker and return how many bundles it had not resolved."""
         return (yield from self._unregister(subscriber, topic, only_orphan=False))
 
     def drop_orphan(self, subscriber: str, topic: str) -> Flow[int]:
+        """Delete a subscriber as `unregister` does, but raise UsageError if a consumer is attached to it."""
         infos = yield from self.subscribers(topic)
         if any(info.subscriber == subscriber and info.connections for each in infos.values() for info in each):
             raise UsageError(f"subscriber {subscriber!r} of topic {topic!r} is no orphan: a consumer is attached to it")
@@ -115,9 +202,20 @@ class Requests:
         return dropped_by(calls.values())
 
     def seek(self, subscriber: str, start: Start, topic: str, *, is_dry: bool) -> Flow[SeekReport]:
+        """Move a subscriber to another position on every worker; `is_dry` only reports what the move would do."""
         return (yield from seeking(self._channels, topic, subscriber, start, self._timeout_seconds, is_dry=is_dry))
 
+    def share_subscriber(self, subscriber: str, uids: Iterable[int], topic: str) -> Flow[None]:
+        """Replace the users who may join a subscriber by these user ids; durable on return."""
+        check_id("subscriber", subscriber)
+        named = sorted(set(uids))
+        calls = yield from self._channels.asking_all(
+            lambda core: Call(lambda tag: ShareSubscriber(tag, topic, subscriber, named)), self._timeout_seconds
+        )
+        raise_known(calls.values())
+
     def ack_through(self, bundle_id: BundleId, subscriber: str) -> Flow[None]:
+        """Resolve every bundle of the core up to and including this one for the subscriber; durable on return."""
         topic, core, segment_seq, bundle_index = bundle_id
         yield from self._ask(core, lambda tag: AckThrough(tag, topic, subscriber, segment_seq, bundle_index))
 
@@ -134,6 +232,17 @@ class Requests:
         yield from self._channels.completing({core: call}, self._timeout_seconds)
         raise_refusals([call])
         return call
+
+
+def _readable_in(call: Call) -> list[SegmentInfo]:
+    assert isinstance(call.answer, SegmentList), "only this answers ListSegments"
+    return [*call.answer.segments, *call.answer.open_segments]
+
+
+def _readable_segments_in(call: Call) -> ReadableSegments:
+    listed = call.answer
+    assert isinstance(listed, SegmentList), "only this answers ListSegments"
+    return ReadableSegments(listed.segments, list(listed.open_segments), listed.is_complete)
 
 
 def _segments_in(call: Call) -> list[SegmentInfo]:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import time
 from typing import TypeGuard
 
-from quiver_actors.errors import Draining, EngineFailed, HardPressed, QuiverError, StageUnreadable
-from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.base.units import MILLISECOND_NS
+from quiver_actors.errors import (
+    Draining,
+    EngineFailed,
+    HardPressed,
+    ProducerUnsettled,
+    QuiverError,
+    StageUnreadable,
+    StorageUnavailable,
+)
 
 RETRY_NS = 50 * MILLISECOND_NS
 """The next attempt is at least so far off."""
 
-_RETRIED = (Draining, EngineFailed, HardPressed, StageUnreadable)
+_RETRIED = (Draining, EngineFailed, HardPressed, ProducerUnsettled, StageUnreadable, StorageUnavailable)
 
 
 def is_retried(error: QuiverError | None) -> TypeGuard[QuiverError]:

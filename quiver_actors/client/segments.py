@@ -2,99 +2,225 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from quiver_actors.base.envelope import trace_in
+from quiver_actors.base.model import ENVELOPE_SLOT
+from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.base.protocol.places import PLACE
 from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.envelope import trace_in
-from quiver_actors.errors import DiskError, Truncated
-from quiver_actors.model import ENVELOPE_SLOT
-from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.errors import DataLost, ProtocolError
+from quiver_actors.store.segment.checked import TellDamage, open_reader, tell_nobody
+from quiver_actors.store.segment.mapping import SegmentMapping
+from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.segment.runs import Run
+from quiver_actors.store.wal.entry_reader import EntryReader, LogEntries, Place, TellDamaged
+from quiver_actors.store.wal.entry_reader import tell_nobody as tell_nobody_of
 
 
-def map_segment(descriptor: int, size_bytes: int, segment_seq: int) -> mmap.mmap:
-    """Map a segment's file read-only and close the descriptor.
+class BundleReader(Protocol):
+    """Reads the bundles of one segment, sealed or not; see `SegmentReader`."""
 
-    Raises:
-        Truncated: the file is shorter than announced; reading the mapping would kill this process.
-        DiskError: it cannot be mapped.
-    """
+    @property
+    def bundle_count(self) -> int:
+        """Number of bundles in the segment, lost ones included."""
+
+    @property
+    def incarnation(self) -> bytes | None:
+        """The incarnation of the directory whose engine wrote the segment; None: not known."""
+
+    def check(self, index: int) -> None:
+        """Prove a bundle against its checksum."""
+
+    def is_lost(self, index: int) -> bool:
+        """Whether the bundle holds nothing."""
+
+    def bundle(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
+        """The record batches of a bundle by slot id, after `check`."""
+
+    def decode(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
+        """The record batches of a bundle by slot id."""
+
+    def decode_batch(self, index: int, slot_id: int) -> pa.RecordBatch:
+        """One slot of a bundle."""
+
+    def runs(
+        self, indexes: Sequence[int], slots: Collection[int] | None, columns: Mapping[int, Sequence[str]] | None
+    ) -> list[Run]:
+        """Return the bundles that can be read together, each of them proven; see `SegmentReader.runs`."""
+
+    def slot_ids(self, index: int) -> tuple[int, ...]:
+        """The slots that a bundle has."""
+
+    def byte_count(self, index: int) -> int | None:
+        """Bytes of the bundle's log entry."""
+
+    def item_count(self, index: int) -> int | None:
+        """How many items the producer said that the bundle holds."""
+
+    def ingestion_ts(self, index: int) -> int | None:
+        """Ingestion time in UNIX nanoseconds."""
+
+
+class ReadableSegments(NamedTuple):
+    """What one worker has of a topic that can be read now."""
+
+    sealed: list[SegmentInfo]
+    """Oldest first."""
+    unsealed: list[SegmentInfo]
+    """Oldest first, behind them: the bundles that can be read already. Rows are not counted: `row_count` is -1."""
+    is_complete: bool
+    """Everything that was acknowledged is in one of the two lists. `flush` makes it so where the topic acknowledges before its sync, or
+    where a publish is under way."""
+
+
+def map_segment(descriptor: int, size_bytes: int, segment_seq: int, *, is_log: bool = False) -> SegmentMapping:
+    """Map a segment's file and close the descriptor. Raises what `SegmentMapping` raises."""
     try:
-        found_bytes = os.fstat(descriptor).st_size
-        if found_bytes < size_bytes:
-            raise Truncated(f"segment {segment_seq} has {found_bytes} bytes: the worker announced {size_bytes}")
-        return mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-    except OSError as error:
-        raise DiskError("mmap", f"segment {segment_seq}", error.errno or 0) from error
+        return SegmentMapping(descriptor, size_bytes, segment_seq, is_log=is_log)
     finally:
         os.close(descriptor)
 
 
+def reader_of(
+    descriptor: int, size_bytes: int, segment_seq: int, *, verifies_checksums: bool, tell_damage: TellDamage
+) -> SegmentReader:
+    """A reader of a segment's file, which is mapped; closes the descriptor. Raises what `map_segment` and the readers raise."""
+    mapping = map_segment(descriptor, size_bytes, segment_seq)
+    return open_reader(mapping, segment_seq, verifies_checksums=verifies_checksums, tell_damage=tell_damage)
+
+
 class MappedSegment:
-    """One mapped segment whose reader is made when it is first needed. Any number of threads may read bundles.
+    """One mapped segment, or some bundles of a log that becomes one. Any number of threads may read bundles.
 
     The mapping lives as long as this object or any batch that points into it. All methods raise FormatError where the file cannot be
-    read, IndexError for a bundle that it does not hold.
+    read, IndexError for a bundle that it does not hold. A bundle is proven by `check` alone: whoever asks for something of a bundle has
+    called it before.
     """
 
-    __slots__ = ("_lock", "_mapping", "_reader", "core", "projection", "segment_seq", "slots")
+    __slots__ = (
+        "_lock",
+        "_open_reader",
+        "_reader",
+        "core",
+        "projection",
+        "segment_seq",
+        "slots",
+    )
 
     def __init__(
         self,
-        descriptor: int,
-        size_bytes: int,
+        open_reader: Callable[[], BundleReader],
         segment_seq: int,
         slots: TopicSlots,
         core: int,
         projection: Projection = EVERYTHING,
     ) -> None:
-        """Takes ownership of the descriptor. Raises what `map_segment` raises.
-
+        """
         Args:
+            open_reader: makes the reader, when it is first needed.
             slots, core: the topic and the worker that it is of.
         """
         self.segment_seq = segment_seq
         self.slots = slots
         self.core = core
         self.projection = projection
-        self._mapping = map_segment(descriptor, size_bytes, segment_seq)
-        self._reader: SegmentReader | None = None
+        self._open_reader = open_reader
+        self._reader: BundleReader | None = None
         self._lock = threading.Lock()
+
+    @classmethod
+    def sealed(
+        cls,
+        descriptor: int,
+        size_bytes: int,
+        segment_seq: int,
+        slots: TopicSlots,
+        core: int,
+        projection: Projection = EVERYTHING,
+        *,
+        verifies_checksums: bool = True,
+        tell_damage: TellDamage = tell_nobody,
+    ) -> MappedSegment:
+        """A sealed segment. Takes ownership of the descriptor. Raises what `map_segment` raises.
+
+        Args:
+            verifies_checksums: False: `check` proves nothing.
+            tell_damage: called with what is wrong when the file is found to be damaged, before that is raised.
+        """
+        mapping = map_segment(descriptor, size_bytes, segment_seq)
+        reader = partial(
+            open_reader, mapping, segment_seq, verifies_checksums=verifies_checksums, tell_damage=tell_damage
+        )
+        return cls(reader, segment_seq, slots, core, projection)
+
+    def check(self, index: int) -> None:
+        """Prove a bundle, whole, whatever of it is asked for; see `SegmentReader.check`.
+
+        Raises:
+            DataLost: nothing of it is stored any more.
+        """
+        reader = self._reader
+        if reader is None:
+            with self._lock:
+                reader = self._opened()
+        # Not under the lock: a large bundle must not hold up others.
+        reader.check(index)
+        if reader.is_lost(index):
+            raise DataLost(
+                f"bundle {index} of segment {self.segment_seq} of topic {self.slots.topic!r}, core {self.core}, was lost to damage: "
+                "nothing of it is stored any more; subscribers got a gap notice"
+            )
+
+    @property
+    def reader(self) -> BundleReader:
+        """What reads the bundles; it proves those that are asked for, and knows nothing of a projection."""
+        with self._lock:
+            return self._opened()
 
     @property
     def bundle_count(self) -> int:
+        """Number of bundles in the segment, lost ones included."""
         with self._lock:
             return self._opened().bundle_count
 
     @property
     def incarnation(self) -> bytes | None:
-        """Of the engine that wrote it, None in a segment that another implementation wrote."""
+        """Incarnation of the engine that wrote the segment; None in a segment that another implementation wrote."""
         with self._lock:
-            extension = self._opened().footer.extension
-        return None if extension is None else extension.incarnation
+            return self._opened().incarnation
 
     def bundle(self, index: int) -> dict[int, pa.RecordBatch]:
-        """What is asked for of a bundle, by slot id; see `SegmentReader.bundle`."""
+        """Return the requested slots of a bundle, by slot id, with the requested columns; see `SegmentReader.decode`."""
         projection = self.projection
         with self._lock:
-            found = (self._reader or self._opened()).bundle(index, projection.slots)
+            found = (self._reader or self._opened()).decode(index, projection.slots)
         if projection.columns:
             return {slot_id: projection.of_slot(slot_id, batch) for slot_id, batch in found.items()}
         return found
 
+    def runs(self, indexes: Sequence[int]) -> list[Run]:
+        """Return what is requested of those bundles that can be read together, and prove them by that; see `RunReader.read`."""
+        projection = self.projection
+        # Not under the lock: it may read megabytes.
+        return self.reader.runs(indexes, projection.slots, projection.columns)
+
     def batch(self, index: int, slot_id: int) -> pa.RecordBatch:
-        """What is asked for of one slot of a bundle; see `SegmentReader.batch`.
+        """Return the requested columns of one slot of a bundle; see `SegmentReader.decode_batch`.
 
         Raises:
             UsageError: the slot is not asked for.
         """
         self.projection.check(slot_id)
         with self._lock:
-            found = (self._reader or self._opened()).batch(index, slot_id)
+            found = (self._reader or self._opened()).decode_batch(index, slot_id)
         return self.projection.of_slot(slot_id, found)
 
     def slot_ids(self, index: int) -> tuple[int, ...]:
@@ -105,22 +231,80 @@ class MappedSegment:
         return found if slots is None else tuple(slot_id for slot_id in found if slot_id in slots)
 
     def trace_context(self, index: int) -> dict[str, str]:
-        """What the envelope of a bundle says of its trace, whatever slots are asked for; empty if nothing."""
+        """Return the trace context in the envelope of a bundle, whatever slots are asked for; empty if there is none."""
         with self._lock:
             reader = self._opened()
             if ENVELOPE_SLOT not in reader.slot_ids(index):
                 return {}
-            return trace_in(reader.batch(index, ENVELOPE_SLOT))
+            return trace_in(reader.decode_batch(index, ENVELOPE_SLOT))
 
     def item_count(self, index: int) -> int | None:
+        """Return the item count that the producer gave a bundle, or None if it gave none."""
         with self._lock:
             return self._opened().item_count(index)
 
     def ingestion_ts_nanos(self, index: int) -> int | None:
+        """Return when the worker took a bundle in, UNIX nanoseconds; None where the writer did not record it."""
         with self._lock:
             return self._opened().ingestion_ts(index)
 
-    def _opened(self) -> SegmentReader:
+    def _opened(self) -> BundleReader:
         if self._reader is None:
-            self._reader = SegmentReader(self._mapping, segment_seq=self.segment_seq)
+            self._reader = self._open_reader()
         return self._reader
+
+
+class MappedLog:
+    """A mapped log that becomes a segment. Its bundles are read by their places, which come with each delivery."""
+
+    def __init__(
+        self,
+        descriptor: int,
+        size_bytes: int,
+        segment_seq: int,
+        slots: TopicSlots,
+        core: int,
+        projection: Projection = EVERYTHING,
+        *,
+        verifies_checksums: bool = True,
+        tell_damage: TellDamaged = tell_nobody_of,
+    ) -> None:
+        """Takes ownership of the descriptor. Raises what `map_segment` raises.
+
+        Args:
+            size_bytes: of the file when the worker opened it; its seal may have made it shorter since.
+        """
+        mapping = map_segment(descriptor, size_bytes, segment_seq, is_log=True)
+        self._entries = LogEntries(mapping.memory)
+        self._segment_seq = segment_seq
+        self._of_topic = slots, core, projection
+        self._verifies_checksums = verifies_checksums
+        self._tell_damage = tell_damage
+
+    def part(self, indexes: Sequence[int], places: bytes) -> MappedSegment:
+        """The bundles of these indexes.
+
+        Args:
+            places: a `base.protocol.places.PLACE` for each of them.
+
+        Raises:
+            ProtocolError: the places are not those of the bundles, or lie behind the file's end.
+        """
+        if len(places) != len(indexes) * PLACE.size:
+            raise ProtocolError(
+                f"{len(indexes)} bundles of segment {self._segment_seq} came with {len(places)} bytes of places"
+            )
+        found = dict(zip(indexes, map(Place._make, PLACE.iter_unpack(places)), strict=True))
+        end = max((place.offset + place.size_bytes for place in found.values()), default=0)
+        if end > self._entries.view.nbytes:
+            raise ProtocolError(
+                f"a bundle of segment {self._segment_seq} was announced up to byte {end}: its file has {self._entries.view.nbytes}"
+            )
+        reader = EntryReader(
+            self._entries,
+            found,
+            self._segment_seq,
+            verifies_checksums=self._verifies_checksums,
+            tell_damage=self._tell_damage,
+        )
+        return MappedSegment(lambda: reader, self._segment_seq, *self._of_topic)

@@ -1,4 +1,4 @@
-"""What a caller pushes, turned into record batches by slot id.
+"""Turns what a caller pushes into record batches by slot id.
 
 A bundle is a mapping of slot name or id to a `RecordBatch` or `Table`, or one of those alone. Nothing is copied, except where a
 table of several chunks has to become one batch.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
-from quiver_actors.envelope import with_trace
+from quiver_actors.base.envelope import with_trace
+from quiver_actors.base.model import ENVELOPE_SLOT, SlotTable
+from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.errors import InvalidBundle, UnknownSlot
-from quiver_actors.model import ENVELOPE_SLOT, SlotTable
-from quiver_actors.protocol.messages import TopicInfo
-from quiver_actors.transactions.keys import without_key
+from quiver_actors.store.staged.keys import without_key
 
 Batch: TypeAlias = "pa.RecordBatch | pa.Table"
 Bundle: TypeAlias = "Batch | Mapping[str | int, Batch]"
@@ -23,34 +24,40 @@ Bundle: TypeAlias = "Batch | Mapping[str | int, Batch]"
 _WHAT_IS_EXPECTED = "expected a pyarrow.RecordBatch, a pyarrow.Table, or a mapping of slot name or id to one of them"
 
 
+_COLUMN_TYPES = (list, tuple, np.ndarray, pa.Array, pa.ChunkedArray)
+"""Values that show that a mapping of columns was meant as a bundle."""
+
+
 class TopicSlots:
     """The slots of one topic as a producer or a subscriber sees them. Immutable."""
 
-    __slots__ = ("_lone_slot", "table", "topic")
+    __slots__ = ("only_slot", "table", "topic")
 
     def __init__(self, info: TopicInfo) -> None:
         self.topic = info.name
         self.table = SlotTable(info.slots)
-        declared = sorted(self.table.declared.values())
-        only = declared[0] if len(declared) == 1 else 0
-        self._lone_slot = only if not declared or only in declared else None
+        declared = list(self.table.declared.values())
+        self.only_slot = declared[0] if len(declared) == 1 else None if declared else 0
+        """Id that `lone_slot` returns; None where that raises."""
 
     def traced(self, trace: Mapping[str, str]) -> TopicSlots:
-        """As a push with these headers of a trace context sees them; empty: none."""
+        """Return these slots for a push that carries the trace headers `trace`; empty: no headers."""
         return TracedSlots(self, trace) if trace else self
 
     @property
     def lone_slot(self) -> int:
-        """Where a bundle goes that is one batch without a slot: slot 0, or the only slot that the topic declares.
+        """The slot of a bundle that is one batch without a slot's name: the only slot that the topic declares, or 0 if it declares none.
 
         Raises:
-            UnknownSlot: the topic declares several slots and none of them has id 0.
+            UnknownSlot: the topic declares several slots.
         """
-        if self._lone_slot is None:
+        if self.only_slot is None:
+            names = sorted(self.table.declared, key=self.table.declared.__getitem__)
             raise UnknownSlot(
-                f"topic {self.topic!r} declares the slots {self.table.declared}: push a mapping that names the batch's slot"
+                f"topic {self.topic!r} has the slots {', '.join(names)}, and a batch alone does not say which it is for: "
+                f"push {{{names[0]!r}: batch}}"
             )
-        return self._lone_slot
+        return self.only_slot
 
     def batches_of(self, bundle: Bundle) -> list[tuple[int, pa.RecordBatch]]:
         """The bundle's batches with their slot ids, in ascending order of id.
@@ -70,6 +77,8 @@ class TopicSlots:
     def _batches_of_mapping(self, bundle: Mapping[str | int, Batch]) -> list[tuple[int, pa.RecordBatch]]:
         found: dict[int, pa.RecordBatch] = {}
         for slot, content in bundle.items():
+            if isinstance(content, _COLUMN_TYPES):
+                raise InvalidBundle(_columns_for_slots(bundle))
             slot_id = self.table.resolve(slot)
             if slot_id in found:
                 raise InvalidBundle(f"the bundle names slot {slot_id} twice (once as {slot!r}): keep one of the keys")
@@ -86,18 +95,24 @@ class TopicSlots:
 
 
 class TracedSlots(TopicSlots):
-    """The same for a push that belongs to a trace: every bundle says so in its envelope."""
+    """Slots of a push that belongs to a trace: the envelope of every bundle says so."""
 
-    __slots__ = ("_trace",)
+    __slots__ = ("_slots", "_trace")
 
     def __init__(self, slots: TopicSlots, trace: Mapping[str, str]) -> None:
         self.topic = slots.topic
         self.table = slots.table
-        self._lone_slot = slots._lone_slot
+        self._slots = slots
         self._trace = trace
 
+    @property
+    def lone_slot(self) -> int:
+        """Id of the slot that a batch alone is for, as in the slots below."""
+        return self._slots.lone_slot
+
     def batches_of(self, bundle: Bundle) -> list[tuple[int, pa.RecordBatch]]:
-        found = dict(super().batches_of(bundle))
+        """Return the batches of a bundle by ascending slot id, with the trace context in the envelope slot."""
+        found = dict(self._slots.batches_of(bundle))
         found[ENVELOPE_SLOT] = with_trace(found.get(ENVELOPE_SLOT), self._trace)
         return sorted(found.items(), key=_slot_id_of)
 
@@ -108,6 +123,14 @@ def _drop_key(batches: dict[int, pa.RecordBatch]) -> None:
     kept = without_key(envelope)
     if kept.num_columns or not envelope.num_columns:
         batches[ENVELOPE_SLOT] = kept
+
+
+def _columns_for_slots(bundle: Mapping[str | int, object]) -> str:
+    names = ", ".join(f"{name!r}: ..." for name in list(bundle)[:3])
+    return (
+        f"the mapping's value for {next(iter(bundle))!r} is a {type(next(iter(bundle.values()))).__name__}, but the keys of a bundle are "
+        f"slots and its values batches: to push columns, write pa.record_batch({{{names}}})"
+    )
 
 
 def _slot_id_of(item: tuple[int, pa.RecordBatch]) -> int:
@@ -129,5 +152,5 @@ def _combined(table: pa.Table) -> list[pa.RecordBatch]:
     except pa.ArrowException as error:
         raise InvalidBundle(f"the table's chunks cannot be combined into one batch: {error}") from error
     if len(batches) > 1:
-        raise InvalidBundle(f"the table does not fit one batch, it stays in {len(batches)} chunks: push it in parts")
+        raise InvalidBundle(f"the table does not fit into one batch: it keeps {len(batches)} chunks; push it in parts")
     return batches

@@ -5,17 +5,18 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 
-from quiver_actors.client.channel import Call
+from quiver_actors.base.model import DEFAULT_TOPIC
+from quiver_actors.base.protocol.messages import DropStages, ListStages, StageInfo, StageList
+from quiver_actors.client.calls import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.producer import Producer
+from quiver_actors.client.publishing import deciding, dropping, publishing
 from quiver_actors.client.push_channel import PushChannel
 from quiver_actors.client.requests import Requests
-from quiver_actors.client.stage import Stage, StagePlan, deciding, dropping, publishing
+from quiver_actors.client.stage import Stage, StagePlan
 from quiver_actors.client.transaction import Transaction
 from quiver_actors.errors import UsageError
-from quiver_actors.model import DEFAULT_TOPIC
-from quiver_actors.protocol.messages import DropStages, ListStages, StageInfo, StageList
 from quiver_actors.transactions.asking import FIND
 from quiver_actors.transactions.model import ABORT, COMMIT, TTL_SECONDS, Decision, Token, check_txn_id
 
@@ -23,7 +24,7 @@ PUBLISH_TIMEOUT_SECONDS = 60.0
 
 
 class StagingClient:
-    """See the module."""
+    """Methods of `Client` for transactions: stages, tokens and decisions."""
 
     _exchange: Exchange
     _channels: ChannelSet[PushChannel]
@@ -81,9 +82,6 @@ class StagingClient:
         """
         return Transaction(self, check_txn_id(txn_id), ttl=ttl, timeout=timeout)
 
-    def _begin_stage(self, txn_id: str, epoch: int, topic: str, partition: int, ttl: float, timeout: float) -> Stage:
-        return self.stage(txn_id, topic=topic, partition=partition, epoch=epoch, ttl=ttl, timeout=timeout)
-
     def publish(
         self, tokens: Iterable[Token], *, drop_others: bool = False, timeout: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
@@ -140,7 +138,7 @@ class StagingClient:
         return {core: infos for core, (_, infos) in self.staged_of(topic).items()}
 
     def staged_of(self, topic: str) -> dict[int, tuple[str, list[StageInfo]]]:
-        """The same, with the incarnation of each core's directory."""
+        """Return (incarnation of the directory, stages that are not published yet) by core."""
         calls = self._exchange.run(self._requests.ask_all(lambda tag: ListStages(tag, topic)))
         answers = {core: call.answer for core, call in calls.items()}
         return {
@@ -149,8 +147,21 @@ class StagingClient:
             if isinstance(answer, StageList)
         }
 
-    def drop_stages(self, topic: str, core: int, incarnation: str, numbers: Sequence[int], reason: str) -> None:
-        """Drop stages of one core by their numbers, for operators; what was published stays. Raises as `abort_tokens`."""
-        call = Call(lambda tag: DropStages(tag, topic, incarnation, list(numbers), reason))
+    def drop_stages(
+        self,
+        topic: str,
+        core: int,
+        incarnation: str,
+        numbers: Sequence[int],
+        reason: str,
+        *,
+        only_decided: bool = False,
+    ) -> None:
+        """Drop stages of one core by their numbers, for operators; what was published stays. Raises as `abort_tokens`.
+
+        Args:
+            only_decided: leave prepared stages of an undecided epoch; else that epoch is aborted.
+        """
+        call = Call(lambda tag: DropStages(tag, topic, incarnation, list(numbers), reason, only_decided))
         self._exchange.run(self._channels.completing({core: call}, self._timeout_seconds))
         raise_refusals([call])

@@ -3,8 +3,8 @@
 Used under the lock of its consumer's exchange. Nothing here waits.
 
 Guarantees: what the worker claims for this connection is put into the inbox once, with the segment that holds it mapped; claims of a
-connection that was lost are told by their generation and never resolved over another one. A credit that got lost, or a wake-up inside
-the worker, is made up for within `WATCHDOG_NS`, by saying the same again.
+connection that was lost are told by their generation and never resolved over another one. The worker's view of a claim decides: what it
+withdraws leaves the inbox, and a lease that is over by the clock is asked about before the bundles under it are given up.
 """
 
 from __future__ import annotations
@@ -15,18 +15,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from quiver_actors.client.channel import Call, Channel, refusal_error
-from quiver_actors.client.exchange import Exchange
-from quiver_actors.client.gaps import WaitingGap
-from quiver_actors.client.grants import Grant, Parcel
-from quiver_actors.client.inbox import Inbox
-from quiver_actors.client.node_view import NodeDirectory
-from quiver_actors.client.projection import EVERYTHING
-from quiver_actors.client.segments import MappedSegment
-from quiver_actors.client.unconfirmed import Unconfirmed
-from quiver_actors.client.wanted import Wanted
-from quiver_actors.errors import ProtocolError, QuiverError
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.protocol.messages import (
     Credit,
     Deliver,
     Done,
@@ -35,6 +24,7 @@ from quiver_actors.protocol.messages import (
     FlushProgress,
     Gap,
     GapAck,
+    GroupTerms,
     Message,
     NotResolved,
     Refused,
@@ -43,69 +33,75 @@ from quiver_actors.protocol.messages import (
     SegmentOpened,
     SegmentRetired,
     Unreadable,
+    Withdrawn,
     WorkerMessage,
 )
-from quiver_actors.units import MILLISECOND_NS
+from quiver_actors.client.calls import Call, refusal_error
+from quiver_actors.client.credit_line import CreditLine
+from quiver_actors.client.exchange import Exchange
+from quiver_actors.client.gaps import GapNotices, WaitingGap
+from quiver_actors.client.grants import ClaimChannel, Grant, Parcel
+from quiver_actors.client.held_claims import HeldClaims
+from quiver_actors.client.inbox import Inbox
+from quiver_actors.client.node_view import WorkerDirectory
+from quiver_actors.client.projection import EVERYTHING
+from quiver_actors.client.refused import Refusals
+from quiver_actors.client.segments import MappedLog, MappedSegment
+from quiver_actors.client.subscribe_request import SubscribeRequest
+from quiver_actors.client.unconfirmed import Unconfirmed
+from quiver_actors.errors import ProtocolError, QuiverError, StorageUnavailable
 
-WATCHDOG_NS = 400 * MILLISECOND_NS
-REFUSALS_KEPT = 65_536
-"""Refused resolutions that a ticket can still ask about, per worker."""
 UNCONFIRMED_MAX = 65_536
-"""After so many resolutions that nobody asked about the worker is asked whether they are durable, so that they need not be remembered."""
+"""Number of unconfirmed resolutions after which the channel asks the worker whether they are durable, to forget them."""
+_RETURN = "return"
 _LASTING = ("ack", "reject")
 """Outcomes after which a bundle does not come again."""
 
 logger = logging.getLogger("quiver.client")
 
 
-class SubscriberChannel(Channel):
+class SubscriberChannel(ClaimChannel):
     """A channel that bundles of one subscriber come through."""
 
     def __init__(
         self,
         exchange: Exchange,
-        directory: NodeDirectory,
+        directory: WorkerDirectory,
         core: int,
         client_name: str,
         *,
-        wanted: Wanted,
+        wanted: SubscribeRequest,
         start: str,
         inbox: Inbox[Any],
     ) -> None:
         super().__init__(exchange, directory, core, client_name)
-        self.segments: dict[int, MappedSegment] = {}
-        self.grants: dict[int, Grant] = {}
-        """By token, those that hold anything."""
+        self.segments: dict[int, MappedSegment | MappedLog] = {}
+        self.claims = HeldClaims(wanted.terms, inbox)
         self.is_registered = False
-        self.refusals: dict[tuple[int, int, int], str] = {}
-        """Codes of resolutions that were refused, by segment, token and bundle: the newest ones."""
-        self.refused_count = 0
-        self.durable_counts: dict[int, int] = {}
-        """Up to which number of the consumer resolutions are known to be durable, or refused, by the generation of their connection."""
+        self.refusals = Refusals(core, wanted.topic, wanted.subscriber)
+        self.durable_counts = {}
         self.unconfirmed = Unconfirmed()
         self.claimed: dict[int, Parcel] = {}
         """Bundles that were claimed by reference, by the tag of the request."""
-        self.gap_acks: list[Call] = []
-        """Under way."""
+        self.gaps = GapNotices(wanted.topic, wanted.subscriber)
         self._wanted = wanted
         self._start = start
         self._inbox = inbox
         self._projection = EVERYTHING
         self._register_tag = 0
-        self._credit_total = 0
-        self._taken = 0
-        """Bundles that left the inbox since credit was last given."""
-        self._credit_sent_ns = 0
-        self._is_stopping = False
+        self._credit = CreditLine(wanted.prefetch)
         self._resolutions: dict[tuple[int, int, str, int], array[int]] = {}
-        self._gaps_seen: list[int] = []
-        self._gaps_known: dict[int, bool] = {}
-        """Numbers of the notices that came by this connection, and whether they were handed over."""
+        """Bundle indexes that were not sent yet, by segment, token, outcome and delay."""
+
+    @property
+    def may_come_later(self) -> bool:
+        """Whether the worker has said that the topic's directory cannot be opened now, and nothing is pushed there: the bundles of other
+        cores do not wait for it. It is asked again as long as bundles are waited for."""
+        return isinstance(self.failure, StorageUnavailable) and self.core not in self._directory.push_cores
 
     def take(self, bundles: int = 1) -> None:
         """Bundles of this channel have left the inbox: let the worker send others, in portions."""
-        self._taken += bundles
-        if 2 * self._taken >= self._wanted.prefetch:
+        if self._credit.take(bundles):
             self._give_credit()
 
     def resolve(self, parcel: Parcel, bundle_indexes: Sequence[int], outcome: str, delay_ns: int = 0) -> None:
@@ -116,28 +112,27 @@ class SubscriberChannel(Channel):
         if indexes is None:
             indexes = self._resolutions[key] = array("I")
         indexes.extend(bundle_indexes)
-        self.release(grant, len(bundle_indexes))
+        self.claims.release(grant, bundle_indexes)
 
     def give_back(self, parcel: Parcel) -> None:
-        """Return what nobody has taken of a parcel of this generation, with the next resolutions."""
-        key = (parcel.segment.segment_seq, parcel.grant.token, "return", 0)
+        """Return the untaken bundles of a parcel to the worker with the next resolutions, if the parcel is of this connection."""
+        key = (parcel.segment.segment_seq, parcel.grant.token, _RETURN, 0)
         self._resolutions.setdefault(key, array("I")).extend(parcel.indexes[parcel.position :])
-        self.release(parcel.grant, parcel.waiting)
+        self.claims.release(parcel.grant, parcel.indexes[parcel.position :])
 
     def report_unreadable(self, parcel: Parcel, bundle_index: int, reason: str) -> None:
         """Tell the worker, at once."""
         wanted = self._wanted
-        self.release(parcel.grant, 1)
+        self.claims.release(parcel.grant, (bundle_index,))
         segment_seq, token = parcel.segment.segment_seq, parcel.grant.token
         index = array("I", [bundle_index]).tobytes()
-        self.send(
-            [Unreadable(self.next_tag(), wanted.topic, wanted.subscriber, segment_seq, token, index, reason[:1000])]
-        )
+        tag = self.next_tag()
+        self.refusals.ignore(tag)
+        self.send([Unreadable(tag, wanted.topic, wanted.subscriber, segment_seq, token, index, reason[:1000])])
 
     def confirm_gap(self, gap: WaitingGap) -> None:
         """A notice of this generation was handed over; the worker is told with the next resolutions."""
-        self._gaps_known[gap.number] = True
-        self._gaps_seen.append(gap.number)
+        self.gaps.confirm(gap.number)
 
     def send_resolutions(self) -> None:
         """Send what was noted."""
@@ -149,6 +144,8 @@ class SubscriberChannel(Channel):
                 packed = indexes.tobytes()
                 if outcome in _LASTING:
                     self.unconfirmed.note(segment_seq, indexes)
+                elif outcome == _RETURN:
+                    self.refusals.ignore(tag)
                 messages.append(
                     Resolve(tag, wanted.topic, wanted.subscriber, segment_seq, token, outcome, packed, delay_ns)
                 )
@@ -156,12 +153,8 @@ class SubscriberChannel(Channel):
             self.send(messages)
             if self.unconfirmed.noted_count >= UNCONFIRMED_MAX:
                 self.flush_progress()
-        if self._gaps_seen:
-            self.gap_acks = [call for call in self.gap_acks if not call.is_done]
-            for number in self._gaps_seen:
-                self.gap_acks.append(self._gap_ack(number))
-                self.call(self.gap_acks[-1])
-            self._gaps_seen.clear()
+        for call in self.gaps.confirmations():
+            self.call(call)
 
     def resolve_late(self, parcel: Parcel, bundle_indexes: Sequence[int], outcome: str) -> None:
         """The connection that the parcel came by was lost: the worker cannot be told."""
@@ -169,7 +162,7 @@ class SubscriberChannel(Channel):
             self.unconfirmed.note_late(parcel.segment.segment_seq, bundle_indexes)
 
     def flush_progress(self) -> Call:
-        """Ask the worker to make durable what was sent to it."""
+        """Ask the worker to make all resolutions sent so far durable."""
         topic, subscriber = self._wanted.topic, self._wanted.subscriber
         call = Call(lambda tag: FlushProgress(tag, topic, subscriber))
         self.call(call)
@@ -177,8 +170,8 @@ class SubscriberChannel(Channel):
         return call
 
     def forget(self, call: Call) -> None:
-        """As the base class, but for what tells that a notice was handed over: the next flush waits for the same. A bundle that has just
-        come for it, which nobody took, goes back."""
+        """Forget the call like the base class, but keep a GapAck: the next flush waits for it. Bundles that arrived for the call, and that
+        nobody took, go back to the worker."""
         parcel = self.claimed.pop(call.tag, None)
         if parcel is not None:
             self.give_back(parcel)
@@ -187,20 +180,19 @@ class SubscriberChannel(Channel):
             super().forget(call)
 
     def tend(self, now_ns: int) -> None:
-        """What is due without anybody asking: the watchdog, and leases of bundles that wait in the inbox."""
-        if not self.is_registered:
-            return
-        if now_ns - self._credit_sent_ns >= WATCHDOG_NS:
-            self._give_credit()
-        lease_ns = self._wanted.terms.lease_ns
-        if lease_ns:
-            due_ns = now_ns - lease_ns // 3
-            due = [grant for grant in self.grants.values() if grant.waiting and grant.asked_at_ns <= due_ns]
-            if due:
-                self.call(self.extension(due, now_ns))
+        """Extend the leases of bundles that wait in the inbox, as far as it is time."""
+        due = self.claims.due(now_ns) if self.is_registered else ()
+        if due:
+            self.call(self.extension(due, now_ns))
+
+    def ask(self, grant: Grant, now_ns: int) -> None:
+        """Ask the worker whether a grant is held whose lease is over by the clock, once until it has answered."""
+        if not grant.is_asked:
+            grant.is_asked = True
+            self.call(self.extension([grant], now_ns))
 
     def extension(self, grants: Iterable[Grant], now_ns: int) -> Call:
-        """A request that begins the leases anew; `_answered` notes what comes of it."""
+        """Return a request that begins the leases anew; `_answered` handles the answer."""
         wanted = self._wanted
         tokens = array("Q")
         for grant in grants:
@@ -208,39 +200,35 @@ class SubscriberChannel(Channel):
             tokens.append(grant.token)
         return Call(lambda tag: Extend(tag, wanted.topic, wanted.subscriber, tokens.tobytes()))
 
-    def _gap_ack(self, number: int) -> Call:
-        topic, subscriber = self._wanted.topic, self._wanted.subscriber
-        return Call(lambda tag: GapAck(tag, topic, subscriber, number))
+    def start_deliveries(self) -> None:
+        """Let the worker send bundles from now on, as soon as it has registered the subscriber."""
+        self._credit.release()
+        if self.is_registered:
+            self._give_credit()
 
     def stop_deliveries(self) -> None:
-        """Take the credit back that is unused, for good: what is returned from now on goes to others."""
-        self._is_stopping = True
+        """Take back unused credit for good: bundles returned from now on go to other consumers."""
+        self._credit.stop()
         if self.is_registered:
             self._give_credit()
 
     def _give_credit(self) -> None:
-        self._credit_total = 0 if self._is_stopping else self._credit_total + self._taken
-        self._taken = 0
-        self._credit_sent_ns = time.monotonic_ns()
-        self.send([Credit(self._wanted.topic, self._wanted.subscriber, self._credit_total)])
-
-    def release(self, grant: Grant, bundles: int) -> None:
-        """So many of its bundles are not held any more."""
-        grant.unresolved -= bundles
-        if grant.unresolved <= 0:
-            self.grants.pop(grant.token, None)
+        if self._credit.is_held:
+            return
+        total = self._credit.give()
+        self.send([Credit(self._wanted.topic, self._wanted.subscriber, total)])
 
     # --- what the worker says --------------------------------------------------------------------------------------------
 
     def _opened(self) -> None:
         wanted = self._wanted
         try:
-            self._projection = wanted.asked.resolve(self.slots_of(wanted.topic))
+            self._projection = wanted.asked.resolve(self.topics.slots_of(wanted.topic))
         except QuiverError as error:
             self._fail_connection(error)
             return
         self._register_tag = self.next_tag()
-        known_as = self.topic_infos[wanted.topic].incarnation
+        known_as = self.topics.incarnation_of(wanted.topic)
         self.send([Register(self._register_tag, wanted.topic, wanted.subscriber, self._start, wanted.terms, known_as)])
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
@@ -250,16 +238,25 @@ class SubscriberChannel(Channel):
             self._map(message, descriptor)
         elif isinstance(message, SegmentRetired):
             # Whatever waits of it was evicted, expired, or resolved by another consumer.
-            self._inbox.withdraw(self, message.segment_seq)
+            self.take(self.claims.retire(message.segment_seq))
             self.segments.pop(message.segment_seq, None)
+        elif isinstance(message, Withdrawn):
+            grant = self.claims.get(message.token)
+            if grant is not None:
+                self.take(self.claims.withdraw(grant, message.first, message.stop))
+        elif isinstance(message, GroupTerms):
+            logger.info(
+                "quiver.subscription.terms subscriber=%s core=%d %s", message.subscriber, self.core, message.terms
+            )
+            self.claims.take_over(message.terms, message.lease_until_ns)
         elif isinstance(message, Gap):
             self._gap(message)
         elif isinstance(message, Done) and message.tag == self._register_tag:
             self.is_registered = True
-            self._credit_total = self._wanted.prefetch
+            self._credit.begin()
             self._give_credit()
         elif isinstance(message, NotResolved):
-            self._not_resolved(message)
+            self.refusals.note(message)
         elif isinstance(message, Refused):
             self._refused(message)
         else:
@@ -269,13 +266,14 @@ class SubscriberChannel(Channel):
     def _answered(self, call: Call) -> None:
         if isinstance(call.request, FlushProgress) and call.error is None:
             self.unconfirmed.confirmed(call.request.tag)
-        if isinstance(call.answer, Extended) and isinstance(call.request, Extend):
-            ended = set(array("Q", call.answer.ended))
-            for token in array("Q", call.request.tokens):
-                grant = self.grants.get(token)
-                if grant is not None:
-                    # 1: over for a long time.
-                    grant.lease_until_ns = 1 if token in ended else call.answer.lease_until_ns
+            self.refusals.answered(call.request.tag)
+        if isinstance(call.request, Extend):
+            tokens, answer = array("Q", call.request.tokens), call.answer
+            if isinstance(answer, Extended):
+                self.take(self.claims.extended(tokens, set(array("Q", answer.ended)), answer.lease_until_ns))
+            else:
+                # It knows of no such claims.
+                self.take(self.claims.extended(tokens, set(tokens), 0))
 
     def _deliver(self, message: Deliver) -> None:
         segment = self.segments.get(message.segment_seq)
@@ -286,71 +284,53 @@ class SubscriberChannel(Channel):
                 )
             )
             return
-        grant = self.grants.get(message.token)
-        if grant is None:
-            now_ns = time.monotonic_ns()
-            grant = self.grants[message.token] = Grant(message.token, message.lease_until_ns, now_ns)
+        if isinstance(segment, MappedLog):
+            try:
+                segment = segment.part(array("I", message.bundle_indexes), message.places)
+            except ProtocolError as error:
+                self._fail_connection(error)
+                return
+        grant = self.claims.granted(message.token, message.segment_seq, message.lease_until_ns, time.monotonic_ns())
         parcel = Parcel(self, grant, segment, message)
         if not message.tag:
             self._inbox.append(parcel)
         elif self._answer(message, None):
             self.claimed[message.tag] = parcel
         else:
-            # Whoever asked for it has given up waiting.
+            # The call that asked for it has timed out.
             self.give_back(parcel)
             self.send_resolutions()
 
     def _map(self, message: SegmentOpened, descriptor: int | None) -> None:
         assert descriptor is not None, "the connection checks that this message carries a descriptor"
         try:
-            self.segments[message.segment_seq] = MappedSegment(
+            map_file = MappedSegment.sealed if message.is_sealed else MappedLog
+            self.segments[message.segment_seq] = map_file(
                 descriptor,
                 message.size_bytes,
                 message.segment_seq,
                 self.topics[self._wanted.topic],
                 self.core,
                 self._projection,
+                verifies_checksums=self._wanted.verifies_checksums,
             )
         except QuiverError as error:
             # Its bundles cannot be read here and now: end the connection, so that they go to whoever can.
             self._fail_connection(error)
 
     def _gap(self, message: Gap) -> None:
-        handed_over = self._gaps_known.get(message.notice)
-        if handed_over is None:
-            self._gaps_known[message.notice] = False
+        if self.gaps.is_new(message.notice, message.lease_until_ns):
             self._inbox.append(WaitingGap(self, message))
-        elif handed_over:
+        elif self.gaps.was_told(message.notice):
             # The worker has not heard that it was: say it again.
-            self.gap_acks.append(self._gap_ack(message.notice))
-            self.call(self.gap_acks[-1])
-
-    def _not_resolved(self, message: NotResolved) -> None:
-        for refusal in message.refusals:
-            indexes = array("I", refusal.bundle_indexes)
-            self.refused_count += len(indexes)
-            for index in indexes:
-                self.refusals[message.segment_seq, message.token, index] = refusal.code
-            logger.warning(
-                "quiver.subscription.not_resolved subscriber=%s core=%d segment=%d bundles=%d reason=%s",
-                self._wanted.subscriber,
-                self.core,
-                message.segment_seq,
-                len(indexes),
-                refusal.code,
-            )
-        while len(self.refusals) > REFUSALS_KEPT:
-            del self.refusals[next(iter(self.refusals))]
+            self.call(self.gaps.confirmation(message.notice))
 
     def _refused(self, message: Refused) -> None:
         error = refusal_error(message)
         if message.tag == self._register_tag:
             self._fail_connection(error)
             return
-        self.refused_count += 1
-        logger.warning(
-            "quiver.subscription.refused subscriber=%s core=%d error=%s", self._wanted.subscriber, self.core, error
-        )
+        self.refusals.note_message(error)
 
     def _lost(self) -> None:
         if self.is_registered:
@@ -358,14 +338,13 @@ class SubscriberChannel(Channel):
             self._start = "earliest"
         self.is_registered = False
         self.segments.clear()
-        self.grants.clear()
+        self.claims.clear()
         self.claimed.clear()
-        self.gap_acks.clear()
+        self.gaps.lose()
+        self.refusals.lose()
         for (segment_seq, _, outcome, _), indexes in self._resolutions.items():
             if outcome in _LASTING:
                 self.unconfirmed.note_late(segment_seq, indexes)
         self._resolutions.clear()
         self.unconfirmed.connection_lost()
-        self._gaps_seen.clear()
-        self._gaps_known.clear()
-        self._taken = 0
+        self._credit.lose()

@@ -12,19 +12,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+from quiver_actors.base.model import BundleId
+from quiver_actors.client.batches import ROWS_MAX_DEFAULT, WAIT_SECONDS_DEFAULT, DeliveryBatch
 from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.client.exchange import Exchange, deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
-from quiver_actors.client.node_view import NodeDirectory
+from quiver_actors.client.gathering import Gathering
+from quiver_actors.client.grants import Portion
+from quiver_actors.client.leases import extending
+from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.questions import oldest_of, pending_of
+from quiver_actors.client.refused import RefusedResolution
+from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.subscription_base import SubscriptionBase
-from quiver_actors.client.wanted import StartPoints, Wanted
 from quiver_actors.errors import ClosedError, QuiverError, UsageError
-from quiver_actors.model import BundleId
 
 CLOSE_TIMEOUT_SECONDS = 5.0
 
@@ -34,11 +40,17 @@ logger = logging.getLogger("quiver.client")
 
 
 class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
-    """What `Subscription` and `GapSubscription` have in common; `E` is what comes out."""
+    """The common base of `Subscription` and `GapSubscription`; `E` is the type of what `get` returns."""
 
-    def __init__(self, directory: NodeDirectory, client_name: str, wanted: Wanted, starts: StartPoints) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        directory: WorkerDirectory,
+        client_name: str,
+        wanted: SubscribeRequest,
+        starts: StartPoints,
+    ) -> None:
         """Nothing is connected yet; `register` does that."""
-        exchange = Exchange()
         consumer: Consumer[Delivery, Exchange] = Consumer(exchange, directory, client_name, wanted, starts, Delivery)
         super().__init__(exchange, consumer, wanted)
 
@@ -49,7 +61,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
             UnknownTopic, UnknownSlot, QuiverError: a worker refused.
             WorkerUnavailable: a worker did not answer in time.
         """
-        self._exchange.run(self._consumer.registering(timeout_seconds))
+        self._exchange.run(self._consumer.connections.registering(timeout_seconds))
 
     # --- bundles -------------------------------------------------------------------------------------------------------------
 
@@ -128,18 +140,20 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
 
     # --- resolving -----------------------------------------------------------------------------------------------------------
 
-    def flush(self, timeout: float = 10.0) -> None:
+    def flush(self, timeout: float = 10.0) -> list[RefusedResolution]:
         """Return when everything acknowledged or rejected so far is durable, also over connections that were lost since: the worker is
         waited for, and asked.
 
-        What a worker refused because the claim was gone (`refused_count`) is not asked for; `Ticket.wait` tells of each bundle.
+        Returns:
+            What workers refused because the claim was gone when it came (`refused_count` in all), each once: those bundles are, or were,
+            somebody else's to resolve. Empty when everything counts.
 
         Raises:
             WorkerUnavailable: some of it was not durable when its worker was lost, and is delivered again; or a worker is lost or does not
                 answer, so that it may be. What is delivered again is told once.
             EngineFailed, QuiverError: a worker could not make it durable.
         """
-        self._exchange.run(self._consumer.flushing(timeout))
+        return self._exchange.run(self._consumer.resolutions.flushing(timeout))
 
     def ack_through(self, bundle_id: BundleId, timeout: float = 10.0) -> None:
         """Resolve everything of that bundle's core up to and including it, claimed or not; durable on return.
@@ -148,7 +162,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
             UsageError: no such bundle was appended yet.
             WorkerUnavailable: as everywhere.
         """
-        self._exchange.run(self._consumer.acking_through(bundle_id, timeout))
+        self._exchange.run(self._consumer.requests.acking_through(bundle_id, timeout))
 
     def extend(self, deliveries: Iterable[Delivery], timeout: float = 10.0) -> list[Delivery]:
         """Begin the leases of deliveries anew, and of those that were claimed with them.
@@ -159,25 +173,25 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
         Raises:
             WorkerUnavailable: a worker did not answer.
         """
-        return self._exchange.run(self._consumer.extending(deliveries, timeout))
+        return self._exchange.run(extending(deliveries, timeout))
 
     # --- questions -----------------------------------------------------------------------------------------------------------
 
     def pending_count(self, timeout: float = 10.0) -> int:
         """Bundles on all workers that the subscriber has not resolved: waiting, claimed by any consumer, deferred, blocked or unsealed."""
-        return pending_of(self._exchange.run(self._consumer.asking(timeout)))
+        return pending_of(self._exchange.run(self._consumer.requests.asking(timeout)))
 
     def oldest_incomplete(self, timeout: float = 10.0) -> dict[int, BundleId]:
         """The oldest bundle that is not resolved, of each core that has one."""
-        return oldest_of(self._exchange.run(self._consumer.asking(timeout)), self.topic)
+        return oldest_of(self._exchange.run(self._consumer.requests.asking(timeout)), self.topic)
 
     def all_drained(self, timeout: float = 10.0) -> bool:
         """Whether nothing is owed on any worker: no bundle, sealed or not, and no gap notice."""
-        return all(info.drained for info in self._exchange.run(self._consumer.asking(timeout)).values())
+        return all(info.drained for info in self._exchange.run(self._consumer.requests.asking(timeout)).values())
 
     def pending_in_range(self, start: BundleId, end: BundleId, timeout: float = 10.0) -> int:
         """Unresolved bundles from `start` up to and not including `end`, both of one core."""
-        return self._exchange.run(self._consumer.asking_range(start, end, timeout))
+        return self._exchange.run(self._consumer.requests.asking_range(start, end, timeout))
 
     # --- life ----------------------------------------------------------------------------------------------------------------
 
@@ -207,7 +221,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
         self._exchange.close()
 
     def __iter__(self) -> Iterator[E]:
-        """What `get` gives, until the subscription is closed, or until nothing came for its `idle_timeout`."""
+        """Yield what `get` returns, until the subscription is closed, or until nothing came for its `idle_timeout`."""
         while True:
             try:
                 event = self.get(self._wanted.idle_timeout)
@@ -221,6 +235,30 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _gathered(self, max_rows: int, max_wait: float) -> Iterator[DeliveryBatch | GapNotice]:
+        return self._batches_of(Gathering(max_rows, max_wait, self._wanted.idle_timeout, self._consumer.make))
+
+    def _batches_of(self, gathering: Gathering) -> Iterator[DeliveryBatch | GapNotice]:
+        while not gathering.has_ended:
+            try:
+                while not gathering.is_ready:
+                    gathering.add(self._portion(gathering.bundles_wanted, gathering.timeout_seconds))
+            except ClosedError:
+                return
+            yield from gathering.take(partial(DeliveryBatch, self._consumer.resolutions))
+
+    def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
+        """The next bundles, all of one parcel, or the next notice that `get` would return; None when nothing came in time. Raises as
+        `get`."""
+        deadline_ns, consumer = deadline_after(timeout), self._consumer
+        while True:
+            item = self._exchange.run(consumer.taking_portion(bundles_max, deadline_ns))
+            if not isinstance(item, WaitingGap):
+                return item
+            notice = self._tell(item)
+            if isinstance(notice, GapNotice):
+                return notice
 
     def _tell(self, gap: WaitingGap) -> E | None:
         """Outside the lock: what the caller does with a notice is its own business. Confirmed when `on_gap` has returned."""
@@ -245,6 +283,24 @@ class Subscription(BaseSubscription[Delivery]):
                 write(delivery.batch)
     """
 
+    def batches(
+        self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT
+    ) -> Iterator[DeliveryBatch]:
+        """Yield many bundles at a time, with their rows as one Arrow table for each slot, until the subscription is closed or nothing
+        came for its `idle_timeout`.
+
+        A damaged bundle is left out; a gap notice comes in its place. Bundles whose schemas no common one fits are in different batches.
+
+        Args:
+            max_rows: most rows of a batch, of all slots together; a bundle that has more is a batch of its own.
+            max_wait: seconds from the first bundle of a batch until it is handed over, full or not.
+
+        Raises:
+            UsageError: `max_rows` is less than 1, or `max_wait` is no number of seconds.
+            QuiverError: as `get`.
+        """
+        return (batch for batch in self._gathered(max_rows, max_wait) if isinstance(batch, DeliveryBatch))
+
     def __enter__(self) -> Subscription:
         return self
 
@@ -253,7 +309,13 @@ class Subscription(BaseSubscription[Delivery]):
 
 
 class GapSubscription(BaseSubscription["Delivery | GapNotice"]):
-    """As `Subscription`, with gap notices among the deliveries, where their bundles would have come: `subscribe(..., gaps="deliver")`."""
+    """A subscription that also returns gap notices, where the lost bundles would have come: `subscribe(..., gaps="deliver")`."""
+
+    def batches(
+        self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT
+    ) -> Iterator[DeliveryBatch | GapNotice]:
+        """Yield what `Subscription.batches` yields, and each gap notice between the batches where the lost bundles would have come."""
+        return self._gathered(max_rows, max_wait)
 
     def __enter__(self) -> GapSubscription:
         return self

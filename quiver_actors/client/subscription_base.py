@@ -1,4 +1,4 @@
-"""What a subscription is, whoever waits for it: what threads (`subscription`) and asyncio (`aio`) have in common."""
+"""The common part of subscriptions for threads (`subscription`) and asyncio (`aio`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.delivery import ClaimedBundle
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.gaps import GapNotice
-from quiver_actors.client.wanted import Wanted
+from quiver_actors.client.subscribe_request import SubscribeRequest
 
 D = TypeVar("D", bound=ClaimedBundle[Any])
 X = TypeVar("X", bound=Exchange)
@@ -18,17 +18,19 @@ E = TypeVar("E")
 class SubscriptionBase(Generic[D, X, E]):
     """`D` is a delivery, `E` what comes out: deliveries, or deliveries and gap notices."""
 
-    def __init__(self, exchange: X, consumer: Consumer[D, X], wanted: Wanted) -> None:
+    def __init__(self, exchange: X, consumer: Consumer[D, X], wanted: SubscribeRequest) -> None:
         self._exchange = exchange
         self._consumer = consumer
         self._wanted = wanted
 
     @property
     def topic(self) -> str:
+        """Name of the topic."""
         return self._wanted.topic
 
     @property
     def subscriber(self) -> str:
+        """Name of the durable subscriber."""
         return self._wanted.subscriber
 
     @property
@@ -40,7 +42,7 @@ class SubscriptionBase(Generic[D, X, E]):
     @property
     def refused_count(self) -> int:
         """Resolutions that workers refused, as the claim was gone; `Ticket.wait` says which ones and why."""
-        return sum(channel.refused_count for channel in self._consumer.channels.opened())
+        return sum(channel.refusals.count for channel in self._consumer.channels.opened())
 
     @property
     def gap_count(self) -> int:
@@ -55,5 +57,5 @@ class SubscriptionBase(Generic[D, X, E]):
         raise NotImplementedError
 
     def _gap_event(self, notice: GapNotice) -> E | None:
-        """What comes out for a notice that was told; None: nothing."""
+        """Return what `get` returns for a gap notice that was delivered; None: nothing."""
         return None

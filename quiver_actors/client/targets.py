@@ -1,4 +1,4 @@
-"""What a Push is besides a push: a part of a stage, or numbered bundles of an idempotent producer. Plain values."""
+"""The target of a Push beside its topic: a stage, or the numbers of an idempotent producer. Plain values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from quiver_actors.protocol.messages import KeyedPush, Push, StagePush
+from quiver_actors.base.protocol.messages import KeyedPush, Push, StagePush
 
 
 class ToStage(NamedTuple):
@@ -15,16 +15,18 @@ class ToStage(NamedTuple):
     stage: int
 
     def of(self, push: Push) -> Push:
+        """Return the push as a push into the stage."""
         return StagePush(**msgspec.structs.asdict(push), stage=self.stage)
 
 
 class Key(NamedTuple):
-    """Who pushes them, and the number of the first."""
+    """The idempotent producer of numbered bundles, and the number of the first bundle."""
 
     producer: str
     first_number: int
 
     def of(self, push: Push) -> Push:
+        """Return the push as a push under the producer's key; its first bundle has number `first_number`."""
         return KeyedPush(**msgspec.structs.asdict(push), producer=self.producer, first_number=self.first_number)
 
 

@@ -1,36 +1,50 @@
-"""What a client can do with a node's topics: create, change, delete. Asked of the supervisor, over its control socket."""
+"""The calls of a client about a node's topics: create, change, delete. The supervisor answers them on its control socket."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quiver_actors.errors import TopicExists
-from quiver_actors.topics.requests import Change, Create, Delete, ask, until_applied
+from quiver_actors.base.protocol.topic_requests import Change, Create, Delete, ask, until_applied
+from quiver_actors.errors import TopicExists, UsageError
 
 
 class TopicCommands:
-    """See the module. Part of `Client`."""
+    """Methods of `Client` that create, change and delete topics through the node's supervisor."""
 
     _timeout_seconds: float
 
     @property
     def run_dir(self) -> str:
+        """Path of the run directory with the supervisor's control socket; each façade provides it."""
         raise NotImplementedError
 
-    def create_topic(self, topic: str, settings: Mapping[str, Any] | None = None, *, if_missing: bool = False) -> None:
+    @property
+    def _trusted_uid(self) -> int | None:
+        raise NotImplementedError
+
+    def create_topic(
+        self, topic: str, settings: Mapping[str, Any] | None = None, *, if_missing: bool = False, **misplaced: object
+    ) -> None:
         """Create a topic, durably and on all workers, while the node runs.
 
         Args:
             settings: by key, as in docs/configuration.md: `{"segment.target_size": "8MiB", "slots": {"page": 0}}`.
             if_missing: no error if there is one, whatever its settings.
+            misplaced: settings that were given as arguments of the call; the error shows where they belong.
 
         Raises:
+            UsageError: a setting was given as an argument of the call.
             TopicExists: there is one, or it is still being deleted.
             InvalidId, ConfigError: the name or a setting is not possible.
             NotRunning: the supervisor does not answer.
             WorkerUnavailable: it is durable, but some worker has not taken it up in time.
         """
+        if misplaced:
+            raise UsageError(
+                f"create_topic() takes settings as one mapping by key: create_topic({topic!r}, {misplaced!r}); "
+                "docs/configuration.md lists the keys"
+            )
         try:
             self._change_topics(Create(topic=topic, values=dict(settings or {})))
         except TopicExists:
@@ -59,17 +73,24 @@ class TopicCommands:
         self._change_topics(Delete(topic=topic), gone=topic)
 
     def _change_topics(self, request: Create | Change | Delete, gone: str = "") -> None:
-        reply = ask(self.run_dir, request, self._timeout_seconds)
-        until_applied(self.run_dir, reply, self._timeout_seconds, gone)
+        trusted_uid = self._trusted_uid
+        reply = ask(self.run_dir, request, self._timeout_seconds, trusted_uid=trusted_uid)
+        until_applied(self.run_dir, reply, self._timeout_seconds, gone, trusted_uid=trusted_uid)
 
 
 class TopicCommandsOf(TopicCommands):
-    """Those of the node of one run directory, without a client."""
+    """Topic commands for the node of one run directory, without a client."""
 
-    def __init__(self, run_dir: str, timeout_seconds: float) -> None:
+    def __init__(self, run_dir: str, timeout_seconds: float, trusted_uid: int | None) -> None:
         self._run_dir = run_dir
         self._timeout_seconds = timeout_seconds
+        self._trusted = trusted_uid
 
     @property
     def run_dir(self) -> str:
+        """Path of the run directory with the supervisor's control socket."""
         return self._run_dir
+
+    @property
+    def _trusted_uid(self) -> int | None:
+        return self._trusted

@@ -17,20 +17,18 @@ import itertools
 from types import TracebackType
 from typing import Protocol, Self
 
+from quiver_actors.base.envelope import TraceContext
+from quiver_actors.base.model import DEFAULT_TOPIC
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.stage import Stage
-from quiver_actors.envelope import TraceContext
 from quiver_actors.errors import UsageError
-from quiver_actors.model import DEFAULT_TOPIC
 from quiver_actors.transactions.model import COMMIT, Decision, Token
 
 
 class _Client(Protocol):
-    """What a transaction needs of its client."""
+    """The calls of a client that a transaction needs."""
 
-    def _begin_stage(
-        self, txn_id: str, epoch: int, topic: str, partition: int, ttl: float, timeout: float
-    ) -> Stage: ...
+    def stage(self, txn_id: str, *, topic: str, partition: int, epoch: int, ttl: float, timeout: float) -> Stage: ...
 
     def find_decision(self, txn_id: str) -> Decision | None: ...
 
@@ -42,12 +40,12 @@ class _Client(Protocol):
 
 
 class Transaction:
-    """See the module and `Client.transaction`.
+    """One transaction of a plain producer; made by `Client.transaction`, which has an example.
 
     Attributes:
         txn_id: what makes two runs the same transaction.
-        is_done: an earlier run has committed it: what is pushed now is ignored.
-        decision: what was decided, once it was.
+        is_done: an earlier run has committed the transaction: pushes are ignored.
+        decision: the decision, once there is one.
     """
 
     def __init__(self, client: _Client, txn_id: str, *, ttl: float, timeout: float) -> None:
@@ -86,8 +84,14 @@ class Transaction:
     def _stage(self, topic: str) -> Stage:
         found = self._stages.get(topic)
         if found is None:
-            partition = next(self._partitions)
-            found = self._client._begin_stage(self.txn_id, self._epoch, topic, partition, self._ttl, self._timeout)
+            found = self._client.stage(
+                self.txn_id,
+                topic=topic,
+                partition=next(self._partitions),
+                epoch=self._epoch,
+                ttl=self._ttl,
+                timeout=self._timeout,
+            )
             self._stages[topic] = found
         return found
 

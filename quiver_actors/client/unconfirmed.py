@@ -1,4 +1,4 @@
-"""What was resolved for good over the connections to one worker and is not known to be durable yet.
+"""The final resolutions over the connections to one worker that are not known to be durable yet.
 
 A resolution is noted when it is sent; asking the worker to make progress durable (FlushProgress) covers all that was noted before, and its
 answer confirms them. What was noted and not confirmed when the connection breaks is lost: durable or not, only the next worker knows.
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 Place = tuple[int, int]
 """Segment and bundle index on the worker's core."""
 Range = tuple[Place, Place]
-"""Its end is exclusive."""
+"""First and last place of a range; the end is exclusive."""
 
 
 class Unconfirmed:
@@ -27,15 +27,16 @@ class Unconfirmed:
         self._noted: dict[int, array[int]] = {}
         """Bundle indexes by segment."""
         self._asked: dict[int, dict[int, array[int]]] = {}
-        """The same, by the tag of the question, oldest first."""
+        """Unconfirmed resolutions by the tag of the question that covers them, oldest first."""
         self._lost: dict[int, set[int]] = {}
 
     @property
     def has_lost(self) -> bool:
+        """Whether a lost connection took resolutions that were not known to be durable."""
         return bool(self._lost)
 
     def note(self, segment_seq: int, bundle_indexes: Sequence[int]) -> None:
-        """These were sent as acknowledged or rejected."""
+        """Note that bundles were sent as acknowledged or rejected."""
         self.noted_count += len(bundle_indexes)
         noted = self._noted.get(segment_seq)
         if noted is None:
@@ -45,20 +46,21 @@ class Unconfirmed:
             self._forget(segment_seq, bundle_indexes)
 
     def note_late(self, segment_seq: int, bundle_indexes: Iterable[int]) -> None:
-        """These were resolved when the connection of their claim was gone."""
+        """Note that bundles were resolved when the connection of their claim was gone."""
         self._lost.setdefault(segment_seq, set()).update(bundle_indexes)
 
     def asked(self, tag: int) -> None:
-        """The worker was asked to make durable what it has heard."""
+        """Note that the worker was asked, under `tag`, to make all resolutions durable."""
         self._asked[tag] = self._noted
         self._noted, self.noted_count = {}, 0
 
     def confirmed(self, tag: int) -> None:
-        """It has done so: that covers earlier questions."""
+        """Note that the worker answered the question: that covers earlier questions."""
         for earlier in [other for other in self._asked if other <= tag]:
             del self._asked[earlier]
 
     def connection_lost(self) -> None:
+        """Treat every resolution that was sent or noted, but not confirmed, as late."""
         for places in (*self._asked.values(), self._noted):
             for segment_seq, indexes in places.items():
                 self.note_late(segment_seq, indexes)
@@ -66,11 +68,11 @@ class Unconfirmed:
         self._noted, self.noted_count = {}, 0
 
     def lost(self) -> list[Place]:
-        """Rising."""
+        """Return the lost places in rising order."""
         return [(segment_seq, index) for segment_seq in sorted(self._lost) for index in sorted(self._lost[segment_seq])]
 
     def settle(self, lost: Iterable[Place]) -> None:
-        """What became of these is known."""
+        """Forget places whose fate is known."""
         for segment_seq, index in lost:
             self._forget(segment_seq, (index,))
 
@@ -83,7 +85,7 @@ class Unconfirmed:
 
 
 def ranges_of(places: Iterable[Place], ranges_max: int) -> list[Range]:
-    """Ranges of just these places, which rise; if those would be too many, the last one also holds what lies between."""
+    """Return ranges of exactly these rising places; above `ranges_max`, the last range also holds the places in between."""
     found: list[Range] = []
     for place in places:
         end = (place[0], place[1] + 1)

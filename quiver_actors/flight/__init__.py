@@ -1,4 +1,4 @@
-"""More than one node: where the nodes are, what a reader or a committer asks of each, and Arrow Flight between hosts.
+"""Owns the work with several nodes: where they are, the requests of a reader or a committer to each, and Arrow Flight between hosts.
 
 A node's own programs use its workers directly. Others use the node's Flight server (`quiver serve`), which is an ordinary client of those
 workers: it adds no state and no promise of its own.

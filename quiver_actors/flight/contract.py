@@ -1,4 +1,4 @@
-"""What is asked of a node, wherever it is: requests and answers as they travel (JSON), and the interface of both sides.
+"""Requests to a node and their answers, as they travel (JSON), and the interface that both sides implement.
 
 `LocalNode` carries them out with a client of this host's workers, `RemoteNode` sends them to the Flight server of another host, which
 hands them to a `LocalNode` there. Reads are tickets of `DoGet`; everything else is an action named after the request.
@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from quiver_actors.protocol.messages import Gap, SegmentInfo
+from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 
 
 class BundleRange(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -30,25 +30,29 @@ class HoldTerms(msgspec.Struct, frozen=True):
     subscriber: str
     ttl_ns: int
     starts: dict[int, tuple[int, int]]
-    """By core: the first (segment, bundle) that it needs where it is new; other cores from the earliest."""
+    """The first (segment, bundle) that a new subscriber needs, by core; other cores begin with their earliest bundle."""
     needs_all: bool = False
     """Where it would be new, and what it needs is gone, it is not made: so it stays new, and the loss is told again the next time."""
 
 
 class Look(msgspec.Struct, frozen=True, tag=True):
-    """What a topic holds now. With `flush` all that was acknowledged before is in it; with `hold` the subscriber is attached."""
+    """Ask for the contents of a topic. With `flush` all that was acknowledged before is in it; with `hold` the subscriber is attached."""
 
     topic: str
     flush: bool = False
     hold: HoldTerms | None = None
+    reads_unsealed: bool = False
+    """The asker knows `CoreContents.unsealed`: what can be read need not be sealed for it."""
 
 
 class CoreContents(msgspec.Struct, frozen=True):
+    """Contents of a topic on one core of a node, and the progress of a hold's subscriber there."""
+
     core: int
     segments: list[SegmentInfo]
     """Sealed, oldest first."""
     gaps: list[Gap] = []
-    """Of the hold's subscriber, not confirmed yet."""
+    """Unconfirmed gap notices of the hold's subscriber."""
     oldest: tuple[int, int] | None = None
     """(segment, bundle) of the oldest bundle that the hold's subscriber has not acknowledged."""
     is_new: bool = False
@@ -56,19 +60,29 @@ class CoreContents(msgspec.Struct, frozen=True):
     is_leaving: bool = False
     """Nothing more will come, and the node waits for the hold's subscriber."""
     unsettled: list[int] = []
-    """Of a hold: numbers of other segments, which are to come, or a notice of their loss. Rising."""
+    """Rising numbers of segments that will still come, or be announced as lost. Set only with a hold."""
     next_segment_seq: int = -1
-    """Of a hold: no segment has had this number or a higher one; -1: not said."""
+    """No segment has had this number or a higher one; -1: the worker did not say. Set only with a hold."""
     incarnation: str = ""
-    """Of a hold: of the directory that these numbers are of; empty: not said."""
+    """Incarnation of the directory that these numbers belong to; empty: the worker did not say. Set only with a hold."""
+    unsealed: list[SegmentInfo] = []
+    """Not sealed, oldest first, behind `segments`: what can be read of them already. Rows are not counted: `row_count` is -1. Nothing
+    comes to any but the last of them. Set only for those who say that they know it."""
+
+    @property
+    def readable(self) -> list[SegmentInfo]:
+        """All segments, oldest first, with the bundles of them that can be read."""
+        return sorted([*self.segments, *self.unsealed], key=lambda info: info.segment_seq)
 
     def begins_behind(self, start: tuple[int, int]) -> bool:
         """Whether bundles from `start` (segment, bundle) on may have been deleted, as nobody held them."""
-        first = min((info.segment_seq for info in self.segments), default=start[0])
-        return start != (0, 0) and (first > start[0] or (start[1] > 0 and not self.segments))
+        stored = [info.segment_seq for info in self.readable]
+        return start != (0, 0) and (min(stored, default=start[0]) > start[0] or (start[1] > 0 and not stored))
 
 
 class Contents(msgspec.Struct, frozen=True):
+    """Answer to `Look`: what a node stores of a topic, by core."""
+
     node: str
     slots: dict[str, int]
     """The topic's slot table, empty if it declares none."""
@@ -76,37 +90,46 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 class AskSchemas(msgspec.Struct, frozen=True, tag=True):
-    """Every schema of everything that is sealed."""
+    """Every schema of everything that can be read, sealed or not."""
 
     topic: str
 
 
 class Schemas(msgspec.Struct, frozen=True):
+    """Answer to `AskSchemas`: the distinct schemas of a topic's stored streams."""
+
     by_slot: dict[int, list[bytes]]
     """Arrow IPC schema messages by slot id."""
 
 
 class AskSlotRows(msgspec.Struct, frozen=True, tag=True):
-    """How many rows sealed segments have in each slot, from their directories: no bundle is read."""
+    """How many rows segments have in each slot: sealed ones by their directories, no bundle of which is read."""
 
     topic: str
     segments: dict[int, list[int]]
-    """Numbers by core."""
+    """Numbers of sealed segments by core."""
+    ranges: list[BundleRange] = []
+    """Bundles of segments that are not sealed: the rows of these only."""
 
 
 class SlotRows(msgspec.Struct, frozen=True):
+    """Answer to `AskSlotRows`: how many rows segments have in each slot."""
+
     by_core: dict[int, dict[int, dict[int, int]]]
     """Core, segment, slot: rows. A slot that a segment does not have is not named, nor is a segment that is not there any more."""
 
 
 class AskWeights(msgspec.Struct, frozen=True, tag=True):
-    """What each bundle of one segment weighs."""
+    """Ask for rows, bytes and ingestion time of each bundle of one segment."""
 
     topic: str
     core: int
     segment_seq: int
     slots: list[int] | None
     """Count the rows of these only."""
+    bundle_start: int = 0
+    bundle_end: int = -1
+    """Only the bundles `[bundle_start, bundle_end)` count; -1: up to the last one of a segment, which must be sealed."""
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -128,6 +151,8 @@ class Acknowledge(msgspec.Struct, frozen=True, tag=True):
 
 
 class ConfirmGap(msgspec.Struct, frozen=True, tag=True):
+    """Acknowledge a gap notice of a hold's subscriber, so that it is not sent again."""
+
     topic: str
     subscriber: str
     core: int
@@ -149,7 +174,7 @@ class DropRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """Nothing to say."""
+    """Answer to a request that returns nothing."""
 
 
 Request = Look | AskSchemas | AskSlotRows | AskWeights | Acknowledge | ConfirmGap | Publish | DropRun
@@ -168,36 +193,50 @@ class ReadTicket(msgspec.Struct, frozen=True):
     """Leave out segments that are not stored any more instead of failing."""
     required: list[int] = []
     """Leave out bundles that lack one of these slots, unread."""
+    verify_checksums: bool = True
+    """Prove each bundle against its checksum, whole, before its rows are given."""
 
 
 class Node(Protocol):
     """One node. Methods raise QuiverError; `NotRunning` and `WorkerUnavailable` where it cannot be reached."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name under which the node is announced."""
 
-    def look(self, request: Look) -> Contents: ...
+    def look(self, request: Look) -> Contents:
+        """Return what the node stores of a topic, and hold it for a subscriber if the request asks for that."""
 
-    def schemas(self, topic: str) -> Schemas: ...
+    def schemas(self, topic: str) -> Schemas:
+        """Return the distinct schemas of a topic's stored streams, by slot."""
 
-    def slot_rows(self, request: AskSlotRows) -> SlotRows: ...
+    def slot_rows(self, request: AskSlotRows) -> SlotRows:
+        """Return the rows of each slot in the segments that the request names."""
 
-    def weights(self, request: AskWeights) -> Weights: ...
+    def weights(self, request: AskWeights) -> Weights:
+        """Return rows and stored bytes of each bundle of one segment, for planning."""
 
-    def acknowledge(self, request: Acknowledge) -> None: ...
+    def acknowledge(self, request: Acknowledge) -> None:
+        """Resolve everything up to and including a bundle for a subscriber; durable on return."""
 
-    def confirm_gap(self, request: ConfirmGap) -> None: ...
+    def confirm_gap(self, request: ConfirmGap) -> None:
+        """Acknowledge a gap notice of a hold's subscriber."""
 
-    def publish(self, tokens: Sequence[str]) -> None: ...
+    def publish(self, tokens: Sequence[str]) -> None:
+        """Publish the stages of these tokens, all that a decision has for this node, and drop the run's other stages."""
 
-    def drop_run(self, request: DropRun) -> None: ...
+    def drop_run(self, request: DropRun) -> None:
+        """Drop what the node holds of an aborted run; a token that was committed is refused."""
 
-    def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]: ...
+    def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the ticket's ranges in its schema, batch by batch."""
 
 
 def schema_bytes(schema: pa.Schema) -> bytes:
+    """Return a schema as an Arrow IPC message, the form in which it travels."""
     return bytes(schema.serialize())
 
 
 def schema_of(message: bytes) -> pa.Schema:
+    """Return the schema of an Arrow IPC message that `schema_bytes` made."""
     return pa.ipc.read_schema(pa.py_buffer(message))

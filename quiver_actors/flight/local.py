@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.topic_hints import unknown_topic
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client
 from quiver_actors.client.hold import HeldCore, Hold
 from quiver_actors.errors import (
     ClosedError,
-    NotStored,
     QuiverError,
     TopicDeleted,
     TopicRecreated,
     UnknownSubscriber,
-    UnknownTopic,
     WorkerUnavailable,
 )
 from quiver_actors.flight.contract import (
@@ -39,25 +40,28 @@ from quiver_actors.flight.contract import (
     Schemas,
     SlotRows,
     Weights,
-    schema_bytes,
     schema_of,
 )
 from quiver_actors.flight.rows import read_rows
-from quiver_actors.model import BundleId
-from quiver_actors.protocol.messages import SegmentInfo
-from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.flight.stored import (
+    checked_contents,
+    core_contents,
+    held_contents,
+    make_readable,
+    stored_rows,
+    stored_schemas,
+    stored_weights,
+)
+from quiver_actors.store.staged.states import StageState
 from quiver_actors.transactions import Token
-from quiver_actors.transactions.states import StageState
-from quiver_actors.units import SECOND_NS
 
 HOLD_IDLE_SECONDS = 60.0
-CHECK_SECONDS = 60.0
 _CHECK_LOOK_SECONDS = 0.02
 _PREPARING_SECONDS = 10.0
 
 
 class LocalNode:
-    """See the module. Methods may be called by several threads."""
+    """A node of this host, reached through its workers' sockets. Several threads may call its methods."""
 
     def __init__(self, name: str, client: Callable[[], Client]) -> None:
         """`client` returns the client to use; asked anew for each request, so that it may be replaced."""
@@ -68,33 +72,25 @@ class LocalNode:
 
     @property
     def data_dir(self) -> str:
-        """Where the node keeps its data: for what is to be found by its workers and by programs of their user."""
+        """Data directory of the node, for files that its workers and programs of the same user are to find."""
         return self._client().data_dir
 
+    def check_topic(self, topic: str) -> None:
+        """Raise UnknownTopic where the node has no such topic."""
+        _slots_of(self._client(), topic)
+
     def look(self, request: Look) -> Contents:
+        """Answer from this host's node.
+
+        `flush` makes readable what was acknowledged before; `hold` attaches a subscriber that keeps what it names.
+        """
         client = self._client()
+        if request.flush:
+            make_readable(client, request)
         if request.hold is not None:
             return self._look_held(client, request, request.hold)
-        if request.flush:
-            client.flush(request.topic)
-        segments = self._checked_segments(client, request.topic)
-        cores = [CoreContents(core, infos) for core, infos in segments.items()]
+        cores = checked_contents(client, self.name, request)
         return Contents(self.name, _slots_of(client, request.topic), cores)
-
-    def _checked_segments(self, client: Client, topic: str) -> dict[int, list[SegmentInfo]]:
-        """Those that were found at the workers' start are read through in the background first: what is damaged is not offered."""
-        deadline = time.monotonic() + CHECK_SECONDS
-        while True:
-            segments = client.segments(topic)
-            unchecked = sum(not info.is_checked for infos in segments.values() for info in infos)
-            if not unchecked:
-                return segments
-            if time.monotonic() > deadline:
-                raise WorkerUnavailable(
-                    f"node {self.name}: {unchecked} segments of topic {topic!r} are still being checked after {CHECK_SECONDS:.0f} s; "
-                    "the node has just been started: try again"
-                )
-            time.sleep(_CHECK_LOOK_SECONDS)
 
     def _look_held(self, client: Client, request: Look, terms: HoldTerms) -> Contents:
         key = (request.topic, terms.subscriber)
@@ -103,7 +99,7 @@ class LocalNode:
             kept = self._holds.get(key)
             if kept is None:
                 known_on = _known_on(client, request.topic, terms.subscriber)
-                if terms.needs_all and (lost := _lost_for(client, request.topic, terms, known_on)):
+                if terms.needs_all and (lost := _lost_for(client, request, terms, known_on)):
                     return Contents(self.name, slots, lost)
                 kept = self._holds[key] = _KeptHold(client, request.topic, terms, known_on)
         with kept.lock:
@@ -111,61 +107,38 @@ class LocalNode:
             if self._holds.setdefault(key, kept) is not kept:
                 return self._look_held(client, request, terms)
             try:
-                found = kept.look(request.flush)
+                found = kept.look()
             except (UnknownSubscriber, TopicDeleted, TopicRecreated):
                 # An operator has dropped it, or its topic, under the hold; what is there by now takes another one.
                 self._holds.pop(key, None)
                 kept.hold.close()
                 raise
-            cores = [_held_contents(core, held, is_new=core not in kept.known_on) for core, held in found.items()]
+            cores = [
+                held_contents(core, held, request, is_new=core not in kept.known_on) for core, held in found.items()
+            ]
             kept.known_on.update(found)
         self.close_idle_holds()
         return Contents(self.name, slots, cores)
 
     def schemas(self, topic: str) -> Schemas:
-        seen: set[tuple[int, bytes]] = set()
-        by_slot: dict[int, list[bytes]] = {}
-        listed = {core: [info.segment_seq for info in infos] for core, infos in self._client().segments(topic).items()}
-        for _, _, reader in self._readers(topic, listed):
-            for stream in reader.streams:
-                key = (stream.slot_id, stream.schema_fingerprint)
-                if key not in seen:
-                    seen.add(key)
-                    by_slot.setdefault(stream.slot_id, []).append(schema_bytes(reader.schema(stream.stream_id)))
-        return Schemas(by_slot)
+        """Return each distinct schema of what can be read of the topic once."""
+        return stored_schemas(self._client(), topic)
 
     def slot_rows(self, request: AskSlotRows) -> SlotRows:
-        by_core: dict[int, dict[int, dict[int, int]]] = {}
-        for core, segment_seq, reader in self._readers(request.topic, request.segments):
-            rows = by_core.setdefault(core, {}).setdefault(segment_seq, {})
-            for stream in reader.streams:
-                rows[stream.slot_id] = rows.get(stream.slot_id, 0) + stream.row_count
-        return SlotRows(by_core)
-
-    def _readers(self, topic: str, segments: Mapping[int, list[int]]) -> Iterator[tuple[int, int, SegmentReader]]:
-        """Core, number and reader of those that are still there: everybody may be done with one since it was listed."""
-        client = self._client()
-        for core, segment_seqs in segments.items():
-            for segment_seq in segment_seqs:
-                with contextlib.suppress(NotStored):
-                    yield core, segment_seq, client.read_segment(core, topic, segment_seq)
+        """Add up the rows of each slot."""
+        return stored_rows(self._client(), request)
 
     def weights(self, request: AskWeights) -> Weights:
-        reader = self._client().read_segment(request.core, request.topic, request.segment_seq)
-        indexes = range(reader.bundle_count)
-        slots = None if request.slots is None else tuple(request.slots)
-        rows = [sum(batch.num_rows for batch in reader.bundle(index, slots).values()) for index in indexes]
-        return Weights(
-            rows,
-            [reader.byte_count(index) or 0 for index in indexes],
-            [reader.ingestion_ts(index) or 0 for index in indexes],
-        )
+        """Read the row counts of one segment's bundles without checking their checksums; who reads the rows checks them."""
+        return stored_weights(self._client(), request)
 
     def acknowledge(self, request: Acknowledge) -> None:
+        """Pass the acknowledgement to the worker of the core; durable on return."""
         bundle_id = BundleId(request.topic, request.core, request.segment_seq, request.bundle_index)
         self._client().ack_through(bundle_id, subscriber=request.subscriber)
 
     def confirm_gap(self, request: ConfirmGap) -> None:
+        """Acknowledge the notice through the hold that received it; without such a hold nothing happens."""
         with self._lock:
             kept = self._holds.get((request.topic, request.subscriber))
         if kept is not None:
@@ -173,15 +146,24 @@ class LocalNode:
                 kept.hold.confirm(request.core, request.notice)
 
     def publish(self, tokens: Sequence[str]) -> None:
+        """Publish the tokens, and drop the other stages of their runs on all workers.
+
+        A stage that cannot be dropped now is dropped after its time to live.
+        """
         # The decision's tokens for this node are all in one request: what else it holds of the transaction has lost.
         client, decoded = self._client(), [Token.decode(token) for token in tokens]
         client.publish(decoded, drop_others=True)
         for run in {(token.topic, token.txn_id, token.epoch) for token in decoded}:
             # Workers without a winner were not asked yet. What cannot be dropped now goes after its time to live.
             with contextlib.suppress(QuiverError):
-                _drop_run_once(client, DropRun(*run))
+                _drop_run_once(client, DropRun(*run), only_decided=True)
 
     def drop_run(self, request: DropRun) -> None:
+        """Drop the run's stages, and wait for those that are still being prepared.
+
+        Raises:
+            WorkerUnavailable: a stage was still being prepared after the wait.
+        """
         client = self._client()
         deadline = time.monotonic() + _PREPARING_SECONDS
         while is_preparing := _drop_run_once(client, request):
@@ -190,6 +172,7 @@ class LocalNode:
             time.sleep(_CHECK_LOOK_SECONDS)
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
+        """Yield rows of mapped segments of this host, batch by batch, without a copy through a socket."""
         return read_rows(
             self._client(),
             self.name,
@@ -199,6 +182,7 @@ class LocalNode:
             schema_of(ticket.schema),
             skip_missing=ticket.skip_missing,
             required=ticket.required,
+            verify_checksums=ticket.verify_checksums,
         )
 
     def close_idle_holds(self, idle_seconds: float = HOLD_IDLE_SECONDS) -> None:
@@ -215,38 +199,25 @@ class LocalNode:
             kept.lock.release()
 
 
-def _drop_run_once(client: Client, request: DropRun) -> str:
+def _drop_run_once(client: Client, request: DropRun, *, only_decided: bool = False) -> str:
     """Drop what can be dropped; names a stage that is between open and prepared, which takes one fsync."""
     preparing = ""
     for core, (incarnation, stages) in client.staged_of(request.topic).items():
         of_run = [stage for stage in stages if (stage.txn_id, stage.epoch) == (request.txn_id, request.epoch)]
         if of_run:
             numbers = [stage.number for stage in of_run]
-            client.drop_stages(request.topic, core, incarnation, numbers, "its run was aborted")
+            reason = "its run was aborted"
+            client.drop_stages(request.topic, core, incarnation, numbers, reason, only_decided=only_decided)
         for stage in of_run:
             if stage.state == StageState.PREPARING.value:
                 preparing = f"stage {stage.number} of worker {core}"
     return preparing
 
 
-def _held_contents(core: int, held: HeldCore, *, is_new: bool) -> CoreContents:
-    return CoreContents(
-        core,
-        held.segments,
-        held.gaps,
-        held.oldest,
-        is_new,
-        held.is_leaving,
-        held.unsettled,
-        held.next_segment_seq,
-        held.incarnation,
-    )
-
-
 def _slots_of(client: Client, topic: str) -> dict[str, int]:
     topics = client.topics()
     if topic not in topics:
-        raise UnknownTopic(f"topic {topic!r} does not exist on this node: its topics are {', '.join(sorted(topics))}")
+        raise unknown_topic(topic, topics)
     return dict(topics[topic].slots)
 
 
@@ -256,15 +227,15 @@ def _known_on(client: Client, topic: str, subscriber: str) -> set[int]:
     return {core for core, infos in found if subscriber in {info.subscriber for info in infos}}
 
 
-def _lost_for(client: Client, topic: str, terms: HoldTerms, known_on: set[int]) -> list[CoreContents]:
+def _lost_for(client: Client, request: Look, terms: HoldTerms, known_on: set[int]) -> list[CoreContents]:
     """What workers that do not know the subscriber have, if one of them has lost what it needs."""
-    segments = client.segments(topic)
-    new = [CoreContents(core, infos, is_new=True) for core, infos in segments.items() if core not in known_on]
+    found = client.readable(request.topic).items()
+    new = [core_contents(core, each, request, is_new=True) for core, each in found if core not in known_on]
     return new if any(each.begins_behind(terms.starts.get(each.core, (0, 0))) for each in new) else []
 
 
 class _KeptHold:
-    """A hold with what has to be known of it. Everything but `used_at_ns` is used under `lock`."""
+    """An open hold and its state. Everything but `used_at_ns` is used under `lock`."""
 
     def __init__(self, client: Client, topic: str, terms: HoldTerms, known_on: set[int]) -> None:
         self.lock = threading.Lock()
@@ -279,12 +250,12 @@ class _KeptHold:
         starts = {core: BundleId(topic, core, *start) for core, start in terms.starts.items() if start != (0, 0)}
         return client.hold(terms.subscriber, topic=topic, starts=starts, ttl=terms.ttl_ns / SECOND_NS)
 
-    def look(self, flush: bool) -> dict[int, HeldCore]:
+    def look(self) -> dict[int, HeldCore]:
         self.used_at_ns = time.monotonic_ns()
         try:
-            return self.hold.look(flush=flush)
+            return self.hold.look()
         except ClosedError:
             self.hold = self._attached()
-            return self.hold.look(flush=flush)
+            return self.hold.look()
         finally:
             self.used_at_ns = time.monotonic_ns()

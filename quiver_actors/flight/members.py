@@ -1,4 +1,4 @@
-"""Which nodes there are: a directory that they announce themselves in, or a list that somebody wrote.
+"""The nodes: a directory in which they announce themselves, or a list that the user gives.
 
 A directory holds `<node>.json` for each node, on any file system that Arrow can write (a path, `file:`, `s3:`, `hdfs:` ...). It lists
 members, not who is alive: a node that is down stays listed, since what it holds is not gone, and reading it then fails instead of leaving
@@ -15,8 +15,8 @@ import time
 import msgspec
 from pyarrow import fs
 
+from quiver_actors.base.file_systems import open_uri
 from quiver_actors.errors import ConfigError, DiskError
-from quiver_actors.file_systems import open_uri
 
 NODES_VARIABLE = "QUIVER_NODES"
 _SUFFIX = ".json"
@@ -24,11 +24,11 @@ _STATIC = re.compile(r"^[A-Za-z0-9_.-]{1,64}=grpc(\+tls)?://")
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One node, as it announced itself."""
+    """Entry of one node in the directory of nodes."""
 
     node: str
     location: str
-    """Of its Flight server."""
+    """Location of the member's Flight server, a URI."""
     hosts: tuple[str, ...] = ()
     """Names under which Spark may know its host."""
     announced_unix_ns: int = 0

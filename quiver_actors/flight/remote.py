@@ -63,27 +63,35 @@ class RemoteNode:
         self._lock = threading.Lock()
 
     def look(self, request: Look) -> Contents:
+        """Ask the node's Flight server what it stores of a topic."""
         return self._ask(request, Contents)
 
     def schemas(self, topic: str) -> Schemas:
+        """Ask the node's Flight server for the distinct schemas of a topic."""
         return self._ask(AskSchemas(topic), Schemas)
 
     def slot_rows(self, request: AskSlotRows) -> SlotRows:
+        """Ask the node's Flight server for the rows of each slot."""
         return self._ask(request, SlotRows)
 
     def weights(self, request: AskWeights) -> Weights:
+        """Ask the node's Flight server for rows and stored bytes of the bundles of one segment."""
         return self._ask(request, Weights)
 
     def acknowledge(self, request: Acknowledge) -> None:
+        """Acknowledge through the node's Flight server; the token needs the role `admin`."""
         self._ask(request, Done)
 
     def confirm_gap(self, request: ConfirmGap) -> None:
+        """Acknowledge a gap notice through the node's Flight server; the token needs the role `admin`."""
         self._ask(request, Done)
 
     def publish(self, tokens: Sequence[str]) -> None:
+        """Publish through the node's Flight server; the token needs the role `write` or `admin`."""
         self._ask(Publish(list(tokens)), Done)
 
     def drop_run(self, request: DropRun) -> None:
+        """Drop a run through the node's Flight server; the token needs the role `write` or `admin`."""
         self._ask(request, Done)
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
@@ -97,6 +105,7 @@ class RemoteNode:
             raise self._explained(error) from error
 
     def close(self) -> None:
+        """Close the connection to the server; the next request opens another one."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -122,7 +131,7 @@ class RemoteNode:
         return fl.FlightCallOptions(timeout=timeout_seconds, headers=headers)
 
     def _explained(self, error: Exception) -> QuiverError:
-        """Our own error where the server named one, else what it means for this node."""
+        """Return the Quiver error that the server named, else the Quiver error that a Flight error means for this node."""
         text = str(error)
         start = text.find(ERROR_PREFIX)
         if start >= 0:

@@ -5,15 +5,20 @@ Columns that begin with `_quiver_` tell where a row is stored; they are made whe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
 from quiver_actors.client import Client
-from quiver_actors.errors import NotStored, UsageError
+from quiver_actors.client.segments import BundleReader
+from quiver_actors.errors import ChecksumMismatch, DataLost, NotStored, StorageUnavailable, UsageError
 from quiver_actors.flight.conform import conform
 from quiver_actors.flight.contract import BundleRange
-from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.store.wal.entry_reader import EntryReader
+
+_OPEN_SECONDS = 60.0
+_OPEN_LOOK_SECONDS = 0.05
 
 METADATA = pa.schema(
     [
@@ -36,38 +41,91 @@ def read_rows(
     *,
     skip_missing: bool = False,
     required: Collection[int] = (),
+    verify_checksums: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of exactly `target`, one for each bundle that has rows in the slots. Value buffers point into the mapped file where they can.
 
     Args:
         required: bundles that lack one of these slots are left out unread.
+        verify_checksums: prove each bundle against its checksum, whole, before its rows are given.
 
     Raises:
         NotStored: a segment is not there any more, unless `skip_missing`.
+        DataLost: a bundle was lost to damage, unless `skip_missing`.
+        ChecksumMismatch: a bundle is damaged. Its worker is told, and saves what it can. With `skip_missing` one of a segment that is not
+            sealed is left out.
         UsageError: slots of a bundle differ in their number of rows.
         UnsupportedType: a value does not fit.
     """
     for piece in ranges:
         try:
-            segment = client.read_segment(piece.core, topic, piece.segment_seq)
+            segment = _opened(client, topic, piece, verify_checksums=verify_checksums)
         except NotStored:
             if skip_missing:
                 continue
             raise
-        yield from read_range(segment, node, piece, slots, target, required)
+        if not skip_missing:
+            _check_nothing_is_lost(segment, node, topic, piece)
+        damaged = _damaged(segment, piece) if skip_missing and isinstance(segment, EntryReader) else ()
+        yield from read_range(segment, node, piece, slots, target, required, damaged)
+
+
+def _opened(client: Client, topic: str, piece: BundleRange, *, verify_checksums: bool) -> BundleReader:
+    """What reads a range. A worker that has just started first looks at what it has: that is waited for.
+
+    Raises:
+        NotStored: the segment is not there any more.
+        StorageUnavailable: it cannot be read for a long time.
+    """
+    deadline = time.monotonic() + _OPEN_SECONDS
+    while True:
+        try:
+            return client.read_part(
+                piece.core,
+                topic,
+                piece.segment_seq,
+                piece.bundle_start,
+                piece.bundle_end,
+                verify_checksums=verify_checksums,
+            )
+        except StorageUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_OPEN_LOOK_SECONDS)
+
+
+def _damaged(segment: BundleReader, piece: BundleRange) -> set[int]:
+    """Damaged bundles of a range of an open log, which does not say itself what is lost of it. The worker is told, and announces them."""
+    found = set()
+    for index in range(piece.bundle_start, piece.bundle_end):
+        try:
+            segment.check(index)
+        except ChecksumMismatch:
+            found.add(index)
+    return found
+
+
+def _check_nothing_is_lost(segment: BundleReader, node: str, topic: str, piece: BundleRange) -> None:
+    lost = [index for index in range(piece.bundle_start, piece.bundle_end) if segment.is_lost(index)]
+    if lost:
+        raise DataLost(
+            f"node {node}, core {piece.core}, topic {topic!r}: {len(lost)} bundles of segment {piece.segment_seq} were lost to damage, the "
+            f"first is bundle {lost[0]}. To go on with what is left, read with failOnDataLoss=false"
+        )
 
 
 def read_range(
-    segment: SegmentReader,
+    segment: BundleReader,
     node: str,
     piece: BundleRange,
     slots: Mapping[str, int],
     target: pa.Schema,
     required: Collection[int] = (),
+    left_out: Collection[int] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """As `read_rows`, of one segment."""
+    """Yield the wanted rows of one bundle range of one segment, like `read_rows`, but for the bundles that are left out."""
     for index in range(piece.bundle_start, piece.bundle_end):
-        if not set(segment.slot_ids(index)).issuperset(required):
+        if index in left_out or not set(segment.slot_ids(index)).issuperset(required):
             continue
         batch = rows_of(segment.bundle(index, tuple(slots.values())), slots)
         if batch is not None and batch.num_rows:
@@ -76,7 +134,7 @@ def read_range(
 
 
 def rows_of(bundle: Mapping[int, pa.RecordBatch], slots: Mapping[str, int]) -> pa.RecordBatch | None:
-    """One bundle as rows. None if it has none of the slots.
+    """Return one bundle as rows, or None if it has none of the slots.
 
     Raises:
         UsageError: slots of the bundle differ in their number of rows.
@@ -97,7 +155,7 @@ def rows_of(bundle: Mapping[int, pa.RecordBatch], slots: Mapping[str, int]) -> p
 
 
 def _with_metadata(
-    batch: pa.RecordBatch, target: pa.Schema, segment: SegmentReader, place: tuple[str, int, int, int]
+    batch: pa.RecordBatch, target: pa.Schema, segment: BundleReader, place: tuple[str, int, int, int]
 ) -> pa.RecordBatch:
     wanted = [field for field in METADATA if field.name in target.names and field.name not in batch.schema.names]
     if not wanted:

@@ -1,4 +1,4 @@
-"""Handing bundles on to somewhere else: a loop that takes them, retries, rejects, drains and counts, and two ready deliverers.
+"""Forwards bundles to a target: a loop that takes them, retries, rejects, drains and counts, and two deliverers.
 
 with client.subscribe("exporter") as subscription:
     Forwarder(subscription, send).run()

@@ -1,4 +1,4 @@
-"""How long to wait before a bundle is offered again."""
+"""The delay before a bundle is offered again."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Origin(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Neighbours in one segment."""
+    """Bundles that follow one another in one segment."""
 
     segment_seq: int
     first_index: int
@@ -48,9 +48,11 @@ class Run(NamedTuple):
 
     @property
     def last_index(self) -> int:
+        """Index of the last bundle of the run in its segment."""
         return self.first_index + self.bundle_count - 1
 
     def holds(self, place: Place) -> bool:
+        """Whether the run contains the bundle at a place (segment number, index)."""
         return place[0] == self.segment_seq and self.first_index <= place[1] <= self.last_index
 
 
@@ -59,13 +61,14 @@ def runs_of(places: Iterable[Place]) -> list[Run]:
     runs: list[Run] = []
     for segment_seq, index in sorted(set(places)):
         if runs and runs[-1].segment_seq == segment_seq and runs[-1].last_index + 1 == index:
-            runs[-1] = runs[-1]._replace(bundle_count=runs[-1].bundle_count + 1)
+            runs[-1] = Run(segment_seq, runs[-1].first_index, runs[-1].bundle_count + 1)
         else:
             runs.append(Run(segment_seq, index, 1))
     return runs
 
 
 def encode_runs(runs: Sequence[Run]) -> bytes:
+    """Return the runs as compact JSON, the form in which a file's metadata keeps them."""
     return json.dumps(runs, separators=(",", ":")).encode()
 
 
@@ -78,7 +81,7 @@ def decode_runs(path: str, text: bytes | None) -> list[Run]:
         return [Run(*map(int, run)) for run in json.loads(text or b"")]
     except (ValueError, TypeError) as error:
         raise InvalidFormat(
-            f"{path} does not say which bundles it holds ({RUNS_KEY.decode()}): move it elsewhere if it is no file of ours"
+            f"{path} does not say which bundles it holds ({RUNS_KEY.decode()}): move it elsewhere if ParquetFiles did not write it"
         ) from error
 
 
@@ -94,7 +97,7 @@ def file_name(origin: Origin, runs: Sequence[Run]) -> str:
 
 
 class BundleFile(NamedTuple):
-    """What a name says."""
+    """The parts of a file name."""
 
     name: str
     origin: Origin
@@ -111,7 +114,7 @@ class BundleFile(NamedTuple):
 
 
 def parse_name(name: str) -> BundleFile | None:
-    """None: no name of ours."""
+    """Parse a file name; None: another program gave the name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -170,7 +173,7 @@ class BundleIndex:
         try:
             metadata = pq.read_metadata(path).metadata or {}
         except pa.ArrowInvalid as error:
-            raise InvalidFormat(f"{path} is no Parquet file: {error}") from error
+            raise InvalidFormat(f"{path} is not a Parquet file: {error}") from error
         return decode_runs(path, metadata.get(RUNS_KEY))
 
     def _forget(self, name: str) -> None:

@@ -24,6 +24,7 @@ class Calls:
         self._decided: SimpleQueue[Outcome] = SimpleQueue()
 
     def offer(self, delivery: Delivery) -> None:
+        """Call the function with a delivery; the result of a returned future becomes the outcome when it is done."""
         result = self._deliver(delivery)
         if isinstance(result, Future):
             result.add_done_callback(lambda future: self._decided.put(Outcome(delivery, _error_of(future))))
@@ -31,9 +32,10 @@ class Calls:
             self._decided.put(Outcome(delivery))
 
     def hurry(self) -> None:
-        """Nothing waits here for more."""
+        """Do nothing: no delivery waits here for more."""
 
     def outcomes(self, timeout_seconds: float) -> Sequence[Outcome]:
+        """Return the outcomes that are known, and wait up to `timeout_seconds` for the first one."""
         found: list[Outcome] = []
         with contextlib.suppress(Empty):
             found.append(self._decided.get(timeout_seconds > 0, timeout_seconds or None))
@@ -43,10 +45,11 @@ class Calls:
 
     @property
     def finish_at_ns(self) -> int | None:
+        """None: nothing is collected, so no deadline forces a result."""
         return None
 
     def close(self) -> None:
-        """What still runs ends unheard; its bundles have been given back."""
+        """End; calls that still run end unheard, and their bundles have been given back."""
 
 
 def _error_of(future: Future[object]) -> Exception | None:

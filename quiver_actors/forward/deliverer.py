@@ -1,4 +1,4 @@
-"""What a forwarder asks of whoever delivers, and what it asks of a subscription."""
+"""The calls of a forwarder to a deliverer, and to a subscription."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quiver_actors.client.delivery import Delivery
 
 
 class Outcome(NamedTuple):
-    """What became of one delivery that was offered. It is durable at its destination if `error` is None."""
+    """Outcome of one delivery that was offered. It is durable at its destination if `error` is None."""
 
     delivery: Delivery
     error: Exception | None = None
@@ -26,7 +26,7 @@ class Deliverer(Protocol):
         """No more will come before some of those offered have an outcome, or `finish_at_ns` has come: do not wait for more."""
 
     def outcomes(self, timeout_seconds: float) -> Sequence[Outcome]:
-        """What has been decided since the last call; waits up to that long for the first one if nothing has been."""
+        """Return the outcomes since the last call; without any, wait up to `timeout_seconds` for the first one."""
 
     @property
     def finish_at_ns(self) -> int | None:
@@ -39,8 +39,11 @@ class Deliverer(Protocol):
 class Source(Protocol):
     """The part of a `Subscription` that a forwarder uses."""
 
-    def get(self, timeout: float | None = None) -> Delivery | None: ...
+    def get(self, timeout: float | None = None) -> Delivery | None:
+        """Return the next delivery, or None if none came within `timeout` seconds (None: wait for ever)."""
 
-    def flush(self, timeout: float = 10.0) -> None: ...
+    def flush(self, timeout: float = 10.0) -> object:
+        """Return when everything resolved so far is durable; `timeout` in seconds."""
 
-    def extend(self, deliveries: Iterable[Delivery], timeout: float = 10.0) -> Sequence[Delivery]: ...
+    def extend(self, deliveries: Iterable[Delivery], timeout: float = 10.0) -> Sequence[Delivery]:
+        """Begin the leases of deliveries again, and return those that are not held any more."""

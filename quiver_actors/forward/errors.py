@@ -1,4 +1,4 @@
-"""How a deliverer says what became of a bundle that it could not deliver."""
+"""The errors by which a deliverer says what became of a bundle that it could not deliver."""
 
 from __future__ import annotations
 

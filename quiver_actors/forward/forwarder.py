@@ -21,13 +21,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.errors import ClosedError, FormatError, NotClaimed, QuiverError, UsageError, WorkerUnavailable
 from quiver_actors.forward.backoff import Backoff
 from quiver_actors.forward.calls import Calls
 from quiver_actors.forward.deliverer import Deliverer, Outcome, Source
 from quiver_actors.forward.errors import PermanentFailure
-from quiver_actors.units import SECOND_NS
 
 DRAIN_SECONDS = 30.0
 PERMANENT: tuple[type[Exception], ...] = (PermanentFailure, FormatError)
@@ -92,7 +92,7 @@ class Forwarder:
         self._max_in_flight = max_in_flight
         self._permanent = permanent
         self._in_flight: dict[int, Delivery] = {}
-        """By identity: two deliveries of one bundle are two."""
+        """Deliveries under way, by object identity: two deliveries of one bundle are two."""
         self._counts: Counter[str] = Counter()
         self._last_error = ("", 0)
         self._logged_ns = 0
@@ -150,7 +150,7 @@ class Forwarder:
                 return
 
     def _advance(self) -> bool:
-        """One step; False if nothing came."""
+        """Do one step; False if no delivery came."""
         self._hurry_if_due()
         self._extend_if_due()
         if len(self._in_flight) >= self._max_in_flight:

@@ -25,8 +25,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from quiver_actors.base.units import MIB, SECOND_NS
 from quiver_actors.client.delivery import Delivery
-from quiver_actors.errors import FormatError, QuiverError, UsageError
+from quiver_actors.errors import ChecksumMismatch, FormatError, QuiverError, UsageError
 from quiver_actors.forward.bundle_files import (
     RUNS_KEY,
     BundleIndex,
@@ -38,14 +39,13 @@ from quiver_actors.forward.bundle_files import (
 )
 from quiver_actors.forward.deliverer import Outcome
 from quiver_actors.forward.errors import PermanentFailure, TransientFailure
-from quiver_actors.units import MIB, SECOND_NS
 
 TEMPORARY_PREFIX = ".writing-"
 LOCK_NAME = ".quiver.lock"
 """Readers of a data set leave out names that begin with a dot."""
 ROW_GROUP_ROWS = 1 << 20
 _UNWRITABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
-"""What Arrow raises because of what is to be written, not because of the disk."""
+"""Errors that Arrow raises because of the data, not because of the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class ParquetStatistics:
     files: int
     rows: int
     bytes: int
-    """Of finished files."""
+    """Size of the finished files together."""
     skipped: int
     """Batches that were in a finished file already: acknowledgements that a crash had lost."""
 
 
 class _Part(NamedTuple):
-    """What one bundle has for one file."""
+    """Rows that one bundle adds to one file."""
 
     delivery: Delivery
     place: Place
@@ -69,7 +69,7 @@ class _Part(NamedTuple):
 
 
 class ParquetFiles:
-    """See the module. Give it to a `Forwarder`; a context manager. One thread at a time.
+    """Deliverer that writes Parquet files. Give it to a `Forwarder`; a context manager. One thread at a time.
 
     Args:
         directory: made where it is missing; with as many subdirectories as there are slots.
@@ -104,12 +104,13 @@ class ParquetFiles:
         self._taken_bytes = 0
         self._taken_since_ns = 0
         self._groups: dict[tuple[str, Origin, pa.Schema], list[_Part]] = {}
-        """What goes into one file each."""
+        """Parts collected for each file."""
         self._outcomes: list[Outcome] = []
         self._slot_directories: dict[str, _SlotDirectory] = {}
         os.makedirs(self._directory, exist_ok=True)
 
     def statistics(self) -> ParquetStatistics:
+        """Return what was written so far, over all slots: finished files, rows, bytes, and deliveries skipped as repeated."""
         directories = self._slot_directories.values()
         return ParquetStatistics(
             files=sum(each.files for each in directories),
@@ -141,19 +142,22 @@ class ParquetFiles:
             self._finish()
 
     def hurry(self) -> None:
+        """Finish the open files now, whatever their size and age."""
         if self._taken:
             self._finish()
 
     def outcomes(self, timeout_seconds: float) -> Sequence[Outcome]:
-        """Never waits: everything is decided in `offer` and `hurry`."""
+        """Return the outcomes known so far, without waiting: `offer` and `hurry` decide all of them."""
         found, self._outcomes = self._outcomes, []
         return found
 
     @property
     def finish_at_ns(self) -> int | None:
+        """Monotonic time at which the open files are finished because of their age; None if none is open."""
         return self._taken_since_ns + self._max_age_ns if self._taken else None
 
     def close(self) -> None:
+        """Delete unfinished files, without an outcome for their bundles, and release the directories. Idempotent."""
         self._forget()
         for slot_directory in self._slot_directories.values():
             slot_directory.close()
@@ -198,6 +202,10 @@ class ParquetFiles:
                 return
             refusal = PermanentFailure(f"{name} of {parts[0].delivery.bundle_id} cannot be written: {error}")
             errors[id(parts[0].delivery)] = refusal
+        except ChecksumMismatch:
+            sound = [part for part in parts if _prove(part, errors)]
+            if sound:
+                self._write(name, origin, sound, errors)
         except FormatError as error:
             # A file that was there cannot be read: the bundles are sound, and wait until somebody has moved it.
             failure = TransientFailure(str(error))
@@ -215,6 +223,16 @@ class ParquetFiles:
         self._groups.clear()
         self._taken.clear()
         self._taken_bytes = 0
+
+
+def _prove(part: _Part, errors: dict[int, Exception]) -> bool:
+    """Whether the part's bundle still matches its checksum; if not, the error becomes the outcome of its delivery."""
+    try:
+        part.delivery.verify()
+    except FormatError as error:
+        errors[id(part.delivery)] = error
+        return False
+    return True
 
 
 def _name_of(slot: str | int) -> str:
@@ -251,6 +269,7 @@ class _SlotDirectory:
 
         Raises:
             OSError, InvalidFormat: some may be durable by now, all may be tried again.
+            ChecksumMismatch: a part is damaged where it is stored; nothing was written.
             pa.ArrowException: a part cannot be written.
         """
         self._index.refresh()
@@ -280,6 +299,9 @@ class _SlotDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             _write_parquet(path, parts, compression)
+            # The batches point into segment files and have waited here: what was written is what was stored only if it still is.
+            for part in parts.values():
+                part.delivery.verify()
             os.fsync(lock)
             yield path
         finally:
@@ -297,7 +319,7 @@ class _SlotDirectory:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Nobody else creates, names or sweeps files meanwhile; held for moments only."""
+        """Hold the directory's lock for a moment, so that no other process creates, names or sweeps files."""
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
         try:
             yield

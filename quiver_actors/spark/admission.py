@@ -1,50 +1,68 @@
-"""How much of what is there one micro-batch takes. Limits are soft by one bundle: a bundle is never cut, and one always goes."""
+"""The stored bundles that one micro-batch takes. Limits are soft by one bundle: a bundle is never cut, and one is always taken."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
+from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.flight.contract import AskWeights, CoreContents, Weights
-from quiver_actors.protocol.messages import SegmentInfo
 from quiver_actors.spark import offsets
 from quiver_actors.spark.nodes import NodeSet
 from quiver_actors.spark.offsets import Place
 
+_SEGMENTS_KNOWN_MAX = 256
+
 
 @dataclass
 class Budget:
-    """What is left of a micro-batch; None: no limit. The first bundle is always taken."""
+    """Rows and bytes that a micro-batch may still take; None: no limit. The first bundle is always taken."""
 
     rows: int | None
     size_bytes: int | None
     is_used: bool = False
 
     def has_room(self, rows: int, size_bytes: int) -> bool:
+        """Whether so many rows and stored bytes still fit into the micro-batch."""
         return (self.rows is None or rows <= self.rows) and (self.size_bytes is None or size_bytes <= self.size_bytes)
 
     @property
     def is_spent(self) -> bool:
+        """Whether nothing more fits into the micro-batch."""
         return self.rows == 0 or self.size_bytes == 0
 
     def take(self, rows: int, size_bytes: int) -> None:
+        """Subtract rows and stored bytes; a bundle larger than the rest leaves 0."""
         self.is_used = True
         self.rows = None if self.rows is None else max(0, self.rows - rows)
         self.size_bytes = None if self.size_bytes is None else max(0, self.size_bytes - size_bytes)
 
 
 class Weigher:
-    """Asks nodes what the bundles of a segment weigh, once a segment."""
+    """Asks nodes what the bundles of segments weigh, once a bundle."""
 
     def __init__(self, nodes: NodeSet, topic: str, slots: list[int] | None) -> None:
         self._nodes = nodes
         self._topic = topic
         self._slots = slots
-        self.of_segment = lru_cache(maxsize=256)(self._ask)
+        self._known: dict[tuple[Place, int], Weights] = {}
 
-    def _ask(self, place: Place, segment_seq: int) -> Weights:
-        request = AskWeights(self._topic, place.core, segment_seq, self._slots)
+    def of_segment(self, place: Place, info: SegmentInfo) -> Weights:
+        """Return what the bundles of a segment weigh, as far as they can be read."""
+        known = self._known.pop((place, info.segment_seq), None) or Weights([], [], [])
+        if len(known.rows) < info.bundle_count:
+            found = self._ask(place, info, len(known.rows))
+            known.rows.extend(found.rows)
+            known.size_bytes.extend(found.size_bytes)
+            known.ingestion_unix_ns.extend(found.ingestion_unix_ns)
+        self._known[place, info.segment_seq] = known
+        if len(self._known) > _SEGMENTS_KNOWN_MAX:
+            self._known.pop(next(iter(self._known)))
+        return known
+
+    def _ask(self, place: Place, info: SegmentInfo, first: int) -> Weights:
+        end = -1 if first == 0 and info.row_count >= 0 else info.bundle_count
+        request = AskWeights(self._topic, place.core, info.segment_seq, self._slots, first, end)
         return self._nodes.get(place.node).weights(request)
 
 
@@ -64,8 +82,8 @@ def admitted(
             if not segments:
                 continue
             info = segments.pop(0)
-            end = _taken(place, info, ends[place], budget, weigher)
-            if end < offsets.position(info.segment_seq + 1, 0):
+            end = _taken(place, info, (ends[place], heads[place]), budget, weigher)
+            if end < offsets.position(info.segment_seq, info.bundle_count):
                 segments.clear()
                 cut[place] = True
             ends[place] = max(ends[place], end)
@@ -82,24 +100,27 @@ def _ahead(core: CoreContents, start: int, head: int) -> list[SegmentInfo]:
     """Segments with bundles from `start` on, before `head`."""
     return [
         info
-        for info in sorted(core.segments, key=lambda info: info.segment_seq)
-        if offsets.position(info.segment_seq + 1, 0) > start and offsets.position(info.segment_seq, 0) < head
+        for info in core.readable
+        if offsets.position(info.segment_seq, info.bundle_count) > start
+        and offsets.position(info.segment_seq, 0) < head
     ]
 
 
-def _taken(place: Place, info: SegmentInfo, start: int, budget: Budget, weigher: Weigher) -> int:
-    """The position up to which a segment fits into the budget."""
+def _taken(place: Place, info: SegmentInfo, between: tuple[int, int], budget: Budget, weigher: Weigher) -> int:
+    """The position up to which the bundles of a segment fit into the budget that lie between two positions."""
     begin = offsets.position(info.segment_seq, 0)
-    first = max(0, start - begin)
-    if first == 0 and budget.has_room(info.row_count, info.size_bytes):
+    first, stop = max(0, between[0] - begin), min(info.bundle_count, between[1] - begin)
+    is_sealed = info.row_count >= 0
+    if is_sealed and first == 0 and stop == info.bundle_count and budget.has_room(info.row_count, info.size_bytes):
         budget.take(info.row_count, info.size_bytes)
         return offsets.position(info.segment_seq + 1, 0)
-    weights = weigher.of_segment(place, info.segment_seq)
+    weights = weigher.of_segment(place, info)
     index = first
-    while index < info.bundle_count:
+    while index < stop:
         rows, size_bytes = weights.rows[index], weights.size_bytes[index]
         if budget.is_used and not budget.has_room(rows, size_bytes):
             break
         budget.take(rows, size_bytes)
         index += 1
-    return offsets.position(info.segment_seq, index, info.bundle_count)
+    # More may come to a segment that is not sealed: what is behind its last bundle is not behind the segment.
+    return offsets.position(info.segment_seq, index, info.bundle_count if is_sealed else None)

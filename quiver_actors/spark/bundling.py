@@ -1,4 +1,4 @@
-"""From the batches that Spark hands over to the bundles that are pushed. Pure.
+"""Turns the batches of Spark into the bundles that are pushed. Pure.
 
 Sizes of bundles do not depend on Spark's: a batch between half and twice the target is pushed as it is, without a copy; smaller ones
 are joined, larger ones cut into slices (which share the batch's buffers).
@@ -27,7 +27,7 @@ KEYS_APART = 64
 
 
 def sized(batches: Iterable[pa.RecordBatch], target_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, in batches of about `target_bytes`. Empty ones are left out."""
+    """Yield the same rows in the same order, in batches of about `target_bytes`. Empty batches are left out."""
     small: list[pa.RecordBatch] = []
     small_bytes = 0
     for batch in batches:
@@ -125,7 +125,7 @@ def check_slot_columns(slots: tuple[Slot, ...], schema: StructType) -> None:
 
 
 def _slots_present(batch: pa.RecordBatch, slots: tuple[Slot, ...]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """For each row a bit mask of the slots that are not null."""
+    """Return a bit mask for each row: the slots that are not null."""
     present = np.zeros(batch.num_rows, dtype=np.uint64)
     for bit, slot in enumerate(slots):
         valid = batch.column(str(slot)).is_valid().to_numpy(zero_copy_only=False)

@@ -20,15 +20,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from quiver_actors.base.file_systems import below
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import QuiverError, TransactionAborted, TransactionDecided, UsageError
-from quiver_actors.file_systems import below
 from quiver_actors.flight.contract import DropRun, Node
 from quiver_actors.flight.members import parse_static
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.options import SourceOptions
 from quiver_actors.transactions import Decision, Decisions, Token
 from quiver_actors.transactions.asking import OWN_LOG_NAME
-from quiver_actors.units import SECOND_NS
 
 T = TypeVar("T")
 
@@ -142,14 +142,14 @@ def abort(options: SourceOptions, run: Run) -> None:
 
 
 def check_not_aborted(run: Run) -> None:
-    """For a task, before it prepares: a run that was aborted meanwhile gets nothing that would have to wait for its time.
+    """Check in a task, before it prepares, that its run was not aborted meanwhile; else a stage would wait for its time to live.
 
     Raises:
         TransactionAborted: the driver has given the run up.
     """
-    standing = Decisions(run.decisions).decided(run.txn_id, run.epoch)
-    if standing is not None and not standing.is_commit:
-        raise TransactionAborted(f"transaction {run.txn_id!r}, epoch {run.epoch} was aborted by {standing.by}")
+    decided = Decisions(run.decisions).decided(run.txn_id, run.epoch)
+    if decided is not None and not decided.is_commit:
+        raise TransactionAborted(f"transaction {run.txn_id!r}, epoch {run.epoch} was aborted by {decided.by}")
 
 
 def open_run(txn_id: str, decisions: str) -> Run | None:

@@ -13,28 +13,28 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client
 from quiver_actors.errors import NotRunning, QuiverError, UsageError
-from quiver_actors.flight.contract import Node
+from quiver_actors.flight.contract import Look, Node
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.members import NODES_VARIABLE, Member, members_of
 from quiver_actors.spark.connection import forget_client, node_client
 from quiver_actors.spark.options import SourceOptions
-from quiver_actors.units import SECOND_NS
 
 T = TypeVar("T")
 
 _MEMBERS_FRESH_NS = 5 * SECOND_NS
 _ASKED_AT_ONCE = 16
 
-_Key = tuple[int, str | None, str | None, str | None, str | None]
+_Key = tuple[int, str | None, int | None, str | None, str | None, str | None]
 _sets: dict[_Key, NodeSet] = {}
 
 
 def node_set(options: SourceOptions) -> NodeSet:
     """The nodes of these options, as this process knows them."""
     where = options.nodes or os.environ.get(NODES_VARIABLE) or None
-    key = (os.getpid(), options.run_dir, where, options.token, options.tls_roots)
+    key = (os.getpid(), options.run_dir, options.trusted_uid, where, options.token, options.tls_roots)
     found = _sets.get(key)
     if found is None:
         found = _sets[key] = NodeSet(options, where)
@@ -42,13 +42,13 @@ def node_set(options: SourceOptions) -> NodeSet:
 
 
 class NodeSet:
-    """See the module."""
+    """The nodes that one process of a query talks to."""
 
     def __init__(self, options: SourceOptions, where: str | None) -> None:
         self._options = options
         self._where = where
         self._nodes: dict[str, tuple[str, Node]] = {}
-        """By name, with the location that the connection was made for."""
+        """(location, connection) by name of the node."""
         self._members: dict[str, Member] = {}
         self._members_at_ns = 0
         self._local: LocalNode | None = None
@@ -59,7 +59,7 @@ class NodeSet:
         return self._where
 
     def members(self) -> Mapping[str, Member]:
-        """What the directory says, at most a few seconds old."""
+        """Return the nodes in the directory, at most a few seconds old."""
         if self._where is not None and time.monotonic_ns() - self._members_at_ns > _MEMBERS_FRESH_NS:
             self._members = members_of(self._where)
             self._members_at_ns = time.monotonic_ns()
@@ -101,6 +101,7 @@ class NodeSet:
         return self._remote(name, location)
 
     def location(self, name: str) -> str | None:
+        """Return the Flight location of a node by its name, or None if no node of that name is announced."""
         member = self.members().get(name)
         return None if member is None else member.location
 
@@ -113,7 +114,7 @@ class NodeSet:
         options = self._options
         patience_ns = options.push_timeout_ns if self._where is None else 0
         try:
-            client = node_client(options.run_dir, options.push_timeout_ns, patience_ns=patience_ns)
+            client = _client_of(options, patience_ns)
         except NotRunning:
             if self._where is None:
                 raise
@@ -121,6 +122,19 @@ class NodeSet:
         if self._local is None or self._local.name != client.node:
             self._local = LocalNode(client.node, partial(_client_of, options))
         return self._local
+
+    def check_topic(self, topic: str) -> None:
+        """Ask this host's node, or where none runs here one that is announced, whether it has the topic.
+
+        Raises:
+            UnknownTopic: it has not.
+            NotRunning, WorkerUnavailable: no node can be asked.
+        """
+        local = self.local()
+        if local is not None:
+            local.check_topic(topic)
+            return
+        next(iter(self.all().values())).look(Look(topic))
 
     def ask(self, names: Iterable[str], question: Callable[[Node], T]) -> dict[str, T]:
         """Put a question to several nodes at once. The first error is raised when all have answered."""
@@ -132,14 +146,14 @@ class NodeSet:
         return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
 
     def ask_all(self, question: Callable[[Node], T]) -> dict[str, T]:
-        """The same to every node that there is, in the order of their names. One that has left meanwhile is left out: it was drained."""
+        """Put the question to every node, in the order of their names. A node that has left meanwhile is left out: it was drained."""
         names = self.all()
         try:
             return self.ask(names, question)
         except QuiverError as error:
             self._members_at_ns = 0
             if isinstance(error, NotRunning):
-                forget_client(self._options.run_dir)
+                forget_client(self._options.run_dir, trusted_uid=self._options.trusted_uid)
             present = self.all()
             if names.keys() <= present.keys():
                 raise
@@ -163,5 +177,7 @@ class NodeSet:
         return node
 
 
-def _client_of(options: SourceOptions) -> Client:
-    return node_client(options.run_dir, options.push_timeout_ns)
+def _client_of(options: SourceOptions, patience_ns: int | None = None) -> Client:
+    return node_client(
+        options.run_dir, options.push_timeout_ns, patience_ns=patience_ns, trusted_uid=options.trusted_uid
+    )

@@ -1,4 +1,4 @@
-"""Where a stream stands: for each worker of each node the position behind what was read. Pure.
+"""The offsets of a stream: for each worker of each node the position behind what was read. Pure.
 
 Spark stores offsets as JSON text in the query's checkpoint and compares them as text, so keys are sorted and values are plain integers:
 
@@ -61,7 +61,7 @@ def last_bundle_before(position: int) -> tuple[int, int] | None:
 
 
 def to_json(offsets: Offsets, stores: Stores | None = None) -> dict[str, Any]:
-    """What Spark is given: sorted keys. At 0 a worker stands in every store."""
+    """Return the offsets as JSON for Spark, with sorted keys. A worker at position 0 fits every store."""
     found: dict[str, Any] = {"cores": {str(place): offsets[place] for place in sorted(offsets)}}
     named = {str(place): store for place, store in sorted((stores or {}).items()) if offsets.get(place)}
     return {**found, **({"stores": named} if named else {}), "v": VERSION}
@@ -76,7 +76,7 @@ def from_json(value: Mapping[str, Any]) -> dict[Place, int]:
     cores = value.get("cores")
     if value.get("v") != VERSION or not isinstance(cores, Mapping):
         raise ConfigError(
-            f"{json.dumps(value)} are no offsets of version {VERSION}: expected "
+            f"{json.dumps(value)} are not offsets of version {VERSION}: expected "
             '{"v":1,"cores":{"<node>/<core>":<position>}}; another Quiver wrote this checkpoint, or another source'
         )
     return {_place(name): _position(name, found) for name, found in cores.items()}
@@ -90,7 +90,7 @@ def stores_of(value: Mapping[str, Any]) -> dict[Place, str]:
     """
     stores = value.get("stores", {})
     if not isinstance(stores, Mapping) or not all(isinstance(store, str) for store in stores.values()):
-        raise ConfigError(f'{json.dumps(value)} are no offsets: expected "stores" to name a directory for each worker')
+        raise ConfigError(f'{json.dumps(value)} are not offsets: expected "stores" to name a directory for each worker')
     return {_place(name): store for name, store in stores.items()}
 
 

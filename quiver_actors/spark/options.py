@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quiver_actors.envelope import parse_trace
+from quiver_actors.base.envelope import parse_trace
+from quiver_actors.base.model import DEFAULT_TOPIC, check_id
+from quiver_actors.base.units import MIB, SECOND_NS, parse_duration_ns, parse_size
 from quiver_actors.errors import ConfigError, UsageError
-from quiver_actors.model import DEFAULT_TOPIC, check_id
 from quiver_actors.spark.offsets import Offsets, parse_offsets
 from quiver_actors.spark.where import EVERYTHING, Where, parse_where
-from quiver_actors.units import MIB, SECOND_NS, parse_duration_ns, parse_size
 
 READ, WRITE, READ_STREAM, WRITE_STREAM = "read", "write", "readStream", "writeStream"
 READS = (READ, READ_STREAM)
@@ -41,6 +41,7 @@ class SourceOptions:
     """None: `QUIVER_NODES`, else only the node of the driver."""
     token: str | None = None
     tls_roots: str | None = None
+    trusted_uid: int | None = None
     slots: tuple[str | int, ...] = ()
     key: str | None = None
     push_timeout_ns: int = 60 * SECOND_NS
@@ -61,6 +62,7 @@ class SourceOptions:
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
+    verify_checksums: bool = True
     subscriber: str | None = None
     subscriber_ttl_ns: int = 7 * 86400 * SECOND_NS
     where: Where = EVERYTHING
@@ -87,6 +89,12 @@ def _size(text: str) -> int:
     if size_bytes == 0:
         raise ConfigError("0 bytes is too small")
     return size_bytes
+
+
+def _user(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ConfigError(f"{text!r} is not the number of a user, as `id -u NAME` prints it")
+    return int(text)
 
 
 def _count(text: str) -> int:
@@ -150,6 +158,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("topic", "topic", _topic, ANY),
     Option("path", "topic", _topic, ANY),
     Option("runDir", "run_dir", str, ANY),
+    Option("trustedUid", "trusted_uid", _user, ANY),
     Option("nodes", "nodes", str, ANY),
     Option("token", "token", str, ANY),
     Option("tlsRoots", "tls_roots", str, ANY),
@@ -169,6 +178,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("startingTimestamp", "starting_unix_ns", _timestamp_ns, READS),
     Option("endingOffsets", "ending_offsets", _offsets, (READ,)),
     Option("failOnDataLoss", "fail_on_data_loss", _flag, READS),
+    Option("verifyChecksums", "verify_checksums", _flag, READS),
     Option("where", "where", parse_where, READS),
     Option("includeMetadata", "include_metadata", _flag, READS),
     Option("maxRowsPerTrigger", "max_rows_per_trigger", _count, (READ_STREAM,)),
@@ -225,7 +235,7 @@ def parse_options_of(given: Mapping[str, str], operations: tuple[str, ...]) -> S
 
 def _check_together(options: SourceOptions, operation: str) -> None:
     if (options.txn_app_id is None) != (options.txn_version is None):
-        raise ConfigError("options 'txnAppId' and 'txnVersion' belong together: give both or none")
+        raise ConfigError("options 'txnAppId' and 'txnVersion' belong together: give both or neither")
     if options.txn_app_id is not None and options.commit_protocol != "batch":
         raise ConfigError("option 'txnAppId' needs commitProtocol=batch: the others do not remember what was written")
     if options.starting_offsets is not None and options.starting_unix_ns is not None:

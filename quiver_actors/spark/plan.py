@@ -1,29 +1,31 @@
-"""Which bundles each partition of a read covers. Pure."""
+"""The bundles that each partition of a read covers. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from quiver_actors.flight.contract import BundleRange, SlotRows
+from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.flight.contract import AskSlotRows, BundleRange, SlotRows
 from quiver_actors.spark.offsets import Place
 
 
 class StoredRange(NamedTuple):
-    """Bundles `[bundle_start, bundle_end)` of one sealed segment, and what planning needs to know of it."""
+    """Bundles `[bundle_start, bundle_end)` of one segment, and what planning needs to know of it."""
 
     place: Place
     segment_seq: int
     bundle_start: int
     bundle_end: int
     bundle_count: int
-    """Of the whole segment."""
+    """Number of bundles in the whole segment, as far as it can be read."""
     size_bytes: int
-    """Of the whole segment."""
+    """Size of these."""
+    is_sealed: bool = True
 
 
 class PlannedPartition(NamedTuple):
-    """What one task reads: ranges of one worker of one node, in the order in which they were stored."""
+    """The work of one task: ranges of one worker of one node, in the order in which they were stored."""
 
     place: Place
     ranges: list[BundleRange]
@@ -68,33 +70,42 @@ def _pieces(stored: StoredRange, bytes_max: int) -> Iterator[tuple[BundleRange, 
 
 
 class Extent(NamedTuple):
-    """A sealed segment as one core has it."""
+    """A segment as one core has it, as far as it can be read."""
 
     segment_seq: int
     bundle_count: int
     size_bytes: int
+    is_sealed: bool = True
+
+
+def extents_of(segments: Iterable[SegmentInfo]) -> list[Extent]:
+    """The extents of segments; rows are counted in sealed ones only."""
+    return [Extent(info.segment_seq, info.bundle_count, info.size_bytes, info.row_count >= 0) for info in segments]
 
 
 def ranges_between(
     place: Place, segments: Sequence[Extent], start: tuple[int, int], end: tuple[int, int]
 ) -> list[StoredRange]:
-    """The parts of sealed segments from bundle `start` up to and not including `end`, both (segment, bundle)."""
+    """The parts of segments from bundle `start` up to and not including `end`, both (segment, bundle)."""
     found = []
-    for segment_seq, bundle_count, size_bytes in segments:
+    for segment_seq, bundle_count, size_bytes, is_sealed in segments:
         first = max((segment_seq, 0), start)
         last = min((segment_seq, bundle_count), end)
         if first < last:
-            found.append(StoredRange(place, segment_seq, first[1], last[1], bundle_count, size_bytes))
+            found.append(StoredRange(place, segment_seq, first[1], last[1], bundle_count, size_bytes, is_sealed))
     return found
 
 
-def segments_of(stored: Iterable[StoredRange], node: str) -> dict[int, list[int]]:
-    """The segments that the ranges of a node lie in, by core."""
-    found: dict[int, list[int]] = {}
+def rows_request(stored: Iterable[StoredRange], node: str, topic: str) -> AskSlotRows:
+    """Ask a node for the rows of each slot in the ranges of it: of whole segments if they are sealed, else of the ranges alone."""
+    segments: dict[int, list[int]] = {}
+    ranges: list[BundleRange] = []
     for piece in stored:
-        if piece.place.node == node:
-            found.setdefault(piece.place.core, []).append(piece.segment_seq)
-    return found
+        if piece.place.node == node and piece.is_sealed:
+            segments.setdefault(piece.place.core, []).append(piece.segment_seq)
+        elif piece.place.node == node:
+            ranges.append(BundleRange(piece.place.core, piece.segment_seq, piece.bundle_start, piece.bundle_end))
+    return AskSlotRows(topic, segments, ranges)
 
 
 def having_slots(

@@ -27,7 +27,7 @@ Transform: TypeAlias = "Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordB
 _WRITTEN = "bundles long, rows long, tokens array<string>"
 _WRITTEN_ARROW = pa.schema([("bundles", pa.int64()), ("rows", pa.int64()), ("tokens", pa.list_(pa.string()))])
 _stored: dict[tuple[str, str], tuple[str | None, int, int]] = {}
-"""Of each name of a query and topic what `foreach_batch` stored last: run of the query, micro-batch, and hash of its plan."""
+"""Last batch that `foreach_batch` stored, by (name of the query, topic): run of the query, micro-batch, hash of its plan."""
 RECEIPTS = "node string, core int, partition int, bundles long, rows long"
 
 

@@ -1,8 +1,9 @@
-"""Batch read: the sealed bundles of a topic on all nodes, as rows in Spark's types.
+"""Batch read: the bundles of a topic on all nodes, as rows in Spark's types.
 
-Planning seals what is open, so that a read sees everything that was acknowledged before it. Bundles of this host are read through mapped
-segment files, others through Flight from the node that owns them; each becomes one record batch. A segment that is deleted between
-planning and reading fails its task with an error, or is left out with `failOnDataLoss=false`.
+A read sees everything that was acknowledged before it, sealed or not. Planning seals only what cannot be read otherwise: what was
+acknowledged before its sync, or behind a publish that is under way. Bundles of this host are read through mapped files, others through
+Flight from the node that owns them; each becomes one record batch. A segment that is deleted between planning and reading fails its task
+with an error, or is left out with `failOnDataLoss=false`; one that is sealed or compacted meanwhile has the same bundles.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from quiver_actors.base.model import ENVELOPE_SLOT, SlotTable
 from quiver_actors.errors import UsageError
 from quiver_actors.flight.conform import spark_schema
 from quiver_actors.flight.contract import (
-    AskSlotRows,
     AskWeights,
     Contents,
     CoreContents,
@@ -30,19 +31,19 @@ from quiver_actors.flight.contract import (
     schema_of,
 )
 from quiver_actors.flight.rows import METADATA
-from quiver_actors.model import ENVELOPE_SLOT, SlotTable
 from quiver_actors.spark import offsets
+from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import EARLIEST, SourceOptions
 from quiver_actors.spark.plan import (
-    Extent,
     PlannedPartition,
     StoredRange,
+    extents_of,
     having_slots,
     plan_partitions,
     ranges_between,
-    segments_of,
+    rows_request,
 )
 
 Slots = Mapping[str, int]
@@ -51,7 +52,7 @@ END = (1 << 47, 0)
 
 
 class TopicPartition(InputPartition):
-    """What one task reads, and from whom."""
+    """The work of one task, and the node to read from."""
 
     def __init__(self, place: Place, location: str | None, ticket: ReadTicket) -> None:
         super().__init__(None)
@@ -67,10 +68,12 @@ class TopicReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
+    @message_first
     def partitions(self) -> list[InputPartition]:
+        """Plan partitions over everything that is stored on all nodes. Runs on the driver."""
         options = self._options
         nodes = node_set(options)
-        contents = nodes.ask_all(lambda node: node.look(Look(options.topic, flush=True)))
+        contents = nodes.ask_all(lambda node: node.look(everything(options.topic)))
         stored = [
             piece
             for name, found in contents.items()
@@ -85,23 +88,30 @@ class TopicReader(DataSourceReader):
             stored = having_slots(stored, rows, slots.values(), options.where.required_slots(slots))
         return read_partitions(options, slots, arrow_schema(self._schema), stored)
 
+    @message_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition. Runs in a task."""
         return read_partition(self._options, partition)
 
     def _wanted(self, node: Node, place: Place, core: CoreContents) -> list[StoredRange]:
-        """What of a core the options ask for."""
+        """Return the part of a core's bundles that the options ask for."""
         options = self._options
         start, end = _position(options.starting_offsets, place), _position(options.ending_offsets, place)
         if options.starting_unix_ns is not None:
             start = position_at(node, options, place, core, options.starting_unix_ns)
-        segments = [
-            Extent(info.segment_seq, info.bundle_count, info.size_bytes)
-            for info in core.segments
+        segments = extents_of(
+            info
+            for info in core.readable
             if options.where.may_hold(
                 place, info.segment_seq, info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos
             )
-        ]
+        )
         return ranges_between(place, segments, offsets.bundle_of(start), END if end < 0 else offsets.bundle_of(end))
+
+
+def everything(topic: str) -> Look:
+    """Ask for all that was acknowledged before."""
+    return Look(topic, flush=True, reads_unsealed=True)
 
 
 def read_partitions(
@@ -114,7 +124,15 @@ def read_partitions(
     required = options.where.required_slots(slots)
 
     def partition(planned: PlannedPartition) -> TopicPartition:
-        ticket = ReadTicket(options.topic, dict(slots), planned.ranges, schema, not options.fail_on_data_loss, required)
+        ticket = ReadTicket(
+            options.topic,
+            dict(slots),
+            planned.ranges,
+            schema,
+            skip_missing=not options.fail_on_data_loss,
+            required=required,
+            verify_checksums=options.verify_checksums,
+        )
         return TopicPartition(planned.place, nodes.location(planned.place.node), ticket)
 
     planned = plan_partitions(stored, options.max_partition_bytes, options.min_partitions)
@@ -136,14 +154,14 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def stored_schema(options: SourceOptions) -> StructType:
-    """The columns of a topic as Spark types: the union over all sealed bundles; with several slots, a struct for each.
+    """The columns of a topic as Spark types: the union over all stored bundles; with several slots, a struct for each.
 
     Raises:
         UsageError: nothing is stored yet, or the topic has several slots and none was chosen.
         UnsupportedType: Spark cannot hold what is stored.
     """
     nodes = node_set(options)
-    contents = nodes.ask_all(lambda node: node.look(Look(options.topic, flush=True)))
+    contents = nodes.ask_all(lambda node: node.look(everything(options.topic)))
     by_slot = _schemas_of(options, contents)
     if not by_slot:
         raise UsageError(
@@ -196,10 +214,10 @@ def only_slot(options: SourceOptions, contents: Mapping[str, Contents], slot_ids
 
 
 def slot_rows(options: SourceOptions, stored: Sequence[StoredRange]) -> dict[str, SlotRows]:
-    """What the segments that these ranges lie in have in which slot, by node."""
+    """Return the rows of each slot in the segments of these ranges, by node; of segments that are not sealed in the ranges alone."""
 
     def ask(node: Node) -> SlotRows:
-        return node.slot_rows(AskSlotRows(options.topic, segments_of(stored, node.name)))
+        return node.slot_rows(rows_request(stored, node.name, options.topic))
 
     return node_set(options).ask({piece.place.node for piece in stored}, ask)
 
@@ -216,11 +234,12 @@ def _schemas_of(options: SourceOptions, contents: Mapping[str, Contents]) -> dic
 
 def position_at(node: Node, options: SourceOptions, place: Place, core: CoreContents, unix_ns: int) -> int:
     """The position of the first bundle of a core that was ingested at or after that time; behind the last if none was."""
-    for info in core.segments:
+    for info in core.readable:
         if info.last_ingestion_ts_nanos >= unix_ns:
             if info.first_ingestion_ts_nanos >= unix_ns:
                 return offsets.position(info.segment_seq, 0)
-            request = AskWeights(options.topic, place.core, info.segment_seq, [])
+            end = -1 if info.row_count >= 0 else info.bundle_count
+            request = AskWeights(options.topic, place.core, info.segment_seq, [], 0, end)
             times = node.weights(request).ingestion_unix_ns
             index = next((index for index, time_ns in enumerate(times) if time_ns >= unix_ns), len(times))
             return offsets.position(info.segment_seq, index, info.bundle_count)
@@ -228,8 +247,10 @@ def position_at(node: Node, options: SourceOptions, place: Place, core: CoreCont
 
 
 def head_of(core: CoreContents) -> int:
-    """The position behind everything that is sealed; 0 where nothing is."""
-    return max((offsets.position(info.segment_seq + 1, 0) for info in core.segments), default=0)
+    """The position behind everything that can be read; 0 where nothing can. More may come to the last segment if it is not sealed."""
+    behind_sealed = (offsets.position(info.segment_seq + 1, 0) for info in core.segments)
+    behind_unsealed = (offsets.position(info.segment_seq, info.bundle_count) for info in core.unsealed)
+    return max([*behind_sealed, *behind_unsealed], default=0)
 
 
 def _position(wanted: str | offsets.Offsets | None, place: Place) -> int:

@@ -1,4 +1,4 @@
-"""What a driver program sets once: the session's configuration, and the active session of each thread."""
+"""The settings that a driver program makes once: the session's configuration, and the active session of each thread."""
 
 from __future__ import annotations
 

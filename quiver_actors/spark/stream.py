@@ -18,6 +18,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from quiver_actors.base.model import ENVELOPE_SLOT, check_id
+from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.errors import DataLost, WorkerUnavailable
 from quiver_actors.flight.contract import (
     Acknowledge,
@@ -28,18 +30,17 @@ from quiver_actors.flight.contract import (
     Look,
     Node,
 )
-from quiver_actors.model import ENVELOPE_SLOT, SlotTable, check_id
-from quiver_actors.protocol.messages import Gap
 from quiver_actors.spark import offsets
-from quiver_actors.spark.admission import Budget, admitted
+from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import EARLIEST, SourceOptions
-from quiver_actors.spark.plan import Extent, StoredRange, ranges_between
+from quiver_actors.spark.plan import StoredRange, extents_of, ranges_between
 from quiver_actors.spark.reader import (
     END,
     Slots,
     arrow_schema,
+    everything,
     head_of,
     named_slots,
     only_slot,
@@ -49,26 +50,13 @@ from quiver_actors.spark.reader import (
     slot_rows,
 )
 
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadMaxBytes,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError:  # Spark 4.1: no admission control, so no limits and no Trigger.AvailableNow.
-    HAS_ADMISSION_CONTROL = False
-    SupportsTriggerAvailableNow = object
-else:
-    HAS_ADMISSION_CONTROL = True
-
 logger = logging.getLogger("quiver.spark")
 
 _SETTLE_LOOK_SECONDS = 0.05
 
 Positions = dict[Place, int]
 ID_KEY = "query"
-"""In offsets, beside the positions: drawn when a query is new, and with it for ever."""
+"""Key of the query's id in offsets. The id is drawn when a query is new, and never changes."""
 
 
 class TopicStreamReader(DataSourceStreamReader):
@@ -80,27 +68,28 @@ class TopicStreamReader(DataSourceStreamReader):
         self._id = ""
         self._initial: Positions | None = None
         self._heads: Positions = {}
-        """Behind everything that was sealed at the last look."""
+        """Positions behind everything that could be read at the last look."""
         self._stores: dict[Place, str] = {}
-        """That the positions are of which Spark has named."""
+        """Store ids (incarnations) of the offsets that Spark named last, by place."""
         self._stores_seen: dict[Place, str] = {}
-        """At the last held look."""
+        """Store ids at the last look that was attached to the subscriber."""
         self._is_held = False
         """The last look was attached to the subscriber."""
         self._lost_bundles = 0
         self._contents: dict[str, Contents] = {}
         self._gaps_seen: set[tuple[Place, int]] = set()
         self._slot_ids: set[int] = set()
-        """That were met so far; only where neither the option nor the topic says what is read."""
+        """Slots seen so far; filled only where neither the option nor the topic names the slots to read."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What tasks need: options and schema."""
+        """Return the state that tasks need: options and schema."""
         return {**self.__dict__, "_contents": {}, "_heads": {}, "_gaps_seen": set()}
 
     # --- planning ------------------------------------------------------------------------------------------------------------
 
+    @message_first
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query begins."""
+        """Return the position where a new query begins."""
         # Spark asks several times, and means the same place.
         if self._initial is None:
             self._id = self._new_id()
@@ -117,7 +106,7 @@ class TopicStreamReader(DataSourceStreamReader):
         if options.starting_offsets == EARLIEST:
             return {}
         nodes = node_set(options)
-        found = nodes.ask_all(lambda node: node.look(Look(options.topic, flush=True)))
+        found = nodes.ask_all(lambda node: node.look(everything(options.topic)))
         positions: Positions = {}
         for name, contents in found.items():
             for core in contents.cores:
@@ -128,6 +117,7 @@ class TopicStreamReader(DataSourceStreamReader):
                     positions[place] = position_at(nodes.get(name), options, place, core, options.starting_unix_ns)
         return positions
 
+    @message_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The bundles between two offsets; the same again when Spark replays a micro-batch."""
         begin, until = self._positions(start), self._positions(end)
@@ -143,18 +133,20 @@ class TopicStreamReader(DataSourceStreamReader):
         for place, position in until.items():
             core = self._core(place)
             if core is not None:
-                segments = [Extent(info.segment_seq, info.bundle_count, info.size_bytes) for info in core.segments]
                 first, last = offsets.bundle_of(begin.get(place, 0)), offsets.bundle_of(position)
-                stored += ranges_between(place, segments, first, last)
+                stored += ranges_between(place, extents_of(core.readable), first, last)
         if not stored:
             return []
         return read_partitions(self._options, self._slots(stored), arrow_schema(self._schema), stored)
 
+    @message_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition of a micro-batch. Runs in a task."""
         return read_partition(self._options, partition)
 
+    @message_first
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing up to there is needed any more: durable on every node when this returns."""
+        """Release everything up to the position `end`; durable on every node when this returns."""
         self._acknowledge(self._positions(end))
 
     def _acknowledge(self, positions: Positions) -> None:
@@ -201,7 +193,7 @@ class TopicStreamReader(DataSourceStreamReader):
         return begin
 
     def _slots(self, stored: list[StoredRange]) -> Slots:
-        """What is read. Where nobody names it, the segments of the micro-batch are asked, and not all that are stored.
+        """Return the slots to read. Where nobody names them, only the segments of the micro-batch are asked, not all that are stored.
 
         Raises:
             UsageError: the query has come to a second slot.
@@ -223,7 +215,7 @@ class TopicStreamReader(DataSourceStreamReader):
         def look(node: Node) -> Contents:
             starts = {place.core: offsets.bundle_of(at) for place, at in start.items() if place.node == node.name}
             terms = HoldTerms(self._subscriber, options.subscriber_ttl_ns, starts, options.fail_on_data_loss)
-            return node.look(Look(options.topic, hold=terms if is_held else None))
+            return node.look(Look(options.topic, hold=terms if is_held else None, reads_unsealed=True))
 
         self._contents = nodes.ask_all(look)
         heads = dict(start)
@@ -232,8 +224,7 @@ class TopicStreamReader(DataSourceStreamReader):
                 place = Place(name, core.core)
                 self._check_store(place, core, start.get(place, 0))
                 known = max(heads.get(place, 0), self._heads.get(place, 0))
-                sealed = min(max(known, head_of(core)), settled_until(core, start.get(place, 0)))
-                heads[place] = past_gaps(core, sealed)
+                heads[place] = head_behind(core, known, settled_until(core, start.get(place, 0)))
                 if core.is_new:
                     self._check_expired(place, core, start.get(place, 0))
         self._heads, self._is_held = heads, is_held
@@ -270,7 +261,7 @@ class TopicStreamReader(DataSourceStreamReader):
     def _check_expired(self, place: Place, core: CoreContents, start: int) -> None:
         """The worker did not know the subscriber: what is behind the query's position may have been deleted meanwhile."""
         if core.begins_behind(offsets.bundle_of(start)):
-            first = min((info.segment_seq for info in core.segments), default=None)
+            first = min((info.segment_seq for info in core.readable), default=None)
             self._lost(
                 f"{place} of topic {self._options.topic!r}: the first segment is {first}, the query stands at segment "
                 f"{offsets.bundle_of(start)[0]}, and its subscriber {self._subscriber!r} was dropped meanwhile (subscriberTtl, or an "
@@ -351,98 +342,33 @@ class TopicStreamReader(DataSourceStreamReader):
         )
 
 
-class UnlimitedStreamReader(TopicStreamReader):
-    """For Spark 4.1, which asks without saying where it stands: everything that is there is the next micro-batch."""
+def head_behind(core: CoreContents, known: int, settled: int) -> int:
+    """The position behind all that can be read, and behind what is lost next; not past `settled`.
 
-    def _new_id(self) -> str:
-        return ""
-
-    def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        # Where the query stands is said to `partitions`: only there it is known what the subscriber needs.
-        return self._json(self._look({}, is_held=False))
-
-
-class LimitedStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):
-    """For Spark 4.2 and newer: micro-batches by rows and bytes, Trigger.AvailableNow, and lag in the progress report."""
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._target: Positions | None = None
-        """What there was when a Trigger.AvailableNow began; nothing behind it is read."""
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        nodes = node_set(self._options)
-        found = nodes.ask_all(lambda node: node.look(Look(self._options.topic, flush=True)))
-        self._target = {
-            Place(name, core.core): head_of(core) for name, contents in found.items() for core in contents.cores
-        }
-
-    def getDefaultReadLimit(self) -> Any:  # noqa: N802
-        options = self._options
-        if options.max_rows_per_trigger is not None:
-            return ReadMaxRows(options.max_rows_per_trigger)
-        if options.max_bytes_per_trigger is not None:
-            return ReadMaxBytes(options.max_bytes_per_trigger)
-        return ReadAllAvailable()
-
-    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
-        """Where the next micro-batch ends: one look at every node, and bundle weights only where a limit cuts a segment."""
-        begin = self._positions(start)
-        heads = self._look(begin)
-        self._let_go(begin)
-        if self._target is not None:
-            heads = {place: self._capped(place, begin.get(place, 0), head) for place, head in heads.items()}
-        options = self._options
-        if isinstance(limit, ReadAllAvailable) or (
-            options.max_rows_per_trigger is None and options.max_bytes_per_trigger is None
-        ):
-            return self._end(start, begin, heads)
-        budget = Budget(options.max_rows_per_trigger, options.max_bytes_per_trigger)
-        cores = {place: core for place in heads if (core := self._core(place)) is not None}
-        return self._end(start, begin, {**begin, **admitted(cores, begin, heads, budget, self._weigher())})
-
-    def _end(self, start: dict[str, Any], begin: Positions, end: Positions) -> dict[str, Any]:
-        """To Spark another text is another micro-batch: where nothing came, it is that of the start, though stores are known by now."""
-        return start if end == begin else self._json(end)
-
-    def _let_go(self, begin: Positions) -> None:
-        """Acknowledge at once where a node waits for it to leave: Spark does so only with the next micro-batch, and there may be none.
-
-        It asks for a next one when it has written down that all up to `begin` is done, and so never reads that again.
-        """
-        waited_for = {}
-        for place, position in begin.items():
-            core = self._core(place)
-            if core is not None and core.is_leaving and core.oldest and offsets.position(*core.oldest) < position:
-                waited_for[place] = position
-        if waited_for:
-            self._acknowledge(waited_for)
-
-    def _capped(self, place: Place, start: int, head: int) -> int:
-        """No further than the target, but for bundles that are lost: those are told now."""
-        core = self._core(place)
-        capped = max(start, min(head, (self._target or {}).get(place, 0)))
-        return capped if core is None else past_gaps(core, capped)
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return self._json(self._heads) if self._heads else None
-
-    def _weigher(self) -> Any:
-        from quiver_actors.spark.admission import Weigher
-
-        table = SlotTable(next(iter(self._contents.values())).slots)
-        slots = [table.resolve(slot) for slot in self._options.slots] or None
-        return Weigher(node_set(self._options), self._options.topic, slots)
+    Where nothing has come since `known` it is that: behind the last bundle of a segment is the same place before and after its seal, and
+    to Spark another number would be another micro-batch.
+    """
+    reached = min(max(known, head_of(core)), settled)
+    head = past_gaps(core, reached)
+    is_new = any(
+        max(known, offsets.position(info.segment_seq, 0)) < min(head, _end_of_segment(info)) for info in core.readable
+    )
+    return head if is_new or head != reached or head < known else known
 
 
 def past_gaps(core: CoreContents, head: int) -> int:
     """Behind what is lost next after a position: nothing that is stored, or may be, lies between."""
-    stored = [*(info.segment_seq for info in core.segments), *core.unsettled]
+    ends = [*map(_end_of_segment, core.readable), *(offsets.position(seq + 1, 0) for seq in core.unsettled)]
     for gap in sorted(core.gaps, key=lambda gap: (gap.segment_seq, gap.bundle_index_first)):
         behind = offsets.position(gap.segment_seq + 1, 0)
-        if behind > head and not any(head < offsets.position(seq + 1, 0) <= behind for seq in stored):
+        if behind > head and not any(head < end <= behind for end in ends):
             head = behind
     return head
+
+
+def _end_of_segment(info: SegmentInfo) -> int:
+    """The position behind the last bundle of a segment that can be read."""
+    return offsets.position(info.segment_seq, info.bundle_count)
 
 
 def end_of(gap: Gap) -> int:
@@ -453,33 +379,7 @@ def end_of(gap: Gap) -> int:
 
 
 def settled_until(core: CoreContents, start: int) -> int:
-    """How far everything from a position on is known: sealed and found whole, gone, or lost with a notice."""
-    ahead = (offsets.position(seq, 0) for seq in core.unsettled if offsets.position(seq + 1, 0) > start)
+    """How far everything from a position on is known: readable and found whole, gone, or lost with a notice."""
+    shown = {info.segment_seq: info.bundle_count for info in core.unsealed}
+    ahead = (offsets.position(seq, shown.get(seq, 0)) for seq in core.unsettled if offsets.position(seq + 1, 0) > start)
     return max(start, min(ahead, default=offsets.position(*END)))
-
-
-def stream_reader(options: SourceOptions, schema: StructType) -> TopicStreamReader:
-    """The reader that this Spark can use.
-
-    Raises:
-        UsageError: an option needs a newer Spark.
-    """
-    if HAS_ADMISSION_CONTROL:
-        return LimitedStreamReader(options, schema)
-    check_old_options(options)
-    return UnlimitedStreamReader(options, schema)
-
-
-def check_old_options(options: SourceOptions) -> None:
-    """
-    Raises:
-        ConfigError: an option that Spark 4.1 cannot honour, or one that it needs.
-    """
-    from quiver_actors.errors import ConfigError
-
-    if options.max_rows_per_trigger is not None or options.max_bytes_per_trigger is not None:
-        raise ConfigError("options 'maxRowsPerTrigger' and 'maxBytesPerTrigger' need Spark 4.2 or newer")
-    if options.subscriber is None:
-        raise ConfigError(
-            "on Spark 4.1 a streaming read needs option 'subscriber': Spark does not say which query asks"
-        )

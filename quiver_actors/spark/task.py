@@ -1,4 +1,4 @@
-"""What one task writes: its batches become bundles on its own node, pushed at once or staged for the driver to publish.
+"""Writes the rows of one task: its batches become bundles on its own node, pushed at once or staged for the driver to publish.
 
 The iterator is always drained, also when there is nothing to store: Spark does not use a Python worker again that left rows unread.
 """
@@ -6,16 +6,17 @@ The iterator is always drained, also when there is nothing to store: Spark does 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from quiver_actors.base.units import MIB, SECOND_NS
 from quiver_actors.client import Client
 from quiver_actors.client.stage import Stage
 from quiver_actors.errors import QuiverError
@@ -23,16 +24,17 @@ from quiver_actors.spark import commit
 from quiver_actors.spark.bundling import Bundle, bundles_of, by_key, sized, storable
 from quiver_actors.spark.connection import node_client, with_node
 from quiver_actors.spark.options import SourceOptions
-from quiver_actors.units import MIB, SECOND_NS
+
+T = TypeVar("T")
 
 PUSH_BUNDLES_MAX = 64
 PUSH_BYTES_TARGET = 16 * MIB
-"""What is pushed before its acknowledgements are awaited: enough to keep the node busy, little enough to hold in memory."""
+"""Bytes pushed before their acknowledgements are awaited: enough to keep the node busy, little enough to hold in memory."""
 
 
 @dataclass(frozen=True)
 class TaskWritten(WriterCommitMessage):
-    """What one task has stored; invisible until the driver publishes it where it has tokens."""
+    """Result of one task; with tokens its bundles are invisible until the driver publishes them."""
 
     bundles: int = 0
     rows: int = 0
@@ -69,7 +71,8 @@ def skip_task(batches: Iterator[pa.RecordBatch]) -> TaskWritten:
 
 
 def node_directory() -> str:
-    from quiver_actors.config import default_run_dir
+    """Return the run directory of this host's node: `QUIVER_RUN_DIR`, else the default of the user."""
+    from quiver_actors.base.config import default_run_dir
 
     return default_run_dir()
 
@@ -95,10 +98,14 @@ def _push(options: SourceOptions, batches: Iterator[Keyed]) -> TaskWritten:
     bundles = rows = 0
     for key, portion in _portions(batches):
         pushes = [bundle for batch in portion for bundle in bundles_of(batch, options.slots)]
-        with_node(options.run_dir, options.push_timeout_ns, partial(_push_many, options, key, pushes))
+        _with_node(options, partial(_push_many, options, key, pushes))
         bundles += len(pushes)
         rows += sum(batch.num_rows for batch in portion)
     return TaskWritten(bundles, rows)
+
+
+def _with_node(options: SourceOptions, action: Callable[[Client], T]) -> T:
+    return with_node(options.run_dir, options.push_timeout_ns, action, trusted_uid=options.trusted_uid)
 
 
 def _push_many(options: SourceOptions, key: str | None, pushes: list[Bundle], client: Client) -> None:
@@ -126,7 +133,7 @@ class _Stages:
         self._options = options
         self._run = run
         self._timeout = options.push_timeout_ns / SECOND_NS
-        self._client = node_client(options.run_dir, options.push_timeout_ns)
+        self._client = node_client(options.run_dir, options.push_timeout_ns, trusted_uid=options.trusted_uid)
         self._stages: dict[int, Stage] = {}
 
     def push(self, batches: Iterator[Keyed]) -> None:
@@ -161,9 +168,7 @@ class _Stages:
     def _begun(self, key: str | None) -> Stage:
         core = self._client.core_for(key)
         if core not in self._stages:
-            self._stages[core] = with_node(
-                self._options.run_dir, self._options.push_timeout_ns, partial(self._begin, key)
-            )
+            self._stages[core] = _with_node(self._options, partial(self._begin, key))
         return self._stages[core]
 
     def _begin(self, key: str | None, client: Client) -> Stage:

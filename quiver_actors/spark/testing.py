@@ -80,6 +80,7 @@ class ClusterNode:
         _wait(lambda: b"quiver serving" in log.read_bytes()[size:], f"{self.name} is not served", self.serve)
 
     def start_worker(self, master: str) -> None:
+        """Start a Spark worker on the node's address, with the run directory of the node in its environment."""
         directory = self.run_dir.parent
         environment = {
             "SPARK_LOCAL_IP": self.address,
@@ -93,7 +94,7 @@ class ClusterNode:
         self.worker = self._cluster.spawn_spark(f"{self.name}-worker", "worker.Worker", arguments, environment)
 
     def quiver_worker_pids(self) -> list[int]:
-        """Of the processes that own cores."""
+        """Process ids of the node's workers, the processes that own cores."""
         status = [*_QUIVER, "status", "--run-dir", str(self.run_dir), "--json"]
         answer = subprocess.run(status, capture_output=True, check=True, timeout=_STOP_SECONDS)
         return [int(worker["pid"]) for worker in json.loads(answer.stdout)["workers"]]
@@ -124,7 +125,7 @@ class ClusterNode:
 
 
 class StandaloneCluster:
-    """See the module. A context manager: everything that it has started ends with it.
+    """A standalone Spark cluster with Quiver nodes. A context manager: everything that it has started ends with it.
 
     Args:
         workers: how many hosts, each with one core for tasks.
@@ -219,12 +220,14 @@ class StandaloneCluster:
     def spawn_spark(
         self, name: str, kind: str, arguments: list[str], environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
+        """Start a Spark daemon (`master.Master` or `worker.Worker`) as a child whose output goes to the log of `name`."""
         import pyspark
 
         launcher = Path(pyspark.__file__).parent / "bin" / "spark-class"
         return self.spawn(name, [launcher, f"org.apache.spark.deploy.{kind}", *arguments], environment)
 
     def log_of(self, name: str) -> Path:
+        """Return the path of the log of a child process."""
         return self.workspace / f"{name}.log"
 
     def stop(self) -> None:
@@ -279,7 +282,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _alive_workers(url: str) -> int | None:
-    """None: the master does not answer yet."""
+    """Return the number of living workers; None: the master does not answer yet."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             workers: list[dict[str, str]] = json.load(answer)["workers"]
@@ -305,7 +308,7 @@ def _processes() -> list[tuple[int, str]]:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether it runs: what only waits to be reaped does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from quiver_actors.errors import UsageError
 from quiver_actors.spark import commit
 from quiver_actors.spark.bundling import check_slot_columns
+from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.options import SourceOptions
 from quiver_actors.spark.task import TaskWritten, skip_task, write_task
 from quiver_actors.transactions import Token
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quiver.spark")
 
 DECISIONS_KEPT = 1000
-"""Of a streaming query: ten times what Spark keeps of its own checkpoint, and can replay, unless configured."""
+"""Decisions of a streaming query that are kept unless configured: ten times what Spark keeps of its checkpoint and can replay."""
 
 Messages = Sequence[TaskWritten | None]
 
@@ -51,6 +52,7 @@ class TopicWriter(DataSourceArrowWriter):
             self._txn_id = commit.named_transaction(options) if named else uuid.uuid4().hex
             self._run = commit.open_run(self._txn_id, self._decisions)
 
+    @message_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Store the rows of one task."""
         options = self._options
@@ -62,6 +64,7 @@ class TopicWriter(DataSourceArrowWriter):
             return write_partition(options, self._txn_id, self._decisions, iterator)
         return write_task(options, self._run, iterator)
 
+    @message_first
     def commit(self, messages: list[TaskWritten | None]) -> None:
         """Decide and publish; a write that was committed before under its `txnAppId` and `txnVersion` is only published."""
         if self._options.commit_protocol == "batch":
@@ -75,7 +78,7 @@ class TopicWriter(DataSourceArrowWriter):
         log("committed", self._options, messages)
 
     def abort(self, messages: list[TaskWritten | None]) -> None:
-        """Take back what is staged, unless it was committed: Spark calls this also when `commit` has failed."""
+        """Drop the staged bundles unless they were committed: Spark calls this also when `commit` has failed."""
         if self._options.commit_protocol == "batch" and self._run is not None:
             commit.abort(self._options, self._run)
         log("aborted", self._options, messages)
@@ -89,6 +92,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
         self._decisions = "" if options.commit_protocol == "none" else commit.decisions_location(options)
 
+    @message_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Store the rows of one task of a micro-batch."""
         options = self._options
@@ -104,6 +108,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             return TaskWritten(run=commit.Run(txn_id, 0, self._decisions), is_done_before=True)
         return write_task(options, run, iterator)
 
+    @message_first
     def commit(self, messages: list[TaskWritten | None], batchId: int) -> None:  # noqa: N803 - Spark passes it so
         """Decide and publish; a replayed micro-batch, whose decision stands, is only published."""
         runs = runs_of(messages)
@@ -118,8 +123,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         log("committed", self._options, messages, batchId)
 
     def abort(self, messages: list[TaskWritten | None], batchId: int) -> None:  # noqa: N803
-        """As `TopicWriter.abort`. Without a message there is nothing to name: what is staged goes when the micro-batch is replayed, or
-        expires.
+        """Abort the micro-batch like `TopicWriter.abort`. Without messages there is nothing to name: what is staged is dropped when the
+        micro-batch is replayed, or expires.
         """
         if self._options.commit_protocol == "batch":
             for run in set(runs_of(messages)):
@@ -160,14 +165,17 @@ def micro_batch_id() -> str:
 
 
 def runs_of(messages: Messages) -> list[commit.Run]:
+    """Return the runs of the tasks that stored something; a task without bundles has no message or no run."""
     return [message.run for message in messages if message is not None and message.run is not None]
 
 
 def tokens_of(messages: Messages) -> list[Token]:
+    """Return the tokens of all stages that the tasks have prepared."""
     return [Token.decode(token) for message in messages if message is not None for token in message.tokens]
 
 
 def log(outcome: str, options: SourceOptions, messages: Messages, batch_id: int | None = None) -> None:
+    """Log the outcome of a write with its topic and the sums of its tasks' bundles and rows."""
     done = [message for message in messages if message is not None]
     logger.info(
         "quiver.spark.%s topic=%s%s tasks=%d bundles=%d rows=%d",

@@ -5,8 +5,9 @@ A job never raises; who made it looks at `answer` in its own thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.transactions.decisions import Decisions
@@ -19,15 +20,15 @@ FIND = "find"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the log says."""
+    """Answer of the decision log."""
 
     decision: Decision | None
     problem: str = ""
-    """Why there is none."""
+    """Reason why there is no answer; empty if there is one."""
 
 
 class AskJob:
-    """What was decided about a prepared stage whose time is over. Where nothing was, the epoch is aborted: a later commit learns of it."""
+    """Look up the decision about an expired prepared stage. An undecided epoch is aborted, and a later commit is told so."""
 
     def __init__(self, location: str, txn_id: str, epoch: int) -> None:
         self._location = location
@@ -36,12 +37,43 @@ class AskJob:
         self.answer = Answer(None)
 
     def run(self) -> None:
+        """Read the decision, and write an abort if there is none; errors go into `answer`."""
         try:
             decisions = Decisions(self._location)
             found = decisions.decided(self._txn_id, self._epoch)
             self.answer = Answer(found or decisions.abort(self._txn_id, self._epoch))
         except QuiverError as error:
             self.answer = Answer(None, str(error))
+
+
+class Question(NamedTuple):
+    """Which decision is asked for, and in which log."""
+
+    location: str
+    txn_id: str
+    epoch: int
+
+
+class FindJob:
+    """Look up the decisions about some epochs.
+
+    Args:
+        aborts: an undecided epoch is aborted: what follows from the answers cannot be overtaken by a commit. Else it stays undecided.
+    """
+
+    def __init__(self, questions: Iterable[Question], *, aborts: bool = False) -> None:
+        self.answers = dict.fromkeys(questions, Answer(None))
+        self._aborts = aborts
+
+    def run(self) -> None:
+        """Look up each question's decision, or make it; errors go into `answers`."""
+        for question in self.answers:
+            try:
+                decisions = Decisions(question.location)
+                answer = decisions.abort if self._aborts else decisions.decided
+                self.answers[question] = Answer(answer(question.txn_id, question.epoch))
+            except QuiverError as error:
+                self.answers[question] = Answer(None, str(error))
 
 
 class DecideJob:
@@ -57,6 +89,7 @@ class DecideJob:
         self.error: QuiverError | None = None
 
     def run(self) -> None:
+        """Commit, abort or look up in the node's own log, as the request asks; sets `decision` or `error`."""
         try:
             self.decision = self._decide(Decisions(self._location))
         except QuiverError as error:

@@ -30,7 +30,7 @@ class Patience(NamedTuple):
     """How long others are waited for."""
 
     veto_seconds: float = 60.0
-    """Then they are taken for dead; by the clock of the file system, which all see alike."""
+    """Time after which a silent process counts as dead, by the clock of the file system, which all processes see alike."""
     total_seconds: float = 90.0
     look_seconds: float = 0.1
 
@@ -133,7 +133,7 @@ class _Claims:
             return bytes(stream.readall())
 
     def seen(self) -> _Seen:
-        """What there was at one moment: files only come, so it was between two listings that are alike."""
+        """Return the files that existed at one moment: files are only added, so two equal listings show a moment between them."""
         before = self._listed()
         while (now := self._listed()).keys() != before.keys():
             before = now

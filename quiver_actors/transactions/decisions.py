@@ -25,14 +25,15 @@ from quiver_actors.errors import (
     TransactionDecided,
     UsageError,
 )
-from quiver_actors.transactions.decision_files import DecisionFiles, files_at
+from quiver_actors.transactions.decision_files import DecisionFiles
+from quiver_actors.transactions.locations import files_at
 from quiver_actors.transactions.model import ABORT, COMMIT, Decision, Token, check_txn_id
 
 T = TypeVar("T")
 
 
 class Decisions:
-    """See the module."""
+    """The decision log of transactions at one location."""
 
     def __init__(self, location: str, *, by: str = "", files: DecisionFiles | None = None) -> None:
         """
@@ -91,7 +92,7 @@ class Decisions:
         return last.epoch + 1
 
     def decided(self, txn_id: str, epoch: int) -> Decision | None:
-        """What counts for the stages of that epoch: its own decision, or the commit of an earlier one."""
+        """Return the decision that counts for the stages of that epoch: its own decision, or the commit of an earlier one."""
         for earlier in range(epoch + 1):
             found = self._read(txn_id, earlier)
             if found is None:
@@ -113,16 +114,18 @@ class Decisions:
         check_txn_id(txn_id)
         foreign = [token for token in tokens if (token.txn_id, token.epoch) != (txn_id, epoch)]
         if foreign:
-            raise UsageError(f"transaction {txn_id!r}, epoch {epoch}: {foreign[0]} is a token of another one")
-        standing = self.newest(txn_id)
-        if standing is not None and standing.is_commit:
-            return standing
-        standing = self._decide(Decision(txn_id, epoch, COMMIT, tuple(tokens), time.time_ns(), self.by))
-        if not standing.is_commit:
-            raise TransactionAborted(
-                f"transaction {txn_id!r}, epoch {epoch} was aborted by {standing.by}: run it again, in epoch {epoch + 1}"
+            raise UsageError(
+                f"transaction {txn_id!r}, epoch {epoch}: {foreign[0]} is a token of another transaction or epoch"
             )
-        return standing
+        decided = self.newest(txn_id)
+        if decided is not None and decided.is_commit:
+            return decided
+        decided = self._decide(Decision(txn_id, epoch, COMMIT, tuple(tokens), time.time_ns(), self.by))
+        if not decided.is_commit:
+            raise TransactionAborted(
+                f"transaction {txn_id!r}, epoch {epoch} was aborted by {decided.by}: run it again, in epoch {epoch + 1}"
+            )
+        return decided
 
     def abort(self, txn_id: str, epoch: int) -> Decision:
         """Decide that this epoch comes to nothing. The same call again gives the same answer.
@@ -134,8 +137,8 @@ class Decisions:
             DecisionUnavailable: the log cannot be written.
         """
         check_txn_id(txn_id)
-        standing = self.decided(txn_id, epoch)
-        return standing or self._decide(Decision(txn_id, epoch, ABORT, (), time.time_ns(), self.by))
+        decided = self.decided(txn_id, epoch)
+        return decided or self._decide(Decision(txn_id, epoch, ABORT, (), time.time_ns(), self.by))
 
     def remove(self, txn_id: str) -> None:
         """Forget a transaction that is published everywhere and will never be run again.
@@ -158,26 +161,31 @@ class Decisions:
             found = Decision.decode(content)
         except InvalidFormat as error:
             raise DecisionUnavailable(
-                f"{self.location}/{_name(txn_id, epoch)} is no decision: {error}; repair or restore the file, nothing is decided against it"
+                f"{self.location}/{_name(txn_id, epoch)} is not a decision: {error}; "
+                "repair or restore the file; until then nothing is decided"
             ) from error
         if (found.txn_id, found.epoch) != (txn_id, epoch) or found.outcome not in (COMMIT, ABORT):
-            raise DecisionUnavailable(f"{self.location}/{_name(txn_id, epoch)} is the decision of something else")
+            raise DecisionUnavailable(
+                f"{self.location}/{_name(txn_id, epoch)} holds the decision of another transaction or epoch: restore the file"
+            )
         return found
 
     def _decide(self, decision: Decision) -> Decision:
         name = _name(decision.txn_id, decision.epoch)
         self._guarded(lambda: self._files.create(name, msgspec.json.encode(decision)))
-        standing = self._read(decision.txn_id, decision.epoch)
-        if standing is None:
-            raise DecisionUnavailable(f"{self.location}/{name} was made and is gone again: who deletes decisions?")
-        return standing
+        decided = self._read(decision.txn_id, decision.epoch)
+        if decided is None:
+            raise DecisionUnavailable(
+                f"{self.location}/{name} was created and has been deleted since: restore it; decisions must not be deleted"
+            )
+        return decided
 
     def _guarded(self, action: Callable[[], T]) -> T:
         try:
             return action()
         except (OSError, DiskError) as error:
             raise DecisionUnavailable(
-                f"decision log {self.location} cannot be used: {error}; what is prepared stays, try again"
+                f"decision log {self.location} cannot be used: {error}; prepared stages are kept; try again"
             ) from error
 
 

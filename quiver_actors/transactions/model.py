@@ -42,18 +42,18 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: int
     attempt: int
     node: str
-    """What the one who staged it calls its node: for routing the publish."""
+    """Name of the node where the bundles were staged, for routing the publish."""
     topic: str
     core: int
     incarnation: str
-    """Of the engine's directory, in hex: with another one the directory was replaced, and the token is lost."""
+    """Incarnation of the engine's directory, in hex; with another one the directory was replaced, and the token is lost."""
     number: int
-    """Of the engine; never used twice there."""
+    """Number of the stage in its engine; an incarnation never uses a number twice."""
     bundles: int
     rows: int
     size_bytes: int
     expires_unix_ns: int
-    """From then on the worker asks the decision log."""
+    """UNIX time in nanoseconds from which on the worker asks the decision log."""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -61,7 +61,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.topic, self.core
 
     def encode(self) -> str:
-        """As JSON."""
+        """Return the token as JSON."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
@@ -73,11 +73,11 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"this is no token of a transaction: {error}") from error
+            raise UsageError(f"this is not a token of a transaction: {error}") from error
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What was decided about one epoch of a transaction, once and for ever."""
+    """The decision about one epoch of a transaction, made once and for ever."""
 
     txn_id: str
     epoch: int
@@ -87,7 +87,7 @@ class Decision(msgspec.Struct, frozen=True):
     """The winners: what is published. None at all for an abort."""
     decided_unix_ns: int = 0
     by: str = ""
-    """Who decided: for people."""
+    """Name of the client or program that decided, for people."""
     v: int = 1
 
     @classmethod
@@ -103,6 +103,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     @property
     def is_commit(self) -> bool:
+        """Whether the epoch is committed; otherwise it is aborted."""
         return self.outcome == COMMIT
 
     def lists(self, incarnation: str, number: int) -> bool:

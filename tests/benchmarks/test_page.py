@@ -33,7 +33,7 @@ def figure(case: str, value: float, unit: str, against: str = "", ratio: float |
 
 
 def page_of(directory: Path, module: str, *lines: dict[str, Any]) -> str:
-    """That module's section."""
+    """Return the section of one module on a page made from its lines."""
     (directory / "docs").mkdir()
     (directory / f"{module}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     found = page(directory, directory / "docs" / "benchmarks.md")

@@ -18,16 +18,23 @@ ROOT = Path(__file__).parents[2]
 KEYS = {"case", "value", "unit", "against", "ratio", "durability", "rounds", "low", "high"}
 EXPECTED = {
     "push_cost": {"cost/1KiB/batch64/encode", "cost/1KiB/batch64/check", "cost/1KiB/4slots/batch64/complete"},
+    "calls": {"calls/node/alone", "calls/node/live", "calls/embedded/alone", "calls/embedded/live"},
     "seal": {"seal/64KiB/16schemas/equal", "compact/64KiB/16schemas/equal"},
     "latency": {"latency/1KiB/200per_s/loaded/p99.9", "latency/1KiB/200per_s/loaded/stalls"},
     "handoff": {"handoff/1KiB", "handoff/8MiB"},
     "footprint": {"footprint/1KiB/64_a_call/worker_cpu_per_GB", "footprint/1KiB/64_a_call/switches"},
+    "live --only latency": {
+        "live/latency/back_to_back/get_above_push",
+        "live/latency/200per_s/get_p99_above_fdatasync",
+    },
+    "live --only ingest catchup": {"live/ingest/50000per_s/lag", "live/catchup/open", "live/catchup/sealed"},
+    "live --only subscribers": {"live/subscribers/1/push_p50", "live/subscribers/8_one_stopped/get_p50"},
     "scale --only claims": {"scale/claims/0/push", "scale/claims/1000/push", "scale/claims/1000/deliver"},
 }
 
 
 def lines_of(module: str, *options: str) -> list[dict[str, Any]]:
-    """What the quick form prints; it removes its data."""
+    """Return the lines that the quick form prints; it removes its data."""
     # Not in pytest's own directory: the paths of sockets are short.
     with tempfile.TemporaryDirectory(prefix="qb-") as directory:
         command = [sys.executable, "-m", f"benchmarks.{module}", "--quick", "--json", "--dir", directory, *options]

@@ -12,7 +12,7 @@ TOPICS = (
     *("plain", "remote", "local", "executor", "python", "quiver", "speculation", "stream", "copied"),
     *("rounds", "many", "many_copied", "archives"),
 )
-CONFIG = "[segment]\nmax_open_duration = '200ms'\ntarget_size = '256KiB'\n" + "".join(f"[topics.{t}]\n" for t in TOPICS)
+CONFIG = "[segment]\nmax_open_duration = '1h'\ntarget_size = '256KiB'\n" + "".join(f"[topics.{t}]\n" for t in TOPICS)
 
 
 @pytest.fixture(scope="session")

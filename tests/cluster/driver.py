@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def slowly(seconds: float, rows: int) -> Any:
-    """For mapInArrow: passes so many rows at a time on, and takes its time before each, so that something can happen meanwhile."""
+    """Return a function for mapInArrow that passes on `rows` at a time and pauses before each portion."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import threading

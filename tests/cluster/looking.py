@@ -1,4 +1,4 @@
-"""What is on the nodes of a cluster, looked at without Spark."""
+"""Reads what the nodes of a cluster store, without Spark."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import psutil
 
+from quiver_actors.base.model import BundleId
 from quiver_actors.client import connect
-from quiver_actors.model import BundleId
 from quiver_actors.spark.testing import ClusterNode, StandaloneCluster
 
 
@@ -16,11 +16,13 @@ def rows(host: ClusterNode, topic: str) -> list[tuple[Any, ...]]:
     """The visible rows of one node."""
     found: list[tuple[Any, ...]] = []
     with connect(host.run_dir) as client:
-        client.flush(topic)
-        for core, segments in client.segments(topic).items():
+        if not all(readable.is_complete for readable in client.readable(topic).values()):
+            client.flush(topic)
+        for core, readable in client.readable(topic).items():
             # One by one: between two there may be numbers that a killed worker has left out.
-            for segment_seq in [info.segment_seq for info in segments]:
-                first, behind = BundleId(topic, core, segment_seq, 0), BundleId(topic, core, segment_seq + 1, 0)
+            for info in [*readable.sealed, *readable.unsealed]:
+                first = BundleId(topic, core, info.segment_seq, 0)
+                behind = BundleId(topic, core, info.segment_seq, info.bundle_count)
                 for bundle in client.read(topic, core, first, behind):
                     found += zip(*(column.to_pylist() for column in bundle.batch.columns), strict=True)
     return found

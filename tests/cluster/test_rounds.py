@@ -96,7 +96,7 @@ def driver(cluster: StandaloneCluster) -> Iterator[Driver]:
 
 
 class Steps:
-    """Where a write stands, from outside."""
+    """Progress of a write, seen from outside."""
 
     def __init__(self, cluster: StandaloneCluster, clients: list[Client], version: int) -> None:
         self._clients = clients

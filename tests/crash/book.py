@@ -52,12 +52,18 @@ class Journal:
 
 @dataclass
 class _Reader:
-    """What one subscriber had."""
+    """Deliveries and notices that one subscriber had."""
 
     journal: Journal
     got: dict[Bundle, set[Place]] = field(default_factory=dict)
+    had_before: dict[Bundle, set[Place]] = field(default_factory=dict)
+    """Deliveries of the node whose data were copied: it may have delivered a bundle before the producer heard of its acknowledgement."""
     durable: set[Place] = field(default_factory=set)
     told: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    def has(self, bundle: Bundle, place: Place) -> bool:
+        """Return whether the bundle was delivered under this id, by this node or the one whose data were copied."""
+        return place in self.got.get(bundle, ()) or place in self.had_before.get(bundle, ())
 
     def was_told(self, place: Place) -> bool:
         return any(
@@ -84,7 +90,7 @@ class Book:
         self.wrong: list[str] = []
 
     def copy(self) -> Book:
-        """As it is now."""
+        """Return a copy of the book with everything that the journals say now."""
         self.update()
         return copy.deepcopy(self)
 
@@ -97,6 +103,7 @@ class Book:
             mine = self._readers[name]
             # What it had resolved by then, it had written down.
             got = after._readers[name].got
+            mine.had_before = {bundle: set(places) for bundle, places in got.items()}
             mine.got = {bundle: set(got[bundle]) for bundle in before.acknowledged.keys() & got.keys()}
             mine.durable, mine.told = set(before._readers[name].durable), list(after._readers[name].told)
 
@@ -107,7 +114,7 @@ class Book:
         return self._directory / f"subscriber-{name}"
 
     def next_number(self, producer: int) -> int:
-        """One that this producer has never used; of an idempotent one, the first that is not acknowledged."""
+        """Return a number that this producer has never used; for an idempotent one, the first that is not acknowledged."""
         self.update()
         return self._unacknowledged[producer] if producer in IDEMPOTENT else self._next[producer]
 
@@ -126,7 +133,7 @@ class Book:
             f"{name}: bundle {bundle}, acknowledged as {place}"
             for name, reader in self._readers.items()
             for bundle, place in (self.acknowledged if since is None else since).items()
-            if place not in reader.got.get(bundle, ()) and not reader.was_told(place)
+            if not reader.has(bundle, place) and not reader.was_told(place)
         ]
 
     def told(self) -> list[str]:
@@ -194,7 +201,7 @@ class Book:
             self.wrong.append(f"{name} got {bundle} under several ids: {sorted(places)}")
 
     def _was_pushed(self, producer: int, number: int) -> bool:
-        """What it said before it pushed is in its journal by the time that a subscriber has it."""
+        """Whether the producer's journal names the bundle: it is written before the push, so before any delivery."""
         if number >= self._next[producer]:
             for words in self._producers[producer].new_lines():
                 self._hear_producer(producer, words)

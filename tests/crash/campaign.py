@@ -62,7 +62,7 @@ class CampaignTally:
 
 
 class Storm:
-    """See the module."""
+    """Sends random signals to the processes of a real node, in rounds."""
 
     def __init__(self, node: LiveNode, random: Random, tally: CampaignTally) -> None:
         self._node = node
@@ -119,7 +119,7 @@ class Storm:
         return found[0] if found else None
 
     def _give_up(self, role: str, name: str) -> None:
-        """Nobody may die by the plan in a later round."""
+        """Withdraw the plan of a round and kill its processes, so that none of them dies by it in a later round."""
         self.tally.points_missed += 1
         self._node.points.withdraw(role)
         for pid in self._node.worker_pids(ask=False) if role == WORKER else [self._node.pids[name]]:
@@ -140,7 +140,7 @@ class Storm:
             self.tally.signals[f"{role} {number.name}"] += 1
 
     def _after(self, role: str, name: str, pid: int, number: signal.Signals, *, ready: bool = True) -> None:
-        """It goes on, or somebody takes its place."""
+        """Wait until the process goes on, or another one takes its place."""
         if number is signal.SIGSTOP:
             rest(self._random.random() * _STOP_SECONDS_MAX)
             with contextlib.suppress(ProcessLookupError):

@@ -49,7 +49,7 @@ class ImageTally:
     """Counted while it was done."""
 
     images: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By file system."""
+    """Number of images, by file system."""
     skipped: dict[str, str] = field(default_factory=dict)
     """File systems that cannot be used here, and why."""
     acknowledged: int = 0
@@ -74,9 +74,9 @@ class ImageTally:
 class Image:
     path: Path
     before: Book
-    """As it was right before the image was asked for."""
+    """The book right before the image was asked for."""
     after: Book
-    """As it was when it was there."""
+    """The book right after the image was made."""
 
 
 class PowerCuts:
@@ -158,7 +158,7 @@ def _try(kind: FileSystem) -> None:
 
 
 def run(images: int, seed: int, names: list[str]) -> ImageTally:
-    """So many images, spread over the file systems that can be used here."""
+    """Take that many images, spread over the file systems that can be used here."""
     tally = ImageTally()
     for name in names:
         kind = FILE_SYSTEMS[name]

@@ -36,7 +36,7 @@ KINDS = (
     "ftruncate",
     "mkdirat",
 )
-"""In the order of the enumeration in fault_shim.c."""
+"""Kinds of calls in the order of the enumeration in fault_shim.c."""
 SHIM_VARIABLE = "QUIVER_FAULT_SHIM"
 _SHIM_SOURCE = Path(__file__).with_name("fault_shim.c")
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
@@ -48,7 +48,7 @@ Life = Callable[[int], int]
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of one child."""
+    """The end of one child process."""
 
     status: int
     heard: bytes
@@ -144,7 +144,7 @@ class ShimInjector:
 
 
 def choose() -> Injector:
-    """What this process can use.
+    """Return the first injector that this process can use.
 
     Raises:
         OSError: neither can be used; says why.

@@ -23,9 +23,9 @@ from random import Random
 
 import msgspec
 
-from quiver_actors.disk.interposed import MUTATING_KINDS, Call, InterposedDisk, Result
-from quiver_actors.disk.posix import PosixDisk
-from quiver_actors.disk.protocol import Disk
+from quiver_actors.store.disk.interposed import MUTATING_KINDS, Call, InterposedDisk, Result
+from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.disk.protocol import Disk
 from tests.crash.small_store import Ledger, fork, live, read_all, survey_in_child, warm_up
 
 KILLS_PER_DIRECTORY = 20

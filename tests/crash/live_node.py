@@ -44,14 +44,14 @@ class CampaignFailed(Exception):
 
 
 class LiveNode:
-    """See the module. A context manager: nothing is left running.
+    """A real node with its producers and subscribers. A context manager: nothing is left running.
 
     Args:
         data: where the node keeps its data; None: beside everything else.
         sleepers: subscribers that are registered and never come, so that nothing is deleted.
         pause_seconds, push_timeout_seconds: of a producer.
         tolerated: codes of errors that clients may get, beside those that can be waited out.
-        deaths_max: so often a worker may die in a minute before it is given up.
+        deaths_max: how often a worker may die in a minute before it is abandoned.
         copied_between: the data are a copy of another node's, taken between these two of its books.
     """
 
@@ -189,7 +189,7 @@ class LiveNode:
         return os.waitstatus_to_exitcode(found[1])
 
     def worker_pids(self, *, ask: bool = True) -> list[int]:
-        """Of the workers that serve, as the supervisor says; or, without asking it, of all processes that it has forked."""
+        """Return the process ids of the serving workers, as the supervisor says; without asking it, of all processes that it has forked."""
         if not ask:
             with contextlib.suppress(FileNotFoundError):
                 pid = self.pids.get(SUPERVISOR) or 0
@@ -204,11 +204,11 @@ class LiveNode:
     # --- waiting ---------------------------------------------------------------------------------------------------------
 
     def wait_ready(self) -> None:
-        """Until every worker serves."""
+        """Wait until every worker serves."""
         self.wait(lambda: len(self.worker_pids()) == self._cores, "the node does not become ready", pause_seconds=0.1)
 
     def progress(self, acknowledgements: int) -> None:
-        """Until that many more bundles were acknowledged."""
+        """Wait until that many more bundles were acknowledged."""
         target = self.acknowledged() + acknowledgements
         self.wait(lambda: self.acknowledged() >= target, "producers make no progress")
 
@@ -234,7 +234,7 @@ class LiveNode:
             raise self.failed("; ".join(self.book.wrong[:5]))
 
     def settle(self) -> None:
-        """Nobody pushes any more; wait until every subscriber has what was acknowledged or was told of it."""
+        """Stop the producers, and wait until every subscriber has each acknowledged bundle or a notice of its loss."""
         self.stop_pushing()
         self.wait(lambda: not self.book.owed(), "subscribers do not get everything", pause_seconds=0.1)
         self.check()
@@ -258,7 +258,7 @@ def rest(seconds: float) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Also of a process that is no child of this one; one that has ended and was not waited for is dead."""
+    """Works for a process that is no child of this one, too; one that has ended and was not waited for is dead."""
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from quiver_actors.units import MIB
+from quiver_actors.base.units import MIB
 from tests.crash.small_store import fork, read_all
 
 _CLONE_NEWNS = 0x00020000
@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileSystem(NamedTuple):
-    """One that can be made on an image. `check` only looks, and ends with 0 if all is well."""
+    """A file system that can be made on an image. `check` only looks, and ends with 0 if all is well."""
 
     name: str
     size_bytes: int
@@ -62,7 +62,7 @@ def why_not(trial: Callable[[], object], *programs: str) -> str:
 
 
 def isolate() -> None:
-    """From now on what this process mounts is nobody else's. Raises OSError: it may not."""
+    """Make the mounts of this process private from now on. Raises OSError: it may not."""
     if _libc.unshare(_CLONE_NEWNS) or _libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None):
         number = ctypes.get_errno()
         raise OSError(number, f"no mounts of our own: {os.strerror(number)}")
@@ -80,7 +80,7 @@ def mounted(source: Path | str, target: Path, *options: str) -> Iterator[Path]:
 
 
 def unmount(target: Path) -> None:
-    """Who was killed a moment ago may not have let go of its files yet. Raises OSError: somebody holds on to them."""
+    """Unmount; tries again, as a process killed a moment ago may still have files open. Raises OSError: the file system stays in use."""
     for _ in range(_UNMOUNT_ATTEMPTS):
         with contextlib.suppress(OSError):
             command("umount", str(target))

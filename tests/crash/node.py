@@ -2,7 +2,7 @@
 
     python -m tests.crash.node CONFIG DATA_DIR RUN_DIR CORES POINTS_DIR DEATHS
 
-A worker that dies more often than `DEATHS` times in a minute is given up.
+A worker that dies more often than `DEATHS` times in a minute is abandoned.
 
 Supervisor and workers take plans of `points`. Ends with the process that started it.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from quiver_actors.base.config.reading import Resolved, resolve
 from quiver_actors.cli.main import exit_code_of
-from quiver_actors.config.reading import Resolved, resolve
 from quiver_actors.errors import QuiverError
-from quiver_actors.node import run_node
+from quiver_actors.node.composition import run_node
 from quiver_actors.supervisor.errors import SupervisorError
 from quiver_actors.supervisor.log import configure_logging
 from quiver_actors.supervisor.spawn import die_with

@@ -65,7 +65,7 @@ _WITHOUT_REPLY = (Operation.FORGET, Operation.BATCH_FORGET, Operation.INTERRUPT)
 
 
 class Platter:
-    """What is on the disk: as it is read now, and as of the last flush."""
+    """Content of the disk: the present one, and the one at the last flush."""
 
     def __init__(self, image: Path) -> None:
         self.size_bytes = image.stat().st_size
@@ -133,7 +133,7 @@ class Server:
         """At which write an image is to be taken, where to, and its seed."""
 
     def serve(self) -> None:
-        """Until the file system is unmounted, or the campaign is gone."""
+        """Serve until the file system is unmounted, or the campaign is gone."""
         poll = select.poll()
         for descriptor in (self._fuse, self._control.fileno()):
             poll.register(descriptor, select.POLLIN)

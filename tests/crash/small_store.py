@@ -25,12 +25,12 @@ from random import Random
 import msgspec
 import pyarrow as pa
 
-from quiver_actors.config import TopicSettings
-from quiver_actors.disk.protocol import Disk
-from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.engine import EngineState
+from quiver_actors.base.config import TopicSettings
+from quiver_actors.base.units import KIB, SECOND_NS
 from quiver_actors.errors import DiskError, EngineFailed, QuiverError, StorageFull
-from quiver_actors.units import KIB, SECOND_NS
+from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.engine import EngineState
+from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver, topic_settings
 
 DIRECTORY = "default/core_0"
@@ -95,7 +95,7 @@ class Work:
         self._subscribe()
 
     def run(self, random: Random, steps: int) -> None:
-        """So many steps, then a clean stop."""
+        """Take that many steps, then stop cleanly."""
         for _ in range(steps):
             self.step(random)
         self.stop()
@@ -116,7 +116,7 @@ class Work:
         span, push, schemas = self._driver.layout([bundle_of(number) for number in numbers])
         self._wait_for_room(len(span))
         try:
-            (run,) = self._driver.engine.stage(span, push, schemas)
+            (run,) = self._driver.engine.intake.stage(span, push, schemas)
         except (EngineFailed, StorageFull) as error:
             raise _Stopped(NO_ROOM if isinstance(error, StorageFull) else FAILED) from error
         self._pending += [
@@ -128,14 +128,14 @@ class Work:
 
     def _wait_for_room(self, span_bytes: int) -> None:
         for _ in range(_SPACE_ATTEMPTS):
-            if self._driver.engine.can_stage(span_bytes):
+            if self._driver.engine.intake.can_stage(span_bytes):
                 return
             self._driver.clock.advance(SECOND_NS)
             self._settle()
 
     def _settle(self) -> None:
         self._driver.settle()
-        reached, _ = self._driver.engine.acknowledges
+        reached, _ = self._driver.engine.group_commit.acknowledges
         while self._pending and self._pending[0][0] < reached:
             self._say(b"A", *self._pending.pop(0)[1:])
         if self._driver.engine.state is EngineState.FAILED:
@@ -143,17 +143,17 @@ class Work:
             raise _Stopped(FAILED)
 
     def _check_failed(self) -> None:
-        """It has failed for good: no write and no sync follows."""
+        """Check that the engine has failed for good: no write and no sync follows."""
         engine = self._driver.engine
-        assert not engine.can_stage(1), "a failed engine takes bundles"
+        assert not engine.intake.can_stage(1), "a failed engine takes bundles"
         assert engine.next_commit() is None, "a failed engine syncs"
         assert engine.next_background() is None, "a failed engine works on"
 
     def _subscribe(self) -> None:
-        ticket = self._driver.engine.register(SUBSCRIBER, "earliest")
+        ticket = self._driver.engine.registrations.register(SUBSCRIBER, "earliest")
         for _ in range(_SPACE_ATTEMPTS):
             self._settle()
-            if self._driver.engine.progress_durable >= ticket:
+            if self._driver.engine.progress.durable >= ticket:
                 self._say(b"G", 0)
                 return
             self._driver.clock.advance(SECOND_NS)
@@ -162,14 +162,14 @@ class Work:
     def resolve(self, count: int) -> None:
         engine = self._driver.engine
         resolved = []
-        for segment_seq, indexes, token, *_ in engine.claim(SUBSCRIBER, "owner", count):
+        for segment_seq, indexes, token, *_ in engine.claims.claim(SUBSCRIBER, "owner", count):
             for index in indexes:
                 self._say(b"T", 0, segment_seq, index)
-            engine.resolve(SUBSCRIBER, "owner", segment_seq, token, "ack", indexes, 0)
+            engine.claims.resolve(SUBSCRIBER, "owner", segment_seq, token, "ack", indexes, 0)
             resolved += [(segment_seq, index) for index in indexes]
-        ticket = engine.flush_progress()
+        ticket = engine.progress.flush()
         self._settle()
-        if engine.progress_durable >= ticket:
+        if engine.progress.durable >= ticket:
             for place in resolved:
                 self._say(b"R", 0, *place)
 
@@ -216,13 +216,13 @@ def _broken(reporter: Reporter, descriptor: int, error: BaseException) -> int:
 
 @dataclass
 class Survey:
-    """What the next process finds."""
+    """Findings of the next process."""
 
     bundles: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
     """Number, segment, index, sequence, and whether it is as it was pushed; in the order of the segments."""
     deliverable: list[tuple[int, int]] = field(default_factory=list)
     next_sequence: int = 0
-    """Of a bundle that was pushed now."""
+    """Sequence that a bundle pushed now would get."""
     error: str = ""
 
 
@@ -231,7 +231,7 @@ Place = tuple[int, int]
 
 @dataclass
 class Ledger:
-    """Everything that processes on one directory have promised. Places are (segment, index)."""
+    """Promises of all processes on one directory. Places are (segment, index)."""
 
     started: set[int] = field(default_factory=set)
     acknowledged: dict[Place, int] = field(default_factory=dict)
@@ -263,7 +263,7 @@ class Ledger:
                 at += number
 
     def check(self, survey: Survey) -> list[str]:
-        """What is wrong; empty if nothing is. Also learns from it: what is there now stays."""
+        """Return the faults found; empty if there are none. Also learns from the survey: what is stored now must stay."""
         wrong = [survey.error] if survey.error else []
         found = {(segment, index): (number, ok) for number, segment, index, _, ok in survey.bundles}
         segments = {segment_seq for segment_seq, _ in found}
@@ -304,7 +304,7 @@ def survey(disk: Disk, number: int) -> Survey:
     driver = EngineDriver(disk, SETTINGS, DIRECTORY)
     driver.settle()
     engine = driver.engine
-    engine.register(SUBSCRIBER, "earliest")
+    engine.registrations.register(SUBSCRIBER, "earliest")
     found = Survey()
     for info in engine.segments():
         reader = driver.read(info.segment_seq)
@@ -316,7 +316,7 @@ def survey(disk: Disk, number: int) -> Survey:
             assert sequence is not None
             ok = _is_same(bundle, bundle_of(bundle_number))
             found.bundles.append((bundle_number, info.segment_seq, index, sequence, ok))
-    for segment_seq, indexes, *_ in engine.claim(SUBSCRIBER, "survey", 1 << 30):
+    for segment_seq, indexes, *_ in engine.claims.claim(SUBSCRIBER, "survey", 1 << 30):
         found.deliverable += [(segment_seq, index) for index in indexes]
     (run,) = driver.push(bundle_of(number))
     driver.commit()

@@ -10,10 +10,10 @@ import select
 import pyarrow as pa
 
 import quiver_actors
-from quiver_actors.client import Delivery, GapNotice
+from quiver_actors.base.model import ENVELOPE_SLOT, BundleId
+from quiver_actors.client import Client, Delivery, GapNotice
 from quiver_actors.client.delivery import Ticket
-from quiver_actors.errors import QuiverError
-from quiver_actors.model import ENVELOPE_SLOT, BundleId
+from quiver_actors.errors import ClosedError, QuiverError
 from tests.crash.book import UNKNOWN_END
 from tests.crash.bundles import TOPIC, bundle_of
 
@@ -22,7 +22,7 @@ _TICKETS_MAX = 64
 
 
 def consume(run_dir: str, subscriber: str, journal: int) -> None:
-    """For ever; after an error of Quiver, which is written down in the file with the descriptor `journal`, with a new connection."""
+    """Consume for ever; an error of Quiver is written to the descriptor `journal`, then a new connection is made."""
     while True:
         try:
             _consume(run_dir, subscriber, journal)
@@ -31,13 +31,27 @@ def consume(run_dir: str, subscriber: str, journal: int) -> None:
             select.select([], [], [], 0.1)
 
 
+def take_for_ever(client: Client, subscriber: str, journal: int) -> None:
+    """The same with a client that there is. Raises ClosedError: it was closed."""
+    while True:
+        try:
+            _take(client, subscriber, journal)
+        except ClosedError:
+            raise
+        except QuiverError as error:
+            os.write(journal, f"failed {error.code}\n".encode())
+            select.select([], [], [], 0.1)
+
+
 def _consume(run_dir: str, subscriber: str, journal: int) -> None:
+    # A node that was killed and is started beside other work takes its time.
+    with quiver_actors.connect(run_dir, timeout=CONNECT_TIMEOUT_SECONDS) as client:
+        _take(client, subscriber, journal)
+
+
+def _take(client: Client, subscriber: str, journal: int) -> None:
     tickets: list[tuple[BundleId, Ticket]] = []
-    with (
-        # A node that was killed and is started beside other work takes its time.
-        quiver_actors.connect(run_dir, timeout=CONNECT_TIMEOUT_SECONDS) as client,
-        client.subscribe(subscriber, topic=TOPIC, start="earliest", gaps="deliver") as items,
-    ):
+    with client.subscribe(subscriber, topic=TOPIC, start="earliest", gaps="deliver") as items:
         while True:
             item = items.get(timeout=0.2)
             if isinstance(item, GapNotice):
@@ -51,7 +65,7 @@ def _consume(run_dir: str, subscriber: str, journal: int) -> None:
 
 
 def register(run_dir: str, subscribers: list[str]) -> None:
-    """They are owed everything from now on."""
+    """Register the subscribers: everything from now on is owed to them."""
     with quiver_actors.connect(run_dir, timeout=CONNECT_TIMEOUT_SECONDS) as client:
         for subscriber in subscribers:
             client.subscribe(subscriber, topic=TOPIC, start="earliest").close()

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from quiver_actors.disk.posix import PosixDisk
-from quiver_actors.disk.protocol import Disk
+from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.disk.protocol import Disk
 from tests.crash import injectors, small_store
 from tests.crash.injectors import Injector
 from tests.crash.small_store import FINISHED, Ledger, Reporter, Work, fork, live, read_all, survey_in_child, warm_up
@@ -46,7 +46,7 @@ ERRNOS: dict[str, tuple[str, ...]] = {
     "mkdirat": ("EIO", "ENOSPC"),
 }
 _MUST_NOT_PASS = {(kind, "EIO") for kind in ("pwritev", "pwritev2", "pwrite64", "fdatasync", "fsync")}
-"""Nobody can go on as if nothing had happened."""
+"""Calls and errors after which the process must not go on as if nothing had happened."""
 _ONLY_WHEN_NEW = ("mkdirat",)
 _PREPARING_STEPS, _STEPS = 8, 5
 SEED = 4
@@ -64,18 +64,18 @@ class FaultTally:
 
     injector: str = ""
     cases: int = 0
-    """In which the fault struck."""
+    """Cases in which the fault struck."""
     missed: int = 0
-    """In which the call was not made any more."""
+    """Cases in which the call was not made any more."""
     ends: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """How the processes ended, by exit code."""
+    """Number of processes by exit code."""
     kinds: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     acknowledged: int = 0
     failures: list[str] = field(default_factory=list)
 
 
 class FaultSweep:
-    """See the module. Owns a directory with the templates and the copy of the case at hand."""
+    """Runs each case of a sweep of failing system calls. Owns a directory with the templates and the copy of the current case."""
 
     def __init__(self, injector: Injector, seed: int) -> None:
         self._injector = injector

@@ -1,4 +1,4 @@
-"""What is on the disk when the power goes has everything that was acknowledged."""
+"""A disk image taken when the power goes has everything that was acknowledged."""
 
 from __future__ import annotations
 

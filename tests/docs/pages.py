@@ -28,6 +28,10 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=ind
 
 ELSEWHERE: dict[tuple[str, str], str] = {
     (
+        "delivery",
+        "for delivery in deliveries:\n    try:",
+    ): "needs a damaged file under a running node; tests/integration/test_live_damage.py makes one",
+    (
         "README",
         "make demo    # real flights",
     ): "runs for minutes, and make test is what runs this; make test-demo runs the demo",
@@ -48,6 +52,7 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     ): "the same: needs what that installs; the page about Spark runs as much here",
     ("getting-started", "for delivery in deliveries"): "a loop without an end",
     ("performance", "make bench "): "runs for an hour; the quick form of every module is tested",
+    ("security", "quiver subscribers share invoices"): "another user's command; tests/security runs it",
     ("spark", "python3 -m venv env"): "installs the package from an index, and submits to a cluster",
     ("spark", "quiver serve --listen 0.0.0.0:8815"): "a port for other machines, and a bucket",
     ("spark", "quiver drain --timeout 10m --leave"): "a bucket",

@@ -13,9 +13,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from quiver_actors.base.config import load_config
 from quiver_actors.cli.examples import all_parsers, examples_of
 from quiver_actors.cli.main import build_parser
-from quiver_actors.config import load_config
 from tests.docs.pages import ROOT, Block, blocks_of
 
 _NODE_SECONDS = 60
@@ -97,7 +97,7 @@ class Page:
 
 
 def _fitted(code: str) -> str:
-    """With places of this page, and ports that are free."""
+    """Return the code with places of this page, and ports that are free."""
     for place in ("/var/lib/quiver", "/etc/quiver", "/tmp/exported"):
         code = code.replace(place, f"{Path.cwd()}{place}")
     Path("etc/quiver").mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 import quiver_actors.forward  # noqa: F401 - its errors are errors, too
-from quiver_actors.cli.status_document import WORST_FIRST
+from quiver_actors.cli.documents.status_document import WORST_FIRST
 from quiver_actors.errors import error_classes
 from quiver_actors.supervisor.exitcodes import ExitCode
 from tests.docs.pages import ROOT
@@ -41,7 +41,7 @@ def test_no_error_is_named_that_is_none() -> None:
 
 
 def test_every_alert_is_seen_in_a_failure() -> None:
-    alerts = re.findall(r"- alert: (\w+)", files("quiver_actors.observe").joinpath("alerts.yaml").read_text())
+    alerts = re.findall(r"- alert: (\w+)", files("quiver_actors.cli.web").joinpath("alerts.yaml").read_text())
     failures = PAGE.partition("## Failure by failure")[2].partition("## Every error")[0]
     assert alerts
     assert [alert for alert in alerts if f"`{alert}`" not in failures] == []

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.shm.liveness import sweep_named_memory
+from quiver_actors.node.leftovers import is_asked_for
+from quiver_actors.shm.liveness import recorded_name, sweep_named_memory
 from tests.docs.pages import ELSEWHERE, ROOT, blocks_of, pages
 
 _PAGE_SECONDS = 300
 WITH_TEXT_IN_COLUMNS = ("benchmarks",)
 """What the measuring programs say about their methods."""
 SPARK = "spark.master local[2]\nspark.sql.shuffle.partitions 2\nspark.ui.enabled false\n"
-"""What is usual for a small machine: 200 tasks for ten rows take a minute."""
+"""Spark settings of a small machine: with the default of 200 tasks, ten rows take a minute."""
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -31,7 +32,7 @@ def empty_home() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="qv-doc-"))
     (made / "work").mkdir()
     yield made
-    sweep_named_memory(made / "run" / "node.json")
+    sweep_named_memory(recorded_name(made / "run" / "node.json"), is_asked_for)
     shutil.rmtree(made)
 
 

@@ -21,16 +21,16 @@ from random import Random
 import msgspec
 import pyarrow as pa
 
-from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.base.units import MIB
 from quiver_actors.errors import FormatError
-from quiver_actors.rebuild import Hints, rebuild
-from quiver_actors.segment.check import run_to_end, verify_steps
-from quiver_actors.segment.outline import read_outline
-from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.subscriber.progress import decode_progress
-from quiver_actors.units import MIB
-from quiver_actors.wal import layout
+from quiver_actors.store.jobs.rebuild import Hints, rebuild
+from quiver_actors.store.segment.check import run_to_end, verify_steps
+from quiver_actors.store.segment.outline import read_outline
+from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.subscriber.progress import decode_progress
+from quiver_actors.store.wal import layout
+from tests.disks.crashes import CrashMode
+from tests.disks.simulated import SimDisk
 from tests.fuzz import corpus
 from tests.fuzz.corpus import reader_of
 from tests.support.engine_driver import EngineDriver, topic_settings
@@ -39,7 +39,7 @@ _KINDS = 4
 _LOG_SHARE = 8
 _LOG_PATH = f"{corpus.DIRECTORY}/wal/quiver.wal"
 _LOG_SETTINGS = topic_settings(segment_target_size_bytes=2 * MIB)
-"""Recovery looks for more entries in all that is preallocated: two of its chunks are as good as thirty-two."""
+"""Recovery looks for more entries in all that is preallocated: two of its chunks test the same as thirty-two."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ def part(number: int, parts: int) -> Choice:
 
 
 def sample(size: int, seed: int) -> Choice:
-    """So many, drawn by lot; all if there are not as many."""
+    """Return that many flips, drawn at random; all flips if there are not as many."""
     return lambda bit_count: sorted(Random(seed).sample(range(bit_count), min(size, bit_count)))
 
 
@@ -237,11 +237,7 @@ def flip_log(choice: Choice = every) -> FlipTally:
 
 def _means_nothing(byte: int) -> bool:
     """Zeroes between the checked part of the header and the first entry."""
-    return (
-        layout.HEADER_EXTENSION_OFFSET + layout.HEADER_EXTENSION.size + layout.ENTRY_CRC.size
-        <= byte
-        < layout.HEADER_BYTES
-    )
+    return layout.HEADER_CRC_OFFSET + layout.ENTRY_CRC.size <= byte < layout.HEADER_BYTES
 
 
 def _recover_flipped(bit: int, whole: bytes) -> tuple[set[int], list[int], bool]:

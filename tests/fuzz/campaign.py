@@ -43,7 +43,7 @@ class FuzzTally:
 
     inputs: int = 0
     refused: int = 0
-    """With an error of ours; the others were taken, or only a part of them was refused."""
+    """Inputs refused with an error of ours; of the others, all or a part was taken."""
     slowest_seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
@@ -114,7 +114,7 @@ def _child(name: str, first: int, count: int, progress: mmap.mmap, outcome: int)
 
 
 def _limit_memory(name: str) -> None:
-    """Whatever is asked for beyond what there is now fails, also if it is never touched."""
+    """Make every allocation beyond the present memory fail, also of memory that is never touched."""
     pa.set_memory_pool(pa.system_memory_pool())
     for specimen in TARGETS[name].specimens():
         TARGETS[name].parse(specimen.content)
@@ -149,7 +149,7 @@ def _parse_all(name: str, first: int, count: int, progress: mmap.mmap) -> FuzzTa
 
 
 def run(counts: Mapping[str, int], first: int = 0) -> dict[str, FuzzTally]:
-    """So many inputs for each parser, a child per CPU."""
+    """Try that many inputs for each parser, a child per CPU."""
     pieces = [
         (name, first + start, min(_PIECE_INPUTS, count - start))
         for name, count in counts.items()

@@ -16,24 +16,16 @@ import crc32c
 import msgspec
 import pyarrow as pa
 
-from quiver_actors.checksum import crc32
-from quiver_actors.config import TopicSettings
-from quiver_actors.core_file import CoreFile, encode_core
-from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.protocol import messages
-from quiver_actors.protocol.framing import encode_frame
-from quiver_actors.protocol.messages import ENTRY_ROW, Message, Push
-from quiver_actors.segment.builder import StreamSchema
-from quiver_actors.segment.compaction import Rewriting
-from quiver_actors.segment.outline import read_outline
-from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.subscriber.bitmap import word_count
-from quiver_actors.subscriber.gaps import REASONS, GapLedger
-from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress, encode_progress
-from quiver_actors.topics.catalogue import Catalogue, Topic, encode_catalogue
-from quiver_actors.transactions.keys import KeyRun, Windows
-from quiver_actors.transactions.model import COMMIT, Decision, Token
-from quiver_actors.transactions.records import (
+from quiver_actors.base.checksum import crc32
+from quiver_actors.base.config import TopicSettings
+from quiver_actors.base.topics import Catalogue, Topic
+from quiver_actors.store.files.core_file import CoreFile, encode_core
+from quiver_actors.store.files.topic_list import encode_catalogue
+from quiver_actors.store.segment.compaction import Rewriting
+from quiver_actors.store.segment.outline import read_outline
+from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.staged.keys import KeyRun, Windows
+from quiver_actors.store.staged.records import (
     DroppedRecord,
     JournalRecord,
     PartRecord,
@@ -43,14 +35,22 @@ from quiver_actors.transactions.records import (
     encode_journal,
     encode_prepared,
 )
-from quiver_actors.wal import layout
-from quiver_actors.wal.codec import encode_cursor
+from quiver_actors.store.subscriber.bitmap import word_count
+from quiver_actors.store.subscriber.gaps import REASONS, GapLedger
+from quiver_actors.store.subscriber.progress import SegmentProgress, SubscriberProgress, encode_progress
+from quiver_actors.store.subscriber.progress_journal import JournalRecord as ProgressRecord
+from quiver_actors.store.subscriber.progress_journal import encode_frame, encode_header
+from quiver_actors.store.wal import layout
+from quiver_actors.store.wal.codec import encode_cursor
+from quiver_actors.transactions.model import COMMIT, Decision, Token
+from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver
 
 Mend = Callable[[bytearray], None]
+
 Bundle = dict[int, pa.RecordBatch]
-_U32 = struct.Struct("<I")
-_PUSH_HEAD = struct.Struct("<4I")
+
+U32 = struct.Struct("<I")
 DIRECTORY = "default/core_0"
 
 
@@ -140,9 +140,9 @@ def _log_specimen(content: bytes) -> Specimen:
 
 
 def entry_ends(content: bytes, start: int) -> list[int]:
-    """Where each entry ends."""
+    """Return the offset behind each entry."""
     ends = []
-    while start + 4 <= len(content) and (length := _U32.unpack_from(content, start)[0]):
+    while start + 4 <= len(content) and (length := U32.unpack_from(content, start)[0]):
         start += length + layout.ENTRY_OVERHEAD_BYTES
         ends.append(start)
     return ends
@@ -154,9 +154,9 @@ def mend_log(content: bytearray) -> None:
         return
     at = int.from_bytes(content[12:14], "little")
     if at == layout.HEADER_BYTES:
-        _mend(content, layout.HEADER_EXTENSION_OFFSET + layout.HEADER_EXTENSION.size, 0)
+        _mend(content, layout.HEADER_CRC_OFFSET, 0)
     while at + layout.ENTRY_OVERHEAD_BYTES <= len(content):
-        end = at + layout.ENTRY_LENGTH_BYTES + _U32.unpack_from(content, at)[0]
+        end = at + layout.ENTRY_LENGTH_BYTES + U32.unpack_from(content, at)[0]
         if end + layout.ENTRY_CRC.size > len(content) or end == at + layout.ENTRY_LENGTH_BYTES:
             return
         _mend(content, end, at + layout.ENTRY_LENGTH_BYTES)
@@ -164,7 +164,7 @@ def mend_log(content: bytearray) -> None:
 
 
 def _mend(content: bytearray, at: int, start: int) -> None:
-    _U32.pack_into(content, at, crc32(memoryview(content)[start:at]))
+    U32.pack_into(content, at, crc32(memoryview(content)[start:at]))
 
 
 # --- segments ------------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def progress_specimens() -> list[Specimen]:
 
 def mend_progress(content: bytearray) -> None:
     if len(content) > 4:
-        _U32.pack_into(content, len(content) - 4, crc32c.crc32c(memoryview(content)[:-4]))
+        U32.pack_into(content, len(content) - 4, crc32c.crc32c(memoryview(content)[:-4]))
 
 
 @functools.cache
@@ -266,7 +266,7 @@ def cursor_specimens() -> list[Specimen]:
 
 
 def _mend_sized(content: bytearray) -> None:
-    """Of files that have their size at 10 and their CRC at its end."""
+    """Mend a file that has its size at byte 10 and its CRC at its end."""
     size = int.from_bytes(content[10:12], "little")
     if 4 <= size <= len(content):
         _mend(content, size - 4, 0)
@@ -299,6 +299,7 @@ def record_specimens() -> list[Specimen]:
     for number in range(3):
         windows.add("paula", KeyRun(number * 10, 2, number, 0, number * 10))
         gaps.add(number, 1, 2, 30, REASONS[number], 0)
+    journaled = [ProgressRecord("ann", 7, b"content"), ProgressRecord("ben", 8, b"")]
     catalogue = Catalogue(version=3, topics={"default": Topic(settings=TopicSettings(name="default"))})
     token = Token("txn", 1, 2, 0, "node-a", "default", 0, "ab" * 16, 5, 3, 30, 4096, 1 << 60)
     decision = Decision("txn", 1, COMMIT, (token,), 1 << 60, "host/1")
@@ -307,14 +308,22 @@ def record_specimens() -> list[Specimen]:
         _behind(b"j", encode_journal(journal), mend_frame),
         _behind(b"w", windows.encode(), mend_frame),
         _behind(b"g", gaps.encode(0), mend_progress),
+        _behind(b"r", encode_header(b"a marker") + encode_frame(b"a marker", journaled), mend_journal_of_progress),
         _behind(b"c", encode_catalogue(catalogue), mend_catalogue),
         _behind(b"t", token.encode().encode(), lambda mutant: None),
         _behind(b"d", msgspec.json.encode(decision), lambda mutant: None),
     ]
 
 
+def mend_journal_of_progress(content: bytearray) -> None:
+    """Mend the CRC-32 of the header, and the CRC-32C of what follows as one frame."""
+    if len(content) >= 24 + 4:
+        content[20:24] = crc32(content[:20]).to_bytes(4, "little")
+        content[-4:] = crc32c.crc32c(bytes(content[24:-4])).to_bytes(4, "little")
+
+
 def mend_frame(content: bytearray) -> None:
-    """Of `transactions.records`: the CRC stands where the body ends, if it does."""
+    """Mend a record of `store.staged.records`: the CRC stands where the body ends, if the content is long enough."""
     if len(content) >= 16:
         end = int.from_bytes(content[10:12], "little") + int.from_bytes(content[12:16], "little")
         if end + 4 <= len(content):
@@ -325,124 +334,3 @@ def mend_catalogue(content: bytearray) -> None:
     head, newline, body = bytes(content).partition(b"\n")
     if newline:
         content[:] = b" ".join([*head.split(b" ")[:2], b"%08x" % crc32(body)]) + newline + body
-
-
-# --- control messages ----------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def frame_specimens() -> list[Specimen]:
-    """A client's and a worker's side of a conversation, all kinds of messages in each."""
-    return [_frames(_client_messages()), _frames(_worker_messages())]
-
-
-def _frames(spoken: Sequence[Message]) -> Specimen:
-    frames = [encode_frame(message) for message in spoken]
-    starts = [sum(map(len, frames[:number])) for number in range(len(frames))]
-    return Specimen(b"".join(frames), [(start, 4) for start in starts], lambda mutant: None)
-
-
-def _client_messages() -> list[Message]:
-    return [
-        messages.Hello(1, 4711, "client"),
-        messages.AttachArena(1, 1 << 20),
-        messages.DeclareSchema(1, "default", 0, bytes(32), bytes(64)),
-        Push(2, "default", 0, 64, 64, bytes(40), bytes(40), b""),
-        messages.Flush(3, "default"),
-        messages.ListSegments(4, "default"),
-        messages.OpenSegment(5, "default", 7),
-        messages.Register(6, "default", "reader", "earliest"),
-        messages.Unregister(7, "default", "reader"),
-        messages.Credit("default", "reader", 64),
-        messages.Resolve(8, "default", "reader", 7, 4711, "ack", bytes(8), 5),
-        messages.FlushProgress(9, "default", "reader"),
-        messages.Extend(10, "default", "reader", bytes(16)),
-        messages.ClaimRef(11, "default", "reader", 7, 1),
-        messages.AckThrough(12, "default", "reader", 7, 1),
-        messages.GapAck(13, "default", "reader", 3),
-        messages.Pending(14, "default", "reader"),
-        messages.ListSubscribers(15, "default"),
-    ]
-
-
-def _worker_messages() -> list[Message]:
-    return [
-        messages.Welcome(1, 0, "00" * 16, 4711, [messages.TopicInfo("default", {"a": 1}, "wal", 0)]),
-        messages.ArenaAttached(1, 1 << 20),
-        messages.Acked(1, [messages.AckRun(1, 2, 3, 4, 5)]),
-        messages.Refused(1, "storage_full", "no room", 5),
-        messages.Done(1),
-        messages.SegmentList(1, [messages.SegmentInfo(1, 2, 3, 4, 5, 6)]),
-        messages.SegmentOpened(1, "default", 7, 4096),
-        messages.Deliver("default", "reader", 7, bytes(8), 4711, bytes(4)),
-        messages.SegmentRetired("default", "reader", 7),
-        messages.Gap("default", "reader", 3, 7, 1, 2, 2, -1, "damaged"),
-    ]
-
-
-def _laid_out() -> tuple[memoryview, Push, dict[int, StreamSchema]]:
-    return EngineDriver(SimDisk(), directory=DIRECTORY).layout(small_bundles())
-
-
-@functools.cache
-def schema_specimens() -> list[Specimen]:
-    """Schema messages as clients declare them."""
-    nested = pa.struct([pa.field("d", pa.dictionary(pa.int8(), pa.string())), pa.field("l", pa.list_(pa.int64()))])
-    wide = pa.schema([("s", nested), ("m", pa.map_(pa.string(), nested))], metadata={"owner": "tests"})
-    encoded = [schema.message for schema in push_schemas().values()]
-    return [_words_of(message) for message in [*encoded, wide.serialize().to_pybytes()]]
-
-
-def _words_of(content: bytes) -> Specimen:
-    return Specimen(content, [(at, 4) for at in range(0, len(content) - 4, 4)], lambda mutant: None)
-
-
-@functools.cache
-def push_schemas() -> dict[int, StreamSchema]:
-    """What the connection of `push_specimens` has declared, by handle."""
-    return _laid_out_once()[2]
-
-
-@functools.cache
-def _laid_out_once() -> tuple[memoryview, Push, dict[int, StreamSchema]]:
-    return _laid_out()
-
-
-@functools.cache
-def push_specimens() -> list[Specimen]:
-    """Rows and span of one push behind each other; four lengths in front say where each ends."""
-    span, push, _ = _laid_out_once()
-    head = _PUSH_HEAD.pack(len(push.entries), len(push.slots), len(push.dictionaries), len(span))
-    content = head + push.entries + push.slots + push.dictionaries + bytes(span)
-    rows_end = len(content) - len(span)
-    return [Specimen(content, [(at, 4) for at in range(16, rows_end, 4)], mend_push)]
-
-
-def split_push(content: bytes) -> tuple[memoryview, Push]:
-    """A mutant of `push_specimens` as a worker sees it."""
-    if len(content) < _PUSH_HEAD.size:
-        content = content.ljust(_PUSH_HEAD.size, b"\0")
-    sizes = [min(size, len(content)) for size in _PUSH_HEAD.unpack_from(content)]
-    parts, at = [], _PUSH_HEAD.size
-    for size in sizes:
-        parts.append(content[at : at + size])
-        at += size
-    span = memoryview(bytearray(parts[3]))
-    return span, Push(1, "default", 0, len(span), len(span), parts[0], parts[1], parts[2])
-
-
-def mend_push(content: bytearray) -> None:
-    """Give each entry row the CRC of the slots that it stands for."""
-    if len(content) < _PUSH_HEAD.size:
-        return
-    entries, slots, dictionaries, span_bytes = _PUSH_HEAD.unpack_from(content)
-    at = _PUSH_HEAD.size + entries + slots + dictionaries
-    end = min(len(content), at + span_bytes)
-    rows_end = min(_PUSH_HEAD.size + entries, len(content))
-    for row in range(_PUSH_HEAD.size, rows_end - ENTRY_ROW.size + 1, ENTRY_ROW.size):
-        (entry_bytes,) = _U32.unpack_from(content, row)
-        if at + entry_bytes > end or entry_bytes < 33:
-            return
-        slots_bytes = memoryview(content)[at + layout.ENTRY_HEAD.size : at + entry_bytes - 4]
-        _U32.pack_into(content, row + 4, crc32(slots_bytes))
-        at += entry_bytes

@@ -5,38 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quiver_actors.core_file import decode_core
+from quiver_actors.base.protocol.framing import FrameReader, decode_client_message, decode_worker_message
+from quiver_actors.base.protocol.messages import DeclareSchema
 from quiver_actors.errors import FormatError, QuiverError
-from quiver_actors.protocol.framing import FrameReader, decode_client_message, decode_worker_message
-from quiver_actors.protocol.messages import DeclareSchema
-from quiver_actors.recovery import realign_entry
-from quiver_actors.segment.arrow_ipc import dictionary_ids
-from quiver_actors.segment.check import run_to_end, verify_steps
-from quiver_actors.segment.codec import decode_directory, decode_manifest
-from quiver_actors.segment.compaction import Rewriting
-from quiver_actors.segment.outline import read_outline
-from quiver_actors.segment.reader import SegmentReader, read_footer
-from quiver_actors.segment.salvage import salvage
-from quiver_actors.subscriber.gaps import decode_gaps
-from quiver_actors.subscriber.progress import decode_progress
-from quiver_actors.topics.catalogue import decode_catalogue
-from quiver_actors.transactions.keys import decode_windows
+from quiver_actors.node.worker.requests import _check_schema
+from quiver_actors.store.files.core_file import decode_core
+from quiver_actors.store.files.topic_list import decode_catalogue
+from quiver_actors.store.recovery import realign_entry
+from quiver_actors.store.segment.arrow_ipc import dictionary_ids
+from quiver_actors.store.segment.check import run_to_end, verify_steps
+from quiver_actors.store.segment.codec import decode_directory, decode_manifest
+from quiver_actors.store.segment.compaction import Rewriting
+from quiver_actors.store.segment.outline import read_outline
+from quiver_actors.store.segment.reader import SegmentReader, read_footer
+from quiver_actors.store.segment.salvage import salvage
+from quiver_actors.store.staged.keys import decode_windows
+from quiver_actors.store.staged.records import decode_journal, decode_prepared
+from quiver_actors.store.subscriber.gaps import decode_gaps
+from quiver_actors.store.subscriber.progress import decode_progress
+from quiver_actors.store.subscriber.progress_journal import decode_progress_journal
+from quiver_actors.store.wal import layout
+from quiver_actors.store.wal.admission import check_push
+from quiver_actors.store.wal.codec import decode_cursor
+from quiver_actors.store.wal.reader import LogReader
+from quiver_actors.store.wal.recovery import examine_log, read_entry
 from quiver_actors.transactions.model import Decision, Token
-from quiver_actors.transactions.records import decode_journal, decode_prepared
-from quiver_actors.wal import layout
-from quiver_actors.wal.admission import check_push
-from quiver_actors.wal.codec import decode_cursor
-from quiver_actors.wal.reader import LogReader
-from quiver_actors.wal.recovery import examine_log, read_entry
-from quiver_actors.worker.requests import _check_schema
-from tests.fuzz import corpus
+from tests.fuzz import corpus, message_corpus
 from tests.fuzz.corpus import Specimen, reader_of
 
 Parse = Callable[[bytes], None]
 
 
 def parse_log(content: bytes) -> None:
-    """As recovery does, adoption of other writers' entries included."""
+    """Parse a log like recovery does, adoption of other writers' entries included."""
     reader = LogReader(reader_of(content), len(content))
     found = examine_log("quiver.wal", reader, len(content), has_valid_trailer=False)
     for span in found.scan.entries:
@@ -46,7 +47,7 @@ def parse_log(content: bytes) -> None:
 
 
 def parse_segment(content: bytes) -> None:
-    """As a subscriber does: all bundles, all slots. Damage to one bundle leaves the others readable."""
+    """Read a segment like a subscriber does: all bundles, all slots. Damage to one bundle leaves the others readable."""
     reader = SegmentReader(content)
     for index in range(reader.bundle_count):
         reader.sequence(index), reader.item_count(index), reader.ingestion_ts(index)
@@ -58,7 +59,7 @@ def parse_segment(content: bytes) -> None:
 
 
 def parse_segment_tools(content: bytes) -> None:
-    """As open and scrub do; as compaction does with a file that is what its checksum says; as rescue does with any other."""
+    """Run the tools on a segment: open, scrub and compaction where the checksum fits, rescue where it does not."""
     read = reader_of(content)
     try:
         _open_and_verify(read, len(content))
@@ -90,7 +91,7 @@ def parse_table(content: bytes) -> None:
 
 
 def parse_frames(content: bytes) -> None:
-    """As both ends of a connection do, in reads of odd sizes. A bad message ends the connection; here the next one is tried too."""
+    """Parse frames like both ends of a connection do, in reads of odd sizes. A bad message ends a connection; here, parsing goes on."""
     reader = FrameReader()
     for start in range(0, len(content), 777):
         reader.feed(content[start : start + 777])
@@ -103,12 +104,12 @@ def parse_frames(content: bytes) -> None:
 
 
 def parse_push(content: bytes) -> None:
-    span, push = corpus.split_push(content)
-    check_push(span, layout.HEADER_BYTES, push, corpus.push_schemas())
+    span, push = message_corpus.split_push(content)
+    check_push(span, layout.HEADER_BYTES, push, message_corpus.push_schemas())
 
 
 def parse_schema(content: bytes) -> None:
-    """As a worker does with what a client declares."""
+    """Check a schema like a worker does when a client declares one."""
     _check_schema(DeclareSchema(1, "default", 0, bytes(32), content))
     dictionary_ids(content)
 
@@ -130,6 +131,7 @@ RECORDS: dict[bytes, Callable[[bytes], object]] = {
     b"j": decode_journal,
     b"w": decode_windows,
     b"g": decode_gaps,
+    b"r": decode_progress_journal,
     b"c": decode_catalogue,
     b"t": Token.decode,
     b"d": Decision.decode,
@@ -157,7 +159,7 @@ TARGETS: dict[str, Target] = {
     "cursor": Target(_parse_cursor, corpus.cursor_specimens),
     "core": Target(_parse_core, corpus.core_specimens),
     "records": Target(_parse_record, corpus.record_specimens),
-    "schema": Target(parse_schema, corpus.schema_specimens),
-    "frames": Target(parse_frames, corpus.frame_specimens),
-    "push": Target(parse_push, corpus.push_specimens),
+    "schema": Target(parse_schema, message_corpus.schema_specimens),
+    "frames": Target(parse_frames, message_corpus.frame_specimens),
+    "push": Target(parse_push, message_corpus.push_specimens),
 }

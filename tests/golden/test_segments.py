@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from quiver_actors.segment.arrow_ipc import walk_stream
-from quiver_actors.segment.reader import SegmentReader, read_footer
+from quiver_actors.store.segment.arrow_ipc import walk_stream
+from quiver_actors.store.segment.reader import SegmentReader, read_footer
 from tests.golden.parser import Log, parse_cursor, parse_log, parse_progress, parse_segment
 
 DATA = Path(__file__).parent / "data"

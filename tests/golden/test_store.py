@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from quiver_actors.disk.posix import PosixDisk
+from quiver_actors.store.disk.posix import PosixDisk
 from tests.golden.parser import parse_cursor, parse_log, parse_progress, parse_segment
 from tests.golden.test_segments import DATA, DIRECTORIES, as_values, expected
 from tests.support.engine_driver import EngineDriver, numbered_batch
@@ -74,7 +74,7 @@ def test_adopted_entries_keep_time_and_sequence(disk: PosixDisk, tmp_path: Path)
 
 def test_files_of_ours_pass_the_independent_parser(disk: PosixDisk, tmp_path: Path) -> None:
     driver = EngineDriver(disk)
-    driver.engine.register("s", "latest")
+    driver.engine.registrations.register("s", "latest")
     words = [pa.array(["a", "b"]), pa.array(["a", "b", "c"]), pa.array(["x"])]
     driver.push(*({1: numbered_batch(number), 5: _with_dictionary(words[number % 3])} for number in range(6)))
     driver.commit()

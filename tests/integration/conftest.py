@@ -1,4 +1,5 @@
-"""One node and one Spark session for all tests of `format("quiver")`: a JVM keeps the environment that it was started with."""
+"""Directories for a node; one node and one Spark session for all tests of `format("quiver")`: a JVM keeps the environment that it was
+started with."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.node_process import Directories
 from tests.integration.spark_node import Node, spark_session
 
 if TYPE_CHECKING:
@@ -41,10 +43,17 @@ TOPICS = (
     ),
 )
 SPARK_CONFIG = (
-    "[segment]\ntarget_size = '64KiB'\nmax_open_duration = '200ms'\n"
+    "[segment]\ntarget_size = '64KiB'\nmax_open_duration = '1h'\n"
     "[topics.travel.slots]\nflights = 0\nweather = 1\n[topics.slots.slots]\na = 3\nb = 5\n[topics.statistics.slots]\na = 0\nb = 1\n"
     + "".join(f"[topics.{topic}]\n" for topic in TOPICS)
 )
+
+
+@pytest.fixture
+def directories() -> Iterator[Directories]:
+    made = Directories()
+    yield made
+    made.remove()
 
 
 @pytest.fixture(scope="session")

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 
-from quiver_actors.shm.liveness import sweep_named_memory
+from quiver_actors.node.leftovers import is_asked_for
+from quiver_actors.shm.liveness import recorded_name, sweep_named_memory
 from quiver_actors.supervisor import control
 from quiver_actors.supervisor.spec import MILLISECOND_NS, SECOND_NS, Patience, RestartPolicy
 
@@ -65,12 +68,15 @@ class Directories:
         return found
 
     def remove(self) -> None:
-        sweep_named_memory(self.run / "node.json")
+        sweep_named_memory(recorded_name(self.run / "node.json"), is_asked_for)
         shutil.rmtree(self.base)
 
 
 class NodeProcess:
-    """One node. As a context manager it is killed at the end if it still runs."""
+    """One node. As a context manager it is killed at the end if it still runs.
+
+    Its log is read all the time: a node leaves lines out that nobody makes room for.
+    """
 
     def __init__(self, command: Sequence[str], run_dir: Path, environment: dict[str, str] | None = None) -> None:
         self.run_dir = run_dir
@@ -83,7 +89,18 @@ class NodeProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._pending = b""
+        self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        """Lines that nobody has waited for yet; None behind the last one."""
+        log, self._process.stderr = self._process.stderr, None
+        assert log is not None
+        self._reader = threading.Thread(target=self._read, args=[log], daemon=True)
+        self._reader.start()
+
+    def _read(self, log: IO[bytes]) -> None:
+        with log:
+            for line in log:
+                self._arrived.put(line.decode().rstrip("\n"))
+        self._arrived.put(None)
 
     @classmethod
     def small(
@@ -126,18 +143,15 @@ class NodeProcess:
         return False
 
     def _next_line(self, deadline: float) -> str | None:
-        assert self._process.stderr is not None
-        descriptor = self._process.stderr.fileno()
-        while b"\n" not in self._pending:
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                return None
-            arrived = os.read(descriptor, 65536)
-            if not arrived:
-                return None
-            self._pending += arrived
-        line, _, self._pending = self._pending.partition(b"\n")
-        self.lines.append(line.decode())
-        return self.lines[-1]
+        try:
+            line = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+        if line is None:
+            self._arrived.put(None)
+            return None
+        self.lines.append(line)
+        return line
 
     def wait_ready(self) -> Self:
         self.wait_for("node.ready")
@@ -156,8 +170,10 @@ class NodeProcess:
 
     def end(self) -> tuple[int, str]:
         """Wait until it has ended by itself; its exit code and what it printed to stdout."""
-        stdout, stderr = self._process.communicate(timeout=DEADLINE_SECONDS)
-        self.lines += (self._pending + stderr).decode().splitlines()
+        stdout, _ = self._process.communicate(timeout=DEADLINE_SECONDS)
+        self._reader.join(DEADLINE_SECONDS)
+        while self._next_line(0.0) is not None:
+            pass
         return self._process.returncode, stdout.decode()
 
     def stop(self) -> int:
@@ -174,6 +190,7 @@ class NodeProcess:
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate(timeout=DEADLINE_SECONDS)
+        self._reader.join(DEADLINE_SECONDS)
 
 
 def wait_until_dead(pids: Sequence[int]) -> None:

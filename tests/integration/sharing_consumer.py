@@ -1,4 +1,4 @@
-"""One consumer process of a shared subscriber: `... sharing_consumer <run_dir> <subscriber> <lease seconds>`.
+"""One consumer process of a shared subscriber: `... sharing_consumer <run_dir> <subscriber> <lease seconds> <topic>`.
 
 Writes `<number in the bundle> <delivery count>` for each bundle whose acknowledgement is durable, one a line, and ends when its
 standard input is closed.
@@ -13,8 +13,11 @@ from quiver_actors.client import Ticket, connect
 from quiver_actors.errors import NotClaimed, WorkerUnavailable
 
 
-def main(run_dir: str, subscriber: str, lease: str) -> None:
-    with connect(run_dir) as client, client.subscribe(subscriber, prefetch=8, lease=float(lease)) as subscription:
+def main(run_dir: str, subscriber: str, lease: str, topic: str) -> None:
+    with (
+        connect(run_dir) as client,
+        client.subscribe(subscriber, topic=topic, prefetch=8, lease=float(lease)) as subscription,
+    ):
         print("ready", flush=True)
         acked: list[tuple[str, Ticket]] = []
         while not select.select([sys.stdin], [], [], 0)[0]:

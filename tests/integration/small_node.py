@@ -18,10 +18,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.cli.main import exit_code_of
-from quiver_actors.config import NodeSettings, TopicSettings
-from quiver_actors.errors import QuiverError
-from quiver_actors.metrics.figures import (
+from quiver_actors.base.config import NodeSettings, TopicSettings
+from quiver_actors.base.metrics.figures import (
     EngineFigure,
     ErrorFigure,
     RowKind,
@@ -29,7 +27,10 @@ from quiver_actors.metrics.figures import (
     WorkerFigure,
     WorkerState,
 )
-from quiver_actors.node import WorkerContext, run_node
+from quiver_actors.cli.main import exit_code_of
+from quiver_actors.errors import QuiverError
+from quiver_actors.node.composition import run_node
+from quiver_actors.node.worker.context import WorkerContext
 from quiver_actors.shm.counters import RowWriter
 from quiver_actors.supervisor.errors import SupervisorError
 from quiver_actors.supervisor.log import configure_logging
@@ -161,6 +162,8 @@ def _publish_figures(context: WorkerContext) -> None:
     _fill(context, RowKind.WORKER, f"core_{core}", WorkerFigure, 1000 * (core + 1))
     for topic in context.settings.all_topics():
         engine = _fill(context, RowKind.ENGINE, topic, EngineFigure, 100 * (core + 1))
+        engine.set(EngineFigure.SEGMENTS_DELETED_BY_OTHERS, 0)
+        engine.set(EngineFigure.LIMIT, 0)
         engine.set(EngineFigure.STATE, 3 if (topic, core) == ("clicks", 1) else 2)
         subscriber = _fill(context, RowKind.SUBSCRIBER, f"{topic}/exporter", SubscriberFigure, 10 * (core + 1))
         subscriber.set(SubscriberFigure.OLDEST_UNIX_NS, time.time_ns() - 5_000_000_000 * (core + 1))

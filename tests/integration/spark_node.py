@@ -93,7 +93,7 @@ class ResumedQuery:
     Spark waits ten seconds for a Python that it has started, however busy the machine is, and ends the query if that was too short.
     """
 
-    STARTS_MAX = 5
+    STARTS_MAX = 20
     GIVEN_UP = "Python worker failed to connect back"
 
     def __init__(self, start: Callable[[], StreamingQuery]) -> None:
@@ -139,7 +139,7 @@ class MicroBatch(NamedTuple):
 def micro_batch(options: dict[str, str], schema: StructType, start: dict[str, Any] | None = None) -> MicroBatch:
     """What a process of a streaming query plans first, asked as Spark does. `start`: of a query that was there before."""
     from quiver_actors.spark.options import READ_STREAM, parse_options
-    from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL, stream_reader
+    from quiver_actors.spark.stream_readers import HAS_ADMISSION_CONTROL, stream_reader
 
     named = {} if HAS_ADMISSION_CONTROL else {"subscriber": f"query-{uuid.uuid4().hex}"}
     reader: Any = stream_reader(parse_options({**named, **options}, READ_STREAM), schema)

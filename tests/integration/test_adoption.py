@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from quiver_actors.base.core_dirs import RETIRED_NAME, find_core_dirs
+from quiver_actors.base.model import BundleId
 from quiver_actors.client import Client, Subscription
-from quiver_actors.core_dirs import RETIRED_NAME, find_core_dirs
-from quiver_actors.model import BundleId
+from quiver_actors.errors import StorageUnavailable
 from tests.integration import node_process
+from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers
-from tests.integration.test_caps import wait_until
+from tests.integration.node_process import run_quiver
 
 CONFIG = """
 [segment]
@@ -138,4 +140,42 @@ def test_a_topic_that_is_created_later_has_subscribers_while_a_core_is_adopted()
                 assert len(dict(read_some(slow, 6))) == 6
                 slow.flush()
             wait_until(lambda: core_dirs(node) == {0}, "core 1 is retired")
+        assert "worker.end" not in node.process.logged()
+
+
+def health(node: ClientNode) -> tuple[int, str]:
+    done = run_quiver("status", "--run-dir", str(node.directories.run), "--check", "healthy")
+    return done.returncode, done.stderr
+
+
+def test_a_directory_that_cannot_be_opened_at_first_is_tried_again_and_the_rest_is_served_meanwhile() -> None:
+    stored: dict[BundleId, int] = {}
+    with client_node(2, CONFIG) as node:
+        with node.connect() as client:
+            for topic in TOPICS:
+                client.subscribe("s", topic=topic, start="earliest").close()
+            push_everywhere(client, stored)
+        node.process.stop()
+        segments = node.directories.data / "default/core_1/segments"
+        aside = node.directories.data / "aside"
+        segments.rename(aside)
+        segments.symlink_to(aside)  # links are refused: an error of the disk, as long as it is there
+        node.restart(1)
+        wait_until(lambda: health(node)[0] == 4, "the health says that a topic is not served whole")
+        assert "topic default on core_1 is degraded" in health(node)[1]
+        with node.connect() as client:
+            with pytest.raises(StorageUnavailable, match="tries again by itself"):
+                client.subscribers()
+            with client.subscribe("s", topic="other") as other:
+                assert {id_ for id_, _ in read_some(other, 6)} == {id_ for id_ in stored if id_.topic == "other"}
+            with client.subscribe("s") as subscription:
+                first = dict(read_some(subscription, 3))
+                assert {id_.core for id_ in first} == {0}
+                assert client.push(numbers(1000)).bundle_id.core == 0
+                assert [number for _, number in read_some(subscription, 1)] == [1000]
+                segments.unlink()
+                aside.rename(segments)
+                found = first | dict(read_some(subscription, 3))
+                assert found == {id_: n for id_, n in stored.items() if id_.topic == "default"}
+        wait_until(lambda: health(node)[0] == 0, "the fault has passed")
         assert "worker.end" not in node.process.logged()

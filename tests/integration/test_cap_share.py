@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from quiver_actors.cli.status_view import take_status
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.units import KIB, MIB
+from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.client import Client
 from quiver_actors.errors import ConfigError, Throttled
-from quiver_actors.model import BundleId
 from quiver_actors.supervisor.measure import measure
-from quiver_actors.units import KIB, MIB
+from tests.integration.capped_node import STEP, bundle, config, drain, key_of, push_answered, wait_until
 from tests.integration.client_node import ClientNode, client_node
 from tests.integration.node_process import run_quiver
-from tests.integration.test_caps import STEP, bundle, config, drain, key_of, push_answered, wait_until
 
 CAP = 48 * MIB
 LIMIT = CAP // 4

@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from quiver_actors.base.model import ONLOOKER_PREFIX
+from quiver_actors.cli.commands.top import TopView
 from quiver_actors.cli.examples import all_parsers, examples_of
 from quiver_actors.cli.main import build_parser, main
-from quiver_actors.cli.top import TopView
 from quiver_actors.client import Client
-from quiver_actors.model import ONLOOKER_PREFIX
 from tests.integration.client_node import ClientNode, client_node, numbers
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, wait_until_dead
 
@@ -62,7 +62,7 @@ def node() -> Iterator[ClientNode]:
 
 
 def _fill(client: Client) -> None:
-    """What the examples speak of. `clicks` is made by one of them."""
+    """Make the topics that the examples name. One example makes `clicks`."""
     client.create_topic("clicks-dead")
     stage = client.stage("nightly-2026-01-31")
     stage.push(numbers(1))
@@ -83,10 +83,15 @@ def place(tmp_path_factory: pytest.TempPathFactory, node: ClientNode) -> Path:
 
 
 def fitted(example: str, place: Path, node: ClientNode) -> str:
-    """With directories of this test; a node of its own for those that start one."""
+    """Return the example with directories of this test, and with a node of its own if it starts one."""
     line = example.replace("/var/lib/quiver", str(place / "data")).replace(
         "unix:/run/quiver/", f"unix:{node.directories.base}/"
     )
+    if line.startswith("quiver subscribers export"):
+        # The subscriber's files are the node's.
+        line = example.replace("/var/lib/quiver", str(node.directories.data)).replace(
+            "/tmp/exported", str(place / "progress")
+        )
     line = line.replace("127.0.0.1:8815", "127.0.0.1:0").replace("127.0.0.1:9465", "127.0.0.1:0")
     if line.startswith("quiver up") and "--config" not in line:
         line += f" --run-dir {node.directories.base}/own"
@@ -131,7 +136,7 @@ def _run(line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def _run_until_it_speaks(line: str, place: Path, node: ClientNode) -> None:
-    """Those that go on until they are stopped."""
+    """Run an example that goes on until it is stopped."""
     environment = {
         **os.environ,
         "QUIVER_RUN_DIR": str(node.directories.run),
@@ -167,10 +172,15 @@ def quiet() -> Iterator[ClientNode]:
 
 
 def run(node: ClientNode, *arguments: str, stdin: bytes = b"", code: int = 0) -> str:
+    done = said(node, *arguments, stdin=stdin, code=code)
+    return (done.stdout if code == 0 else done.stderr).decode()
+
+
+def said(node: ClientNode, *arguments: str, stdin: bytes = b"", code: int = 0) -> subprocess.CompletedProcess[bytes]:
     command = command_line("quiver_actors.cli.main", *arguments, "--run-dir", str(node.directories.run))
     done = subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, timeout=60, check=False)
     assert done.returncode == code, done.stderr
-    return (done.stdout if code == 0 else done.stderr).decode()
+    return done
 
 
 def test_files_of_every_format_go_in_and_come_out_again(quiet: ClientNode, tmp_path: Path) -> None:
@@ -201,7 +211,7 @@ def test_what_cannot_be_pushed_is_told(quiet: ClientNode, tmp_path: Path) -> Non
     (tmp_path / "f.csv").write_text("a,b\n1,2\n")
     (tmp_path / "f.bin").write_bytes(b"\0\1\2")
     assert "cannot be read as parquet" in run(quiet, "push", str(tmp_path / "f.csv"), "--format", "parquet", code=2)
-    assert "say it with --format" in run(quiet, "push", str(tmp_path / "f.bin"), code=2)
+    assert "give --format" in run(quiet, "push", str(tmp_path / "f.bin"), code=2)
     assert "'nowhere' does not exist" in run(quiet, "push", str(tmp_path / "f.csv"), "--topic", "nowhere", code=2)
     assert "not in the topic's slot table" in run(
         quiet, "push", str(tmp_path / "f.csv"), "--topic", "travel", "--slot", "x", code=2
@@ -213,7 +223,7 @@ def test_what_cannot_be_pushed_is_told(quiet: ClientNode, tmp_path: Path) -> Non
 
 
 def test_a_file_of_values_between_tabs_has_their_columns(quiet: ClientNode, tmp_path: Path) -> None:
-    """It was stored as one column of whole lines, and nobody was told."""
+    """Regression: the file was stored as one column of whole lines, without a warning."""
     (tmp_path / "f.tsv").write_text("a\tb\n1\tx,y\n")
     with quiet.connect() as client:
         client.create_topic("tabbed")
@@ -237,6 +247,27 @@ def test_tail_prints_what_was_sealed_and_leaves_no_subscriber(quiet: ClientNode)
         assert client.subscribers("tailed") == {0: [], 1: []}
     assert "does not exist" in run(quiet, "tail", "nowhere", code=2)
     assert "not in the topic's slot table" in run(quiet, "tail", "tailed", "--slot", "x", code=2)
+
+
+def test_tail_prints_rows_for_which_all_conditions_are_true(quiet: ClientNode) -> None:
+    page, other = numbers(0, 4), pa.record_batch({"name": ["a"]})
+    with quiet.connect() as client:
+        client.create_topic("filtered", {"slots": {"page": 4, "names": 5}})
+        client.push_many([{"page": page}, {"names": other}, {"page": page, "names": other}], topic="filtered")
+    whole = ("tail", "filtered", "--from", "earliest", "--until-idle", "1")
+    found = [
+        json.loads(line)["slots"]
+        for line in run(quiet, *whole, "--rows", "9", "--json", "--where", "id >= 1 AND id IN (0, 3)").splitlines()
+    ]
+    assert found == [{"page": {"rows": 1, "columns": ["id"], "values": [{"id": 3}]}}] * 2
+    assert run(quiet, *whole, "--where", "id > 100") == ""
+    assert len(run(quiet, *whole, "--count", "1", "--where", "name = 'a'").splitlines()) == 1
+    assert (
+        "no slot of it has the columns nowhere of --where"
+        in said(quiet, *whole, "--where", "nowhere = 1").stderr.decode()
+    )
+    assert "where: id is int64" in run(quiet, *whole, "--where", "id = 'x'", code=2)
+    assert "expected comparisons" in run(quiet, *whole, "--where", "id = 1 OR id = 2", code=2)
 
 
 def test_tail_deletes_nothing_of_a_topic_that_has_no_subscriber(quiet: ClientNode) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from quiver_actors import aio
+from quiver_actors.base.model import BundleId, Receipt
 from quiver_actors.client import Client, Subscription
 from quiver_actors.errors import AlreadyResolved, ClosedError, NotClaimed, NotStored, UnknownSubscriber, UsageError
-from quiver_actors.model import BundleId, Receipt
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
 from tests.integration.node_process import run_quiver
-from tests.unit.worker.harness import until
+from tests.unit.node.worker.harness import until
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,21 @@ def test_new_subscriber_starts_at_a_bundle_or_a_time(client: Client) -> None:
         assert sorted(ids_of(subscription, 13)) == sorted([*range(12, 20), *range(5)])
     with client.subscribe("at-time", start=between) as subscription:
         assert ids_of(subscription, 5) == list(range(5))
+
+
+def test_claim_by_reference_counts_what_the_consumer_did_right_before(client: Client) -> None:
+    with client.subscribe("by-reference-at-once", prefetch=8, max_in_flight=8) as subscription:
+        receipts = pushed(client, 8)
+        deliveries = {first_id(delivery): delivery for delivery in take(subscription, 8)}
+        for number in range(4):
+            deliveries[number].ack()
+        with pytest.raises(AlreadyResolved):
+            subscription.claim(receipts[3].bundle_id)
+        for number in range(4, 8):
+            deliveries[number].defer(3600)
+        again = subscription.claim(receipts[7].bundle_id)
+        assert first_id(again) == 7
+        again.ack()
 
 
 def test_claim_by_reference(client: Client) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from quiver_actors.base.model import Receipt
 from quiver_actors.client import Client
 from quiver_actors.errors import Draining, NotRunning, WorkerUnavailable
-from quiver_actors.model import Receipt
 from tests.integration.client_node import client_node, consume_until, numbers, take
 
 pytestmark = pytest.mark.crash

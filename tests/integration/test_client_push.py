@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from quiver_actors.base.model import Durability, Receipt
 from quiver_actors.client import Client
 from quiver_actors.errors import BundleTooLarge, InvalidBundle, PushTimeout, QuiverError, UnknownSlot, UnknownTopic
-from quiver_actors.model import Durability, Receipt
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
 
 ONE_SLOT: dict[str, pa.RecordBatch] = {

@@ -11,15 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from quiver_actors.base.model import ENVELOPE_SLOT
+from quiver_actors.base.protocol import messages as m
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client, Delivery, Subscription
-from quiver_actors.model import ENVELOPE_SLOT
-from quiver_actors.protocol import messages as m
-from quiver_actors.subscriber.letters import Origin, origin_of
-from quiver_actors.units import SECOND_NS
+from quiver_actors.store.subscriber.dead_letters import Origin, origin_of
 from tests.integration.client_node import ClientNode, client_node, numbers, take
 from tests.integration.node_process import run_quiver
-from tests.unit.worker.faulty_disk import FaultyDisk
-from tests.unit.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
+from tests.unit.node.worker.faulty_disk import FaultyDisk
+from tests.unit.node.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
 
 ONCE = m.Terms(max_deliveries=1)
 DEAD = "default-dead"
@@ -107,7 +107,8 @@ def test_bundle_whose_letter_could_not_be_made_durable_comes_again(tmp_path: Pat
     disk = faulty_disk(tmp_path)
     with running(tmp_path, disk=disk) as worker:
         store(worker, 7)
-        disk.faults.set("fdatasync", f"{DEAD}/core_0/wal")
+        # Where the letter goes; the empty log of the new topic is made before.
+        disk.faults.set("fdatasync", f"{DEAD}/core_0/wal/quiver.wal.spare")
         exhaust(worker, 1)
         assert worker.wait() != 0, "a worker with a failed topic makes room for another one"
     disk.faults.clear()
@@ -135,7 +136,7 @@ def test_a_consumer_that_wants_no_letters_gets_what_still_waits_for_one(tmp_path
 
 
 def test_a_bundle_that_is_too_large_for_a_letter_is_kept_and_can_be_claimed(tmp_path: Path) -> None:
-    """It was read once a second for ever, and could not be had before the next start."""
+    """Regression: the bundle was read once a second for ever, and no consumer could get it before the next start."""
     subscriber, dead = "s" * 64, "d" * 64
     terms = m.Terms(max_deliveries=1, dead_letter_topic=dead)
     envelope = pa.record_batch({"flag": pa.repeat(pa.scalar(True), 2_400_000)})
@@ -209,7 +210,7 @@ def test_letters_go_back_as_they_were_and_once() -> None:
             assert plan["replayed"] == [{"topic": "other", "subscriber": "first", "bundles": 2}]
             assert (plan["not_wanted"], plan["no_letters"]) == (1, 1)
             refused = replay(node, "other-dead")
-            assert (refused.returncode, "say --yes" in refused.stderr) == (2, True)
+            assert (refused.returncode, "give --yes" in refused.stderr) == (2, True)
             assert replayed(node, "--yes", "--subscriber", "first") == {**plan, "dry_run": False}
             found = take(healed, 2)
             lone, with_envelope = sorted(map(contents, found), key=len)
@@ -243,7 +244,7 @@ def test_letters_that_cannot_go_back_stay() -> None:
 
 
 def test_what_was_sent_back_is_on_the_disk_before_its_letter_is_done_with() -> None:
-    """Where a receipt comes before that, a crash of the machine could lose it, and its letter was gone."""
+    """A receipt given before the bundle is synced: a crash of the machine could lose the bundle after its dead letter was deleted."""
     config = '[segment]\nmax_open_duration = "1h"\n[topics.other]\ndurability = "segment_only"\n'
     with client_node(config=config) as node, node.connect() as client:
         client.subscribe("keeper", topic="other").close()

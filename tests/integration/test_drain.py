@@ -16,11 +16,11 @@ import pytest
 from quiver_actors.client import Client
 from quiver_actors.errors import Draining, PushTimeout, WorkerUnavailable
 from quiver_actors.flight.members import Member, MemberDirectory
-from quiver_actors.wal.layout import CURSOR_NAME, HEADER_BYTES
+from quiver_actors.store.wal.layout import CURSOR_NAME, HEADER_BYTES
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, run_quiver
 from tests.integration.spark_node import micro_batch
-from tests.unit.worker.harness import until
+from tests.unit.node.worker.harness import until
 
 CONFIG = """
 [segment]
@@ -48,7 +48,7 @@ def draining(node: ClientNode, *arguments: str) -> Iterator[subprocess.Popen[str
 
 
 def wait_intake_stopped(node: ClientNode) -> None:
-    """On as many workers as there are, from now on."""
+    """Wait until the intake of every worker is stopped."""
     for _ in range(node.cores):
         node.process.wait_for("worker.intake_stop")
 
@@ -210,7 +210,7 @@ def test_a_bundle_that_nobody_can_take_becomes_a_dead_letter_while_draining(node
 
 
 def test_a_node_with_staged_parts_does_not_leave_and_says_so(node: ClientNode, tmp_path: Path) -> None:
-    """It was said to be drained, and stayed listed: readers went on asking a node that was down."""
+    """Regression: the node counted as drained and stayed listed, so readers went on asking a node that was down."""
     nodes = MemberDirectory(str(tmp_path))
     with node.connect() as client:
         nodes.announce(Member(client.node, "grpc://127.0.0.1:1"))

@@ -41,7 +41,7 @@ from quiver_actors.flight.remote import RemoteNode
 from quiver_actors.flight.server import NodeServer
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.options import READ, parse_options
-from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL
+from quiver_actors.spark.stream_readers import HAS_ADMISSION_CONTROL
 from tests.integration.flight_tls import written_to
 from tests.integration.spark_node import Node, micro_batch, wait_until
 
@@ -139,6 +139,7 @@ def test_a_remote_hold_keeps_segments_until_it_acknowledges(node: Node) -> None:
 def test_only_who_has_the_token_is_answered(node: Node, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("open sesame\n")
+    token.chmod(0o600)
     with serving(node, "--token-file", str(token)) as location:
         assert RemoteNode("node-a", location, token="open sesame").look(Look("default")).node == "node-a"
         for wrong in (None, "open", "open sesame "):
@@ -158,6 +159,7 @@ def test_only_who_trusts_the_certificate_and_has_the_token_reads(node: Node, tmp
     certificate, key = written_to(tmp_path)
     token = tmp_path / "token"
     token.write_text("open sesame\n")
+    token.chmod(0o600)
     tls = ("--tls-cert", str(certificate), "--tls-key", str(key), "--token-file", str(token))
     with serving(node, *tls) as location:
         assert location.startswith("grpc+tls://127.0.0.1:")
@@ -188,7 +190,7 @@ class Counting(NodeServer):
 
 @pytest.mark.parametrize(("topic", "asked"), [("named", []), ("default", ["AskSlotRows"])])
 def test_planning_a_micro_batch_is_one_round_trip(node: Node, tmp_path: Path, topic: str, asked: list[str]) -> None:
-    """And one more, about the segments of the micro-batch only, where the topic does not say which slots it has.
+    """One round trip more, about the segments of the micro-batch only, where the topic does not say which slots it has.
 
     Spark 4.1 does not say where the query stands when it asks for the end of the micro-batch; there it is a second one.
     """
@@ -214,6 +216,7 @@ def test_losers_go_with_the_publish_from_every_worker_of_the_node(node: Node) ->
             assert token is not None
             tokens[token.core] = token
         assert set(tokens) == {0, 1}
+        client.decide("raced", 0, [tokens[0]])
         LocalNode("node-a", lambda: client).publish([tokens[0].encode()])
         wait_until(lambda: not any(client.staged("raced").values()), "the end of what has lost")
         stored = [bundle for core in tokens for bundle in client.read("raced", core)]
@@ -239,7 +242,7 @@ def test_a_hold_of_a_topic_that_was_deleted_is_given_up(node: Node) -> None:
 
 
 def test_a_hold_that_waits_for_slow_workers_is_not_idle(node: Node) -> None:
-    """It was closed under the look, which then opened one that nobody closed: the subscriber held on for as long as the server ran."""
+    """Regression: the hold was closed during the look, which then opened one that nobody closed for as long as the server ran."""
     with node.client() as client:
         local = LocalNode("node-a", lambda: client)
         local.look(Look("held", hold=HoldTerms("slow", 10**10, {})))

@@ -51,7 +51,7 @@ def push(client: Client, first: int, count: int) -> None:
 
 
 def ids(directory: Path) -> list[int]:
-    """Everything that a reader of the data set finds, duplicates too."""
+    """Return the ids of all bundles that a reader of the data set finds, duplicates too."""
     found: list[int] = []
     for path in (directory / "numbers").glob("[!.]*.parquet"):
         found += pq.read_table(path).column("id").to_pylist()

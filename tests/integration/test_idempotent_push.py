@@ -16,7 +16,7 @@ from quiver_actors import aio
 from quiver_actors.client import Client
 from quiver_actors.errors import SequenceGap, SequenceTooOld, UsageError
 from tests.integration.client_node import ClientNode, client_node
-from tests.integration.test_transactions import numbers, visible
+from tests.integration.transacting import numbers, visible
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,29 @@ def test_off_a_terminal_there_is_no_colour_and_no_cleared_screen(node: ClientNod
     assert b"\x1b" not in done.stdout + done.stderr
 
 
+def test_status_on_a_terminal_is_watched_as_top_shows_it(node: ClientNode) -> None:
+    ours, theirs = pty.openpty()
+    watched = subprocess.Popen(
+        command(node, "quiver status", "--watch", "0.05"), cwd=ROOT, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    try:
+        seen = b""
+        while b"BUNDLES/S" not in seen or b"PRESSURE" not in seen:
+            seen += os.read(ours, 4096)
+        watched.send_signal(signal.SIGINT)
+        while True:
+            try:
+                os.read(ours, 4096)
+            except OSError:
+                break  # the other end is closed
+        assert watched.wait(DEADLINE_SECONDS) == 0
+    finally:
+        watched.kill()
+        watched.communicate()
+        os.close(ours)
+
+
 def test_on_a_terminal_each_look_takes_the_place_of_the_one_before(node: ClientNode) -> None:
     ours, theirs = pty.openpty()
     watched = subprocess.Popen(

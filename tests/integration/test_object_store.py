@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from quiver_actors.base.file_systems import below
 from quiver_actors.errors import TransactionAborted
-from quiver_actors.file_systems import below
 from quiver_actors.flight.members import members_of
 from quiver_actors.spark import commit
 from quiver_actors.transactions import Decisions

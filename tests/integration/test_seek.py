@@ -103,8 +103,8 @@ def test_back_and_forth(node: ClientNode, client: Client) -> None:
     [
         ("nobody", ["latest", "--yes"], "nobody"),
         ("someone", ["2026-01-31", "--yes"], "a time with its zone"),
-        ("someone", ["1/2", "--yes"], "is none"),
-        ("someone", ["latest"], "say --yes"),
+        ("someone", ["1/2", "--yes"], "is not understood"),
+        ("someone", ["latest"], "give --yes"),
         ("someone", ["latest", "--yes", "--topic", "nowhere"], "nowhere"),
     ],
 )

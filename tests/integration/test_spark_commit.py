@@ -32,7 +32,7 @@ def save(frame: DataFrame, topic: str, **options: str) -> None:
 
 
 def numbers(node: Node, topic: str, column: str = "id") -> list[int]:
-    """What is visible, by core and in the order of the node."""
+    """Return the visible numbers, by core and in the order of the node."""
     found: list[int] = []
     with node.client() as client:
         client.flush(topic)
@@ -47,7 +47,7 @@ def staged(node: Node, topic: str) -> int:
 
 
 def failing(first_attempts: int) -> Any:
-    """For mapInArrow: passes everything on, then fails, in so many attempts of each task."""
+    """A function for mapInArrow that passes everything on, then fails, in so many attempts of each task."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -286,7 +286,7 @@ def test_transform_and_push_in_one(spark: SparkSession, node: Node) -> None:
 
 
 def test_a_write_belongs_to_the_trace_that_it_is_given(spark: SparkSession, node: Node, tmp_path: Path) -> None:
-    """By the sink, by `push` and by a stream: the trace is with every bundle."""
+    """Writes by the sink, by `push` and by a stream: the trace is with every bundle."""
     by_write, by_push, by_stream = (f"00-{number:032x}-{number:016x}-01" for number in (1, 2, 3))
     save(spark.range(0, 20, 1, 2), "traced", traceparent=by_write)
     qs.push(spark.range(20, 40, 1, 2), "traced", traceparent=by_push)
@@ -334,7 +334,7 @@ def test_filters_of_the_option_and_of_queries_agree(spark: SparkSession, node: N
 
 
 def test_sparks_switch_for_filters_changes_no_result(spark: SparkSession, node: Node) -> None:
-    """It would, if they were taken: Spark keeps those of a frame's first query, and has one place for both sides of a union."""
+    """Filters are not taken: Spark keeps those of a frame's first query, and has one place for both sides of a union."""
     save(spark.range(0, 2000, 1, 2), "switched", bundleBytes="4KiB")
     frame = spark.read.format("quiver").option("topic", "switched").load()
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from quiver_actors.flight.members import members_of
-from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL
+from quiver_actors.spark.stream_readers import HAS_ADMISSION_CONTROL
 from tests.integration.node_process import ROOT, command_line, run_quiver
 from tests.integration.spark_node import Node, ResumedQuery, wait_until
 
@@ -55,7 +55,7 @@ def push(node: Node, first: int, count: int) -> None:
 
 
 def rows_committed(output: Path) -> int:
-    """Of a query that writes Parquet, over all of its runs: what its finished micro-batches have written."""
+    """Return the rows that the finished micro-batches of a Parquet query have written, over all of its runs."""
     logs = [log.read_text().splitlines() for log in (output / "_spark_metadata").glob("[0-9]*")]
     files = {json.loads(line)["path"] for lines in logs for line in lines if line.startswith("{")}
     return sum(pq.read_metadata(file.removeprefix("file://")).num_rows for file in files)

@@ -23,7 +23,7 @@ from quiver_actors.spark import offsets
 from quiver_actors.spark.connection import forget_client
 from quiver_actors.spark.options import READ, READ_STREAM, parse_options
 from quiver_actors.spark.reader import TopicReader
-from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL, stream_reader
+from quiver_actors.spark.stream_readers import HAS_ADMISSION_CONTROL, stream_reader
 from tests.integration.spark_node import Node, micro_batch, wait_until
 
 pytestmark = pytest.mark.spark
@@ -256,7 +256,7 @@ def test_what_is_lost_behind_the_middle_of_a_segment_is_told(stored: Stored) -> 
 
 @pytest.mark.parametrize("options", [{}, {"failOnDataLoss": "false"}])
 def test_a_query_does_not_go_on_in_another_store_under_the_same_name(stored: Stored, options: dict[str, str]) -> None:
-    """As after the topic was deleted and created anew, or its node was given an empty disk: numbers begin at 0 again."""
+    """The store was replaced: its topic was deleted and created anew, or the node got an empty disk. Numbers begin at 0 again."""
     given = stored.options(startingOffsets="earliest", subscriber="former", **options)
     begun = micro_batch(given, SCHEMA)
     former = {**begun.end, "cores": {str(stored.place): offsets.position(500, 0)}}
@@ -308,5 +308,5 @@ def test_where_nothing_came_offsets_of_an_earlier_version_make_no_micro_batch(st
 
 
 def test_a_query_of_a_topic_that_is_not_there(stored: Stored) -> None:
-    with pytest.raises(UnknownTopic, match=f"'nowhere' does not exist on this node: its topics are .*{TOPIC}"):
+    with pytest.raises(UnknownTopic, match=f"'nowhere' does not exist on this node; its topics are .*{TOPIC}"):
         micro_batch(stored.options(topic="nowhere", startingOffsets="earliest"), SCHEMA)

@@ -249,6 +249,20 @@ def test_a_write_that_cannot_work_says_why(spark: SparkSession, case: str) -> No
         write()
 
 
+def test_a_missing_topic_is_said_by_the_driver_before_anything_runs(spark: SparkSession) -> None:
+    """A task found it out behind 20 frames of a traceback, when the query had computed its rows."""
+    tasks_run = spark.sparkContext.accumulator(0)
+    frame = spark.range(10).rdd.map(lambda row: (tasks_run.add(1), row[0])[1:]).toDF("id BIGINT")
+    for attempt in (lambda: save(frame, "travle"), lambda: load(spark, "travle").count()):
+        with pytest.raises(
+            Exception, match="topic 'travle' does not exist on this node; did you mean 'travel'"
+        ) as told:
+            attempt()
+        assert "Traceback" not in str(told.value)
+        assert "did you mean 'travel'?" in str(told.value).splitlines()[0]
+    assert tasks_run.value == 0
+
+
 def test_a_session_outlives_a_restart_of_its_node_and_waits_for_it(spark: SparkSession, node: Node) -> None:
     def write() -> None:
         use(spark)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from quiver_actors.spark.stream import HAS_ADMISSION_CONTROL
+from quiver_actors.spark.stream_readers import HAS_ADMISSION_CONTROL
 from tests.integration.spark_node import Node, ResumedQuery, wait_until
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ def push(node: Node, topic: str, first: int, count: int, bundle_rows: int = 10) 
         for start in range(first, first + count, bundle_rows):
             rows = pa.record_batch({"n": pa.array(range(start, min(start + bundle_rows, first + count)), pa.int64())})
             client.push(rows, topic=topic, key=str(start))
-        if not HAS_ADMISSION_CONTROL:
-            client.flush(topic)
 
 
 def damage(segment: Path) -> None:
@@ -52,7 +50,7 @@ def damage(segment: Path) -> None:
 class Stream:
     """A streaming query that collects what it reads into Parquet files, with one checkpoint over several runs.
 
-    Where newer ones have Trigger.AvailableNow, Spark 4.1 makes one micro-batch a run, of what is sealed, and that may be a replayed one.
+    Where newer ones have Trigger.AvailableNow, Spark 4.1 makes one micro-batch a run, of what is there, and that may be a replayed one.
     It has its subscriber named.
     """
 

@@ -11,10 +11,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quiver_actors.base.metrics.figures import EngineFigure
+from quiver_actors.node.leftovers import is_asked_for
 from tests.integration.node_process import ROOT, Directories, NodeProcess, command_line, named_memory, run_quiver
 
 WORKER_FIGURES_BASE = 1000
@@ -94,7 +97,7 @@ def test_table_is_plain_text_with_every_section(directories: Directories, node: 
     exporter = [line.split() for line in done.stdout.splitlines() if line.startswith("exporter")]
     assert [(line[1], line[2]) for line in exporter] == [("clicks", "30"), ("default", "30")], "lag summed over cores"
     topics = [line.split()[:4] for line in done.stdout.splitlines() if line.startswith(("default ", "clicks "))]
-    assert topics[0] == ["clicks", "full", "core_1", f"{2 * ENGINE_FIGURES_BASE + 1:,}"], (
+    assert topics[0] == ["clicks", "full", "core_1", f"{2 * ENGINE_FIGURES_BASE + EngineFigure.STORED_BUNDLES:,}"], (
         "what is not well, by core, first"
     )
     assert ["default", "ready", "2", "cores"] in topics
@@ -315,3 +318,30 @@ def test_wrong_timeout_is_a_usage_error(directories: Directories) -> None:
     done = status(directories, "--wait", "ready", "--timeout", "soon")
     assert done.returncode == 2
     assert "duration 'soon' is not understood" in done.stderr
+
+
+def test_the_page_of_a_dead_node_is_asked_for_until_the_next_start_in_its_run_directory(
+    directories: Directories, node: NodeProcess
+) -> None:
+    """Each start and stop of another node of the same user removed it: "dead and left no figures"."""
+    name = directories.record()["counters"]
+    with held_figures(directories):
+        node.signal(signal.SIGKILL)
+        node.end()
+        assert is_asked_for(name)
+        with NodeProcess.small(directories).wait_ready():
+            assert not named_memory(name).exists()
+            assert is_asked_for(directories.record()["counters"])
+
+
+def test_a_command_does_not_wait_for_a_node_whose_supervisor_is_dead(
+    directories: Directories, node: NodeProcess, tmp_path: Path
+) -> None:
+    node.signal(signal.SIGKILL)
+    node.end()
+    rows = tmp_path / "rows.csv"
+    rows.write_text("n\n1\n")
+    done = run_quiver("push", str(rows), "--run-dir", str(directories.run), "--timeout", "1h")
+    assert done.returncode == 3
+    assert "is dead" in done.stderr
+    assert "quiver up --run-dir" in done.stderr

@@ -10,18 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from quiver_actors.base.config.table import Scope, Setting, settings_of
 from quiver_actors.client import Client
-from quiver_actors.config.table import Scope, Setting, settings_of
 from quiver_actors.errors import UnknownSlot
 from tests.integration.client_node import ClientNode, client_node, numbers
 from tests.integration.node_process import run_quiver
-from tests.unit.worker.harness import until
+from tests.unit.node.worker.harness import until
 
 FIRST = {
     "durability": "segment_only",
     "slots": "page=4,user=7",
     "owner": "4000",
     "allowed_uids": "4001,4002",
+    "shared_subscribers": "billing,audit",
     "priority": "7",
     "progress_flush_interval": "30ms",
     "orphan_ttl": "2h",
@@ -37,6 +38,7 @@ FIRST = {
     "retention.size_cap_policy": "reject",
     "retention.cap_share": "50%",
     "retention.max_age": "3d",
+    "retention.keep_for": "24h",
     "retention.steady_state_headroom": "4MiB",
     "retention.early_seal": "false",
     "retention.quarantine_cap": "7MiB",
@@ -45,6 +47,7 @@ THEN = {
     "durability": "wal",
     "owner": "4003",
     "allowed_uids": "4004",
+    "shared_subscribers": "exporter",
     "priority": "-7",
     "progress_flush_interval": "31ms",
     "orphan_ttl": "0ms",
@@ -60,6 +63,7 @@ THEN = {
     "retention.size_cap_policy": "drop_oldest",
     "retention.cap_share": "25%",
     "retention.max_age": "0ms",
+    "retention.keep_for": "0ms",
     "retention.steady_state_headroom": "0B",
     "retention.early_seal": "true",
     "retention.quarantine_cap": "8MiB",
@@ -147,7 +151,7 @@ def test_a_push_that_does_not_fit_the_slot_table_is_refused_by_name(client: Clie
         client.push({"pages": numbers(1)}, topic="slotted")
     with pytest.raises(UnknownSlot, match=r"slot id 5 is not in the topic's slot table: expected one of \[4, 7\]"):
         client.push({5: numbers(1)}, topic="slotted")
-    with pytest.raises(UnknownSlot, match="name"):
+    with pytest.raises(UnknownSlot, match="has the slots page, user"):
         client.push(numbers(1), topic="slotted")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from quiver_actors import aio
+from quiver_actors.base.model import Durability
+from quiver_actors.base.units import MIB
 from quiver_actors.client import Client
 from quiver_actors.errors import (
     ConfigError,
@@ -21,12 +23,10 @@ from quiver_actors.errors import (
     UnknownTopic,
     UsageError,
 )
-from quiver_actors.model import Durability
-from quiver_actors.topics.keeper import ASIDE_PREFIX
-from quiver_actors.units import MIB
+from quiver_actors.node.topics.aside import ASIDE_PREFIX
 from tests.integration.client_node import CONFIG, ClientNode, client_node, first_id, numbers, take
 from tests.integration.node_process import run_quiver
-from tests.unit.worker.harness import until
+from tests.unit.node.worker.harness import until
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from quiver_actors.base.protocol import messages as m
+from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client import connect
-from quiver_actors.client.subscriber_channel import WATCHDOG_NS
-from quiver_actors.protocol import messages as m
-from quiver_actors.units import MILLISECOND_NS, SECOND_NS
-from tests.unit.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
+from quiver_actors.node.worker.figures import PUBLISH_INTERVAL_NS
+from tests.unit.node.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
 
 SHORT_LEASE = 50 * MILLISECOND_NS
 
@@ -95,7 +95,7 @@ def test_one_bundle_is_always_allowed_by_a_window_in_bytes(tmp_path: Path) -> No
 
 
 def test_window_in_bytes_knows_how_large_each_bundle_is(tmp_path: Path) -> None:
-    """By their mean, one more of them would go."""
+    """Counted by their mean, one more bundle would be delivered."""
     with running(tmp_path) as worker:
         producer = worker.producer()
         for rows in (1000, 1000, 1000, 1, 1, 1):
@@ -151,15 +151,20 @@ def test_ack_through_and_what_is_pending(tmp_path: Path) -> None:
         client = worker.connect()
         client.register("s")
         found = info(client, "s")
-        assert (found.pending, found.unsealed, found.oldest_segment_seq, found.drained) == (3, 1, 0, False)
+        assert (found.pending, found.unsealed, found.oldest_segment_seq, found.drained) == (4, 0, 0, False)
         client.send(m.Pending(9, "default", "s", 0, 1, 0, 3))
         assert client.expect(m.PendingInfo, lambda answer: answer.tag == 9).in_range == 2
+        client.send(m.Pending(12, "default", "s", 0, 2, 1, 1))
+        assert client.expect(m.PendingInfo, lambda answer: answer.tag == 12).in_range == 2, "over the seal"
         client.send(m.AckThrough(10, "default", "s", 0, 1))
         client.done(10)
         client.credit("s", 1)
         assert client.delivered()[1] == [2]
         client.send(m.AckThrough(11, "default", "s", 5, 0))
         assert client.expect(m.Refused).code == "usage"
+        client.send(m.AckThrough(13, "default", "s", 1, 0))
+        client.done(13)
+        assert info(client, "s").drained, "an unsealed bundle is resolved like any other"
 
 
 @pytest.mark.parametrize("start", ["time", "bundle"])
@@ -280,14 +285,10 @@ def test_consumers_of_one_subscriber_share_evenly(tmp_path: Path) -> None:
         assert [len(client.delivered()[1]) for client in clients] == [5, 5, 5, 5]
 
 
-def test_credit_sent_again_changes_nothing_and_makes_up_for_a_lost_notification(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credit_sent_again_changes_nothing(tmp_path: Path) -> None:
     with running(tmp_path) as worker:
         client = worker.connect()
         client.register("s", credit=2)
-        # Every notification is dropped: what an event asks for is not remembered.
-        monkeypatch.setattr("quiver_actors.worker.host.EngineHost._apply", drop_notifications)
         pushed(worker, 1, 2, 3)
         client.credit("s", 0)
         assert numbers(client.values(2)) == [1, 2]
@@ -295,23 +296,36 @@ def test_credit_sent_again_changes_nothing_and_makes_up_for_a_lost_notification(
         assert info(client, "s").claimed == 2
 
 
-def test_lost_notifications_delay_a_consumer_by_no_more_than_its_watchdog(
+def test_lost_wake_ups_delay_a_consumer_by_no_more_than_one_tick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the client of the package, which nobody tells anything: its own poll finds every bundle."""
-    monkeypatch.setattr("quiver_actors.worker.host.EngineHost._apply", drop_notifications)
-    assert WATCHDOG_NS <= 500 * MILLISECOND_NS
+    """Nothing wakes the deliveries of that worker, and the client says nothing twice: the worker's own tick finds every bundle."""
+    assert PUBLISH_INTERVAL_NS <= 500 * MILLISECOND_NS
+    monkeypatch.setattr("quiver_actors.node.worker.dispatcher.Dispatcher.wake", lose_wake_up)
     with running(tmp_path) as worker:
         as_node(tmp_path)
         with connect(tmp_path / "run") as client, client.subscribe("s", prefetch=4) as subscription:
             for first in range(0, 12, 3):
                 pushed(worker, first, first + 1, first + 2)
                 for number in range(first, first + 3):
-                    delivery = subscription.get(20)
-                    assert delivery is not None, "the watchdog asks again"
+                    delivery = subscription.get(60)
+                    assert delivery is not None, "the worker looks again"
                     assert delivery.batch.column("x").to_pylist() == [number]
                     delivery.ack()
             assert subscription.all_drained()
+
+
+def test_lost_wake_ups_delay_a_gap_notice_by_no_more_than_one_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quiver_actors.node.worker.dispatcher.Dispatcher.wake", lose_wake_up)
+    with running(tmp_path) as worker:
+        client = worker.connect()
+        client.register("s", credit=2)
+        pushed(worker, 1)
+        assert numbers(client.values(1)) == [1]
+        client.send(m.Seek(client.next_tag(), "default", "s", "latest"))
+        assert client.expect(m.Gap).bundle_count == 1
 
 
 def as_node(root: Path) -> None:
@@ -320,11 +334,8 @@ def as_node(root: Path) -> None:
     (root / "run/node.json").write_text(json.dumps({**node, "cores": [{"core": 0, "socket": "core_0.sock"}]}))
 
 
-def drop_notifications(host: object, happened: object) -> None:
-    """As `EngineHost._apply`, but deliveries hear nothing."""
-    for event in happened:  # type: ignore[attr-defined]
-        if type(event).__name__ == "Sealed":
-            host.ingest.sealed(event.segment_seq)  # type: ignore[attr-defined]
+def lose_wake_up(_dispatcher: object, _subscriber: str | None = None) -> None:
+    """Take the place of `Dispatcher.wake`: who may get something is not remembered."""
 
 
 def test_orphans_are_listed_and_dropped(tmp_path: Path) -> None:

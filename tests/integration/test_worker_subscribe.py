@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.metrics.figures import RowKind, SubscriberFigure, WorkerFigure
-from quiver_actors.protocol import messages as m
+from quiver_actors.base.config import TopicSettings
+from quiver_actors.base.metrics.figures import RowKind, SubscriberFigure, WorkerFigure
+from quiver_actors.base.protocol import messages as m
+from quiver_actors.base.units import SECOND_NS
+from quiver_actors.node.worker import lifecycle
 from quiver_actors.supervisor.exitcodes import ChildExit
-from quiver_actors.worker import loop
-from tests.unit.worker.faulty_disk import FaultyDisk
-from tests.unit.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
+from tests.unit.node.worker.faulty_disk import FaultyDisk
+from tests.unit.node.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
 
 FAST_SEAL = topic(segment__max_open_duration_ns=20_000_000)
+NO_SEAL = topic(segment__max_open_duration_ns=3600 * SECOND_NS)
 UNTIL_READ = m.Terms(lease_ns=0)
-"""For a consumer that reads when all is pushed, which takes a slow disk longer than a lease."""
+"""Terms of a consumer that reads when all is pushed, which takes a slow disk longer than a lease."""
 
 
 def pushed(worker: WorkerThread, *values: int) -> WireClient:
@@ -67,8 +70,9 @@ def test_credit_can_be_taken_back(tmp_path: Path) -> None:
         assert client.delivered()[1] == [3, 4]
 
 
-def test_bundles_are_delivered_as_their_segments_are_sealed(tmp_path: Path) -> None:
-    with running(tmp_path, settings(FAST_SEAL)) as worker:
+@pytest.mark.parametrize("seals", [FAST_SEAL, NO_SEAL], ids=["fast", "none"])
+def test_bundles_are_delivered_as_soon_as_they_are_durable(tmp_path: Path, seals: TopicSettings) -> None:
+    with running(tmp_path, settings(seals)) as worker:
         producer, client = worker.producer(), worker.connect()
         client.register("s", start="latest", credit=100)
         for value in range(5):
@@ -139,77 +143,6 @@ def test_segment_stays_for_the_subscriber_that_is_behind(tmp_path: Path) -> None
         client.flush_progress("fast")
         client.credit("slow", 1)
         assert first_values(client.values(1, "slow")) == [1]
-
-
-def test_deferred_bundle_comes_again_and_blocks_nobody(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, 1, 2, 3)
-        client = worker.connect()
-        client.register("s", credit=1)
-        deliver, _ = client.delivered()
-        names = (deliver.topic, deliver.subscriber, deliver.segment_seq, deliver.token)
-        deferred = m.Resolve(client.next_tag(), *names, "defer", deliver.bundle_indexes, 30_000_000)
-        # At once: the worker takes both in one turn, before the delay is over.
-        client.send(deferred, m.Credit("default", "s", 4))
-        assert first_values(client.values(3)) == [2, 3, 1]
-
-
-def test_defer_without_delay_returns_the_bundle_at_once(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, 1)
-        client = worker.connect()
-        client.register("s", credit=1)
-        for _ in range(3):
-            deliver, indexes = client.delivered()
-            assert indexes == [0]
-            client.resolve(deliver, indexes, outcome="defer")
-            client.credit("s", 1)
-
-
-def test_claims_of_a_dead_consumer_go_to_another_at_once(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, *range(6))
-        dying, living = worker.connect(), worker.connect()
-        dying.register("s", credit=4)
-        living.register("s", credit=10)
-        deliver, indexes = dying.delivered()
-        assert len(indexes) == 4
-        dying.resolve(deliver, indexes[:1])
-        dying.flush_progress("s")
-        dying.close()
-        assert sorted(first_values(living.values(5))) == [1, 2, 3, 4, 5]
-
-
-def test_work_is_shared_without_overlap(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, *range(100))
-        clients = [worker.connect() for _ in range(4)]
-        for client in clients:
-            client.register("s")
-        for client in clients:
-            client.credit("s", 25)
-        shares = [first_values(client.values(25)) for client in clients]
-        assert sorted(value for share in shares for value in share) == list(range(100))
-
-
-def test_claim_of_another_connection_cannot_be_resolved(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, 1, 2)
-        holder, other = worker.connect(), worker.connect()
-        holder.register("s", credit=1)
-        deliver, _ = holder.delivered()
-        other.register("s", credit=1)
-        own, _ = other.delivered()
-        tag = other.resolve(deliver, [0, 1])
-        answer = other.expect(m.NotResolved)
-        assert answer.tag == tag
-        # Its own claim does not go under the token of another one either: it is newer.
-        assert refused(answer) == [("not_claimed", [0]), ("fenced", [1])]
-        other.resolve(own, [1])
-        other.flush_progress("s")
-        holder.resolve(deliver, [0])
-        holder.flush_progress("s")
-        holder.expect(m.SegmentRetired)
 
 
 def test_latest_starts_behind_what_is_there_and_resumes_where_it_was(tmp_path: Path) -> None:
@@ -327,7 +260,7 @@ def test_flush_of_an_empty_topic_is_done_at_once(tmp_path: Path) -> None:
 
 
 def test_deaf_consumer_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quiver_actors.worker.connection.UNSENT_BYTES_MAX", 1)
+    monkeypatch.setattr("quiver_actors.node.worker.connection.UNSENT_BYTES_MAX", 1)
     node = settings(topic(segment__max_bundle_count=1))
     with running(tmp_path, node) as worker:
         producer, deaf, client = worker.producer(), worker.connect(), worker.connect()
@@ -340,7 +273,7 @@ def test_deaf_consumer_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_paused_consumer_gets_the_rest_when_it_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quiver_actors.worker.connection.UNSENT_BYTES_MAX", 1)
+    monkeypatch.setattr("quiver_actors.node.worker.connection.UNSENT_BYTES_MAX", 1)
     with running(tmp_path, settings(FAST_SEAL)) as worker:
         producer, client = worker.producer(), worker.connect()
         client.register("s", start="latest", credit=1_000_000, terms=UNTIL_READ)
@@ -351,7 +284,7 @@ def test_paused_consumer_gets_the_rest_when_it_reads_again(tmp_path: Path, monke
 
 
 def test_segment_that_cannot_be_opened_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quiver_actors.worker.handing_out.UNREADABLE_DELAY_NS", 20_000_000)
+    monkeypatch.setattr("quiver_actors.node.worker.dispatcher.UNREADABLE_DELAY_NS", 20_000_000)
     (tmp_path / "data").mkdir()
     disk = FaultyDisk(str(tmp_path / "data"))
     with running(tmp_path, disk=disk) as worker:
@@ -389,7 +322,7 @@ def test_figures_follow_a_subscriber(tmp_path: Path) -> None:
 def test_listener_is_gone_while_draining_and_claims_stay_unresolved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "FAREWELL_PATIENCE_NS", 0)
+    monkeypatch.setattr(lifecycle, "CLOSE_PATIENCE_NS", 0)
     with running(tmp_path) as worker:
         pushed(worker, 1)
         client = worker.connect()

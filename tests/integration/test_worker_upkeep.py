@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from quiver_actors import upkeep
-from quiver_actors.metrics.figures import EngineFigure, RowKind
-from quiver_actors.protocol import messages as m
-from quiver_actors.units import MILLISECOND_NS
-from tests.unit.worker.harness import WireClient, WorkerThread, running, table, until
+from quiver_actors.base.metrics.figures import EngineFigure, RowKind
+from quiver_actors.base.protocol import messages as m
+from quiver_actors.base.units import MILLISECOND_NS
+from quiver_actors.store.jobs import upkeep
+from quiver_actors.store.segment.reader import SegmentReader
+from tests.unit.node.worker.harness import WireClient, WorkerThread, running, table, until
 
 COUNT = 400
 
@@ -37,15 +39,21 @@ def test_a_consumer_in_the_middle_of_a_segment_gets_the_compacted_file(
         client = worker.connect()
         client.register("s", start="latest", credit=COUNT // 2)
         small_bundles(worker)
+        first = client.expect(m.SegmentOpened)
+        assert not first.is_sealed, "bundles are delivered before the seal"
+        with open(os.dup(client.descriptors[0]), "rb") as file:
+            before = SegmentReader(file.read(), segment_seq=0)  # the log has become the segment
+        held = client.open_received(first)
         assert values(client, COUNT // 2) == list(range(COUNT // 2))
-        before = client.segments["default", 0]
         until(lambda: figure(worker, EngineFigure.COMPACTIONS) == 1, "the compaction")
         opened = client.expect(m.SegmentOpened)
         assert opened.segment_seq == 0
         after = client.open_received(opened)
+        assert opened.is_sealed
         assert opened.size_bytes < before.footer.directory_offset
         client.send(m.Credit("default", "s", COUNT))
         assert values(client, COUNT - COUNT // 2) == list(range(COUNT // 2, COUNT))
+        assert [held.bundle(n)[0].equals(after.bundle(n)[0]) for n in range(COUNT // 2)] == [True] * (COUNT // 2)
         assert [before.bundle(n)[0].equals(after.bundle(n)[0]) for n in range(COUNT)] == [True] * COUNT
         saved = figure(worker, EngineFigure.COMPACTED_BYTES_SAVED)
         assert saved == before.footer.manifest_offset + before.footer.manifest_length + 124 - opened.size_bytes

@@ -8,9 +8,9 @@ import time
 
 import msgspec
 
-from quiver_actors.config import NodeSettings
-from quiver_actors.metrics.figures import FIGURES_VERSION
-from quiver_actors.node import WorkerContext
+from quiver_actors.base.config import NodeSettings
+from quiver_actors.base.metrics.figures import FIGURES_VERSION
+from quiver_actors.node.worker.context import WorkerContext
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.supervisor.log import configure_logging
 
@@ -21,7 +21,7 @@ def main(root: str, page_name: str, settings: str) -> int:
     try:
         region = page.writer(1)
         region.begin(os.getpid(), time.time_ns())
-        from quiver_actors.worker import entry
+        from quiver_actors.node.worker import entry
 
         context = WorkerContext(
             core=0,

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from tests.mutation.edits import EDITS, Edit
+from tests.mutation.edit import Edit
+from tests.mutation.edits import EDITS
 
 ROOT = Path(__file__).parents[2]
 CAUGHT_SHARE_MIN = 0.95
@@ -40,11 +41,16 @@ _COPIED = (
     "pyproject.toml",
     "docs",
     "README.md",
+    "examples",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
 )
 _PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
-_UNIT = "tests/unit/engine"
+_UNIT = "tests/unit/store/engine"
 _NODE = ("-m", "tests.sim.node", "--steps", "1000")
-_FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
+_FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", re.MULTILINE)
 _FAILED_SEED = re.compile(r"^seed (\d+) fails", re.MULTILINE)
 
 
@@ -56,7 +62,7 @@ class Verdict(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What failed with an edit, and the shortest command that asks the same again."""
+    """A check that fails with an edit, and the shortest command that repeats it."""
 
     name: str
     command: tuple[str, ...]
@@ -83,7 +89,7 @@ def main() -> int:
 
 
 def _verdicts(chosen: Sequence[Edit], jobs: int, keep: Path | None) -> Iterator[Verdict]:
-    """In the order of the table: those that are kept, and those that are found out now."""
+    """Yield the verdicts in the order of the table: kept ones, and those found out now."""
     kept = _read_kept(keep)
     with tempfile.TemporaryDirectory(prefix="qv-mutation-") as made, ThreadPoolExecutor(jobs) as pool:
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
@@ -96,7 +102,7 @@ def _verdicts(chosen: Sequence[Edit], jobs: int, keep: Path | None) -> Iterator[
 
 
 def _read_kept(path: Path | None) -> dict[str, Verdict]:
-    """By the name of the edit; not of edits that are other ones now."""
+    """Return the kept verdicts by name of the edit, without those of edits that have changed."""
     lines = path.read_text().splitlines() if path is not None and path.exists() else []
     now = {(edit.name, _digest(edit)): edit for edit in EDITS}
     found = [json.loads(line) for line in lines]

@@ -5,47 +5,38 @@ An edit replaces a piece of source that stands exactly once in its file; a unit 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from tests.mutation.edit import Edit
+from tests.mutation.live_edits import LIVE_EDITS
+from tests.mutation.retention_edits import RETENTION_EDITS
 
-
-class Edit(NamedTuple):
-    """`tests`: what is run before the simulated nodes, because it is cheaper and likely to notice."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...] = ()
-
-
-_JOBS = "quiver_actors/jobs.py"
-_SEALING = "quiver_actors/sealing.py"
-_COMMIT = "quiver_actors/engine/group_commit.py"
-_BITMAP = ("tests/unit/subscriber/test_bitmap.py",)
-_LEASES = ("tests/unit/subscriber/test_leases.py",)
-_ENGINE = ("tests/unit/engine/test_engine.py",)
-_GROUP_COMMIT = ("tests/unit/engine/test_group_commit.py",)
-_NUMBERS = ("tests/unit/engine/test_numbers.py",)
-_POWER = ("tests/unit/engine/test_power_loss.py",)
-_RECOVERY = ("tests/unit/engine/test_recovery_table.py",)
-_WAL = ("tests/unit/wal", "tests/property/test_uniform_pushes.py")
+_COMMITS_JOBS = "quiver_actors/store/jobs/commits.py"
+_RECORDS_JOBS = "quiver_actors/store/jobs/records.py"
+_REMOVAL_JOBS = "quiver_actors/store/jobs/removal.py"
+_SEALING = "quiver_actors/store/jobs/sealing.py"
+_COMMIT = "quiver_actors/store/engine/group_commit.py"
+_BITMAP = ("tests/unit/store/subscriber/test_bitmap.py",)
+_LEASES = ("tests/unit/store/subscriber/test_leases.py", "tests/unit/store/subscriber/test_exhausted.py")
+_ENGINE = ("tests/unit/store/engine/test_engine.py",)
+_GROUP_COMMIT = ("tests/unit/store/engine/test_group_commit.py",)
+_NUMBERS = ("tests/unit/store/engine/test_numbers.py",)
+_POWER = ("tests/unit/store/engine/test_power_loss.py",)
+_RECOVERY = ("tests/unit/store/engine/test_recovery_table.py", "tests/unit/store/engine/test_recovery_keeps.py")
+_WAL = ("tests/unit/store/wal", "tests/property/test_uniform_pushes.py")
 _CLIENT = ("tests/unit/client/test_push.py", "tests/unit/client")
-_STAGE_CRASHES = ("tests/unit/transactions/test_stage_crashes.py",)
-_RULES = ("tests/unit/retention/test_rules.py",)
-_COORDINATOR = ("tests/unit/supervisor/test_coordinator.py",)
+_STAGE_CRASHES = ("tests/unit/store/staged/test_stage_crashes.py",)
 
 EDITS: tuple[Edit, ...] = (
     # --- syncs, renames and their order
     Edit(
         "skip the sync of a commit",
-        _JOBS,
+        _COMMITS_JOBS,
         "                step.log.file.fdatasync()\n",
         "                pass\n",
         _POWER,
     ),
     Edit(
         "forget the directory sync of a commit",
-        _JOBS,
+        _COMMITS_JOBS,
         "                step.log.path = target\n                self._disk.sync_directory(self._paths.wal)\n",
         "                step.log.path = target\n",
         _POWER,
@@ -67,39 +58,37 @@ EDITS: tuple[Edit, ...] = (
     ),
     Edit(
         "skip the sync of small files",
-        "quiver_actors/disk/protocol.py",
+        "quiver_actors/store/disk/protocol.py",
         "        file.write([content], 0)\n        file.fdatasync()\n",
         "        file.write([content], 0)\n",
         _POWER,
     ),
     Edit(
         "forget the directory of progress",
-        _JOBS,
-        "        self._disk.sync_directory(self._paths.root)\n\n\nclass DeleteJob",
-        "\n\nclass DeleteJob",
+        _RECORDS_JOBS,
+        "        self._disk.sync_directory(self._paths.root)\n\n\nclass JournalJob",
+        "\n\nclass JournalJob",
         _POWER,
     ),
     Edit(
         "progress before its notices are durable",
-        _JOBS,
+        _RECORDS_JOBS,
         "            if write.is_gaps:\n                self._disk.sync_directory(self._paths.root)\n",
         "",
-        ("tests/unit/engine/test_deletion.py",),
+        ("tests/unit/store/engine/test_deletion.py",),
     ),
     Edit(
         "delete the newest segment before the cursor",
-        _JOBS,
-        "        if self._cursor_owed is not None:\n            write_cursor(self._disk, self._paths, self._cursor_owed)\n"
-        "        self._disk.unlink(self._paths.segment(newest))\n",
-        "        self._disk.unlink(self._paths.segment(newest))\n"
-        "        if self._cursor_owed is not None:\n            write_cursor(self._disk, self._paths, self._cursor_owed)\n",
+        _REMOVAL_JOBS,
+        "        self._write_cursor()\n        self._unlink(sorted(self.segment_seqs))\n",
+        "        self._unlink(sorted(self.segment_seqs))\n        self._write_cursor()\n",
         _POWER,
     ),
     Edit(
         "forget the directory after a delete",
-        _JOBS,
-        "        self._disk.unlink(self._paths.segment(newest))\n        self._disk.sync_directory(self._paths.segments)\n",
-        "        self._disk.unlink(self._paths.segment(newest))\n",
+        _REMOVAL_JOBS,
+        "        self._unlink(sorted(self.segment_seqs))\n        self._disk.sync_directory(self._paths.segments)\n",
+        "        self._unlink(sorted(self.segment_seqs))\n",
         _POWER,
     ),
     # --- what is promised, and when
@@ -148,21 +137,21 @@ EDITS: tuple[Edit, ...] = (
     # --- numbers
     Edit(
         "use sequences that were not reserved",
-        "quiver_actors/engine/numbers.py",
+        "quiver_actors/store/engine/numbers.py",
         "        return self.next_sequence + count <= self._reserved.next_sequence_reserved\n",
         "        return True\n",
         _NUMBERS,
     ),
     Edit(
         "use segment numbers twice",
-        "quiver_actors/engine/numbers.py",
+        "quiver_actors/store/engine/numbers.py",
         "        self.next_segment_seq += 1\n",
         "        self.next_segment_seq += self.next_segment_seq % 2\n",
         _ENGINE,
     ),
     Edit(
         "rotation numbers that fall",
-        "quiver_actors/engine/numbers.py",
+        "quiver_actors/store/engine/numbers.py",
         "        self._next_rotation = number + 1\n",
         "        self._next_rotation = number\n",
         _NUMBERS,
@@ -170,208 +159,209 @@ EDITS: tuple[Edit, ...] = (
     # --- the log
     Edit(
         "trust the arena after the check",
-        "quiver_actors/worker/turn_buffer.py",
+        "quiver_actors/node/worker/turn_buffer.py",
         "        span = self._view[start:end]\n        span[:] = source\n",
         "        span = source\n",
-        ("tests/unit/worker/test_turn_buffer.py",),
+        ("tests/unit/node/worker/test_turn_buffer.py",),
     ),
     Edit(
         "believe the CRC of a pushed entry",
-        "quiver_actors/wal/admission.py",
+        "quiver_actors/store/wal/admission.py",
         "        if crc32(self._span[start + _HEAD_BYTES : end - _CRC_BYTES]) != crc_of_slots:\n",
         "        if False:\n",
         _ENGINE,
     ),
     Edit(
         "believe the CRCs of a uniform push",
-        "quiver_actors/wal/uniform.py",
+        "quiver_actors/store/wal/uniform.py",
         " or _crcs(span, entries.slots) != crcs:\n",
         ":\n",
         _WAL,
     ),
     Edit(
         "a uniform run with another sequence",
-        "quiver_actors/wal/uniform.py",
+        "quiver_actors/store/wal/uniform.py",
         "np.arange(sequence, sequence + count, dtype=np.uint64)",
         "np.arange(sequence + 1, sequence + 1 + count, dtype=np.uint64)",
         _WAL,
     ),
     Edit(
+        "lose the first entry behind a damaged header of another writer",
+        "quiver_actors/store/wal/recovery.py",
+        "    if not reader.has_entry_at(claimed) and reader.has_entry_at(layout.HEADER_BYTES_V1):\n",
+        "    if False:\n",
+        ("tests/unit/store/wal/test_decisions.py",),
+    ),
+    Edit(
+        "believe a small file whatever its checksum says",
+        "quiver_actors/store/format/framing.py",
+        "        if self.checksum_of(data) is None:\n",
+        "        if False:\n",
+        ("tests/unit/store/format/test_framing.py",),
+    ),
+    Edit(
+        "take a newer version for damage",
+        "quiver_actors/store/format/framing.py",
+        "        if version > self.version and not self.reads_newer:\n            raise self._newer(version)\n",
+        "",
+        ("tests/unit/store/format/test_framing.py",),
+    ),
+    Edit(
         "every entry gets the same sequence",
-        "quiver_actors/wal/log.py",
+        "quiver_actors/store/wal/log.py",
         "            append(sequence, ingestion_ts, item_count, entry_bytes, placements)\n            sequence += 1\n",
         "            append(sequence, ingestion_ts, item_count, entry_bytes, placements)\n",
         _WAL,
     ),
     Edit(
         "the CRC of a large entry without its head",
-        "quiver_actors/wal/log.py",
+        "quiver_actors/store/wal/log.py",
         "    crc = crc32_combine(crc32(head[_LENGTH_BYTES:]), crc_of_slots, slots_bytes)\n",
         "    crc = crc_of_slots\n",
-        ("tests/unit/wal/test_large_entries.py",),
+        ("tests/unit/store/wal/test_large_entries.py",),
     ),
     Edit(
         "the CRC of a file with a large entry",
-        "quiver_actors/wal/log.py",
+        "quiver_actors/store/wal/log.py",
         "    crc_of_file = crc32_combine(crc32(head, crc_of_file), crc_of_slots, slots_bytes)\n",
         "    crc_of_file = crc32_combine(crc32(head), crc_of_slots, slots_bytes)\n",
-        ("tests/unit/wal/test_large_entries.py",),
+        ("tests/unit/store/wal/test_large_entries.py",),
     ),
     # --- recovery
     Edit(
         "believe memory about the log of a killed process",
-        "quiver_actors/recovery/logs.py",
+        "quiver_actors/store/recovery/logs.py",
         "        if trust.is_proven and not log.damaged:\n",
         "        if not log.damaged:\n",
-        ("tests/unit/recovery/test_log_sources.py",),
+        ("tests/unit/store/recovery/test_log_sources.py",),
     ),
     Edit(
         "take a damaged end of a log for a torn one",
-        "quiver_actors/wal/recovery.py",
+        "quiver_actors/store/wal/recovery.py",
         "        if theirs.segment_seq == mine.segment_seq + 1 and end > self.scan.end:\n",
         "        if False:\n",
         _RECOVERY,
     ),
     Edit(
         "give the number of a lost bundle to the one behind it",
-        "quiver_actors/recovery/replay.py",
+        "quiver_actors/store/recovery/replay.py",
         "        self.skip_to(entry.sequence)\n        if entry.error",
         "        if entry.error",
-        ("tests/unit/recovery/test_replay.py",),
+        ("tests/unit/store/recovery/test_replay.py",),
     ),
     Edit(
         "delete a log that cannot be parsed",
-        "quiver_actors/recovery/logs.py",
+        "quiver_actors/store/recovery/logs.py",
         '                self._findings.quarantine(path, "no valid entry in it, and bytes that cannot be parsed")\n',
         "                self._disk.unlink(path)\n",
         _RECOVERY,
     ),
     Edit(
         "forget what was reserved before the kill",
-        "quiver_actors/recovery/numbers.py",
+        "quiver_actors/store/recovery/numbers.py",
         "            self.next_sequence = max(self.next_sequence, former.next_sequence_reserved)\n",
         "",
-        (*_NUMBERS, "tests/unit/engine/test_rust_regressions.py"),
+        (*_NUMBERS, "tests/unit/store/engine/test_rust_regressions.py"),
     ),
     Edit(
         "a subscriber whose progress is damaged is a new one",
-        "quiver_actors/recovery/subscribers.py",
+        "quiver_actors/store/recovery/subscribers.py",
         "_NOTHING_RESOLVED = SubscriberProgress(oldest_incomplete_seg=0,",
         "_NOTHING_RESOLVED = SubscriberProgress(oldest_incomplete_seg=1 << 40,",
-        ("tests/unit/recovery/test_damaged_files.py",),
+        ("tests/unit/store/recovery/test_damaged_files.py",),
     ),
     # --- segments
     Edit(
         "open a segment without its checksum",
-        "quiver_actors/segment/check.py",
+        "quiver_actors/store/segment/check.py",
         "    if crc != stored:\n",
         "    if False:\n",
-        ("tests/unit/segment",),
+        ("tests/unit/store/segment",),
     ),
     # --- subscribers
     Edit(
         "off by one in the bitmap's size",
-        "quiver_actors/subscriber/bitmap.py",
+        "quiver_actors/store/subscriber/bitmap.py",
         "    return -(-bundle_count // WORD_BITS)\n",
         "    return bundle_count // WORD_BITS\n",
         _BITMAP,
     ),
     Edit(
         "off by one in the full bitmap",
-        "quiver_actors/subscriber/bitmap.py",
-        "    return ((1 << bundle_count) - 1).to_bytes(",
-        "    return ((1 << bundle_count - 1) - 1 if bundle_count else 0).to_bytes(",
+        "quiver_actors/store/subscriber/bitmap.py",
+        "    return (bits & ((1 << bundle_count) - 1)).to_bytes(",
+        "    return (bits & ((1 << bundle_count - 1) - 1 if bundle_count else 0)).to_bytes(",
         _BITMAP,
     ),
     Edit(
         "off by one in the first unresolved",
-        "quiver_actors/subscriber/bitmap.py",
+        "quiver_actors/store/subscriber/bitmap.py",
         "    return (~bits & (bits + 1)).bit_length() - 1\n",
         "    return (~bits & (bits + 1)).bit_length()\n",
         _BITMAP,
     ),
     Edit(
         "resolve what another consumer holds",
-        "quiver_actors/subscriber/leases.py",
+        "quiver_actors/store/subscriber/leases.py",
         "        return live if live is not None and live.owner_key is key and live.segment_seq == segment_seq else None\n",
         "        return live if live is not None and live.segment_seq == segment_seq else None\n",
         _LEASES,
     ),
     Edit(
         "extend what another consumer holds",
-        "quiver_actors/subscriber/leases.py",
+        "quiver_actors/store/subscriber/leases.py",
         "            if live is None or live.owner_key is not key:\n",
         "            if live is None:\n",
         _LEASES,
     ),
     Edit(
         "leases that never start anew",
-        "quiver_actors/subscriber/leases.py",
+        "quiver_actors/store/subscriber/leases.py",
         "            else:\n                self._lease(live, now_ns)\n",
         "",
         _LEASES,
     ),
-    # --- retention
+    *RETENTION_EDITS,
+    # --- rights
     Edit(
-        "drop what a consumer holds as if it did not",
-        "quiver_actors/retention/rules.py",
-        "    needed = EvictionClass.CLAIMED if facts.is_held else EvictionClass.UNPROCESSED\n",
-        "    needed = EvictionClass.UNPROCESSED\n",
-        _RULES,
-    ),
-    Edit(
-        "delete without a notice",
-        "quiver_actors/retention/rules.py",
-        "Outcome(Verdict.DELETE if facts.is_processed else Verdict.DROP, reason)",
-        "Outcome(Verdict.DELETE, reason)",
-        _RULES,
-    ),
-    Edit(
-        "drop under backpressure",
-        "quiver_actors/retention/rules.py",
-        "    return not facts.is_processed and facts.policy == DROP_OLDEST and facts.claimed_class >= needed\n",
-        "    return not facts.is_processed and facts.claimed_class >= needed\n",
-        _RULES,
-    ),
-    Edit(
-        "grants that add up to more than the cap",
-        "supervisor/coordinator.py",
-        "            free -= max(0, raised - held)\n",
-        "",
-        _COORDINATOR,
-    ),
-    Edit(
-        "grants that forget what is still used",
-        "supervisor/coordinator.py",
-        "        held = max(new[index], holding.seen_bytes, holding.used_bytes)\n",
-        "        held = new[index]\n",
-        _COORDINATOR,
+        "a guest moves another's subscriber",
+        "quiver_actors/base/rights.py",
+        'Row("Seek", "yes yes yes no no',
+        'Row("Seek", "yes yes yes no yes',
+        ("tests/unit/base/test_rights.py", "tests/security/test_rights_table.py"),
     ),
     # --- transactions
     Edit(
+        "drop a stage that a commit names",
+        "quiver_actors/node/worker/stage_requests.py",
+        "    if decision is not None and decision.is_commit and decision.lists(message.incarnation, number):",
+        "    if False and decision is not None:",
+        ("tests/integration/test_transactions.py::test_nobody_drops_what_was_committed_and_is_not_published_yet",),
+    ),
+    Edit(
         "prepare without a sync",
-        "quiver_actors/transactions/jobs.py",
+        "quiver_actors/store/staged/jobs.py",
         "                part.file.fsync()\n                part.file.close()\n",
         "                part.file.close()\n",
         _STAGE_CRASHES,
     ),
     Edit(
         "forget the directory of prepared stages",
-        "quiver_actors/transactions/jobs.py",
+        "quiver_actors/store/staged/jobs.py",
         "encode_prepared(self.record))\n            self._disk.sync_directory(self._paths.staged)\n",
         "encode_prepared(self.record))\n",
         _STAGE_CRASHES,
     ),
     Edit(
         "store again what a producer sends again",
-        "quiver_actors/engine/intake.py",
+        "quiver_actors/store/engine/intake.py",
         "        known = self._producers.stored(push)\n",
         "        known: list[AckRun] = []\n",
-        ("tests/unit/transactions/test_keys.py",),
+        ("tests/unit/store/staged/test_keys.py",),
     ),
     Edit(
         "forget a stage before its parts are segments",
-        "quiver_actors/transactions/jobs.py",
+        "quiver_actors/store/staged/jobs.py",
         """    for part in [part for stage in stages for part in stage.parts]:
         if part.segment_seq not in infos:
             infos[part.segment_seq] = _publish_part(disk, paths, part, incarnation)
@@ -391,16 +381,17 @@ EDITS: tuple[Edit, ...] = (
     # --- clients
     Edit(
         "forget what was under way when a connection was lost",
-        "quiver_actors/client/producer.py",
-        "            if not group.is_acked:\n                self._send_again(group)\n",
+        "quiver_actors/client/sender.py",
+        "            if not group.is_acked:\n                unsent.append(self._rest_of(group))\n",
         "",
         _CLIENT,
     ),
     Edit(
         "requests that are not sent again after a loss",
-        "quiver_actors/client/channel.py",
+        "quiver_actors/client/calls.py",
         "        for call in self._calls.values():\n            call.tag = 0\n",
         "",
         ("tests/unit/client/test_terms.py::test_a_question_whose_connection_is_lost_is_asked_again",),
     ),
+    *LIVE_EDITS,
 )

@@ -14,11 +14,11 @@ from random import Random
 
 import pyarrow as pa
 
-from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.segment.compaction import Rewriting
-from quiver_actors.segment.outline import read_outline
-from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.store.segment.compaction import Rewriting
+from quiver_actors.store.segment.outline import read_outline
+from quiver_actors.store.segment.reader import SegmentReader
+from tests.disks.crashes import CrashMode
+from tests.disks.simulated import SimDisk
 from tests.support.arrow_shapes import ArrowShapes
 from tests.support.engine_driver import EngineDriver
 from tests.support.other_readers import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.segment.reader import SegmentReader
+from quiver_actors.store.segment.reader import SegmentReader
+from tests.disks.simulated import SimDisk
 from tests.property import contents
 from tests.property.contents import ContentTally, check_batch, check_segment, compacted, read_file
 from tests.support.arrow_shapes import EXTENSIONS, LEAVES

@@ -1,4 +1,4 @@
-"""Nothing unannounced: for each subscriber, acked + given up by itself + notified = everything appended, no overlap, no hole.
+"""Nothing unannounced: for each subscriber, acked + dropped by itself + notified = everything appended, no overlap, no hole.
 
 Random mixes of pushes, seals, claims, outcomes, cumulative acks, lease expiry, lost consumers, damaged and dropped segments, seeks,
 flushes and kills (also between the files of one flush), on a real engine over a real disk. A resolution counts from the flush that made it
@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.disk.posix import PosixDisk
 from quiver_actors.errors import QuiverError
-from quiver_actors.jobs import ProgressJob
-from quiver_actors.subscriber.gaps import GapNotice
-from quiver_actors.subscriber.progress import SubscriberProgress, decode_progress
-from tests.support.engine_driver import EngineDriver, topic_settings
+from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.jobs.records import FilesJob
+from quiver_actors.store.subscriber.gaps import GapNotice
+from quiver_actors.store.subscriber.progress import SubscriberProgress, decode_progress
+from quiver_actors.store.subscriber.progress_journal import JOURNAL_NAME, current_content, decode_progress_journal
+from tests.support.engine_driver import EngineDriver, drop_segment, topic_settings
 
 SUBSCRIBERS = ("a", "b")
 OWNERS = ("x", "y", "z")
@@ -27,7 +28,7 @@ Bundle = tuple[int, int]
 
 
 class Ledger:
-    """What one subscriber knows, beside the engine."""
+    """What one subscriber knows, without asking the engine."""
 
     def __init__(self) -> None:
         self.resolved: set[Bundle] = set()
@@ -58,8 +59,8 @@ class Mix:
 
     def register(self) -> None:
         for name in SUBSCRIBERS:
-            self.driver.engine.register(name, "earliest")
-            self.driver.engine.set_terms(name, lease_ns=LEASE_NS, max_deliveries=0, exhausted="drop")
+            self.driver.engine.registrations.register(name, "earliest")
+            self.driver.engine.registrations.set_terms(name, lease_ns=LEASE_NS, max_deliveries=0, exhausted="drop")
         self.driver.settle()
 
     def run(self, steps: int) -> None:
@@ -117,7 +118,7 @@ class Mix:
         some = self.random.sample(held, self.random.randint(1, len(held)))
         outcome = self.random.choice(["ack", "ack", "ack", "reject", "defer", "return"])
         delay_ns = self.random.choice([0, LEASE_NS // 2])
-        refused = self.driver.engine.resolve(name, owner, segment_seq, token, outcome, some, delay_ns)
+        refused = self.driver.engine.claims.resolve(name, owner, segment_seq, token, outcome, some, delay_ns)
         gone = {index for _, indexes in refused for index in indexes}
         if outcome in ("ack", "reject"):
             ledger.resolved |= {(segment_seq, index) for index in some if index not in gone}
@@ -133,7 +134,7 @@ class Mix:
 
     def lose_consumer(self) -> None:
         owner = self.random.choice(OWNERS)
-        self.driver.events += self.driver.engine.release(owner)
+        self.driver.events += self.driver.engine.claims.release(owner)
         for ledger in self.ledgers.values():
             ledger.held = {key: value for key, value in ledger.held.items() if key[0] != owner}
 
@@ -143,21 +144,21 @@ class Mix:
         name = self.random.choice(SUBSCRIBERS)
         position = self.random.choice(sorted(self.appended)[: len(self.appended) // 2 + 1])
         before = self.owed(name)
-        self.driver.engine.ack_through(name, *position)
+        self.driver.engine.claims.ack_through(name, *position)
         self.ledgers[name].resolved |= {bundle for bundle in before if bundle <= position}
 
     def owed(self, name: str) -> set[Bundle]:
-        """What is neither resolved nor given up, told or not."""
+        """Return the bundles that are neither resolved nor lost, announced or not."""
         given_up = {bundle for notice in self.notices(name) for bundle in covered(notice)}
         return self.appended - self.ledgers[name].resolved - given_up - self.ledgers[name].notified
 
     def notices(self, name: str) -> list[GapNotice]:
-        return list(self.driver.engine._progress.registry.get(name).gaps)
+        return list(self.driver.engine.progress.registry.get(name).gaps)
 
     def tell(self) -> None:
         name, owner = self.random.choice(SUBSCRIBERS), self.random.choice(OWNERS)
         ledger = self.ledgers[name]
-        notice = self.driver.engine.take_gap(name, owner, in_order=self.random.random() < 0.7)
+        notice = self.driver.engine.claims.take_gap(name, owner, in_order=self.random.random() < 0.7)
         if notice is None:
             return
         assert notice.notice not in ledger.acked_notices, "told again although that was acknowledged"
@@ -170,9 +171,9 @@ class Mix:
         open_notices = sorted(set(ledger.told) - ledger.acked_notices)
         if open_notices:
             notice = self.random.choice(open_notices)
-            ticket = self.driver.engine.ack_gap(name, notice)
+            ticket = self.driver.engine.claims.ack_gap(name, notice)
             self.driver.settle()
-            assert self.driver.engine.progress_durable >= ticket
+            assert self.driver.engine.progress.durable >= ticket
             ledger.acked_notices.add(notice)
             self.note_durable()
 
@@ -181,7 +182,7 @@ class Mix:
         self.note_durable()
 
     def note_durable(self) -> None:
-        if not self.driver.engine._progress.is_dirty:
+        if not self.driver.engine.progress.is_dirty:
             for ledger in self.ledgers.values():
                 ledger.durable = set(ledger.resolved)
 
@@ -189,23 +190,23 @@ class Mix:
         sealed = self.driver.engine.segments()
         if sealed:
             info = self.random.choice(sealed)
-            self.driver.engine.drop_segment(info.segment_seq, self.random.choice(["evicted", "expired", "dropped"]))
+            drop_segment(self.driver.engine, info.segment_seq, self.random.choice(["evicted", "expired", "dropped"]))
             self.forget_claims_of(info.segment_seq)
 
     def seek(self) -> None:
-        """What was resolved, or announced and is still stored, is owed again; perhaps to be announced again."""
+        """Seek back: what was resolved, or announced and is still stored, is owed again."""
         name = self.random.choice(SUBSCRIBERS)
         engine, ledger = self.driver.engine, self.ledgers[name]
-        position = self.random.choice([*sorted(self.appended), engine._logs.end])
-        stored = {info.segment_seq for info in engine.segments()} - set(engine._shelf.doomed) | set(
-            engine._logs.bundle_counts()
-        )
+        position = self.random.choice([*sorted(self.appended), engine._parts.logs.end])
+        stored = {info.segment_seq for info in engine.segments()} - set(
+            engine._parts.sealed_segments.deletions.doomed
+        ) | set(engine._parts.logs.bundle_counts())
         known = {notice.notice for notice in self.notices(name)}
-        engine.seek(name, f"bundle:0/{position[0]}/{position[1]}")
-        engine.set_terms(name, lease_ns=LEASE_NS, max_deliveries=0, exhausted="drop")
+        engine.registrations.seek(name, f"bundle:0/{position[0]}/{position[1]}")
+        engine.registrations.set_terms(name, lease_ns=LEASE_NS, max_deliveries=0, exhausted="drop")
         kept = {each.notice: covered(each) for each in self.notices(name) if each.notice in known}
-        standing = {bundle for bundles in kept.values() for bundle in bundles}
-        again = {bundle for bundle in self.appended if bundle >= position and bundle[0] in stored} - standing
+        left_alone = {bundle for bundles in kept.values() for bundle in bundles}
+        again = {bundle for bundle in self.appended if bundle >= position and bundle[0] in stored} - left_alone
         ledger.resolved -= again
         ledger.durable -= again
         # One that nobody has acknowledged may be withdrawn; what of it is not owed again has a new notice then.
@@ -228,7 +229,7 @@ class Mix:
         content[at] ^= 0xFF
         path.write_bytes(content)
         if self.random.random() < 0.5:
-            self.driver.engine.check_segment(info.segment_seq, "test")
+            self.driver.engine.check_segment(info.segment_seq)
         if self.random.random() < 0.7:
             self.kill()
         else:
@@ -241,7 +242,7 @@ class Mix:
                 ledger.held = {key: value for key, value in ledger.held.items() if value[0] != segment_seq}
 
     def kill(self) -> None:
-        """At any step of the background work, as `settle` need not have been called."""
+        """Kill the engine at any step of the background work."""
         for _ in range(self.random.randint(1, 3)):
             self.driver.clock.advance(60_000_000)
             self.run_some_jobs(self.random.randrange(6))
@@ -256,7 +257,10 @@ class Mix:
         self.note_durable()
 
     def progress_file(self, name: str) -> SubscriberProgress:
-        return decode_progress((self.root / f"default/core_0/quiver.sub.{name}").read_bytes())
+        directory = self.root / "default/core_0"
+        content, journal = (directory / f"quiver.sub.{name}").read_bytes(), directory / JOURNAL_NAME
+        record = decode_progress_journal(journal.read_bytes()).latest.get(name) if journal.exists() else None
+        return decode_progress(current_content(content, record))
 
     def run_some_jobs(self, count: int) -> None:
         """The last one is cut off: a flush may have written some of its files only."""
@@ -264,7 +268,7 @@ class Mix:
             job = self.driver.engine.next_background()
             if job is None:
                 return
-            if left == 1 and isinstance(job, ProgressJob):
+            if left == 1 and isinstance(job, FilesJob):
                 job.writes = job.writes[: self.random.randrange(len(job.writes) + 1)]
             job.run()
             if left == 1:
@@ -283,20 +287,22 @@ class Mix:
             assert seen <= self.appended
 
     def finish(self) -> None:
-        """Everything is sealed and consumed: then nothing is missing."""
+        """Seal and consume everything: then nothing is missing."""
         self.lose_all()
         self.driver.seal()
         self.driver.clock.advance(10 * LEASE_NS)
         self.driver.settle()
         for name, ledger in self.ledgers.items():
             while True:
-                while (notice := self.driver.engine.take_gap(name, "last")) is not None:
+                while (notice := self.driver.engine.claims.take_gap(name, "last")) is not None:
                     ledger.told[notice.notice] = covered(notice)
                 grants = self.driver.claim(name, "last", 1000)
                 for grant in grants:
                     indexes = list(grant.indexes)
                     assert (
-                        self.driver.engine.resolve(name, "last", grant.segment_seq, grant.token, "ack", indexes, 0)
+                        self.driver.engine.claims.resolve(
+                            name, "last", grant.segment_seq, grant.token, "ack", indexes, 0
+                        )
                         == []
                     )
                     ledger.resolved |= {(grant.segment_seq, index) for index in indexes}
@@ -307,13 +313,13 @@ class Mix:
             assert not ledger.resolved & ledger.notified, f"{name}: acked and announced"
             assert ledger.resolved | ledger.notified == self.appended, f"{name}: a hole"
             for told in ledger.told:
-                self.driver.engine.ack_gap(name, told)
+                self.driver.engine.claims.ack_gap(name, told)
             self.driver.settle()
-            assert self.driver.engine.pending(name).drained
+            assert self.driver.engine.owed.pending(name).drained
 
     def lose_all(self) -> None:
         for owner in OWNERS:
-            self.driver.engine.release(owner)
+            self.driver.engine.claims.release(owner)
 
 
 def covered(notice: object) -> set[Bundle]:

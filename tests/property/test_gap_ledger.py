@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver_actors.subscriber.gaps import GapLedger, GapNotice, decode_gaps
+from quiver_actors.store.subscriber.gaps import GapLedger, GapNotice, decode_gaps
 
 STEPS = st.lists(
     st.tuples(

@@ -6,16 +6,16 @@ import contextlib
 
 import pytest
 
+from quiver_actors.base.protocol.framing import decode_client_message, decode_worker_message
 from quiver_actors.errors import FormatError, ProtocolError
-from quiver_actors.protocol.framing import decode_client_message, decode_worker_message
-from quiver_actors.segment.dictionaries import DictionaryDecoder
-from quiver_actors.segment.layout import EXTENSION, TRAILER
-from quiver_actors.segment.outline import read_outline
-from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.segment.salvage import salvage
-from quiver_actors.wal import layout
+from quiver_actors.store.segment.dictionaries import DictionaryDecoder
+from quiver_actors.store.segment.layout import EXTENSION, TRAILER
+from quiver_actors.store.segment.outline import read_outline
+from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.segment.salvage import salvage
+from quiver_actors.store.wal import layout
 from tests import evidence
-from tests.fuzz import bitflips, corpus
+from tests.fuzz import bitflips, corpus, message_corpus
 from tests.fuzz.corpus import reader_of
 from tests.fuzz.parsers import TARGETS
 
@@ -60,7 +60,7 @@ def test_dictionary_message_that_ends_the_stream_cannot_be_decoded() -> None:
     """A dictionary message with an end mark in its place made pyarrow raise StopIteration, through the builder into the loop.
     Such dictionaries count as undecodable now.
     """
-    schema = corpus.push_schemas()
+    schema = message_corpus.push_schemas()
     message = next(stream.message for stream in schema.values() if stream.has_dictionaries)
     assert DictionaryDecoder(message).arrays([b"\xff\xff\xff\xff\0\0\0\0"]) is None
 

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quiver_actors.encoding.entries import PlannedBundles, plan
-from quiver_actors.encoding.forms import FORM_BYTES_MAX, RUN_BYTES_MAX
-from quiver_actors.encoding.runs import RunMemory, plan_run
-from quiver_actors.encoding.streams import EncodedStream, StreamTable
+from quiver_actors.store.encoding.entries import PlannedBundles, plan
+from quiver_actors.store.encoding.forms import FORM_BYTES_MAX, RUN_BYTES_MAX
+from quiver_actors.store.encoding.runs import RunMemory, plan_run
+from quiver_actors.store.encoding.streams import EncodedStream, StreamTable
 from tests.unit.client.entries import parse_span
 
 Draw = Callable[[Random], Any]
@@ -54,7 +54,7 @@ OTHERS: dict[pa.DataType, Draw] = {
 
 
 def text_values(random: Random, kind: pa.DataType, rows: int, total: int) -> list[str | bytes]:
-    """That add up to as many bytes."""
+    """Return values that together have `total` bytes."""
     cuts = sorted(random.randint(0, total) for _ in range(rows - 1))
     text = "".join(random.choice("abcdef") for _ in range(total))
     values = [text[a:b] for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
@@ -63,7 +63,7 @@ def text_values(random: Random, kind: pa.DataType, rows: int, total: int) -> lis
 
 @dataclass
 class Kind:
-    """What batches of a run have in common."""
+    """Properties that the batches of a run share."""
 
     schema: pa.Schema
     rows: int
@@ -86,7 +86,7 @@ class Kind:
         return [draw(random) for _ in range(self.rows)]
 
     def batch(self, random: Random, *, is_sliced: bool) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """One that owns its buffers, and one that is equal to it."""
+        """Return a batch that owns its buffers, and an equal one."""
         columns = [self.values(random, field.type) for field in self.schema]
         owning = self.batch_of(columns)
         if not is_sliced:
@@ -154,7 +154,7 @@ def test_bytes_of_a_form_are_those_of_plans(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_bytes_of_bundles_of_several_slots_are_those_of_plans(seed: int) -> None:
-    """In a form, and as Arrow writes them when a slot's texts are of other lengths."""
+    """Runs are the same in a form, and as Arrow writes them when a slot's texts are of other lengths."""
     random = Random(seed)
     kinds = {slot: Kind.drawn(random) for slot in sorted(random.sample(range(64), random.randint(2, 6)))}
     odd, others = random.choice([*kinds]), [Kind(kind.schema, kind.rows, 62) for kind in kinds.values()]
@@ -273,7 +273,7 @@ def test_entries_over_the_limit_of_a_form_and_runs_over_their_memory() -> None:
 
 
 def test_runs_that_are_not_written_yet_keep_what_they_hold() -> None:
-    """As those of several threads."""
+    """Several runs of one memory are planned before any of them is written, as happens with several threads."""
     memory, streams = RunMemory(), StreamTable("t")
     stream = streams.stream(SLOT, PLAIN)
     runs = [[plain("ab", "cd", n=100 * run + n) for n in range(20)] for run in range(6)]

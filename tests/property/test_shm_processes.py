@@ -28,7 +28,7 @@ from tests.unit.shm.children import DEADLINE_SECONDS, join, running
 
 RING_BYTES = 64 * 1024
 SPAN = struct.Struct("<IIQI")
-"""What the producer tells of a span: offset, length, position behind it, CRC-32 of the content."""
+"""Message of the producer about a span: offset, length, position behind it, CRC-32 of the content."""
 
 
 # --- arena -----------------------------------------------------------------------------------------------------------

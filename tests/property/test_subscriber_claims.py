@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quiver_actors.subscriber.progress import decode_progress, encode_progress
+from quiver_actors.store.subscriber import losses
+from quiver_actors.store.subscriber.progress import decode_progress, encode_progress
 from tests.support.consumers import RememberingState as SubscriberState
 
 OWNERS = ("alice", "bob", "carol")
@@ -75,7 +76,7 @@ class SubscriberMachine(RuleBasedStateMachine):
     @initialize(segment_seq=st.integers(0, 3), bundle_index=st.integers(0, 100))
     def start(self, segment_seq: int, bundle_index: int) -> None:
         self.model.start = (segment_seq, bundle_index)
-        self.state.start_at(segment_seq, bundle_index)
+        self.state.progress.start_at(segment_seq, bundle_index)
         self.flush()
 
     @rule(bundle_count=st.integers(1, 80), skipped=st.sampled_from([0, 0, 0, 1, 5]))
@@ -151,29 +152,29 @@ class SubscriberMachine(RuleBasedStateMachine):
         segment_seq = sorted(self.model.bundles)[which % len(self.model.bundles)]
         states = self.model.bundles[segment_seq]
         lost = [index for index, state in enumerate(states) if state != RESOLVED]
-        runs = self.state.forget_segment(segment_seq)
+        runs = losses.forget_segment(self.state, segment_seq)
         assert [first + index for first, count in runs for index in range(count)] == lost
         states[:] = [RESOLVED] * len(states)
 
     @rule()
     def delete_what_may_go(self) -> None:
         asked = sorted(self.files)
-        complete = self.state.durably_complete(asked)
-        assert complete == [seq for seq in asked if self.state.durably_complete([seq])], (
+        complete = self.state.progress.completed.durable(asked)
+        assert complete == [seq for seq in asked if self.state.progress.completed.durable([seq])], (
             "asked for together as one by one"
         )
         for segment_seq in complete:
             durable = self.flushed_model.bundles.get(segment_seq)
             assert durable is None or set(durable) == {RESOLVED}, "a crash now would miss the file"
-            assert self.state.forget_segment(segment_seq, file_is_gone=True) == []
+            assert losses.forget_segment(self.state, segment_seq, file_is_gone=True) == []
             self.files.discard(segment_seq)
 
     @rule()
     def flush(self) -> None:
-        version = self.state.version
-        self.flushed_file = encode_progress(self.state.snapshot(self.model.next_segment_seq))
+        version = self.state.progress.changes.version
+        self.flushed_file = encode_progress(self.state.progress.snapshot(self.model.next_segment_seq))
         self.flushed_model = self.model.after_restart()
-        self.state.mark_flushed(version)
+        self.state.progress.completed.mark_flushed(version)
 
     @rule()
     def crash(self) -> None:
@@ -184,34 +185,34 @@ class SubscriberMachine(RuleBasedStateMachine):
                 model.seal(segment_seq, len(self.model.bundles[segment_seq]))
         self.model = model
         self.state = SubscriberState("sub")
-        self.state.load(decode_progress(self.flushed_file))
+        self.state.progress.load(decode_progress(self.flushed_file))
         for segment_seq in sorted(self.files):
             self.state.add_segment(segment_seq, len(model.bundles[segment_seq]))
 
     @invariant()
     def counts_agree(self) -> None:
         unresolved = sum(len(states) for states in self.model.bundles.values()) - self.model.count(RESOLVED)
-        assert self.state.unresolved_count == unresolved
-        assert self.state.claimed_count == self.model.count(*OWNERS)
-        assert self.state.pending_count() == unresolved - self.model.count(*OWNERS)
+        assert self.state.progress.unresolved_count == unresolved
+        assert self.state.leases.claimed_count == self.model.count(*OWNERS)
+        assert self.state.pending_count == unresolved - self.model.count(*OWNERS)
         assert self.state.claimable_count == len(self.model.pending())
 
     @invariant()
     def oldest_is_exact(self) -> None:
         incomplete = self.model.unresolved_segments()
         floor = max(self.model.start[0], self.model.next_segment_seq)
-        assert self.state.watermark(self.model.next_segment_seq) == (incomplete[0] if incomplete else floor)
+        assert self.state.progress.watermark(self.model.next_segment_seq) == (incomplete[0] if incomplete else floor)
         expected = None
         if incomplete:
             states = self.model.bundles[incomplete[0]]
             expected = incomplete[0], next(index for index, state in enumerate(states) if state != RESOLVED)
-        assert self.state.oldest_unresolved() == expected
+        assert self.state.progress.oldest_unresolved() == expected
 
     @invariant()
     def completeness_agrees(self) -> None:
         incomplete = self.model.unresolved_segments()
         for segment_seq in self.files:
-            assert self.state.is_complete(segment_seq) == (segment_seq not in incomplete)
+            assert self.state.progress.is_complete(segment_seq) == (segment_seq not in incomplete)
 
     @invariant()
     def next_due_is_exact(self) -> None:

@@ -9,9 +9,15 @@ import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quiver_actors.base.rights import Ownership
 from quiver_actors.errors import FormatError
-from quiver_actors.subscriber.bitmap import first_unresolved, resized, resolved_count, unresolved_runs, word_count
-from quiver_actors.subscriber.progress import SegmentProgress, SubscriberProgress, decode_progress, encode_progress
+from quiver_actors.store.subscriber.bitmap import first_unresolved, resized, resolved_count, unresolved_runs, word_count
+from quiver_actors.store.subscriber.progress import (
+    SegmentProgress,
+    SubscriberProgress,
+    decode_progress,
+    encode_progress,
+)
 
 thorough = settings(database=None, deadline=None, derandomize=True, max_examples=200)
 
@@ -26,7 +32,11 @@ def segment_progress(draw: st.DrawFn) -> SegmentProgress:
 def progress(draw: st.DrawFn) -> SubscriberProgress:
     entries = draw(st.dictionaries(st.integers(0, 2**64 - 1), segment_progress(), max_size=6))
     oldest = draw(st.integers(0, min(entries, default=2**64 - 1)))
-    return SubscriberProgress(oldest_incomplete_seg=oldest, entries=entries, trusted_watermark=draw(st.booleans()))
+    uids = st.integers(0, 2**32 - 2)
+    ownership = Ownership(draw(st.none() | uids), tuple(sorted(draw(st.sets(uids, max_size=4)))))
+    return SubscriberProgress(
+        oldest_incomplete_seg=oldest, entries=entries, trusted_watermark=draw(st.booleans()), ownership=ownership
+    )
 
 
 @thorough

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 
-from quiver_actors.checksum import crc32
-from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.encoding.entries import PushRows, plan, write
-from quiver_actors.encoding.streams import StreamTable
+from quiver_actors.base.checksum import crc32
+from quiver_actors.base.protocol.messages import ENTRY_ROW, SLOT_ROW, Push
 from quiver_actors.errors import ProtocolError
-from quiver_actors.protocol.messages import ENTRY_ROW, SLOT_ROW, Push
-from quiver_actors.segment.builder import StreamSchema
-from quiver_actors.segment.tail import encode_tail
-from quiver_actors.wal import layout
-from quiver_actors.wal.admission import CheckedEntries, check_each, check_push
-from quiver_actors.wal.codec import Identity
-from quiver_actors.wal.log import Log
-from quiver_actors.wal.uniform import UNIFORM_ENTRIES_MIN, UniformEntries, check_uniform
+from quiver_actors.store.encoding.entries import PushRows, plan, write
+from quiver_actors.store.encoding.streams import StreamTable
+from quiver_actors.store.segment.placement import StreamSchema
+from quiver_actors.store.segment.tail import encode_tail
+from quiver_actors.store.wal import layout
+from quiver_actors.store.wal.admission import CheckedEntries, check_each, check_push
+from quiver_actors.store.wal.codec import Identity
+from quiver_actors.store.wal.log import Log
+from quiver_actors.store.wal.uniform import UNIFORM_ENTRIES_MIN, UniformEntries, check_uniform
+from tests.disks.simulated import SimDisk
 
 MUTANTS = 2_000
 INTERESTING = (
@@ -320,7 +320,7 @@ def test_a_gap_in_front_of_the_first_slot_is_refused(slot_ids: int | tuple[int, 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_messages_that_are_not_aligned_are_refused(number: int) -> None:
-    """In the first entry's first slot and second one."""
+    """Slot `number` of the first entry is misaligned."""
     specimen, schemas = lay_out((3, 4), 24, random.Random(15))
     row = SLOT_ROW.unpack_from(specimen.slots, number * SLOT_ROW.size)
     _, payload_offset, _, _, batch_offset, metadata_bytes, _, _ = row
@@ -331,7 +331,7 @@ def test_messages_that_are_not_aligned_are_refused(number: int) -> None:
 
 
 def test_rows_of_slots_beyond_the_sign_come_out_the_same() -> None:
-    """As signed numbers they would add up to the entry's."""
+    """Row counts above the signed range would, read as signed numbers, add up to the entry's count."""
     specimen, schemas = lay_out((3, 4), 24, random.Random(16))
     for number, rows in enumerate(((1 << 32) - 1, 3)):
         (_, payload_offset, *_) = SLOT_ROW.unpack_from(specimen.slots, number * SLOT_ROW.size)

@@ -15,12 +15,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quiver_actors.config import AccessSettings, NodeSettings
-from quiver_actors.units import MIB
-from tests.unit.worker.harness import WireClient, WorkerThread, settings, table, topic
+from quiver_actors.base.config import AccessSettings, NodeSettings
+from quiver_actors.base.units import MIB
+from tests.unit.node.worker.harness import WireClient, WorkerThread, settings, table, topic
 
 GUEST_UID = 65534
 OWNER_UID = 65533
+OTHER_UID = 65532
+STRANGER_UID = 65531
 IS_ROOT = os.geteuid() == 0
 AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root: a second user connects")
 _SET_RESUID, _SET_RESGID = {"x86_64": (117, 119), "aarch64": (147, 149)}.get(platform.machine(), (0, 0))
@@ -47,9 +49,10 @@ def as_user(uid: int, gid: int) -> Iterator[None]:
 
 
 def guest_settings(**access: int) -> NodeSettings:
-    """Topic `open` is the guest's too, `closed` is not; the default one is not either."""
+    """Topic `open` is the guest's and the other guest's too, `closed` is not; the default one is not either."""
     group = grp.getgrgid(os.getegid() if not IS_ROOT else 65534).gr_name
-    node = settings(topic("open", allowed_uids=(GUEST_UID,), owner_uid=OWNER_UID), topic("closed"))
+    users = {"allowed_uids": (GUEST_UID, OTHER_UID), "owner_uid": OWNER_UID}
+    node = settings(topic("open", shared_subscribers=("shared",), **users), topic("closed"))
     limits = {"max_connections": 8, "max_arena_bytes": 4 * MIB, "max_subscribers": 4} | access
     return msgspec.structs.replace(node, access=AccessSettings(group=group, **limits))
 

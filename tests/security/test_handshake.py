@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from quiver_actors.protocol import messages as m
-from quiver_actors.protocol.framing import encode_frame
-from quiver_actors.worker import loop
+from quiver_actors.base.protocol import messages as m
+from quiver_actors.base.protocol.framing import encode_frame
+from quiver_actors.node.worker import connections
 from tests.security.guest import AS_ROOT, OWNER_UID, Besieged, besieged
-from tests.unit.worker.harness import WireClient, until
+from tests.unit.node.worker.harness import WireClient, until
 
 HELLO = m.Hello(m.PROTOCOL_VERSION, 1, "guest")
 
@@ -74,7 +74,7 @@ def test_a_client_that_leaves_in_the_middle_costs_nothing(node: Besieged, part: 
 
 
 def test_handshakes_that_never_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "HELLO_PATIENCE_NS", 1)
+    monkeypatch.setattr(connections, "HELLO_PATIENCE_NS", 1)
     with besieged() as node:
         slow = [node.guest(greet=False) for _ in range(3)]
         for guest in slow:

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from quiver_actors.protocol import messages as m
-from quiver_actors.units import MIB
+from quiver_actors.base.protocol import messages as m
+from quiver_actors.base.units import MIB
 from tests.security.guest import AS_ROOT, Besieged, besieged
-from tests.unit.worker.harness import Span, WireClient, table
+from tests.unit.node.worker.harness import WireClient, table
+from tests.unit.node.worker.spans import Span
 
 MUTATIONS = int(os.environ.get("MUTATED_BUNDLES", "100_000"))
 _ENTRY, _SLOT = m.ENTRY_ROW, m.SLOT_ROW
@@ -170,7 +171,7 @@ def test_the_arena_can_be_neither_shrunk_nor_grown(node: Besieged) -> None:
 
 
 def test_bytes_that_change_while_they_are_checked(node: Besieged) -> None:
-    """What is stored is what was checked: the copy. Whatever the race gives, a bundle is whole or refused."""
+    """A worker stores the copy that it checked. Whatever the race gives, a bundle is whole or refused."""
     guest = node.guest_producer()
     assert guest.arena is not None
     ring, stop = guest.arena.ring, threading.Event()
@@ -225,7 +226,7 @@ def push_of(
     if spoil is not None:
         data = spoil(bytes(span.data))
         assert data != bytes(span.data)
-        from quiver_actors.checksum import crc32
+        from quiver_actors.base.checksum import crc32
 
         span.data = bytearray(data)
         with_entry(span, crc=crc32(data[29:-4]))

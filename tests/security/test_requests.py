@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from quiver_actors.protocol import messages as m
-from quiver_actors.wal.foreign import FIELDS_MAX
-from quiver_actors.worker.session import SCHEMAS_MAX
+from quiver_actors.base.protocol import messages as m
+from quiver_actors.node.worker import subscriber_quota
+from quiver_actors.node.worker.session import SCHEMAS_MAX
+from quiver_actors.store.wal.foreign import FIELDS_MAX
 from tests.security.guest import AS_ROOT, OWNER_UID, Besieged, besieged
-from tests.unit.worker.harness import WireClient, fingerprint_of, table
+from tests.unit.node.worker.harness import WireClient, table
+from tests.unit.node.worker.spans import fingerprint_of
 
 SCHEMA = table().schema
 PRINT, MESSAGE = fingerprint_of(SCHEMA), SCHEMA.serialize().to_pybytes()
@@ -87,6 +89,41 @@ def test_subscribers_of_one_user_are_limited() -> None:
             guest.register(f"s{number}", topic="open")
         guest.register("s0", topic="open")
         assert refused(guest, m.Register(1, "open", "s3", "earliest")).code == "quota_exceeded"
+
+
+@AS_ROOT
+def test_durable_subscribers_of_one_user_are_limited() -> None:
+    """The quota counts subscribers that it is not attached to, on every connection, and after a restart of its connections."""
+    with besieged(max_durable_subscribers=3) as node:
+        for number in range(3):
+            with node.guest() as guest:
+                guest.register(f"s{number}", topic="open")
+        guest = node.guest()
+        refusal = refused(guest, m.Register(1, "open", "s3", "earliest"))
+        assert refusal.code == "too_many_subscribers"
+        assert "may own 3" in refusal.message
+        guest.register("s1", topic="open")
+        owner = node.guest(uid=OWNER_UID)
+        for number in range(4):
+            owner.register(f"owners{number}", topic="open")
+            node.honest.register(f"own{number}", topic="open")
+
+
+@AS_ROOT
+def test_there_is_room_for_the_owner_whatever_others_have_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One guest took all 1,024, and then the operator was refused."""
+    monkeypatch.setattr(subscriber_quota, "GUESTS_SUBSCRIBERS_MAX", 3)
+    monkeypatch.setattr(subscriber_quota, "SUBSCRIBERS_MAX", 5)
+    with besieged(max_durable_subscribers=100, max_subscribers=100) as node:
+        guest = node.guest()
+        for number in range(3):
+            guest.register(f"s{number}", topic="open")
+        assert refused(guest, m.Register(1, "open", "s3", "earliest")).code == "too_many_subscribers"
+        node.guest(uid=OWNER_UID).register("owners", topic="open")
+        node.honest.register("operators", topic="open")
+        refusal = refused(node.honest, m.Register(2, "open", "one-more", "earliest"))
+        assert refusal.code == "too_many_subscribers"
+        assert "5 subscribers" in refusal.message
 
 
 @AS_ROOT
@@ -225,12 +262,12 @@ def test_nonsense_is_refused_or_ends_the_connection(node: Besieged, message: m.M
 def test_claims_of_others_cannot_be_resolved(node: Besieged) -> None:
     node.check_undisturbed()
     node.honest.flush("open")
-    node.honest.register("victim", topic="open", credit=1)
-    deliver, indexes = node.honest.delivered("victim")
+    node.honest.register("shared", topic="open", credit=1)
+    deliver, indexes = node.honest.delivered("shared")
     thief = node.guest()
-    thief.register("victim", topic="open")
+    thief.register("shared", topic="open")
     tag = thief.resolve(deliver, indexes)
     not_resolved = thief.expect(m.NotResolved)
     assert not_resolved.tag == tag
     node.honest.resolve(deliver, indexes, "defer")
-    node.honest.flush_progress("victim", "open")
+    node.honest.flush_progress("shared", "open")

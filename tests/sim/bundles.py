@@ -8,10 +8,10 @@ from random import Random
 
 import pyarrow as pa
 
-from quiver_actors.checksum import crc32
-from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW, Push
-from quiver_actors.segment.builder import StreamSchema, place_payload
-from quiver_actors.wal import layout
+from quiver_actors.base.checksum import crc32
+from quiver_actors.base.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW, Push
+from quiver_actors.store.segment.placement import StreamSchema, place_payload
+from quiver_actors.store.wal import layout
 
 Slots = dict[int, pa.RecordBatch]
 
@@ -91,7 +91,7 @@ def _same_batch(found: pa.RecordBatch, pushed: pa.RecordBatch) -> bool:
 
 
 class Producer:
-    """Lays bundles out as unfinished log entries (FORMATS section 2), slowly and without the client's code."""
+    """Lays bundles out as unfinished log entries (`store.wal.layout`), slowly and without the client's code."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic

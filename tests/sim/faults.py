@@ -19,18 +19,19 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from zlib import crc32
 
-from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.faulty import ANY, SPACE_KINDS, CallSite, Fault, FaultyDisk
-from quiver_actors.disk.interposed import KINDS, MUTATING_KINDS
-from quiver_actors.disk.monitor import OrderMonitor
-from quiver_actors.disk.protocol import NO_SPACE_ERRNOS
-from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.engine import EngineState
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import DiskError, EngineFailed
-from quiver_actors.units import SECOND_NS
+from quiver_actors.store.disk.interposed import KINDS, MUTATING_KINDS
+from quiver_actors.store.disk.protocol import NO_SPACE_ERRNOS
+from quiver_actors.store.engine import EngineState
+from tests.disks.crashes import CrashMode
+from tests.disks.faulty import ANY, SPACE_KINDS, CallSite, Fault, FaultyDisk
+from tests.disks.monitor import OrderMonitor
+from tests.disks.simulated import SimDisk
 from tests.sim.oracle import ManualClock
+from tests.sim.profiles import Profile
 from tests.sim.scenes import Scene
-from tests.sim.world import Profile, World
+from tests.sim.world import World
 
 OPERATIONS, OPERATIONS_OF_TRANSACTIONS = 40, 110
 ERRNOS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
@@ -40,35 +41,35 @@ ErrnosOf = Callable[[CallSite], Sequence[int]]
 """What a call site is to fail with, in one run or scene after the other."""
 WAITING_SITES = frozenset(
     [
-        CallSite("create", "quiver_actors.jobs", "AllocateJob.work"),
-        CallSite("allocate", "quiver_actors.jobs", "AllocateJob.work"),
-        CallSite("allocate", "quiver_actors.sealing", "seal_file"),
-        CallSite("write", "quiver_actors.sealing", "seal_file"),
-        CallSite("create", "quiver_actors.disk.protocol", "write_atomically"),
-        CallSite("write", "quiver_actors.disk.protocol", "write_atomically"),
+        CallSite("create", "quiver_actors.store.jobs.room", "AllocateJob._allocate"),
+        CallSite("allocate", "quiver_actors.store.jobs.room", "AllocateJob._allocate"),
+        CallSite("allocate", "quiver_actors.store.jobs.sealing", "seal_file"),
+        CallSite("write", "quiver_actors.store.jobs.sealing", "seal_file"),
+        CallSite("create", "quiver_actors.store.disk.protocol", "write_atomically"),
+        CallSite("write", "quiver_actors.store.disk.protocol", "write_atomically"),
     ]
 )
-"""Where missing space must never fail an engine."""
+"""Sites where a lack of space must never fail an engine."""
 FATAL_SITES = frozenset(
     [
-        CallSite("write", "quiver_actors.wal.log", "Log.write"),
-        CallSite("fdatasync", "quiver_actors.jobs", "CommitJob.work"),
-        CallSite("rename", "quiver_actors.jobs", "CommitJob.work"),
-        CallSite("sync_directory", "quiver_actors.jobs", "CommitJob.work"),
-        CallSite("fsync", "quiver_actors.sealing", "seal_file"),
-        CallSite("sync_directory", "quiver_actors.sealing", "seal_file"),
+        CallSite("write", "quiver_actors.store.wal.log", "Log.write"),
+        CallSite("fdatasync", "quiver_actors.store.jobs.commits", "CommitJob.work"),
+        CallSite("rename", "quiver_actors.store.jobs.commits", "CommitJob.work"),
+        CallSite("sync_directory", "quiver_actors.store.jobs.commits", "CommitJob.work"),
+        CallSite("fsync", "quiver_actors.store.jobs.sealing", "seal_file"),
+        CallSite("sync_directory", "quiver_actors.store.jobs.sealing", "seal_file"),
     ]
 )
-"""Where any failure must fail the engine, that of space included."""
-_STAGE_JOBS = "quiver_actors.transactions.jobs"
+"""Sites where any failure must fail the engine, lack of space included."""
+_STAGE_JOBS = "quiver_actors.store.staged.jobs"
 TOLERATED_SITES = frozenset(
     [
-        CallSite("unlink", "quiver_actors.disk.protocol", "write_atomically"),
-        CallSite("create", "quiver_actors.upkeep", "CompactJob._rewrite"),
-        CallSite("write", "quiver_actors.upkeep", "CompactJob._write"),
-        CallSite("fsync", "quiver_actors.upkeep", "CompactJob._write"),
-        CallSite("rename", "quiver_actors.upkeep", "CompactJob._rewrite"),
-        CallSite("unlink", "quiver_actors.upkeep", "CompactJob._drop"),
+        CallSite("unlink", "quiver_actors.store.disk.protocol", "write_atomically"),
+        CallSite("create", "quiver_actors.store.jobs.upkeep", "CompactJob._rewrite"),
+        CallSite("write", "quiver_actors.store.jobs.upkeep", "CompactJob._write"),
+        CallSite("fsync", "quiver_actors.store.jobs.upkeep", "CompactJob._write"),
+        CallSite("rename", "quiver_actors.store.jobs.upkeep", "CompactJob._rewrite"),
+        CallSite("unlink", "quiver_actors.store.jobs.upkeep", "CompactJob._drop"),
         *(CallSite(kind, _STAGE_JOBS, "PrepareJob.work") for kind in ("unlink", "truncate", "fsync", "sync_directory")),
         *(CallSite(kind, _STAGE_JOBS, "StageAllocateJob._create") for kind in ("make_directory", "create", "allocate")),
         CallSite("unlink", _STAGE_JOBS, "StageAllocateJob._create"),
@@ -109,7 +110,7 @@ class FaultCase:
 
     nth: int
     site: CallSite
-    """Of that call, in the run without a fault."""
+    """Site of the call that fails, in the run without a fault."""
     errno: int
     always: bool
     written_share: float = 0.0
@@ -152,7 +153,7 @@ class FaultTally:
     sites: Counter[CallSite] = field(default_factory=Counter)
 
     def add(self, other: FaultTally) -> None:
-        """What was counted elsewhere."""
+        """Add the counts of another tally."""
         for name in ("cases", "failed", "waited", "stopped", "restarts"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.sites += other.sites
@@ -206,7 +207,7 @@ class FaultRun:
             self._faulty.heal()
             self._check_restarts()
             return
-        self._world.finish_jobs()
+        self._world.jobs.finish()
         if not self._fault.hits:
             return
         if self._world.engine.state is EngineState.FAILED:
@@ -219,7 +220,7 @@ class FaultRun:
 
     @property
     def _site(self) -> CallSite:
-        """Where the first failing call came from."""
+        """Site of the first failing call."""
         return next(iter(self._faulty.failed_sites))
 
     @property
@@ -238,14 +239,14 @@ class FaultRun:
         world, engine = self._world, self._world.engine
         assert not self._must_wait, f"missing space at {self._site} failed the engine: {engine.failure}"
         assert engine.failure
-        assert isinstance(engine.refusal(), EngineFailed)
+        assert isinstance(engine.intake.refusal(), EngineFailed)
         self._faulty.heal()
         calls = self._faulty.mutating_count
         world.clock.now_ns += SECOND_NS
         engine.tick()
         engine.seal_now()
         engine.drain()
-        assert not engine.can_stage(1)
+        assert not engine.intake.can_stage(1)
         assert engine.next_commit() is None
         assert engine.next_background() is None
         engine.close()
@@ -263,13 +264,13 @@ class FaultRun:
             world.rest()
             assert world.engine.state is EngineState.READY
         else:
-            world.finish_all()
+            world.jobs.finish_all()
             assert world.engine.is_drained
 
     def _check_restarts(self) -> None:
         self._tally.sites.update(self._faulty.failed_sites)
         world, at = self._world, self._world.calls
-        world.abandon_jobs()
+        world.jobs.abandon()
         killed = world.disk.crash(CrashMode.KEEP)
         self._check(killed, at, is_kill=True)
         self._check(killed.crash(CrashMode.DROP), at, is_kill=False, goes_on=True)
@@ -318,7 +319,7 @@ def _run_case(profile: Profile, seed: int, case: FaultCase, tally: FaultTally) -
 
 
 def calls_of(scene: Scene) -> list[CallSite]:
-    """What a scene calls where nothing fails."""
+    """Return the calls that a scene makes where nothing fails."""
     counting = FaultyDisk(scene.disk.copy())
     scene.work(counting)
     return counting.history

@@ -1,4 +1,7 @@
-"""The kinds of durable files (docs/formats.md), and which of them a path is: the sweeps must cut off a change of every one of them."""
+"""The kinds of durable files (docs/formats.md section 1, "Files and their codecs"), and the kind that a path belongs to.
+
+The crash sweeps must interrupt a change of every kind.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import re
 from functools import lru_cache
 
 KINDS = {
-    "log": r"wal/quiver\.wal",
+    "log": r"wal/quiver\.wal(\.tmp)?",
     "retired log": r"wal/quiver\.wal\.\d+",
     "spare log": r"wal/quiver\.wal\.spare-\d+\.tmp",
     "cursor": r"wal/quiver\.wal\.cursor(\.tmp)?",
     "segment": r"segments/\d{16}\.qseg(\.tmp)?",
     "rescued segment": r"segments/\d{16}\.qseg\.rescued",
     "progress": r"quiver\.sub\.[a-z]+(\.tmp)?",
+    "journal of progress": r"quiver\.progress\.tmp(\.tmp)?",
     "gap notices": r"quiver\.gaps\.[a-z]+(\.tmp)?",
     "numbers": r"quiver\.core(\.tmp)?",
     "ballast": r"quiver\.ballast",
@@ -20,6 +24,7 @@ KINDS = {
     "prepared stage": r"staged/\d{16}\.prepared(\.tmp)?",
     "transactions": r"quiver\.transactions(\.tmp)?",
     "producers": r"quiver\.producers(\.tmp)?",
+    "record of other writers": r"quiver\.foreign(\.tmp)?",
     "quarantined file": r"quarantine/.*",
     "decision": r"quiver\.decisions/.*",
     "list of topics": r"quiver\.topics(\.tmp)?",
@@ -27,6 +32,7 @@ KINDS = {
 }
 """What to tell them by: the path in the directory of an engine, or in the data directory."""
 ELSEWHERE = {
+    "quiver.cores": "one line, written before the workers of its generation start: tests/unit/node/test_core_generation.py",
     "quiver.version": "one line, written before there is any data: tests/unit/test_packaging.py",
 }
 """Names of files that no simulated disk holds, and why."""

@@ -1,26 +1,54 @@
 """Idempotent producers of a simulated run: they number their bundles, and push again what they are not sure of. What a power loss has
-taken out of the middle of a log they can push again, too."""
+taken out of the middle of a log they can push again, too.
+
+Each has stored its first bundles on another core, when the node had another number of workers: one that is adopted, one that is retired.
+The engine must know of them before it stores anything.
+"""
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from quiver_actors.engine import Engine
-from quiver_actors.model import ENVELOPE_SLOT
-from quiver_actors.protocol.messages import AckRun, KeyedPush
-from quiver_actors.transactions.keys import with_key
-from tests.sim.bundles import Producer, Slots
+from quiver_actors.base.homes import ProducerHomes
+from quiver_actors.base.model import ENVELOPE_SLOT
+from quiver_actors.base.protocol.messages import AckRun, KeyedPush
+from quiver_actors.errors import ProducerUnsettled
+from quiver_actors.store.engine import Engine
+from quiver_actors.store.staged.keys import KeyRun, Windows, with_key
+from tests.disks.simulated import SimDisk
+from tests.sim.bundles import Producer, Slots, any_bundle
 from tests.sim.ledger import NEVER, Key, Ledger, PushedBundle
 
 if TYPE_CHECKING:
-    from quiver_actors.segment.builder import StreamSchema
+    from quiver_actors.store.segment.placement import StreamSchema
     from tests.sim.oracle import Oracle, Survey
     from tests.sim.world import World
 
 PRODUCERS = ("paula", "quentin")
 _AGAIN_MAX = 5
+HOMES = ProducerHomes(cores=1, generation=7)
+ELSEWHERE = {"paula": KeyRun(0, 3, 5, 2, 40, core=1), "quentin": KeyRun(0, 2, 9, 0, 70, core=2)}
+"""Keys that producers have stored on other cores."""
+_DIRECTORIES = {1: "data/topic/core_1", 2: "data/topic/retired/core_2"}
+
+
+def put_elsewhere(disk: SimDisk) -> None:
+    """The files of the other cores, durable; one that is retired has none."""
+    disk.make_directory("data/topic/retired/core_3")
+    for name, run in ELSEWHERE.items():
+        windows = Windows()
+        windows.recovered_in = HOMES.generation if run.core == 1 else 0
+        windows.add(name, run._replace(core=-1))
+        directory = _DIRECTORIES[run.core]
+        disk.make_directory(directory)
+        file = disk.create(f"{directory}/quiver.producers")
+        file.write([windows.encode()], 0)
+        file.fsync()
+        file.close()
+        disk.sync_directory(directory)
 
 
 def lay_out_keyed(
@@ -36,8 +64,8 @@ class KeyedProducers:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._pushed: dict[str, list[Slots]] = {name: [] for name in PRODUCERS}
-        """By number."""
+        self._pushed = {name: [_stored_elsewhere(name, n) for n in range(ELSEWHERE[name].end)] for name in PRODUCERS}
+        """Pushes of each producer, by number."""
         self._unsure: dict[str, int] = {}
         """The first number that a crash may have taken."""
 
@@ -51,9 +79,12 @@ class KeyedProducers:
         numbers = range(first, first + random.choice((1, 1, 2, 5)))
         bundles = [pushed[number] if number < following else self._new(name, number) for number in numbers]
         memory, push, schemas = lay_out_keyed(self._world.producer, name, first, bundles)
-        if not self._world.engine.can_stage(len(memory)):
+        if not self._world.engine.intake.can_stage(len(memory)):
             return
-        runs = self._world.engine.stage(memory, push, schemas)
+        try:
+            runs = self._world.engine.intake.stage(memory, push, schemas)
+        except ProducerUnsettled:
+            return
         pushed[first:] = bundles + pushed[first + len(bundles) :]
         self._note(name, first, bundles, runs)
         if self._unsure.get(name, numbers.stop) < numbers.stop:
@@ -66,7 +97,13 @@ class KeyedProducers:
         ledger, number = self._world.ledger, first
         for run in runs:
             for place in range(run.count):
-                id_, known = (run.segment_seq, run.bundle_index + place), ledger.keys.setdefault((name, number), [])
+                id_ = (run.segment_seq, run.bundle_index + place)
+                if number < ELSEWHERE[name].end:
+                    _check_elsewhere(name, number, run)
+                    number += 1
+                    continue
+                known = ledger.keys.setdefault((name, number), [])
+                assert run.core < 0, f"{name}/{number} is said to be on core {run.core}"
                 if run.is_duplicate:
                     assert known[-1:] == [id_], f"{name}/{number} is said to be {id_}, it is {known[-1:]}"
                 else:
@@ -87,7 +124,20 @@ class KeyedProducers:
                 self._unsure[name] = min(lost)
 
     def _is_stored(self, survey: Survey, key: Key) -> bool:
-        return _is_there(self._world.ledger, survey, key, self._world.calls)
+        is_elsewhere = key[1] < ELSEWHERE[key[0]].end
+        return is_elsewhere or _is_there(self._world.ledger, survey, key, self._world.calls)
+
+
+def _stored_elsewhere(name: str, number: int) -> Slots:
+    return any_bundle((1 << 40) + number, Random(f"{name} {number}"), big_share=0.0) | {
+        ENVELOPE_SLOT: with_key(None, name, number)
+    }
+
+
+def _check_elsewhere(name: str, number: int, run: AckRun) -> None:
+    where = ELSEWHERE[name]
+    is_right = run.is_duplicate and (run.core, run.segment_seq) == (where.core, where.segment_seq)
+    assert is_right, f"{name}/{number} is stored on core {where.core}, the answer is {run}"
 
 
 def check_once(ledger: Ledger, survey: Survey) -> None:
@@ -110,7 +160,7 @@ def check_producers_go_on(oracle: Oracle, engine: Engine, survey: Survey, at: in
         memory, push, schemas = lay_out_keyed(producer, name, numbers[0], [known[n].slots for n in numbers])
         oracle.make_room(engine, len(memory))
         number = numbers[0]
-        for run in engine.stage(memory, push, schemas):
+        for run in _staged(oracle, engine, memory, push, schemas):
             for place in range(run.count):
                 id_ = (run.segment_seq, run.bundle_index + place)
                 if run.is_duplicate:
@@ -121,6 +171,18 @@ def check_producers_go_on(oracle: Oracle, engine: Engine, survey: Survey, at: in
                 number += 1
         engine.write()
     return stored
+
+
+def _staged(
+    oracle: Oracle, engine: Engine, memory: memoryview, push: KeyedPush, schemas: dict[int, StreamSchema]
+) -> list[AckRun]:
+    """What a producer that may have to wait once gets."""
+    try:
+        return engine.intake.stage(memory, push, schemas)
+    except ProducerUnsettled:
+        oracle.settle(engine)
+        oracle.make_room(engine, len(memory))
+        return engine.intake.stage(memory, push, schemas)
 
 
 def _is_there(ledger: Ledger, survey: Survey, key: Key, at: int) -> bool:

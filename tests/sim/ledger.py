@@ -6,9 +6,10 @@ that moment must leave, may leave and must not leave.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from tests.sim.bundles import Slots
 from tests.sim.stage_ledger import NEVER, BundleId, StageLedger
 
@@ -30,7 +31,7 @@ class PushedBundle:
     sequence: int
     slots: Slots
     time_ns: int
-    """When it was taken, on the clock of the engine."""
+    """Time of the push on the clock of the engine."""
     staged_at: int
     written_at: int = NEVER
     """Acknowledged as written: survives the end of the process."""
@@ -54,11 +55,13 @@ class Subscription:
     first_sequence: int
     owed_before: frozenset[BundleId] = frozenset()
     may_get: frozenset[BundleId] = frozenset()
-    """Behind its start, and given up for want of space before it registered: a crash may bring them back."""
+    """Bundles behind its start that were evicted before it registered: a crash may bring them back."""
+    ownership: Ownership = OF_TOPICS_OWNER
+    """Owner of the subscriber: durable with its registration."""
     ended: Fact = field(default_factory=lambda: Fact(NEVER))
     resolved: dict[BundleId, Fact] = field(default_factory=dict)
     dropped: set[BundleId] = field(default_factory=set)
-    """Those of them that were given up for want of space."""
+    """Bundles among these that were evicted to free space."""
 
     def owes(self, bundle: PushedBundle) -> bool:
         return bundle.sequence >= self.first_sequence or bundle.id in self.owed_before
@@ -82,7 +85,11 @@ class Ledger:
         self.keys: dict[Key, list[BundleId]] = {}
         """Where bundles with a key were stored: again only where a crash has taken the one before."""
         self.drops: dict[int, Fact] = {}
-        """Segments that were given up for want of space."""
+        """Segments that were evicted to free space."""
+        self.condemned: set[int] = set()
+        """Segments that the process which runs now has decided to delete, while nobody needed them."""
+        self.made_room: set[int] = set()
+        """Segments that a claim of the coordinator has named: whatever else keeps them does not count any more."""
         self.positions: dict[int, tuple[int, int, int]] = {}
         """Per sealed segment: first and last log position, and since when it is known."""
 
@@ -156,9 +163,28 @@ class Ledger:
             elif fact.durable_at == NEVER:
                 del self.drops[segment_seq]
 
+    def condemn(self, segment_seqs: Iterable[int]) -> None:
+        """The engine decides to delete these segments. The files go later: a deletion waits for room on a full disk. A subscriber that
+        leaves meanwhile, be it the last one, takes nothing back; whoever comes meanwhile is not owed them."""
+        for segment_seq in segment_seqs:
+            is_right = segment_seq in self.condemned or self.may_delete(segment_seq)
+            assert is_right, f"the engine decides to delete segment {segment_seq} although it may be needed"
+            self.condemned.add(segment_seq)
+
+    def check_kept(self, segment_seqs: Iterable[int], now_unix_ns: int, keep_for_ns: int) -> None:
+        """The engine deletes these segments now: what nobody needs stays for `keep_for`, unless room is wanted."""
+        for segment_seq in segment_seqs:
+            if segment_seq in self.drops or segment_seq in self.made_room:
+                continue
+            newest_ns = max(
+                (bundle.time_ns for id_, bundle in self.bundles.items() if id_[0] == segment_seq), default=0
+            )
+            age_ns = now_unix_ns - newest_ns
+            assert age_ns >= keep_for_ns, f"segment {segment_seq} goes at an age of {age_ns} ns, kept are {keep_for_ns}"
+
     def may_delete(self, segment_seq: int) -> bool:
-        """Whether every subscriber has resolved, durably, all that it was owed of that segment; none if there is none. Or it was given
-        up, and that is durable."""
+        """Whether the engine may decide to delete that segment now. Every subscriber has resolved, durably, all that it was owed of the
+        segment, and there is a subscriber; or the segment was given up, and that is durable."""
         if segment_seq in self.drops and self.drops[segment_seq].durable_at != NEVER:
             return True
         live = [s for s in self.subscriptions if s.ended.durable_at == NEVER]

@@ -1,11 +1,12 @@
 """Opens what a crash has left, looks at it as a subscriber and an operator would, and compares it with the ledger.
 
 What is demanded of every state
+- No start says that a log is gone.
 - Every promised bundle is there under its id and sequence, with exactly the slots that were pushed.
 - Whatever else is there is a whole bundle that was pushed under that id, or a numbered hole where none was promised.
 - Bundles stand in the order of their sequences; no log position belongs to two segments.
 - A subscriber whose registration is durable is known and is owed every promised bundle that it has not resolved; what it has
-  resolved durably is never delivered again. One whose end is durable is unknown.
+  resolved durably is never delivered again. One whose end is durable is unknown. It belongs to whoever registered it.
 - A deleted segment does not come back.
 - Of transactions: see `stage_ledger`. No bundle with the key of an idempotent producer is there twice.
 - New bundles get numbers and positions that were never used.
@@ -17,16 +18,18 @@ import errno
 from dataclasses import dataclass
 from itertools import pairwise
 
-from quiver_actors.clock import Clock
-from quiver_actors.config import TopicSettings
-from quiver_actors.disk.protocol import NO_SPACE_ERRNOS, Disk, read_whole
-from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.engine import Engine, EngineState
+from quiver_actors.base.clock import Clock
+from quiver_actors.base.config import TopicSettings
+from quiver_actors.base.homes import STANDING_ALONE, ProducerHomes
+from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from quiver_actors.errors import DiskError
-from quiver_actors.events import Event, Failed, GapFound
-from quiver_actors.jobs import DeleteJob
-from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.transactions.states import StageState
+from quiver_actors.store.disk.protocol import NO_SPACE_ERRNOS, Disk, read_whole
+from quiver_actors.store.engine import Engine, EngineState
+from quiver_actors.store.engine.events import Event, Failed, GapFound
+from quiver_actors.store.jobs.removal import DeleteJob
+from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.staged.states import StageState
+from tests.disks.simulated import SimDisk
 from tests.sim.bundles import Slots, plain, same_slots
 from tests.sim.keyed import check_once, check_producers_go_on
 from tests.sim.ledger import BundleId, Ledger, PushedBundle, Subscription
@@ -61,7 +64,7 @@ class SegmentContent:
 
 @dataclass(slots=True)
 class Survey:
-    """What one opened engine shows."""
+    """State that one opened engine shows."""
 
     segments: dict[int, SegmentContent]
     deliverable: dict[str, list[BundleId]]
@@ -72,6 +75,10 @@ class Survey:
     """Segments that are to be deleted."""
     staged: set[int]
     """Numbers of the stages that wait for their decision."""
+    missing_logs: list[str]
+    """What the start has said of logs that are gone."""
+    owners: dict[str, Ownership]
+    """Owner of each known subscriber."""
 
     def sequence_of(self, id_: BundleId) -> int:
         return self.segments[id_[0]].bundles[id_[1]][0]
@@ -107,8 +114,9 @@ def settle(engine: Engine, doomed: set[int] | None = None) -> list[Event]:
 class Oracle:
     """Judges surveys against one ledger. Contents that were compared once are not compared again."""
 
-    def __init__(self, ledger: Ledger, settings: TopicSettings) -> None:
+    def __init__(self, ledger: Ledger, settings: TopicSettings, homes: ProducerHomes = STANDING_ALONE) -> None:
         self.ledger = ledger
+        self.homes = homes
         self.settings = settings
         self.finds_by_sequence = False
         """Accept bundles under other ids, as long as their sequence is right: for logs that lost their header."""
@@ -119,12 +127,12 @@ class Oracle:
     def open(self, disk: Disk, clock: Clock, full: SimDisk | None = None) -> Engine:
         """Open the engine; `full` gets more room if that is what is missing."""
         try:
-            engine = Engine.open(disk, DIRECTORY, self.settings, 0, clock)
+            engine = Engine.open(disk, DIRECTORY, self.settings, 0, clock, self.homes)
         except DiskError as error:
             if error.errno not in NO_SPACE_ERRNOS or full is None:
                 raise
             full.capacity_bytes = None
-            engine = Engine.open(disk, DIRECTORY, self.settings, 0, clock)
+            engine = Engine.open(disk, DIRECTORY, self.settings, 0, clock, self.homes)
         assert engine.state is EngineState.READY
         return engine
 
@@ -133,12 +141,16 @@ class Oracle:
         doomed: set[int] = set()
         events = settle(engine, doomed)
         segments = {info.segment_seq: self.content(disk, info.segment_seq) for info in engine.segments()}
-        deliverable = {name: _claimable(engine, name, events) for name in engine.subscriber_figures()}
+        deliverable = {name: _claimable(engine, name, events) for name in engine.owed.subscriber_figures()}
         events += settle(engine, doomed)
         failures = [event for event in events if isinstance(event, Failed)]
         assert not failures, failures
         staged = {stage.number for stage in engine.stages if stage.state is not StageState.OPEN}
-        return Survey(segments, deliverable, events, doomed, staged)
+        missing_logs = [note for note in engine.recovery_notes if "is gone" in note]
+        owners = {
+            subscriber: engine.registrations.ownership_of(subscriber) or OF_TOPICS_OWNER for subscriber in deliverable
+        }
+        return Survey(segments, deliverable, events, doomed, staged, missing_logs, owners)
 
     def content(self, disk: Disk, segment_seq: int) -> SegmentContent:
         """A segment's bundles, each compared with what was pushed under its id."""
@@ -168,6 +180,7 @@ class Oracle:
 
     def check(self, survey: Survey, at: int, *, is_kill: bool) -> None:
         """Compare with what a crash at that moment may leave."""
+        assert not survey.missing_logs, f"nobody has taken a log away: {survey.missing_logs}"
         promised = list(self.ledger.promised(at, is_kill=is_kill))
         for bundle in promised:
             assert survey.holds(bundle.id), f"{bundle.id}, sequence {bundle.sequence}, was promised and is lost"
@@ -211,6 +224,7 @@ class Oracle:
         )
         if subscription is None or delivered is None:
             return
+        assert survey.owners[subscriber] == subscription.ownership, f"{subscriber} belongs to somebody else"
         assert delivered == sorted(delivered), f"{subscriber} gets bundles out of order"
         found = set(delivered)
         resolved = subscription.resolved
@@ -226,7 +240,7 @@ class Oracle:
             assert is_right, f"{subscriber} gets {id_} from before its start"
 
     def _check_announced(self, survey: Survey, subscription: Subscription, found: set[BundleId], at: int) -> None:
-        """What was given up is either still delivered, or named in a notice; once that is durable, only the latter."""
+        """Check that each lost bundle is either still delivered or named in a notice; once the notice is durable, only named."""
         gaps = [e for e in survey.events if isinstance(e, GapFound) and e.subscriber == subscription.subscriber]
         announced = {(gap.segment_seq, gap.bundle_index + n) for gap in gaps for n in range(gap.bundle_count)}
         for id_ in subscription.dropped:
@@ -243,7 +257,7 @@ class Oracle:
         segment_used, sequence_used = self.ledger.highest_used(at)
         pushed = [push_plain(engine, number) for number in range(2)]
         settle(engine)
-        assert engine.acknowledges[0] == pushed[-1][1] + 1 or engine.settings.durability != "wal"
+        assert engine.group_commit.acknowledges[0] == pushed[-1][1] + 1 or engine.settings.durability != "wal"
         assert all(id_[0] > segment_used and sequence > sequence_used for id_, sequence, _ in pushed)
         newest = engine.seal_now()
         assert newest == pushed[-1][0][0]
@@ -267,11 +281,15 @@ class Oracle:
             assert sequence == bundle.sequence
             assert same_slots(slots, bundle.slots), f"{bundle.id} is not what its producer pushed"
 
+    def settle(self, engine: Engine) -> None:
+        """Do what is due."""
+        settle(engine)
+
     def make_room(self, engine: Engine, span_bytes: int) -> None:
         """Do what is due until a push of that size can be taken."""
-        if not engine.can_stage(span_bytes):
+        if not engine.intake.can_stage(span_bytes):
             settle(engine)
-        assert engine.can_stage(span_bytes)
+        assert engine.intake.can_stage(span_bytes)
 
     def _new_content(self, disk: Disk, segment_seq: int) -> SegmentContent:
         data = read_whole(disk, f"{DIRECTORY}/segments/{segment_seq:016}.qseg", _FILE_BYTES_MAX)
@@ -295,9 +313,9 @@ def push_plain(engine: Engine, number: int) -> tuple[BundleId, int, Slots]:
 
     slots = plain(number, Random(number))
     memory, push, schemas = Producer(engine.topic).lay_out([slots])
-    if not engine.can_stage(len(memory)):
+    if not engine.intake.can_stage(len(memory)):
         settle(engine)
-    (run,) = engine.stage(memory, push, schemas)
+    (run,) = engine.intake.stage(memory, push, schemas)
     engine.write()
     return (run.segment_seq, run.bundle_index), run.sequence, slots
 
@@ -307,11 +325,13 @@ def _claimable(engine: Engine, subscriber: str, told: list[Event]) -> list[Bundl
     owner = object()
     found: list[BundleId] = []
     # A claim stops in front of a gap notice, which is told first.
-    while (granted := engine.claim(subscriber, owner, _EVERYTHING)) or (notice := engine.take_gap(subscriber, owner)):
+    while (granted := engine.claims.claim(subscriber, owner, _EVERYTHING)) or (
+        notice := engine.claims.take_gap(subscriber, owner)
+    ):
         found += [(segment_seq, index) for segment_seq, indexes, *_ in granted for index in indexes]
         if not granted and notice is not None:
             told.append(GapFound(subscriber, *notice.position, notice.bundle_count, notice.reason))
-    engine.release(owner)
+    engine.claims.release(owner)
     return found
 
 

@@ -18,14 +18,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 
-from quiver_actors.disk.faulty import CallSite
+from tests.disks.faulty import CallSite
 from tests.sim import faults
 from tests.sim.faults import ERRNOS, FaultTally, calls_of, every_errno, fewer_errnos, one_errno
 from tests.sim.file_kinds import KINDS
+from tests.sim.profiles import PROFILES, Profile
 from tests.sim.sites import call_sites, mutating_sites
 from tests.sim.staged_scenes import SCENES, make_scene
 from tests.sim.sweep import MODES, CrashSweep, Tally, looked_at_once, sweep_after_error, sweep_scene
-from tests.sim.world import PROFILES, Profile, World
+from tests.sim.world import World
 
 STATES_DEFAULT = 20_000
 PARTS_PER_PROFILE = 2
@@ -37,7 +38,7 @@ _UNDAMAGED = "nothing"
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is done."""
+    """Amount of work."""
 
     crash_states: int
     """Distinct images that crashes leave of runs; those of damaged directories come on top."""
@@ -50,7 +51,7 @@ class Effort:
 
     @property
     def modes_per_call(self) -> int:
-        """Of the recovery of each scene."""
+        """Crash modes tried at each call of the recovery of a scene."""
         return min(len(MODES), max(1, round(2 * self.scale)))
 
     @property
@@ -59,7 +60,7 @@ class Effort:
         return self.all_errors or self.scale > 1
 
     def errnos_of(self, scene: str) -> tuple[int, ...]:
-        """In a small effort missing space has one of its two names for each scene: it is met by the same rule."""
+        """A small effort uses one of the two errors of missing space for each scene, because one rule handles both."""
         return ERRNOS if self.is_long else (errno.EIO, (errno.ENOSPC, errno.EDQUOT)[len(scene) % 2])
 
     @property
@@ -79,12 +80,12 @@ class Report:
     faults: FaultTally = field(default_factory=FaultTally)
 
     def add(self, other: Report) -> None:
-        """What another task has found."""
+        """Add the findings of another task."""
         self.crashes.add(other.crashes)
         self.faults.add(other.faults)
 
     def crash_figures(self) -> dict[str, int]:
-        """What was counted of crashes."""
+        """Return the counts of crashes."""
         return {
             "crash_states": len(self.crashes.images),
             "crash_states_opened": self.crashes.crashes,
@@ -234,7 +235,7 @@ def close_gaps(report: Report, effort: Effort) -> None:
 
 
 def processes(count: int = 0) -> Executor:
-    """So many processes, 0 for one for each CPU, that import everything anew: a fork would take along the threads of whoever asks."""
+    """A pool of processes, 0: one for each CPU, that import everything again: a fork would copy the threads of the caller."""
     return ProcessPoolExecutor(count or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"))
 
 

@@ -12,17 +12,16 @@ from functools import cache
 from pathlib import Path
 
 import quiver_actors
-from quiver_actors.disk.faulty import CallSite
-from quiver_actors.disk.interposed import KINDS, MUTATING_KINDS
+from quiver_actors.store.disk.interposed import KINDS, MUTATING_KINDS
+from tests.disks.faulty import CallSite
 
 ROOT = Path(str(quiver_actors.__file__)).parent
-PARTS = frozenset(["disk", "engine", "recovery", "retention", "segment", "subscriber", "transactions", "wal"])
-"""Packages of which an engine consists, beside the modules at the top."""
-MODULES = frozenset(["topics.catalogue", "worker.adoption"])
+PARTS = ("store", "transactions")
+"""Rooms of which an engine consists."""
+NO_PARTS = ("store.inspection",)
+MODULES = frozenset(["node.topics.catalogue", "node.worker.adoption"])
 """What else changes files that data depend on."""
-OTHER_PARTS = frozenset(["node", "node_dirs"])
-"""At the top, but no part of an engine."""
-_DISKS = frozenset(["crashes", "faulty", "interposed", "monitor", "posix", "simulated"])
+_DISKS = frozenset(["store.disk.interposed", "store.disk.posix"])
 _RECEIVERS = frozenset(["disk", "file", "copy"])
 _ANNOTATIONS = frozenset(["Disk", "DiskFile"])
 _OPENING = frozenset(["create", "open_read", "open_write"])
@@ -31,15 +30,17 @@ _READS = frozenset(["read", "pread", "_read", "_pread"])
 
 _READS_OF_OTHERS = {
     # Through `SalvageReader` or `LogSource`, whose own calls count; or of bytes in memory: a mapped segment.
-    "quiver_actors.rebuild",
-    "quiver_actors.segment.salvage",
-    "quiver_actors.segment.flips",
-    "quiver_actors.segment.arrow_ipc:walk_messages",
-    "quiver_actors.recovery.replay",
-    "quiver_actors.segment.reader:SegmentReader.__init__",
-    "quiver_actors.segment.dictionaries",
+    "quiver_actors.store.jobs.rebuild",
+    "quiver_actors.store.jobs.rebuild_compacted",
+    "quiver_actors.store.segment.salvage",
+    "quiver_actors.store.segment.flips",
+    "quiver_actors.store.segment.arrow_ipc:walk_messages",
+    "quiver_actors.store.recovery.replay",
+    "quiver_actors.store.segment.reader",
+    "quiver_actors.store.segment.integrity",
+    "quiver_actors.store.segment.dictionaries",
     # Of what replay has in memory.
-    "quiver_actors.transactions.keys",
+    "quiver_actors.store.staged.keys",
     # Of a transaction and an epoch.
     "quiver_actors.transactions.decisions",
 }
@@ -53,7 +54,7 @@ def call_sites() -> frozenset[CallSite]:
 
 
 def mutating_sites() -> set[CallSite]:
-    """Those that change the disk: before each of them a crash means something."""
+    """Return the sites that change the disk: before each of them a crash means something."""
     return {site for site in call_sites() if site.kind in MUTATING_KINDS}
 
 
@@ -61,9 +62,9 @@ def modules() -> Iterator[tuple[str, Path]]:
     """Name and file of every module that an engine consists of."""
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        is_part = parts[0] in PARTS if len(parts) > 1 else parts[0] not in OTHER_PARTS
-        is_part = is_part or ".".join(parts) in MODULES
-        if is_part and not (parts[0] == "disk" and parts[-1] in _DISKS):
+        name = ".".join(parts)
+        is_part = name in MODULES or (parts[0] in PARTS and not name.startswith(NO_PARTS))
+        if is_part and name not in _DISKS:
             yield ".".join(("quiver_actors", *parts)).removesuffix(".__init__"), path
 
 

@@ -56,7 +56,7 @@ class StageLife:
 
 @dataclass(slots=True)
 class Seen:
-    """What an opened engine shows, as far as stages go."""
+    """State of an opened engine, as far as stages go."""
 
     staged: Collection[int]
     holds: Callable[[BundleId], bool]
@@ -79,14 +79,14 @@ class StageLedger:
         self.lives: list[StageLife] = []
 
     def live(self) -> Iterator[StageLife]:
-        """Those of now."""
+        """Yield the stages that exist now."""
         return (life for life in self.lives if life.until == NEVER)
 
     def find(self, number: int) -> StageLife | None:
         return next((life for life in self.live() if life.number == number), None)
 
     def times(self) -> Iterator[int]:
-        """When something became true."""
+        """Yield the times when something became true."""
         for life in self.lives:
             yield from (life.since, life.until, *(getattr(life, name) for name in FACTS))
 

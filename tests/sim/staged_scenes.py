@@ -1,6 +1,6 @@
 """Directories with transactions in them: cut off where few crashes cut, or damaged. Also all scenes there are.
 
-A damaged stage that waits for its decision is given up, and whoever publishes it is told; one that is being published loses what is
+A damaged stage that waits for its decision is lost, and whoever publishes it is told; one that is being published loses what is
 damaged and nothing else.
 """
 
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.faulty import CallSite
-from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.base.topics import Catalogue
 from quiver_actors.errors import TransactionLost
-from quiver_actors.topics.catalogue import Catalogue, read_catalogue, write_catalogue
-from quiver_actors.transactions.records import decode_journal
-from tests.sim import scenes, worker_scenes
+from quiver_actors.node.topics.catalogue import read_catalogue, write_catalogue
+from quiver_actors.store.staged.records import decode_journal
+from tests.disks.crashes import CrashMode
+from tests.disks.faulty import CallSite
+from tests.disks.simulated import SimDisk
+from tests.sim import other_hand_scenes, other_writer_scenes, rust_scenes, scenes, worker_scenes
+from tests.sim.damages import flip, paths, remove, rewrite
 from tests.sim.oracle import Oracle, push_plain
+from tests.sim.profiles import PROFILES
+from tests.sim.recorder import Moment
 from tests.sim.scenes import Judge, Scene, open_and_settle, opening
-from tests.sim.scenes import _flip as flip
-from tests.sim.scenes import _paths as paths
 from tests.sim.scenes import _promised_judge as promised_judge
-from tests.sim.scenes import _remove as remove
-from tests.sim.scenes import _rewrite as rewrite
-from tests.sim.world import PROFILES, Moment, World
+from tests.sim.world import World
 
-_JOBS = "quiver_actors.transactions.jobs"
+_JOBS = "quiver_actors.store.staged.jobs"
 _JOURNAL = "quiver.transactions"
 _TRIES = 40
 
@@ -35,7 +35,7 @@ _CUT_OFF: dict[str, Callable[[Moment], bool]] = {
     "publish that lacks its end": lambda moment: moment.site == CallSite("unlink", _JOBS, "publish_parts"),
     "drop that lacks its end": lambda moment: moment.site == CallSite("unlink", _JOBS, "delete_stage"),
 }
-"""What is left, and by what to tell such a moment of a run."""
+"""Scene names, and the test that recognises the moment of a run at which the scene begins."""
 _PREPARED, _PUBLISHING = "stage that is prepared", "publish that lacks segments"
 _LOG_MISSING = "log missing in front of others"
 _DAMAGED: dict[str, tuple[str, Callable[[Moment], Callable[[SimDisk], None]]]] = {
@@ -46,7 +46,7 @@ _DAMAGED: dict[str, tuple[str, Callable[[Moment], Callable[[SimDisk], None]]]] =
     "publish whose part is flipped": (_PUBLISHING, lambda moment: rewrite(moment.path, flip(300))),
     "publish without a part": (_PUBLISHING, lambda moment: remove(moment.path)),
 }
-"""What is done to which of them; a publish is cut off at a write to one of its parts."""
+"""Scene names, and what is damaged at which moment; a publish is cut off at a write to one of its parts."""
 
 
 def _cut_off_scene(name: str, seed: int) -> Scene:
@@ -75,7 +75,7 @@ def _log_missing_scene(name: str, seed: int) -> Scene:
     """Somebody has deleted a log that was not sealed yet: with others behind it nothing else explains the hole."""
 
     def fits(moment: Moment) -> bool:
-        is_sealing = moment.site == CallSite("rename", "quiver_actors.sealing", "seal_file")
+        is_sealing = moment.site == CallSite("rename", "quiver_actors.store.jobs.sealing", "seal_file")
         return is_sealing and len(_rotated(moment.disk)) > 1 and not paths(moment.disk, ".prepared")
 
     world, moment = _find(fits, name, seed)
@@ -91,7 +91,9 @@ def _rotated(disk: SimDisk) -> list[str]:
 
 
 def _waits_for_decision(disk: SimDisk) -> bool:
-    """Whether nobody has decided yet about the last stage that is prepared."""
+    """Whether the last stage is prepared, and nobody has decided about it yet."""
+    if not _parts(disk) or max(_parts(disk)) != max(_numbers(disk), default=-1):
+        return False
     decided: set[int] = set()
     for path in paths(disk, _JOURNAL):
         if path.endswith(_JOURNAL):
@@ -115,6 +117,11 @@ def _find(fits: Callable[[Moment], bool], name: str, seed: int) -> tuple[World, 
 
 def _numbers(disk: SimDisk) -> list[int]:
     return [int(path.rpartition("/")[2].partition(".")[0]) for path in paths(disk, ".prepared")]
+
+
+def _parts(disk: SimDisk) -> list[int]:
+    """The numbers of the stages that have a file, prepared or not."""
+    return [int(path.rpartition("/")[2].partition(".")[0]) for path in paths(disk, ".stage")]
 
 
 def _given_up_judge(oracle: Oracle, lost: list[int]) -> Judge:
@@ -152,14 +159,17 @@ def _topics_scene(name: str, seed: int) -> Scene:
 
 
 SCENES: dict[str, Callable[[str, int], Scene]] = {
+    **rust_scenes.SCENES,
     **scenes.SCENES,
     **worker_scenes.SCENES,
+    **other_writer_scenes.SCENES,
+    **other_hand_scenes.SCENES,
     "list of topics": _topics_scene,
     **dict.fromkeys(_CUT_OFF, _cut_off_scene),
     **dict.fromkeys(_DAMAGED, _damaged_scene),
     _LOG_MISSING: _log_missing_scene,
 }
-"""What makes the scene of that name, from the name and a seed."""
+"""Makers of the scenes, by name; each takes the name and a seed."""
 
 
 def make_scene(name: str, seed: int = 0) -> Scene:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from quiver_actors.engine.stages import Stages
+from quiver_actors.base.units import KIB, MILLISECOND_NS
 from quiver_actors.errors import StageUnreadable, TransactionAborted
-from quiver_actors.events import Event, StageDropped, StagePrepared, StagesPublished
-from quiver_actors.transactions import stage as stage_sizes
-from quiver_actors.transactions.records import StageOrder
-from quiver_actors.transactions.states import StageState
-from quiver_actors.units import KIB, MILLISECOND_NS
+from quiver_actors.store.engine.events import Event, StageDropped, StagePrepared, StagesPublished
+from quiver_actors.store.engine.stages import Stages
+from quiver_actors.store.staged import stage as stage_sizes
+from quiver_actors.store.staged.records import StageOrder
+from quiver_actors.store.staged.states import StageState
 from tests.sim.ledger import NEVER, BundleId, PushedBundle
 from tests.sim.oracle import Survey
 from tests.sim.stage_ledger import StagedBundle, StageLife
@@ -90,7 +90,7 @@ class Staging:
             assert self._world.has_faults
             return
         if not self._stages.can_stage(stage, len(memory)):
-            self._world.let_jobs_run()
+            self._world.jobs.let_run()
             return
         self._stages.stage(stage, memory, push, schemas)
         self._stages.write(stage)
@@ -163,7 +163,7 @@ class Staging:
 
     def note_places(self) -> None:
         """Write down where stages become visible as soon as they have their numbers: no call of the disk was made with them yet."""
-        placed = {place.number for place in self._stages._publishes.places}
+        placed = {place.number for place in self._stages.table.publishes.places}
         for stage in self._stages:
             life = self.ledger.find(stage.number)
             if stage.number not in placed or life is None:
@@ -208,7 +208,7 @@ class Staging:
             self._world.ledger.bundles[id_].durable_at = self._world.calls
 
     def _note_drops(self) -> None:
-        """Those that the engine drops by itself too: losers, and where a disk fails."""
+        """Note each stage that is being dropped, also one that the engine drops by itself: the loser of two, or one whose disk fails."""
         for stage in self._stages:
             life = self._life(stage.number)
             if stage.state is StageState.DROPPING:

@@ -16,17 +16,18 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from random import Random
 
-from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.faulty import ANY, CallSite, FaultyDisk, call_site
-from quiver_actors.disk.interposed import MUTATING_KINDS, Call
-from quiver_actors.disk.monitor import OrderMonitor
-from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import DiskError
+from quiver_actors.store.disk.interposed import MUTATING_KINDS, Call
+from tests.disks.crashes import CrashMode
+from tests.disks.faulty import ANY, CallSite, FaultyDisk, call_site
+from tests.disks.monitor import OrderMonitor
+from tests.disks.simulated import SimDisk
 from tests.sim.file_kinds import kind_of
 from tests.sim.ledger import NEVER, Ledger
 from tests.sim.oracle import DIRECTORY, ManualClock, Oracle, Survey
+from tests.sim.recorder import Moment, Recorder
 from tests.sim.scenes import Scene
-from tests.sim.world import Moment, Recorder, World
+from tests.sim.world import World
 
 MODES = tuple(CrashMode)
 CORE_FILE = f"{DIRECTORY}/quiver.core"
@@ -35,7 +36,7 @@ BALLAST_FILE = f"{DIRECTORY}/quiver.ballast"
 
 @dataclass(slots=True)
 class Tally:
-    """What was done, counted while it was done."""
+    """Counts of what was done."""
 
     runs: int = 0
     crashes: int = 0
@@ -48,7 +49,7 @@ class Tally:
     sites: Counter[CallSite] = field(default_factory=Counter)
     """Calls before which a crash was simulated."""
     file_kinds: Counter[str] = field(default_factory=Counter)
-    """What those calls were to change."""
+    """Kinds of files that those calls were to change."""
 
     def count(self, image: int, moment: Moment) -> None:
         """One more crash state."""
@@ -59,7 +60,7 @@ class Tally:
             self.file_kinds[kind] += 1
 
     def add(self, other: Tally) -> None:
-        """What was counted elsewhere."""
+        """Add the counts of another tally."""
         for name in ("runs", "crashes", "recoveries_crashed", "repeated", "continued"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.images |= other.images

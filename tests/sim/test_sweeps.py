@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sim.faults import FATAL_SITES, TOLERATED_SITES, WAITING_SITES
 from tests.sim.file_kinds import ELSEWHERE, kind_of
 from tests.sim.report import (
     Report,
@@ -24,6 +25,7 @@ from tests.sim.report import (
     run_task,
     scene_tasks,
 )
+from tests.sim.sites import call_sites
 
 EFFORT = effort_from_environment()
 ROOT = Path(__file__).parent.parent.parent
@@ -77,6 +79,11 @@ def test_the_recovery_of_a_damaged_or_foreign_directory_survives_crashes_and_err
     report = sweeps.result(task)
     assert report.crashes.images
     assert report.faults.cases
+
+
+def test_the_call_sites_that_the_oracle_names_exist() -> None:
+    """One that was renamed would be forgotten in silence."""
+    assert call_sites() >= FATAL_SITES | TOLERATED_SITES | WAITING_SITES
 
 
 def test_every_file_of_the_format_page_is_a_kind_that_is_swept() -> None:

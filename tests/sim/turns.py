@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from quiver_actors.disk.faulty import SimulatedCrash
+from tests.disks.faulty import SimulatedCrash
 
 
 class Turn:

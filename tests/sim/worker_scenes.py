@@ -5,42 +5,43 @@ it asks of a core that is no more. Every call of it is cut off and made to fail,
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable
 
 import msgspec
 
-from quiver_actors.core_dirs import RETIRED_NAME
-from quiver_actors.core_file import CoreFile, encode_core
-from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.exclusive import temporary_name
-from quiver_actors.disk.monitor import OrderMonitor
-from quiver_actors.disk.protocol import Disk
-from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.engine import Engine
+from quiver_actors.base.core_dirs import RETIRED_NAME
+from quiver_actors.base.model import DEAD_LETTER_SUFFIX, ENVELOPE_SLOT
+from quiver_actors.base.protocol.messages import Terms
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import EngineFailed, QuiverError, TransactionAborted, TransactionLost, UnknownTransaction
-from quiver_actors.model import DEAD_LETTER_SUFFIX, ENVELOPE_SLOT
-from quiver_actors.paths import EnginePaths
-from quiver_actors.protocol.messages import Terms
-from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.subscriber.letters import origin_of, restored
-from quiver_actors.subscriber.progress import progress_file_name
-from quiver_actors.transactions.decision_files import LocalFiles
-from quiver_actors.transactions.keys import with_key
-from quiver_actors.transactions.records import DroppedRecord, JournalRecord, StageOrder, encode_journal
-from quiver_actors.transactions.retired import check_published
-from quiver_actors.units import SECOND_NS
-from quiver_actors.worker.adoption import bring_back, retire
-from quiver_actors.worker.dead_letters import DeadLetters
-from quiver_actors.worker.journal import Journal
-from quiver_actors.worker.threads import Finished, Job
+from quiver_actors.node.worker.adoption import bring_back, retire
+from quiver_actors.node.worker.dead_letters import DeadLetters
+from quiver_actors.node.worker.journal import Journal
+from quiver_actors.node.worker.threads import Finished, Job
+from quiver_actors.store.disk.exclusive import temporary_name
+from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.engine import Engine
+from quiver_actors.store.files.core_file import CoreFile, encode_core
+from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.staged.keys import with_key
+from quiver_actors.store.staged.records import DroppedRecord, JournalRecord, StageOrder, encode_journal
+from quiver_actors.store.staged.retired import check_published
+from quiver_actors.store.subscriber.dead_letters import origin_of, restored
+from quiver_actors.store.subscriber.progress import progress_file_name
+from quiver_actors.transactions.local_files import LocalFiles
+from tests.disks.crashes import CrashMode
+from tests.disks.monitor import OrderMonitor
+from tests.disks.simulated import SimDisk
 from tests.sim.bundles import Producer, Slots, same_slots, tiny
+from tests.sim.damages import flip, put_file, rewrite
 from tests.sim.keyed import lay_out_keyed
 from tests.sim.oracle import DIRECTORY, ManualClock, push_plain, settle
-from tests.sim.scenes import Scene, open_and_settle, put_file
+from tests.sim.profiles import PROFILES
+from tests.sim.scenes import Scene, open_and_settle
 from tests.sim.scenes import _doubt as doubt
-from tests.sim.scenes import _flip as flip
-from tests.sim.scenes import _rewrite as rewrite
-from tests.sim.world import PROFILES, World
+from tests.sim.world import World
 
 ORACLE = World(0, PROFILES[0]).oracle
 TOPIC = ORACLE.settings.name
@@ -86,12 +87,12 @@ def _decision_scene(name: str, seed: int) -> Scene:
     def judge(left: SimDisk) -> None:
         files, rival = LocalFiles(_DECISIONS, left, "three"), LocalFiles(_DECISIONS, OrderMonitor(left), "four")
         # A failed first try lets the rival decide.
-        standing = [files.read(f"{txn}.0.json") for txn in "tu"]
-        assert standing[0] in (None, _FIRST, _RIVAL)
-        assert standing[1] in (None, _FIRST)
+        decided = [files.read(f"{txn}.0.json") for txn in "tu"]
+        assert decided[0] in (None, _FIRST, _RIVAL)
+        assert decided[1] in (None, _FIRST)
         rival.create("t.0.json", _RIVAL)
-        assert files.read("t.0.json") == (standing[0] or _RIVAL)
-        assert LocalFiles(_DECISIONS, left.crash(CrashMode.DROP)).read("t.0.json") == (standing[0] or _RIVAL)
+        assert files.read("t.0.json") == (decided[0] or _RIVAL)
+        assert LocalFiles(_DECISIONS, left.crash(CrashMode.DROP)).read("t.0.json") == (decided[0] or _RIVAL)
         assert not left.exists(_LEFT_OVER)
 
     disk = SimDisk()
@@ -136,10 +137,12 @@ def _bury_all(disk: Disk) -> tuple[Engine, Engine]:
     """Everything that the reader is owed comes back once, which is too often."""
     monitor, clock = OrderMonitor(disk), ManualClock()
     engine, dead = _open(monitor, TOPIC, clock), _open(monitor, DEAD, clock)
-    engine.set_terms(_READER, lease_ns=0, max_deliveries=_TERMS.max_deliveries, exhausted=_TERMS.exhausted)
-    for segment_seq, indexes, token, *_ in engine.claim(_READER, "owner", _LETTERS):
-        engine.resolve(_READER, "owner", segment_seq, token, "defer", indexes, 0)
-    letters = DeadLetters(engine, {_READER: _TERMS}, {DEAD: _Host(dead)}.get, _at_once, Journal(0), _nobody_waits)
+    engine.registrations.set_terms(
+        _READER, lease_ns=0, max_deliveries=_TERMS.max_deliveries, exhausted=_TERMS.exhausted
+    )
+    for segment_seq, indexes, token, *_ in engine.claims.claim(_READER, "owner", _LETTERS):
+        engine.claims.resolve(_READER, "owner", segment_seq, token, "defer", indexes, 0)
+    letters = DeadLetters(engine, {_READER: _TERMS}, {}, {DEAD: _Host(dead)}.get, _at_once, Journal(0), _nobody_waits)
     for _ in range(4):
         letters.step(clock.now_ns)
         dead.write()
@@ -153,7 +156,7 @@ def _dead_letter_scene(name: str, seed: int) -> Scene:
     """A bundle that nobody takes goes to another topic: it is here, or there, or for a while in both places, and never in none."""
     disk, clock = SimDisk(shows_descriptors=True), ManualClock()
     engine = _open(disk, TOPIC, clock)
-    engine.register(_READER, "earliest")
+    engine.registrations.register(_READER, "earliest")
     pushed = [push_plain(engine, number)[2] for number in range(_LETTERS)]
     engine.seal_now()
     clock.now_ns += SECOND_NS
@@ -163,8 +166,8 @@ def _dead_letter_scene(name: str, seed: int) -> Scene:
     def judge(left: SimDisk) -> None:
         left.capacity_bytes = None
         engine, dead = _bury_all(left)
-        assert not engine.claim(_READER, "owner", _LETTERS), "a bundle that was delivered too often comes again"
-        assert engine.exhausted(_READER) is None
+        assert not engine.claims.claim(_READER, "owner", _LETTERS), "a bundle that was delivered too often comes again"
+        assert engine.claims.exhausted(_READER) is None
         dead.seal_now()
         settle(dead)
         buried = set()
@@ -176,6 +179,45 @@ def _dead_letter_scene(name: str, seed: int) -> Scene:
         assert buried == set(range(_LETTERS)), f"of {_LETTERS} bundles only {buried} have a letter"
 
     return Scene(name, disk.crash(CrashMode.DROP), judge, _bury_all)
+
+
+# --- open logs ---------------------------------------------------------------------------------------------------------------
+
+
+def _take_live(disk: Disk) -> None:
+    """A consumer takes bundles of a log, cannot read one of them, and acknowledges the others."""
+    engine = _open(disk, TOPIC, ManualClock())
+    with contextlib.suppress(QuiverError):
+        for number in range(_LETTERS):
+            push_plain(engine, number)
+        settle(engine)
+        for segment_seq, indexes, token, *_ in engine.claims.claim(_READER, "owner", _LETTERS):
+            if engine.readable_end.shown_count(segment_seq):
+                os.close(engine.readable_end.open(segment_seq)[0])
+            engine.cannot_read(_READER, "owner", segment_seq, token, indexes[-1:], 0)
+            engine.claims.resolve(_READER, "owner", segment_seq, token, "ack", indexes[:-1], 0)
+        engine.progress.flush()
+        settle(engine)
+
+
+def _open_log_scene(name: str, seed: int) -> Scene:
+    """Nothing of a log that somebody was shown is lost, and nobody is told that it is."""
+    disk = SimDisk(shows_descriptors=True)
+    engine = _open(disk, TOPIC, ManualClock())
+    engine.registrations.register(_READER, "earliest")
+    engine.progress.flush()
+    settle(engine)
+
+    def judge(left: SimDisk) -> None:
+        left.capacity_bytes = None
+        engine, monitor = open_and_settle(left, ORACLE)
+        stored = _numbers(monitor, engine)
+        assert stored == list(range(len(stored)))
+        owed = engine.owed.pending(_READER).in_range
+        assert owed >= min(1, len(stored)), "the last one was never acknowledged"
+        assert engine.claims.take_gap(_READER, "owner", in_order=False) is None
+
+    return Scene(name, disk.crash(CrashMode.DROP), judge, _take_live)
 
 
 # --- transactions ------------------------------------------------------------------------------------------------------------
@@ -267,9 +309,9 @@ def _new_core_scene(name: str, seed: int) -> Scene:
 
     def judge(left: SimDisk) -> None:
         engine, _ = open_and_settle(left, ORACLE)
-        assert engine.subscribers() == [_READER, "ben"]
+        assert engine.registrations.names() == [_READER, "ben"]
         stored = sum(info.bundle_count for info in engine.segments())
-        assert all(engine.pending(subscriber).in_range == stored for subscriber in engine.subscribers())
+        assert all(engine.owed.pending(subscriber).in_range == stored for subscriber in engine.registrations.names())
 
     return Scene(name, disk.crash(CrashMode.DROP), judge, work)
 
@@ -322,10 +364,10 @@ def _push_keyed(engine: Engine, numbers: Iterable[int]) -> None:
     for number in numbers:
         slots = tiny(number) | {ENVELOPE_SLOT: with_key(None, _PRODUCER, number)}
         memory, push, schemas = lay_out_keyed(producer, _PRODUCER, number, [slots])
-        if not engine.can_stage(len(memory)):
+        if not engine.intake.can_stage(len(memory)):
             settle(engine)
-        if engine.can_stage(len(memory)):
-            engine.stage(memory, push, schemas)
+        if engine.intake.can_stage(len(memory)):
+            engine.intake.stage(memory, push, schemas)
             engine.write()
             settle(engine)
 
@@ -333,10 +375,11 @@ def _push_keyed(engine: Engine, numbers: Iterable[int]) -> None:
 SCENES: dict[str, Callable[[str, int], Scene]] = {
     "decision": _decision_scene,
     "dead letters": _dead_letter_scene,
+    "open log": _open_log_scene,
     "transaction": _stage_scene,
     "retired core": _retired_scene,
     "adoption": _adoption_scene,
     "new core": _new_core_scene,
     **dict.fromkeys(_KEYS, _keyed_scene),
 }
-"""What makes the scene of that name, from the name and a seed."""
+"""Makers of the scenes, by name; each takes the name and a seed."""

@@ -10,17 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from quiver_actors.config import TopicSettings
+from quiver_actors.base.config import TopicSettings
+from quiver_actors.base.units import MILLISECOND_NS
+from quiver_actors.node.worker.storage import StorageShare
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.shm.names import new_name
 from quiver_actors.supervisor import storage as supervisor_storage
 from quiver_actors.supervisor.decide import Child, Supervision
 from quiver_actors.supervisor.figures import region_of
+from quiver_actors.supervisor.node_storage import NodeStorage
 from quiver_actors.supervisor.spec import ChildSpec, Patience
 from quiver_actors.supervisor.state import ChildState
-from quiver_actors.supervisor.storage import Coordination, StorageSpec
-from quiver_actors.units import MILLISECOND_NS
-from quiver_actors.worker.storage import StorageShare
+from quiver_actors.supervisor.storage import StorageSpec
 from tests.support.engine_driver import ManualClock
 from tests.support.host_bench import HostBench, clocks_of
 
@@ -30,14 +31,14 @@ class CappedNode:
 
     Attributes:
         stopped: workers that do nothing, as one that was stopped.
-        over: what was seen beyond the cap, in bytes, at every millisecond.
+        over: the most that was seen beyond the topic's part of the cap at any millisecond, in bytes.
     """
 
     def __init__(
         self, root: Path, page: CountersPage, clock: ManualClock, settings: TopicSettings, cap_bytes: int, cores: int
     ) -> None:
         self.clock = clock
-        self.cap_bytes = cap_bytes
+        self.limit_bytes = int(settings.retention.cap_share * cap_bytes)
         self.benches = [HostBench(clock, settings) for _ in range(cores)]
         self.stopped: set[int] = set()
         self.over = 0
@@ -46,14 +47,16 @@ class CappedNode:
         for child in self.children:
             child.state = ChildState.READY
         spec = StorageSpec(root=str(root), cap_bytes=lambda: cap_bytes, directories=lambda n: [str(root / f"core_{n}")])
-        self.coordination = Coordination(spec, self.children, page, page.writer(0))
+        self.storage = NodeStorage(spec, self.children, page, page.writer(0))
         self.shares = [self._share(n, page) for n in range(cores)]
 
     def _share(self, core: int, page: CountersPage) -> StorageShare:
         engine, hosts = self.benches[core].driver.engine, dict.fromkeys(["default"], self.benches[core].host)
         region = page.writer(region_of(core))
-        share = StorageShare(page, region, f"core_{core}", hosts, self.benches[core].agenda, self.coordination.wake)
-        engine.share_room(lambda size_bytes: share.admits_for(engine, size_bytes))
+        share = StorageShare(page, region, f"core_{core}", hosts, self.benches[core].run_queue, self.storage.wake)
+        engine.storage.share_room(
+            lambda size_bytes: share.admits_for(engine, size_bytes), lambda: share.limit_met(engine)
+        )
         return share
 
     def pass_time(self, milliseconds: int) -> None:
@@ -64,16 +67,16 @@ class CappedNode:
                 if core not in self.stopped:
                     self.benches[core].settle()
                     share.turn(self.clock.now_ns)
-            self.coordination.turn(self.children)
-            self.over = max(self.over, sum(self.used(core) for core in range(len(self.benches))) - self.cap_bytes)
+            self.storage.turn(self.children)
+            self.over = max(self.over, sum(self.used(core) for core in range(len(self.benches))) - self.limit_bytes)
 
     def used(self, core: int) -> int:
         """Bytes on the disk of one worker."""
-        return self.benches[core].driver.engine.disk_bytes
+        return self.benches[core].driver.engine.storage.disk_bytes
 
     def push(self, core: int, number: int, rows: int) -> None:
         """A push, unless one waits already."""
-        if not self.benches[core].host.ingest.waiting_count:
+        if not self.benches[core].host.ingest.waiting.count:
             self.benches[core].push(number, rows)
 
 

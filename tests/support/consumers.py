@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quiver_actors.subscriber.claims import SubscriberState
+from quiver_actors.store.subscriber.claims import SubscriberState
 
 
 class RememberingState(SubscriberState):
@@ -14,6 +14,11 @@ class RememberingState(SubscriberState):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._held: dict[tuple[object, int, int], int] = {}
+
+    @property
+    def pending_count(self) -> int:
+        """Bundles of sealed segments that nobody holds and that are not resolved, deferred ones included."""
+        return self.progress.unresolved_count - self.leases.claimed_count
 
     def claim(self, owner: object, bundles: int, *more: Any, **options: Any) -> Any:
         grants = super().claim(owner, bundles, *more, **options)

@@ -7,17 +7,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver_actors.config import SegmentSettings, TopicSettings, WalSettings
-from quiver_actors.disk.protocol import Disk
-from quiver_actors.encoding.entries import lay_out, plan
-from quiver_actors.encoding.streams import StreamTable
-from quiver_actors.engine import Engine
-from quiver_actors.events import Event
-from quiver_actors.protocol.messages import AckRun, Push
-from quiver_actors.segment.builder import StreamSchema
-from quiver_actors.segment.reader import SegmentReader
-from quiver_actors.subscriber.gaps import GapNotice
-from quiver_actors.subscriber.grants import Grant
+from quiver_actors.base.config import SegmentSettings, TopicSettings, WalSettings
+from quiver_actors.base.protocol.messages import AckRun, Push
+from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.encoding.entries import lay_out, plan
+from quiver_actors.store.encoding.streams import StreamTable
+from quiver_actors.store.engine import Engine
+from quiver_actors.store.engine.events import Event
+from quiver_actors.store.segment.placement import StreamSchema
+from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.subscriber.gaps import GapNotice
+from quiver_actors.store.subscriber.grants import Grant
+from quiver_actors.store.wal.entry_reader import EntryReader
+from tests.support.open_logs import read_log
 
 
 class ManualClock:
@@ -26,7 +28,7 @@ class ManualClock:
     def __init__(self, start_ns: int = 1_700_000_000_000_000_000) -> None:
         self.now_ns = start_ns
         self.wrong_by_ns = 0
-        """How far the clock on the wall is ahead."""
+        """Nanoseconds by which the clock on the wall is ahead."""
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -54,6 +56,12 @@ def numbered_batch(number: int, rows: int = 5) -> pa.RecordBatch:
             "text": pa.array([f"{number}-{row}-text" for row in range(rows)]),
         }
     )
+
+
+def drop_segment(engine: Engine, segment_seq: int, reason: str) -> int:
+    """Record a sealed segment as lost for everybody who has not resolved it, as an eviction does. Returns the ticket to wait for."""
+    engine._parts.sealed_segments.drop(segment_seq, reason)
+    return engine.progress.flush()
 
 
 class EngineDriver:
@@ -96,9 +104,9 @@ class EngineDriver:
     def push(self, *bundles: Mapping[int, pa.RecordBatch], item_count: int | None = None) -> list[AckRun]:
         """Stage and write bundles; not yet synced."""
         memory, push, schemas = self.layout(bundles, item_count)
-        if not self.engine.can_stage(len(memory)):
+        if not self.engine.intake.can_stage(len(memory)):
             self.run_background()
-        runs = self.engine.stage(memory, push, schemas)
+        runs = self.engine.intake.stage(memory, push, schemas)
         self.events += self.engine.write()
         return runs
 
@@ -149,7 +157,7 @@ class EngineDriver:
         self.settle()
 
     def flush_progress(self) -> None:
-        self.engine.flush_progress()
+        self.engine.progress.flush()
         self.settle()
 
     def drain_and_close(self) -> None:
@@ -157,6 +165,12 @@ class EngineDriver:
         self.settle()
         assert self.engine.is_drained
         self.engine.close()
+
+    def read_claimed(self, segment_seq: int) -> SegmentReader | EntryReader:
+        """A segment, or what is shown of a log, through the disk seam."""
+        if self.engine.readable_end.shown_count(segment_seq):
+            return read_log(self.engine, self.disk, self.directory, segment_seq)
+        return self.read(segment_seq)
 
     def read(self, segment_seq: int) -> SegmentReader:
         """A sealed segment, through the disk seam."""
@@ -173,7 +187,7 @@ class EngineDriver:
         while True:
             grants = self.claim(subscriber, owner, bundles - len(found))
             for grant in grants:
-                reader = self.read(grant.segment_seq)
+                reader = self.read_claimed(grant.segment_seq)
                 found += [reader.bundle(index)[0].column(0)[0].as_py() for index in grant.indexes]
             self.settle()  # notices are told once they are durable
             if not grants and not self.take_gaps(subscriber, owner):
@@ -182,14 +196,14 @@ class EngineDriver:
     def take_gaps(self, subscriber: str, owner: object = "owner") -> list[GapNotice]:
         """The notices that can be told now, oldest first; not acknowledged."""
         found = []
-        while (notice := self.engine.take_gap(subscriber, owner)) is not None:
+        while (notice := self.engine.claims.take_gap(subscriber, owner)) is not None:
             found.append(notice)
         self.told += found
         return found
 
     def claim(self, subscriber: str, owner: object, bundles: int, **options: Any) -> list[Grant]:
         """Claim, and remember the tokens for `resolve`."""
-        grants = self.engine.claim(subscriber, owner, bundles, **options)
+        grants = self.engine.claims.claim(subscriber, owner, bundles, **options)
         for grant in grants:
             self._tokens.update(((subscriber, grant.segment_seq, index), grant.token) for index in grant.indexes)
         return grants
@@ -201,5 +215,5 @@ class EngineDriver:
         refused = []
         for index in indexes:
             token = self._tokens.get((subscriber, segment_seq, index), 0)
-            refused += self.engine.resolve(subscriber, owner, segment_seq, token, outcome, [index], delay_ns)
+            refused += self.engine.claims.resolve(subscriber, owner, segment_seq, token, outcome, [index], delay_ns)
         return refused

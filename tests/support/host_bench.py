@@ -11,35 +11,36 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from quiver_actors.base.config import TopicSettings
+from quiver_actors.base.model import ENVELOPE_SLOT
+from quiver_actors.base.protocol import messages as m
+from quiver_actors.base.protocol.framing import FrameReader, decode_worker_message
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client.targets import Key
-from quiver_actors.config import TopicSettings
-from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.jobs import CommitJob
-from quiver_actors.model import ENVELOPE_SLOT
-from quiver_actors.protocol import messages as m
-from quiver_actors.protocol.framing import FrameReader, decode_worker_message
-from quiver_actors.retention.pressure import Pressure, Signals
+from quiver_actors.node.worker import easing as easing_module
+from quiver_actors.node.worker import ingest as ingest_module
+from quiver_actors.node.worker.budgets import Budget
+from quiver_actors.node.worker.connection import Connection
+from quiver_actors.node.worker.host import EngineHost
+from quiver_actors.node.worker.journal import Journal
+from quiver_actors.node.worker.load import Load
+from quiver_actors.node.worker.peer import Peer
+from quiver_actors.node.worker.run_queue import RunQueue
+from quiver_actors.node.worker.session import Session
+from quiver_actors.node.worker.threads import Finished, Job
 from quiver_actors.shm.arena import ArenaOwner, ArenaProducer
-from quiver_actors.transactions.keys import with_key
-from quiver_actors.units import SECOND_NS
-from quiver_actors.worker import host as host_module
-from quiver_actors.worker import ingest as ingest_module
-from quiver_actors.worker.agenda import Agenda
-from quiver_actors.worker.connection import Connection
-from quiver_actors.worker.host import EngineHost
-from quiver_actors.worker.journal import Journal
-from quiver_actors.worker.load import Load
-from quiver_actors.worker.peer import Peer
-from quiver_actors.worker.session import Session
-from quiver_actors.worker.threads import Finished, Job
+from quiver_actors.store.jobs.commits import CommitJob
+from quiver_actors.store.retention.pressure import Pressure, Signals
+from quiver_actors.store.staged.keys import with_key
+from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver, ManualClock, numbered_batch, topic_settings
 
 ARENA_BYTES = 1 << 20
 
 
 def clocks_of(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a host reads that clock."""
-    for module in (host_module, ingest_module):
+    """Let hosts read that clock from now on."""
+    for module in (easing_module, ingest_module):
         monkeypatch.setattr(module, "monotonic_ns", clock.monotonic_ns)
 
 
@@ -56,10 +57,10 @@ class HostBench:
         self.clock = clock
         self.pressure = Pressure()
         self.load = Load(self.pressure)
-        self.agenda = Agenda()
+        self.run_queue: RunQueue[EngineHost] = RunQueue()
         self.jobs: deque[tuple[Job, Finished]] = deque()
         self.commits: list[int] = []
-        """When each group commit began."""
+        """Start of each group commit."""
         self.host = EngineHost(
             self.driver.engine,
             commit=self._submit,
@@ -67,18 +68,19 @@ class HostBench:
             ask=self._submit,
             own_log="decisions",
             journal=Journal(0),
-            agenda=self.agenda,
+            run_queue=self.run_queue,
             pressure=self.pressure,
         )
         near, self._far = socket.socketpair()
         self._far.setblocking(False)
         self._reader = FrameReader()
-        self.session = Session(Connection(near, frame_bytes_max=4096), Peer(1, 2, 3), 0, set())
+        budget: Budget[Session] = Budget(is_guest=False, now_ns=0)
+        self.session = Session(Connection(near, frame_bytes_max=4096), Peer(1, 2, 3), 0, set(), budget)
         self.session.greet(m.Hello(m.PROTOCOL_VERSION, 1, "test"))
         arena = ArenaOwner.create(ARENA_BYTES)
         self._producer = ArenaProducer.attach(arena.fd, arena.size_bytes)
-        self.session.expect_arena(ARENA_BYTES)
-        self.session.attach(arena)
+        self.session.arena.expect(ARENA_BYTES)
+        self.session.arena.attach(arena)
         self._declared: set[int] = set()
         self.run_for(SECOND_NS)
 
@@ -102,13 +104,13 @@ class HostBench:
                 job, finished = self.jobs.popleft()
                 job.run()
                 finished()
-                for host in self.agenda.take_committed():
-                    host.start_commit()
+                for host in self.run_queue.take_committed():
+                    host.jobs.start_commit()
             due_ns = self.host.deadline_ns
             is_due = due_ns is not None and due_ns <= self.clock.now_ns
-            if not self.host.is_touched and not self.host.handing_out.is_due and not is_due:
+            if not self.host.is_touched and not self.host.dispatcher.is_due and not is_due:
                 return
-            if self.host.handing_out.is_due and not self.host.is_touched and due_ns is not None and not is_due:
+            if self.host.dispatcher.is_due and not self.host.is_touched and due_ns is not None and not is_due:
                 return  # deliveries that wait for company
 
     def run_for(self, duration_ns: int) -> None:
@@ -145,7 +147,7 @@ class HostBench:
         for handle, schema in schemas.items():
             if handle not in self._declared:
                 self._declared.add(handle)
-                self.session.declare("default", handle, schema)
+                self.session.schemas.declare("default", handle, schema)
         offset = self._producer.reserve(len(memory))
         assert offset is not None
         self._producer.ring[offset : offset + len(memory)] = memory
@@ -169,7 +171,7 @@ class HostBench:
         self.received()
 
     def received(self) -> list[m.Message]:
-        """What was sent to the client since the last call."""
+        """Return the messages sent to the client since the last call."""
         self.session.connection.flush()
         found: list[m.Message] = []
         while True:

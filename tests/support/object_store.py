@@ -27,7 +27,7 @@ class _Object(NamedTuple):
 
 
 class ObjectStore:
-    """See the module. `uri("a/b")` is a place in its only bucket."""
+    """An object store in this process that speaks S3. `uri("a/b")` is a place in its only bucket."""
 
     def __init__(self) -> None:
         self.objects: dict[str, _Object] = {}
@@ -44,7 +44,7 @@ class ObjectStore:
         return f"{scheme}://key:secret@{_BUCKET}/{path}?{query}"
 
     def names(self) -> list[str]:
-        """Of objects, those that stand for directories left out."""
+        """Return the names of the objects, without those that stand for directories."""
         with self.lock:
             return sorted(name for name in self.objects if not name.endswith("/"))
 
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(204)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: requests are not what a test is about."""
+        """Log nothing: a test is not about requests."""
 
 
 def _chunks(stream: Any) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from quiver_actors.events import StageDropped, StagePrepared, StagesPublished
-from quiver_actors.transactions.records import StageOrder
-from quiver_actors.transactions.stage import Stage
+from quiver_actors.store.engine.events import StageDropped, StagePrepared, StagesPublished
+from quiver_actors.store.staged.records import StageOrder
+from quiver_actors.store.staged.stage import Stage
 from tests.support.engine_driver import EngineDriver, numbered_batch
 
 OWNER = "connection"
@@ -21,7 +21,7 @@ class StageDriver(EngineDriver):
     """An engine whose transactions are driven too."""
 
     def restart(self) -> None:
-        """As after a kill: what is open is closed without a word."""
+        """Reopen the engine as after a kill: what is open is closed without a word."""
         self.engine.close()
         self.reopen()
 
@@ -34,11 +34,11 @@ class StageDriver(EngineDriver):
             self._push_staged(number, [{0: numbered_batch(bundle, rows)}], owner, item_count=bundle)
 
     def push_staged_together(self, number: int, *bundles: int, owner: object = OWNER) -> None:
-        """The same with one message for all of them."""
+        """Push the bundles into a stage, with one message for all of them."""
         self._push_staged(number, [{0: numbered_batch(bundle)} for bundle in bundles], owner, item_count=None)
 
     def push_staged_batches(self, number: int, *batches: pa.RecordBatch) -> None:
-        """The same of any batches."""
+        """Push any batches into a stage."""
         self._push_staged(number, [{0: batch} for batch in batches], OWNER, item_count=None)
 
     def _push_staged(

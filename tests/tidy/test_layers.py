@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,68 +15,40 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FUNCTION_LINES_MAX = 69
 
-#: Lower may not import higher. A package stands for everything in it; the longest matching prefix decides.
-RANKS = {
-    "quiver_actors.shm": 0,
-    "quiver_actors.supervisor": 1,
-    "quiver_actors.errors": 2,
-    "quiver_actors.units": 2,
-    "quiver_actors.model": 2,
-    "quiver_actors.config": 2,
-    "quiver_actors.default_run_dir": 2,
-    "quiver_actors.core_dirs": 2,
-    "quiver_actors.clock": 2,
-    "quiver_actors.checksum": 2,
-    "quiver_actors.metrics": 2,
-    "quiver_actors.retention": 2,
-    "quiver_actors.topics": 4,
-    "quiver_actors.envelope": 3,
-    "quiver_actors.protocol": 3,
-    "quiver_actors.core_file": 3,
-    "quiver_actors.disk": 3,
-    "quiver_actors.segment": 4,
-    "quiver_actors.subscriber": 4,
-    "quiver_actors.wal": 5,
-    "quiver_actors.encoding": 5,
-    "quiver_actors.paths": 5,
-    "quiver_actors.events": 5,
-    "quiver_actors.sealing": 6,
-    "quiver_actors.ballast": 6,
-    "quiver_actors.rebuild": 6,
-    "quiver_actors.quarantine": 6,
-    "quiver_actors.jobs": 7,
-    "quiver_actors.rescue": 8,
-    "quiver_actors.transactions": 8,
-    "quiver_actors.transactions.model": 3,
-    "quiver_actors.transactions.decisions": 4,
-    "quiver_actors.transactions.decision_files": 4,
-    "quiver_actors.transactions.claims": 4,
-    "quiver_actors.file_systems": 3,
-    "quiver_actors.upkeep": 8,
-    "quiver_actors.footprint": 8,
-    "quiver_actors.engine_figures": 8,
-    "quiver_actors.recovery": 8,
-    "quiver_actors.engine": 9,
-    "quiver_actors.adoption_watch": 9,
-    "quiver_actors.node_dirs": 10,
-    "quiver_actors.node": 10,
-    "quiver_actors.worker": 11,
-    "quiver_actors.client": 12,
-    "quiver_actors.aio": 12,
-}
-#: Adapters and commands: may import everything, and nothing above imports them.
-TOP = (
-    "quiver_actors.cli",
-    "quiver_actors.spark",
-    "quiver_actors.flight",
-    "quiver_actors.demo",
-    "quiver_actors.inspection",
-    "quiver_actors.forward",
-    "quiver_actors.observe",
-    "quiver_actors.deploy",
-    "quiver_actors.doctor",
+ROOMS_MAX = 14
+ARROWS_MAX = 60
+#: The rooms from the bottom to the top. A module imports from its own room and from rooms of lower floors.
+FLOORS = (
+    ("shm",),
+    ("supervisor",),
+    ("errors",),
+    ("base",),
+    ("store",),
+    ("transactions",),
+    ("client", "node"),
+    ("embedded",),
+    ("aio",),
+    ("flight", "forward"),
+    ("spark",),
+    ("cli",),
+    ("demo",),
 )
-LIGHT = ["quiver_actors", "quiver_actors.node", "quiver_actors.cli.main", "quiver_actors.cli.status", "pyspark_quiver"]
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LIGHT = [
+    "quiver_actors",
+    "quiver_actors.node.composition",
+    "quiver_actors.cli.main",
+    "quiver_actors.cli.commands.status",
+    "pyspark_quiver",
+]
+INSIDE = (
+    "quiver_actors.store.disk",
+    "quiver_actors.store.engine",
+    "quiver_actors.store.recovery",
+    "quiver_actors.node",
+    "quiver_actors.embedded",
+)
+"""Modules that a client never loads, itself or through what it imports."""
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -89,13 +62,38 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield prefix + name, path
 
 
-def rank_of(module: str) -> int | None:
-    parts = module.split(".")
-    for length in range(len(parts), 0, -1):
-        rank = RANKS.get(".".join(parts[:length]))
-        if rank is not None:
-            return rank
-    return 99 if module.startswith(TOP) else None
+def room_of(module: str) -> str:
+    """The entry of quiver_actors/ that a module lies in; empty for the package itself."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Each module with the modules of ours that it imports anywhere in its text, type checking and functions included."""
+    paths = dict(modules())
+    found: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        named = set(imports_of(module, ast.parse(path.read_text()), path.name == "__init__.py"))
+        # `from package import name` names a module or something that the package itself defines.
+        members = {each.rpartition(".")[0] for each in named if each in paths and each.rpartition(".")[0] in named}
+        found[module] = {each for each in named if each in paths and each not in members} - {module}
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that can reach themselves."""
+    found = []
+    for start in graph:
+        seen: set[str] = set()
+        ahead = list(graph[start])
+        while ahead:
+            module = ahead.pop()
+            if module not in seen:
+                seen.add(module)
+                ahead += graph[module]
+        if start in seen:
+            found.append(start)
+    return found
 
 
 def imports_of(module: str, tree: ast.AST, is_package: bool) -> Iterator[str]:
@@ -111,42 +109,52 @@ def imports_of(module: str, tree: ast.AST, is_package: bool) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
+def test_no_module_imports_itself_through_others() -> None:
+    assert circles(imports()) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+
+
 def test_imports_only_go_down() -> None:
     wrong = []
-    for module, path in modules():
-        rank = rank_of(module)
-        if module == "quiver_actors" or rank == 99:
-            continue
-        assert rank is not None, f"{module} has no rank: add it to RANKS"
-        for imported in imports_of(module, ast.parse(path.read_text()), path.name == "__init__.py"):
-            other = rank_of(imported)
-            if imported.startswith("quiver_actors.") and other is not None and other > rank:
-                wrong.append(f"{module} (rank {rank}) imports {imported} (rank {other})")
-    # The node's worker entry is imported after the fork, by the one function that is run there.
-    assert [
-        line for line in wrong if not line.startswith("quiver_actors.node (rank 10) imports quiver_actors.worker")
-    ] == []
+    for module, imported in imports().items():
+        for other in imported:
+            below, above = room_of(other), room_of(module)
+            if above and below != above and (not below or FLOOR_OF[below] >= FLOOR_OF[above]):
+                wrong.append(f"{module} imports {other}")
+    # The version is in the package itself.
+    assert [line for line in wrong if not line.endswith("imports quiver_actors")] == []
+
+
+def test_rooms_and_arrows_are_few() -> None:
+    entries = {path.name for path in (ROOT / "quiver_actors").iterdir() if not path.name.startswith("__")}
+    rooms = entries - {"errors.py", "py.typed"}
+    assert len(rooms) <= ROOMS_MAX, sorted(rooms)
+    assert rooms == set(FLOOR_OF) - {"errors"}
+    arrows = {(room_of(a), room_of(b)) for a, imported in imports().items() for b in imported} - {("", "")}
+    between = {(a, b) for a, b in arrows if a and b and a != b}
+    assert len(between) <= ARROWS_MAX, f"{len(between)} arrows: {sorted(between)}"
+
+
+def test_every_room_says_what_it_owns() -> None:
+    for room in set(FLOOR_OF) - {"errors"}:
+        tree = ast.parse((ROOT / "quiver_actors" / room / "__init__.py").read_text())
+        assert ast.get_docstring(tree), f"quiver_actors/{room}/__init__.py says in one sentence what the room owns"
 
 
 def test_the_page_about_the_architecture_names_every_room() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    named = set(
-        " ".join(re.findall(r"^\| `([^`]+)` \| ", page.split("## Rooms of the house")[1], re.MULTILINE)).split()
-    )
-    packages = {f"{path.name}/" for path in (ROOT / "quiver_actors").iterdir() if (path / "__init__.py").exists()}
-    modules_of_it = {path.stem for path in (ROOT / "quiver_actors").glob("*.py")} - {"__init__"}
-    assert packages | modules_of_it <= named
+    named = set(re.findall(r"^\| `([^`/]+)/` \| ", page.split("## Rooms")[1], re.MULTILINE))
+    assert set(FLOOR_OF) - {"errors"} <= named
 
 
-def test_clients_know_nothing_of_the_inside_of_a_worker() -> None:
-    inside = ("quiver_actors.worker", "quiver_actors.engine", "quiver_actors.recovery", "quiver_actors.disk")
-    assert [
-        f"{module} imports {imported}"
-        for module, path in modules()
-        if module.startswith(("quiver_actors.client", "quiver_actors.aio"))
-        for imported in imports_of(module, ast.parse(path.read_text()), path.name == "__init__.py")
-        if imported.startswith(inside)
-    ] == []
+@pytest.mark.parametrize("module", ["quiver_actors.client", "quiver_actors.aio"])
+def test_clients_load_nothing_of_the_inside_of_a_worker(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in sys.modules if m.startswith({INSIDE!r})])"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("module", LIGHT)
@@ -180,14 +188,12 @@ def test_no_sleep_in_tests_and_no_pack_into_shared_memory() -> None:
 
 def test_only_the_disk_seam_syncs_and_renames() -> None:
     banned = ("os.fsync(", "os.fdatasync(", "os.rename(", "os.replace(", "os.pwrite(", "os.pwritev(")
-    allowed = ("disk", "cli", "demo", "spark", "inspection", "forward")
-    not_durable = ("quiver_actors.worker.listener",)  # renames a socket
+    allowed = ("store.disk", "store.inspection", "cli", "spark", "forward", "shm", "supervisor", "node.composition")
+    not_durable = ("node.worker.listener",)  # renames a socket
     found = [
         f"{path.relative_to(ROOT)}: {call}"
         for module, path in modules()
-        if module.startswith("quiver_actors.")
-        and module.split(".")[1] not in (*allowed, "shm", "supervisor", "node")
-        and module not in not_durable
+        if not module.removeprefix("quiver_actors.").startswith((*allowed, *not_durable))
         for call in banned
         if call in path.read_text()
     ]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.tidy.test_layers import ROOT
 
-ENGINE = "tests/unit/engine"
+ENGINE = "tests/unit/store/engine"
 RUST = f"{ENGINE}/test_rust_regressions.py"
 
 RUST_ROWS = {
@@ -44,7 +44,7 @@ RUST_ROWS = {
     ],
     "two processes open one directory": [f"{ENGINE}/test_engine.py::test_a_directory_opens_once"],
     "the next pending bundle is searched quadratically while claims are held": [
-        "tests/unit/subscriber/test_claims.py::test_claim_costs_the_same_while_100000_are_held"
+        "tests/unit/store/subscriber/test_watermark.py::test_claim_costs_the_same_while_100000_are_held"
     ],
     "segment and log are not told apart after a crash between them": [
         f"{RUST}::test_a_log_that_became_a_segment_is_not_replayed_again"
@@ -74,25 +74,25 @@ FORMAT_ROWS = {
     "a record with a right checksum in the wrong place is believed": [
         f"{RUST}::test_an_entry_in_the_place_of_another_is_not_delivered_as_that_one"
     ],
-    "zeroes are believed": ["tests/unit/wal/test_codecs.py::test_zeroes_are_no_file_of_ours"],
+    "zeroes are believed": ["tests/unit/store/wal/test_codecs.py::test_zeroes_are_no_file_of_ours"],
     "a flipped length eats the rest of the file": [
-        "tests/unit/wal/test_reader.py::test_a_damaged_length_costs_only_its_entry",
-        "tests/unit/wal/test_reader.py::test_a_length_that_points_behind_whole_entries_does_not_cost_them",
+        "tests/unit/store/wal/test_reader.py::test_a_damaged_length_costs_only_its_entry",
+        "tests/unit/store/wal/test_reader.py::test_a_length_that_points_behind_whole_entries_does_not_cost_them",
     ],
     "the log is cut to match a derived file": [
-        "tests/unit/wal/test_decisions.py::test_the_cursor_and_a_clean_stop_never_decide_about_a_file"
+        "tests/unit/store/wal/test_decisions.py::test_the_cursor_and_a_clean_stop_never_decide_about_a_file"
     ],
     "damage with valid entries behind it is taken for the end": [
-        "tests/unit/wal/test_reader.py::test_a_lost_stretch_of_several_entries_is_one_span",
+        "tests/unit/store/wal/test_reader.py::test_a_lost_stretch_of_several_entries_is_one_span",
         f"{ENGINE}/test_recovery_table.py::test_a_torn_end_is_cut_only_in_the_last_log",
     ],
     "what cannot be parsed is deleted": [
-        "tests/unit/wal/test_decisions.py::test_what_cannot_be_parsed_is_dropped_only_as_a_torn_write_of_ours",
+        "tests/unit/store/wal/test_decisions.py::test_what_cannot_be_parsed_is_dropped_only_as_a_torn_write_of_ours",
         f"{ENGINE}/test_quarantine.py::test_over_the_cap_the_oldest_go_and_never_the_newest",
     ],
     "a rename comes before the sync of the file, or no sync of the directory after it": [
-        "tests/unit/disk/test_monitor.py::test_naming_a_file_whose_bytes_are_not_synced_is_not",
-        "tests/unit/disk/test_monitor.py::test_an_acknowledgement_asks_for_synced_bytes_under_a_durable_name",
+        "tests/disks/test_monitor.py::test_naming_a_file_whose_bytes_are_not_synced_is_not",
+        "tests/disks/test_monitor.py::test_an_acknowledgement_asks_for_synced_bytes_under_a_durable_name",
     ],
     "a sequence acknowledged before its sync is used again after a power loss": [
         f"{RUST}::test_a_power_loss_between_syncs_uses_no_number_again"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.edits import EDITS, Edit
+from tests.mutation.edit import Edit
+from tests.mutation.edits import EDITS
 
 ROOT = Path(__file__).parents[2]
 

@@ -97,7 +97,7 @@ class Campaign:
     def _shrunk(
         self, seed: int, found: RunFailed, without: tuple[int | str, ...]
     ) -> tuple[RunFailed, tuple[int | str, ...]]:
-        """The same failure with less in it. A run that fails in another way counts too: it is a failure."""
+        """Return the same failure with fewer steps. A run that fails in another way counts too: it is a failure."""
         if self._shrinks:
             for part in (*found.actors, *range(1, found.faults + 1)):
                 less = self._failure(seed, (*without, part)) if part not in without else None

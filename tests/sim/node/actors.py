@@ -7,18 +7,23 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
+from quiver_actors.base.model import BundleId
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.client.gaps import WaitingGap
 from quiver_actors.client.stage import StagePlan
-from quiver_actors.errors import QuiverError, TopicDeleted, TopicRecreated, TransactionAborted
-from quiver_actors.model import BundleId
-from quiver_actors.topics.requests import Create, Delete, List
+from quiver_actors.errors import (
+    QuiverError,
+    SequenceGap,
+    SequenceTooOld,
+    TopicDeleted,
+    TopicRecreated,
+    TransactionAborted,
+)
 from quiver_actors.transactions.model import Token
 from tests.sim.node.clients import Running, SimProducer, SimSubscriber
 from tests.sim.node.machine import Machine
 from tests.sim.node.message_kills import MessageKills
-from tests.sim.node.model import Model, Outcome, PushKey
-from tests.sim.node.room import SMALL_SEGMENTS
+from tests.sim.node.model import Model, Outcome, PushKey, Violation
 
 _TTL_SECONDS = 0.2
 
@@ -30,7 +35,7 @@ class Place:
         self.topic = topic
         self.is_there = is_there
         self.models = [Model()]
-        """Of all its lives."""
+        """One model for each life of the topic, the present one last."""
 
     @property
     def model(self) -> Model:
@@ -39,7 +44,7 @@ class Place:
 
 @dataclass
 class World:
-    """What every actor shares. Owner: the run."""
+    """State that all actors share. Owner: the run."""
 
     machine: Machine
     random: Random
@@ -55,21 +60,21 @@ class Actor(Protocol):
         """Do one small thing."""
 
     def die(self) -> None:
-        """As SIGKILL; the next life begins at once."""
+        """Die like after SIGKILL; the next life begins at once."""
 
     def cut(self) -> None:
         """Its connections break."""
 
     def close(self) -> None:
-        """For ever."""
+        """Leave for ever."""
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way."""
+        """Whether nothing is under way."""
 
 
-class _Pushing:
-    """What all actors that push have in common."""
+class Pushing:
+    """Common part of all actors that push."""
 
     def __init__(self, name: str, world: World, place: Place) -> None:
         self.name = name
@@ -121,7 +126,7 @@ class _Pushing:
         raise NotImplementedError
 
 
-class ProducerActor(_Pushing):
+class ProducerActor(Pushing):
     """Pushes, and takes the receipts. What was not answered may be stored or not."""
 
     def _begin(self) -> None:
@@ -145,7 +150,7 @@ class ProducerActor(_Pushing):
             model.strayed(self._keys)
 
 
-class NumberedActor(_Pushing):
+class NumberedActor(Pushing):
     """Pushes as an idempotent producer: the same again under the same numbers, until it has the receipts."""
 
     _keys: Sequence[PushKey] = ()
@@ -156,14 +161,16 @@ class NumberedActor(_Pushing):
         self.running = self.client.push_numbered(batches, self.place.topic, self.name, self._keys[0][1])
 
     def _finish(self, running: Running[Any]) -> None:
+        if isinstance(running.error, SequenceGap | SequenceTooOld):
+            raise Violation(f"{self.name} pushes {self._keys} again and again, and hears: {running.error}")
         if running.error is None:
             assert running.result is not None
             self.place.model.acknowledged(list(self._keys), running.result)
             self._keys = ()
 
 
-class TransactionActor(_Pushing):
-    """Stages bundles on one or two workers, decides, publishes; now and then it gives up or walks away in the middle."""
+class TransactionActor(Pushing):
+    """Stages bundles on one or two workers, decides, publishes; now and then it aborts or stops in the middle."""
 
     def _begin(self) -> None:
         self._txn_id = f"{self.name}-{self.lives}-{self.number}"
@@ -212,30 +219,35 @@ class TransactionActor(_Pushing):
             self.running = self.client.publish(self._tokens)
 
     def _published(self, _: object) -> None:
-        """Nothing is left to do."""
+        """End a published transaction: nothing is left to do."""
 
 
 class SubscriberActor:
     """Registers, takes, acknowledges or defers, and asks whether its acknowledgements are durable: each of them, or all by a flush."""
 
-    def __init__(self, name: str, world: World, place: Place) -> None:
+    def __init__(self, name: str, world: World, place: Place, subscriber: str = "") -> None:
         self.name = name
+        self.subscriber = subscriber or name
         self.world = world
         self.place = place
         self._acked: list[Delivery] = []
         self._held: list[Delivery] = []
-        self._newest: dict[BundleId, Delivery] = {}
+        self._newest: dict[BundleId, int] = {}
+        """The token of the newest delivery of each bundle. The delivery itself would keep its segment mapped."""
         self._confirming: tuple[Running[None], Delivery] | None = None
         self._is_asking = False
-        self._flushing: tuple[Running[None], list[Delivery]] | None = None
+        self._flushing: tuple[Running[Any], list[Delivery]] | None = None
         self.message_kills = MessageKills(self.cut)
         self._connect()
 
     def _connect(self) -> None:
-        machine = self.world.machine
         self.model = self.place.model
-        self.client = SimSubscriber(machine.run_dir, self.name, self.place.topic, machine.delays, prefetch=8)
+        self.client = self._new_client()
         self._registering: Running[None] | None = self.client.register()
+
+    def _new_client(self) -> SimSubscriber:
+        machine = self.world.machine
+        return SimSubscriber(machine.run_dir, self.name, self.place.topic, machine.delays, prefetch=8)
 
     @property
     def is_idle(self) -> bool:
@@ -279,7 +291,7 @@ class SubscriberActor:
         if not registering.is_done:
             return
         if registering.error is None:
-            self.model.registered(self.name)
+            self.model.registered(self.subscriber)
             self._registering = None
         else:
             self._registering = self.client.register()
@@ -303,8 +315,8 @@ class SubscriberActor:
             return
         if isinstance(item, WaitingGap):
             notice = item.notice
-            is_allowed = self.world.machine.may_lose((notice.topic, notice.core, notice.segment_seq))
-            self.model.told(self.name, notice, may_be_promised=is_allowed)
+            is_allowed = self.world.machine.faults.may_lose((notice.topic, notice.core, notice.segment_seq))
+            self.model.told(self.subscriber, notice, may_be_promised=is_allowed)
             self.client.consumer.confirm_gap(item)
         elif item is not None:
             try:
@@ -313,10 +325,13 @@ class SubscriberActor:
                 self.world.machine.log.append(f"{self.name} cannot read {item.bundle_id}: {error}")
                 item.defer(0.001)
                 return
-            drops = self.world.machine.room.drops
-            self.model.delivered(self.name, item.bundle_id, batch, may_be_dropped=drops)
+            self._note_delivered(item, batch)
             self._held.append(item)
-            self._newest[item.bundle_id] = item
+            self._newest[item.bundle_id] = item.token
+
+    def _note_delivered(self, item: Delivery, batch: Any) -> None:
+        drops = self.world.machine.room.drops
+        self.model.delivered(self.subscriber, item.bundle_id, batch, may_be_dropped=drops)
 
     def _resolve(self, delivery: Delivery) -> None:
         if self.world.is_resting or self.world.random.random() < 0.85:
@@ -338,9 +353,9 @@ class SubscriberActor:
         if running.is_done:
             self._confirming = None
             if running.error is None:
-                self.model.resolved(self.name, delivery.bundle_id, is_heard=True)
+                self.model.resolved(self.subscriber, delivery.bundle_id, is_heard=True)
 
-    def _step_flush(self, flushing: Running[None], acked: list[Delivery]) -> None:
+    def _step_flush(self, flushing: Running[Any], acked: list[Delivery]) -> None:
         """After an error nobody knows of any of them."""
         flushing.step()
         if not flushing.is_done:
@@ -349,64 +364,6 @@ class SubscriberActor:
         for delivery in acked if flushing.error is None else ():
             is_heard = self.client.is_heard(delivery)
             # Of one that was lost with its connection and came again, what became of it then counts: perhaps it was refused.
-            is_newest = self._newest.get(delivery.bundle_id) is delivery
+            is_newest = self._newest.get(delivery.bundle_id) == delivery.token
             if not self.client.is_refused(delivery) and (is_heard or is_newest):
-                self.model.resolved(self.name, delivery.bundle_id, is_heard=is_heard)
-
-
-class TopicActor:
-    """An operator who creates a topic, deletes it, and creates it again."""
-
-    def __init__(self, name: str, world: World, place: Place, pushers: Sequence[ProducerActor]) -> None:
-        self.name = name
-        self._world = world
-        self._place = place
-        self._pushers = pushers
-        self._is_going = False
-
-    @property
-    def is_idle(self) -> bool:
-        reply = self._world.machine.ask_topics(List(limit=0))
-        return not reply.deletions and all(version == reply.version for version in reply.applied.values())
-
-    def step(self) -> None:
-        if self._is_going:
-            self._is_going = not self.is_idle
-        elif self._world.is_resting:
-            return
-        elif not self._place.is_there:
-            self._create()
-        elif self._world.random.random() < 0.1:
-            self._delete()
-
-    def look(self) -> None:
-        """The supervisor has died: what became of what it was asked last?"""
-        is_there = self._place.topic in self._world.machine.ask_topics(List()).topics
-        if is_there and not self._place.is_there:
-            self._is_created()
-        elif self._place.is_there and not is_there:
-            self._is_deleted()
-
-    def _create(self) -> None:
-        reply = self._world.machine.ask_topics(Create(topic=self._place.topic, values=dict(SMALL_SEGMENTS)))
-        if reply.code:
-            raise AssertionError(f"topic {self._place.topic} cannot be created: {reply.error}")
-        self._is_created()
-
-    def _is_created(self) -> None:
-        self._world.machine.log.append(f"topic {self._place.topic} is created")
-        self._place.models.append(Model())
-        self._place.is_there = True
-        for pusher in self._pushers:
-            pusher.stray(self._place.model)
-
-    def _delete(self) -> None:
-        reply = self._world.machine.ask_topics(Delete(topic=self._place.topic))
-        if reply.code:
-            raise AssertionError(f"topic {self._place.topic} cannot be deleted: {reply.error}")
-        self._is_deleted()
-
-    def _is_deleted(self) -> None:
-        self._world.machine.log.append(f"topic {self._place.topic} is deleted")
-        self._place.is_there = False
-        self._is_going = True
+                self.model.resolved(self.subscriber, delivery.bundle_id, is_heard=is_heard)

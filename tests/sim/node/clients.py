@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 from typing import Any, Generic, TypeVar, cast
 
 from quiver_actors.client.channels import ChannelSet
@@ -12,9 +13,11 @@ from quiver_actors.client.exchange import Exchange, Flow, Steps
 from quiver_actors.client.keyed import pushing_keyed
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
+from quiver_actors.client.publishing import deciding, publishing
 from quiver_actors.client.push_channel import PushChannel
-from quiver_actors.client.stage import Stage, StagePlan, deciding, publishing
-from quiver_actors.client.wanted import StartPoints, SubscribeOptions, Wanted
+from quiver_actors.client.refused import RefusedResolution
+from quiver_actors.client.stage import Stage, StagePlan
+from quiver_actors.client.subscribe_request import StartPoints, SubscribeOptions, SubscribeRequest
 from quiver_actors.errors import QuiverError
 from quiver_actors.transactions.model import ABORT, COMMIT, Decision, Token
 from tests.sim.node.polls import DelayingPoll, Delays
@@ -87,7 +90,7 @@ class SimProducer:
         return Running(self.exchange, steps)
 
     def push_numbered(self, bundles: list[Any], topic: str, name: str, first: int) -> Running[Any]:
-        """As an idempotent producer."""
+        """Push the bundles as an idempotent producer, numbered from `first`."""
         counted = [(bundle, None) for bundle in bundles]
         steps = pushing_keyed(self.producer, self.channels, counted, topic, None, name, first, PATIENCE_SECONDS)
         return Running(self.exchange, steps)
@@ -100,9 +103,7 @@ class SimProducer:
         stage = Stage(self.producer, self.channels, plan, key)
         yield stage.beginning(PATIENCE_SECONDS)
         try:
-            for planned in stage._grouped(((bundle, None) for bundle in bundles), {}):
-                yield stage._sending(planned, PATIENCE_SECONDS)
-            yield stage._settling(PATIENCE_SECONDS)
+            yield from stage.pushing(((bundle, None) for bundle in bundles), {}, PATIENCE_SECONDS)
         except QuiverError:
             stage.abort()
             raise
@@ -124,7 +125,7 @@ class SimProducer:
         cut(self.channels)
 
     def die(self) -> None:
-        """As SIGKILL: no word to anybody. Idempotent."""
+        """Die like after SIGKILL, without a word to anybody. Idempotent."""
         if self.exchange.is_closed:
             return
         with self.exchange.lock:
@@ -137,35 +138,43 @@ class SimSubscriber:
 
     def __init__(self, run_dir: str, name: str, topic: str, delays: Delays, **options: Any) -> None:
         self.exchange = _exchange(delays)
-        wanted = Wanted.parse(topic, name, "deliver", cast(SubscribeOptions, {"start": "earliest", **options}))
+        wanted = SubscribeRequest.parse(
+            topic, name, "deliver", cast(SubscribeOptions, {"start": "earliest", **options})
+        )
         self.consumer: Consumer[Delivery, Exchange] = Consumer(
             self.exchange, NodeDirectory(run_dir), name, wanted, StartPoints("earliest"), Delivery
         )
 
     def register(self) -> Running[None]:
-        return Running(self.exchange, as_steps(self.consumer.registering(1000.0)))
+        return Running(self.exchange, as_steps(self.consumer.connections.registering(1000.0)))
 
     def take(self, now_ns: int) -> Any:
-        """What is there, or None. Connects where that is due."""
+        """Return the next bundle or notice, or None. Connects where that is due."""
         return self._once(self.consumer.taking(now_ns))
 
     def confirm(self, delivery: Delivery) -> Running[None]:
         """Done without an error: its resolution is durable."""
-        return Running(self.exchange, as_steps(self.consumer.confirming(delivery, 1000.0)))
+        return Running(
+            self.exchange, as_steps(self.consumer.resolutions.confirming(delivery.claim, repr(delivery), 1000.0))
+        )
 
-    def flush(self) -> Running[None]:
+    def flush(self) -> Running[list[RefusedResolution]]:
         """Done without an error: everything that was acknowledged before is durable, but for what was refused."""
-        return Running(self.exchange, as_steps(self.consumer.flushing(1000.0)))
+        return Running(self.exchange, as_steps(self.consumer.resolutions.flushing(1000.0)))
 
     def is_heard(self, delivery: Delivery) -> bool:
         """Whether a worker has heard what became of it and made that durable. Of what went with a connection a flush says only that nothing
         of it is owed any more: it may have been dropped meanwhile."""
-        return self.consumer._is_answered(delivery)
+        return delivery.claim.is_answered
 
     def is_refused(self, delivery: Delivery) -> bool:
         """Whether a worker has refused what became of it, as the claim was gone."""
-        parcel = delivery._parcel
-        return (parcel.segment.segment_seq, delivery.token, delivery._bundle_index) in parcel.channel.refusals
+        return delivery.claim.refusal_code is not None
+
+    def has_unread(self) -> bool:
+        """Whether a worker has said something that this client has not heard yet."""
+        sockets = [channel._connection.fileno() for channel in self.consumer.channels.opened() if channel._connection]
+        return bool(select.select(sockets, [], [], 0)[0]) if sockets else False
 
     def cut(self) -> None:
         cut(self.consumer.channels)

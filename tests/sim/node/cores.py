@@ -6,9 +6,11 @@ import os
 import re
 from collections.abc import Sequence
 
-from quiver_actors.core_dirs import find_core_dirs, owner_of
-from quiver_actors.disk.protocol import Disk, DiskFile
-from quiver_actors.disk.simulated import SimDisk, SimLock
+from quiver_actors.base.core_dirs import find_core_dirs, owner_of
+from quiver_actors.store.disk.held import HeldFile
+from quiver_actors.store.disk.protocol import Disk, DiskFile
+from tests.disks.simulated import SimDisk
+from tests.disks.simulated_files import SimLock
 
 _CORE = re.compile(r"(?:^|/)core_(\d+)(?:/|$)")
 
@@ -19,7 +21,7 @@ def served_by(core: int, cores: int, disks: int) -> list[int]:
 
 
 def disk_of(core: int, cores: int, disks: Sequence[SimDisk]) -> Disk:
-    """What a worker has."""
+    """Return the disk of a worker."""
     served = served_by(core, cores, len(disks))
     return disks[core] if len(served) == 1 else JoinedDisk({other: disks[other] for other in served}, core)
 
@@ -42,6 +44,12 @@ def _directories_of(core: int, disk: SimDisk) -> list[str]:
 def keeps_damage(core: int, disk: SimDisk) -> bool:
     """Whether an adopted core keeps damage for an operator to look at, and so its directories."""
     return any(disk.list_directory(f"{path}/quarantine") for path in _directories_of(core, disk))
+
+
+def bytes_below(disk: SimDisk, directory: str) -> int:
+    """Return the blocks of the files that have a name below a directory."""
+    paths = [f"{directory}/{name}" for name in disk.list_directory(directory)]
+    return sum(bytes_below(disk, path) if disk.is_directory(path) else disk.allocated_bytes(path) for path in paths)
 
 
 class JoinedDisk:
@@ -76,9 +84,9 @@ class JoinedDisk:
     def unlink(self, path: str) -> None:
         self._disk(path).unlink(path)
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, *, needs_parent: bool = False) -> None:
         for disk in self._all(path):
-            disk.make_directory(path)
+            disk.make_directory(path, needs_parent=needs_parent)
 
     def list_directory(self, path: str) -> list[str]:
         return sorted({name for disk in self._all(path) for name in disk.list_directory(path)})
@@ -91,8 +99,14 @@ class JoinedDisk:
     def exists(self, path: str) -> bool:
         return any(disk.exists(path) for disk in self._all(path))
 
+    def file_id(self, path: str) -> tuple[int, int] | None:
+        return self._disk(path).file_id(path)
+
     def allocated_bytes(self, path: str) -> int:
         return self._disk(path).allocated_bytes(path)
+
+    def keep(self, path: str) -> HeldFile | None:
+        return self._disk(path).keep(path)
 
     def free_bytes(self, path: str) -> int:
         return self._disk(path).free_bytes(path)

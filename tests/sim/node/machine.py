@@ -19,18 +19,24 @@ from random import Random
 
 import msgspec
 
-from quiver_actors.adoption_watch import AdoptionWatch
-from quiver_actors.clock import SystemClock
-from quiver_actors.config.reading import Resolved
-from quiver_actors.core_dirs import adopted_cores
-from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.faulty import SimulatedCrash
-from quiver_actors.disk.simulated import SimDisk
+from quiver_actors.base.clock import SystemClock
+from quiver_actors.base.config.reading import Resolved
+from quiver_actors.base.core_dirs import adopted_cores
+from quiver_actors.base.metrics.figures import FIGURES_VERSION
+from quiver_actors.base.protocol.topic_requests import SUBJECT, TopicReply, TopicRequest
+from quiver_actors.base.topics import Catalogue
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import QuiverError
-from quiver_actors.metrics.figures import FIGURES_VERSION
-from quiver_actors.node import WorkerContext, write_node_record
+from quiver_actors.node.adoption_watch import AdoptionWatch
+from quiver_actors.node.composition import write_node_record
+from quiver_actors.node.opened_directories import OpenedDirectories
+from quiver_actors.node.topics.keeper import TopicKeeper
+from quiver_actors.node.topics.versions import topic_versions
+from quiver_actors.node.worker.context import WorkerContext
+from quiver_actors.node.worker.figures import FigurePublisher
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.shm.names import new_name
+from quiver_actors.store.files.topic_list import CATALOGUE_NAME
 from quiver_actors.supervisor.decide import (
     Exited,
     Fork,
@@ -41,18 +47,22 @@ from quiver_actors.supervisor.decide import (
     Supervision,
 )
 from quiver_actors.supervisor.exitcodes import ChildExit
-from quiver_actors.supervisor.figures import CHILD_ROW, SUPERVISOR_REGION, ChildFigure, region_of
-from quiver_actors.supervisor.spec import READY_STATES, ChildSpec, Patience, RestartPolicy
-from quiver_actors.supervisor.storage import Coordination, StorageSpec
-from quiver_actors.topics.catalogue import CATALOGUE_NAME, Catalogue
-from quiver_actors.topics.keeper import TopicKeeper
-from quiver_actors.topics.requests import SUBJECT, TopicReply, TopicRequest
-from quiver_actors.topics.versions import topic_versions
-from quiver_actors.units import MILLISECOND_NS, SECOND_NS
-from quiver_actors.worker.figures import FigurePublisher
-from tests.sim.node.bits import Segment, rot
-from tests.sim.node.cores import disk_of, keeps_damage, served_by, show_directories
+from quiver_actors.supervisor.figures import (
+    CHILD_ROW,
+    SUPERVISOR_REGION,
+    ChildFigure,
+    region_of,
+)
+from quiver_actors.supervisor.node_storage import NodeStorage
+from quiver_actors.supervisor.spec import READY_STATES, ChildSpec
+from quiver_actors.supervisor.storage import StorageSpec
+from tests.disks.crashes import CrashMode
+from tests.disks.faulty import SimulatedCrash
+from tests.disks.simulated import SimDisk
+from tests.sim.node.cores import bytes_below, disk_of, keeps_damage, served_by, show_directories
+from tests.sim.node.faults import Faults
 from tests.sim.node.polls import Delays
+from tests.sim.node.restarts import PATIENCE, StartKills, check_no_log_is_missed
 from tests.sim.node.room import CORES_MAX, Room, node_settings
 from tests.sim.node.shared_disk import CoreDisk, SupervisorDisk
 from tests.sim.node.simulated_time import SimulatedTime
@@ -60,43 +70,40 @@ from tests.sim.node.workers import SimThread, SimWorker
 
 _MEMORY = "/dev/shm"
 POWER_LOSSES = tuple(mode for mode in CrashMode if mode is not CrashMode.KEEP)
-_PATIENCE = Patience(
-    restart=RestartPolicy(backoff_first_ns=MILLISECOND_NS, backoff_max_ns=20 * MILLISECOND_NS, intensity_count=1 << 30),
-    heartbeat_timeout_ns=3600 * SECOND_NS,
-    drain_timeout_ns=3600 * SECOND_NS,
-    observe_interval_ns=MILLISECOND_NS,
-)
 
 
 class Machine:
-    """See the module. `step_*` are what a scheduler may do; `log` is what happened, for a failing seed."""
+    """One simulated machine. `step_*` are what a scheduler may do; `log` is what happened, for a failing seed."""
 
-    def __init__(self, time: SimulatedTime, random: Random, cores: int, room: Room) -> None:
+    def __init__(self, time: SimulatedTime, random: Random, cores: int, room: Room, start_kills: StartKills) -> None:
         self.time = time
         self.room = room
+        self._start_kills = start_kills
         self.delays = Delays(random)
         self.random = random
         self.log: list[str] = []
         self.counts: Counter[str] = Counter()
-        self.failing_cores: set[int] = set()
-        """Whose disk has failed a call at some time: their bundles may be lost, and announced."""
-        self._rotten: set[Segment] = set()
+        self.faults = Faults(self, start_kills)
         # Sockets and a log that is really synced: in memory where that is possible, so that nobody waits for a disk.
         self._base = Path(tempfile.mkdtemp(prefix="qv-sim-", dir=_MEMORY if os.path.isdir(_MEMORY) else None))
         self.run_dir = str(self._base)
         self.settings = node_settings(self.run_dir, cores, room)
+        self.generation = 0
+        """Generation of the data directory; see `core_generation`."""
         self.shared = SimDisk()
         self.disks = [SimDisk(shows_descriptors=True) for _ in range(CORES_MAX)]
         self.workers: list[SimWorker | None] = [None] * CORES_MAX
         self._pids = itertools.count(1 << 22)
-        self._page = CountersPage.create(new_name(), region_of(CORES_MAX), 64, FIGURES_VERSION)
+        self.page = CountersPage.create(new_name(), region_of(CORES_MAX), 64, FIGURES_VERSION)
         self._wakeups = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._own = self._page.writer(SUPERVISOR_REGION)
+        self._own = self.page.writer(SUPERVISOR_REGION)
         self._stamps = itertools.count(1)
         self.start_supervisor()
 
     def start_supervisor(self) -> None:
         """The first one, or the one after a power loss."""
+        opened = OpenedDirectories(self.run_dir)
+        opened.sweep()
         self.adopted()
         self.supervision = self._new_supervision()
         self._show_children()
@@ -106,8 +113,9 @@ class Machine:
             self.run_dir,
             Resolved.of(self.settings),
             resolve=lambda: Resolved.of(self.settings),
-            applied=lambda: topic_versions(self._page, self.settings.cores),
+            applied=lambda: topic_versions(self.page, self.settings.cores),
             announce=self._announce,
+            forget=opened.forget,
         )
         self._announce(self.keeper.catalogue)
         self._watch = AdoptionWatch(self.keeper, self.adopted, lambda: self._announce(self.keeper.catalogue))
@@ -121,12 +129,12 @@ class Machine:
         """Adopted cores that must go once everybody has everything: they hold no damage."""
         return [core for core in self.adopted() if not keeps_damage(core, self.disks[core])]
 
-    def _served_by(self, core: int) -> list[int]:
+    def served_by(self, core: int) -> list[int]:
         return served_by(core, self.settings.cores, len(self.disks))
 
     def _announce(self, catalogue: Catalogue) -> None:
-        """As `node` does; and what workers look at to see that there is a new list of topics is a real file."""
-        write_node_record(self.settings, self._page.name, catalogue.topics)
+        """Announce the catalogue like `node` does; a real file is touched, by which workers see that there is a new list of topics."""
+        write_node_record(self.settings, self.page.name, catalogue.topics)
         stamp = Path(self.run_dir, CATALOGUE_NAME)
         stamp.touch()
         when_ns = next(self._stamps) * SECOND_NS
@@ -141,25 +149,30 @@ class Machine:
         specs = [
             ChildSpec(name=f"core_{core}", index=core, cpu=None, run=lambda _: 0) for core in range(self.settings.cores)
         ]
-        supervision = Supervision(specs, _PATIENCE, self.time.now_ns)
+        supervision = Supervision(specs, PATIENCE, self.time.now_ns)
         self._own.begin(next(self._pids), self.time.unix_ns())
         self._rows = [self._own.row(CHILD_ROW, spec.name) for spec in specs]
         storage = StorageSpec(
             root=".",
             cap_bytes=lambda: self.room.cap_bytes,
-            directories=lambda core: tuple(f"core_{served}" for served in self._served_by(core)),
+            directories=lambda core: tuple(f"core_{served}" for served in self.served_by(core)),
+            topic_directories=lambda core, topic: tuple(f"{topic}/core_{served}" for served in self.served_by(core)),
             measuring=self._measuring,
         )
-        self._coordination = Coordination(storage, supervision.children, self._page, self._own)
+        self._storage = NodeStorage(storage, supervision.children, self.page, self._own)
         return supervision
 
     def _measuring(self, paths: Iterable[str], without: Collection[str]) -> Generator[None, None, int]:
-        """In two steps, so that workers may be started between them."""
+        """Done in two steps, so that workers may be started between them."""
         yield
-        return sum(
-            self.shared.used_bytes if path == "." else self.disks[int(path.removeprefix("core_"))].used_bytes
-            for path in paths
-        )
+        return sum(map(self._measured, paths))
+
+    def _measured(self, path: str) -> int:
+        """Everything, what is on the disk of a core, or the directory of a topic there."""
+        if path == ".":
+            return self.shared.used_bytes
+        disk = self.disks[int(path.rpartition("_")[2])]
+        return bytes_below(disk, path) if "/" in path else disk.used_bytes
 
     def _show_children(self) -> None:
         for child, row in zip(self.supervision.children, self._rows, strict=True):
@@ -173,20 +186,15 @@ class Machine:
         self.supervision.begin_look(now_ns)
         for child in self.supervision.children:
             if child.has_process:
-                seen = self._page.read_head(region_of(child.spec.index))
+                seen = self.page.read_head(region_of(child.spec.index))
                 if seen.pid == child.pid:
                     ready = seen.state in READY_STATES
                     self._feed(Observed(child.spec.index, ready, seen.heartbeat_ns, False))
         self._act(self.supervision.tick(now_ns))
         self._show_children()
-        self._coordination.turn(self.supervision.children)
+        self._storage.turn(self.supervision.children)
         self._watch.step(now_ns)
         self.supervisor_disk.empty_deleted()
-
-    @property
-    def granted_bytes(self) -> list[int]:
-        """As the words stand now, by core."""
-        return [self._coordination._shares[core].granted_bytes for core in range(self.settings.cores)]
 
     def _feed(self, event: object) -> None:
         self._act(self.supervision.handle(event, self.time.now_ns))  # type: ignore[arg-type]
@@ -201,7 +209,7 @@ class Machine:
 
     def _fork(self, core: int) -> None:
         self.adopted()
-        region = self._page.writer(region_of(core))
+        region = self.page.writer(region_of(core))
         pid = next(self._pids)
         region.begin(pid, self.time.unix_ns())
         context = WorkerContext(
@@ -212,7 +220,8 @@ class Machine:
             run_dir=self.run_dir,
             region=region,
             wakeup_fd=self._wakeups[1],
-            page=self._page,
+            page=self.page,
+            generation=self.generation,
         )
         self._feed(Forked(core, pid))
         worker = SimWorker(
@@ -222,6 +231,7 @@ class Machine:
             lambda journal: FigurePublisher(region, core, SystemClock(), journal),
         )
         self.workers[core] = worker
+        worker.faulty.crash_at(self._start_kills.call())
         self.log.append(f"start core_{core}")
         self.counts["workers_started"] += 1
         self._guarded(core, lambda: self._open(core, worker))
@@ -239,6 +249,7 @@ class Machine:
             worker.close()
             self._exited(core, int(ChildExit.CANNOT_OPEN) << 8)
             return
+        check_no_log_is_missed((host.engine for host in worker.loop._hosts.values()), self.faults.failing_cores)
         worker.become_ready()
 
     def _signal(self, core: int, number: int) -> None:
@@ -257,12 +268,12 @@ class Machine:
         if worker is not None:
             worker.kill()
             # Locks and open files of a process end with it; what it wrote stays in the cache.
-            for served in self._served_by(core):
+            for served in self.served_by(core):
                 self.disks[served] = self.disks[served].copy()
             self._feed(Exited(core, wait_status))
 
     def request_stop(self) -> None:
-        """As `quiver drain` or SIGTERM: everything is sealed, then all processes end."""
+        """Stop the node like `quiver drain` or SIGTERM: everything is sealed, then all processes end."""
         self.log.append("stop")
         self._feed(StopRequested("the run is over"))
 
@@ -288,7 +299,7 @@ class Machine:
         with worker.message_kills.watching():
             goes_on = worker.loop.step(waits=False)
         if not goes_on:
-            outcome = worker.loop.outcome
+            outcome = worker.loop.life.outcome
             worker.kill()
             worker.close()
             self.log.append(f"core_{core} ends: {outcome.name}")
@@ -326,33 +337,6 @@ class Machine:
             self.log.append(f"kill core_{core}")
             self._exited(core, signal.SIGKILL)
 
-    def arm_kill(self, core: int, calls: int) -> None:
-        """The worker dies at one of its next calls that change the disk, before it is done."""
-        worker = self.workers[core]
-        if worker is not None:
-            self.log.append(f"arm kill of core_{core} in {calls} calls")
-            worker.faulty.crash_at(worker.faulty.mutating_count + calls)
-
-    def arm_kill_at_message(self, core: int, calls: int, after: bool) -> None:
-        """The same right before or after one of its next calls by which it takes a message, or sends one."""
-        worker = self.workers[core]
-        if worker is not None:
-            self.log.append(f"arm kill of core_{core} in {calls} messages")
-            worker.message_kills.arm(calls, after=after)
-
-    def arm_error(self, core: int, kind: str, nth: int, number: int) -> None:
-        """A call on the disk fails once."""
-        worker = self.workers[core]
-        if worker is not None:
-            self.log.append(f"arm {kind} error {number} on core_{core}")
-            self.failing_cores.update(self._served_by(core))
-            worker.faulty.fail(kind, nth, number)
-
-    def limit_disk(self, core: int, free_bytes: int | None) -> None:
-        disk = self.disks[core]
-        disk.capacity_bytes = None if free_bytes is None else disk.used_bytes + free_bytes
-        self.log.append(f"core_{core} has {free_bytes} bytes free")
-
     def lose_power(self, mode: CrashMode, seed: int, cores: int) -> None:
         """All processes end, and the disks keep what they must; KEEP: only the supervisor was killed, which its workers do not survive.
 
@@ -360,7 +344,13 @@ class Machine:
             cores: so many workers there are from now on.
         """
         self.log.append(f"power loss {mode.name}, {cores} cores from now on")
+        self.end_processes(mode, seed, cores)
+        self.start_supervisor()
+
+    def end_processes(self, mode: CrashMode, seed: int, cores: int) -> None:
+        """The first half of `lose_power`: nobody runs afterwards."""
         self.counts["cores_changed"] += cores != self.settings.cores
+        self.generation += cores != self.settings.cores
         self.counts["power_losses"] += mode is not CrashMode.KEEP
         for core, worker in enumerate(self.workers):
             if worker is not None:
@@ -369,64 +359,8 @@ class Machine:
         self.disks = [disk.crash(mode, seed + core) for core, disk in enumerate(self.disks)]
         self.shared = self.shared.crash(mode, seed + len(self.disks) - 1)
         self.settings = msgspec.structs.replace(self.settings, cores=cores)
-        self.start_supervisor()
-
-    def arm_supervisor_kill(self, calls: int) -> None:
-        """The supervisor dies at one of its next calls that change the list of topics, before it is done."""
-        self.log.append(f"arm kill of the supervisor in {calls} calls")
-        self.supervisor_disk.faulty.crash_at(self.supervisor_disk.faulty.mutating_count + calls)
-
-    def rot(self, core: int, seed: int) -> None:
-        """A worker is killed, and bits of its sealed segments are something else when it comes back."""
-        self.kill(core)
-        for served in self._served_by(core):
-            for segment in rot(self.disks[served], Random(seed + served)):
-                self.log.append("a bit flips in segment {2} of {0} on core_{1}".format(*segment))
-                self.counts["bits_flipped"] += 1
-                self._rotten.add(segment)
-
-    def refuse_memory(self, core: int, arenas: int) -> None:
-        worker = self.workers[core]
-        if worker is not None:
-            self.log.append(f"core_{core} gets no memory for {arenas} arenas")
-            worker.refuse_memory(arenas)
-
-    def delay_messages(self, share: float) -> None:
-        """From now on so many of the messages that a process could read wait for a later turn."""
-        self.log.append(f"{share:.0%} of all messages are late")
-        self.delays.share = share
-
-    # --- looking -----------------------------------------------------------------------------------------------------------
-
-    def may_lose(self, segment: Segment) -> bool:
-        """Whether bundles of it that were acknowledged may be lost, with notice."""
-        return segment[1] in self.failing_cores or self.room.drops or segment in self._rotten
-
-    def staged(self) -> list[int]:
-        """How many stages that outlive their connections nothing has become of yet, by core. Open ones end with theirs."""
-        return [
-            sum(stage.owner is None for host in worker.loop._hosts.values() for stage in host.engine.stages)
-            for worker in self.workers
-            if worker is not None and hasattr(worker, "loop")
-        ]
-
-    def held(self) -> list[str]:
-        """What workers keep for connections."""
-        return [what for worker in self.workers if worker is not None for what in worker.held()]
 
     # --- the end -----------------------------------------------------------------------------------------------------------
-
-    def heal(self) -> None:
-        self.delays.share = 0.0
-        self.supervisor_disk.faulty.crash_at(0)
-        for core, disk in enumerate(self.disks):
-            disk.capacity_bytes = None
-            worker = self.workers[core]
-            if worker is not None:
-                worker.faulty.heal()
-                worker.faulty.crash_at(0)
-                worker.message_kills.arm(0, after=False)
-                worker.refuse_memory(0)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -434,8 +368,8 @@ class Machine:
                 worker.kill()
         for descriptor in self._wakeups:
             os.close(descriptor)
-        self._page.unlink()
-        self._page.close()
+        self.page.unlink()
+        self.page.close()
         shutil.rmtree(self._base)
 
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from quiver_actors.disk.faulty import SimulatedCrash
 from tests.crash.points import MESSAGE_CALLS
+from tests.disks.faulty import SimulatedCrash
 
 _CALLS = {
     "c_call": frozenset(MESSAGE_CALLS),
@@ -30,7 +30,7 @@ class MessageKills:
         self._event = "c_call"
 
     def arm(self, calls: int, *, after: bool) -> None:
-        """At the next but so many; 0 never."""
+        """Kill at the call that is number `calls` from now; 0: never."""
         self._left, self._event = calls, "c_return" if after else "c_call"
 
     @contextmanager

@@ -50,7 +50,7 @@ class Opening:
             raise Killed
 
     def kill(self) -> None:
-        """It goes on no more. Idempotent."""
+        """Stop for ever. Idempotent."""
         if self._thread is not None and not self._is_over:
             self._is_killed = True
             self._may_go_on.release()

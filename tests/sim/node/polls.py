@@ -22,7 +22,7 @@ class Delays:
 
 
 class DelayingPoll:
-    """In front of an epoll whose descriptors are level-triggered, but for those in `prompt`: what is kept back is ready again next time."""
+    """Stands in front of an epoll with level-triggered descriptors, except those in `prompt`: kept messages are ready again next time."""
 
     def __init__(self, inner: select.epoll, delays: Delays, prompt: Iterable[int] = ()) -> None:
         self._inner = inner

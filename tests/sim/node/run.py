@@ -1,19 +1,24 @@
 """One run: a seeded scheduler that lets one actor after the other do one thing, and breaks things.
 
 Who acts: the supervisor (decisions, coordinator of the size cap, owner of the topics), workers and their threads, producers, an
-idempotent producer, one with transactions, subscribers of two topics, an operator who creates and deletes one of these topics.
+idempotent producer, one with transactions, subscribers of two topics, an operator who creates and deletes one of these topics, somebody
+who drops staged bundles while their drivers commit, and two guests: one floods the workers with requests that only others may make, one
+keeps the descriptors of all segments.
 
 What breaks (`Run._faults`): a worker is killed at once, at one of its next calls on the disk, or right before or after one that takes or
-sends a message; clients die so too; power is lost in every mode of `disk.crashes`, or the supervisor is killed with its workers, at once
-or at one of its next calls on the disk, and in some seeds there are more or fewer workers afterwards, which adopt the directories of those
-that are gone; bits of sealed segments rot while a worker is gone; calls on the disk fail; the disk is full; connections break; messages are
-late and overtake those of other connections; somebody is slow; memory for arenas is refused; the wall clock jumps; time passes. Half of
-all seeds have a size cap, with one of the three policies.
+sends a message; clients die so too; power is lost in every mode of `tests.disks.crashes`, or the supervisor is killed with its workers,
+at once or at one of its next calls on the disk, and in some seeds there are more or fewer workers afterwards, which adopt the directories
+of those that are gone; bits of sealed segments rot while a worker is gone, or flip under it and its consumers, in some seeds all the
+time; calls on the disk fail; the disk is full; connections break; messages are late and overtake those of other connections; somebody is
+slow; memory for arenas is refused; wake-ups of deliveries are lost; the wall clock jumps; time passes. In some seeds an embedded
+store owns the directory between two lives of the node (`store_owner`). Half of all seeds have a size cap, with one of the three
+policies; in some of them each topic may have half of it, and two producers of large bundles bring one to its limit.
 
-What must hold: `model` after every step that learns something; after every step grants within the cap and disks within it but for one
-log a core (`Run._check_cap`); at the end `Run._rest`: everything comes to rest within `REST_ROUNDS_MAX` rounds, transactions and topics
-included; `Run._check_nothing_is_held`: no session, arena or claim is left when the clients are gone; `Run._stop`: a node that is told to
-stop seals what it has and ends well; `run_seed`: no descriptor is left.
+What must hold: `model` after every step that learns something; after every step grants within the cap and the limits of topics, and disks
+within them but for one log a core (`limits`), and what guests keep of deleted segments counted (`Run._check_hoards`); at the end
+`Calm.rest`: everything comes to rest within `REST_ROUNDS_MAX` rounds, transactions and topics included; `Calm.check_nothing_is_held`: no
+session, arena or claim is left when the clients are gone, and no block that only guests keep; `Calm.stop`: a node that is told to stop
+seals what it has and ends well; `run_seed`: no descriptor is left.
 """
 
 from __future__ import annotations
@@ -29,50 +34,44 @@ from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Any
 
-from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.faulty import SimulatedCrash
-from quiver_actors.model import DEFAULT_TOPIC
-from quiver_actors.supervisor.exitcodes import ChildExit
-from quiver_actors.supervisor.figures import NO_LIMIT
-from quiver_actors.units import KIB, MILLISECOND_NS, SECOND_NS
+from quiver_actors.base.model import DEFAULT_TOPIC
+from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
+from tests.disks.crashes import CrashMode
+from tests.disks.faulty import SimulatedCrash
 from tests.sim.node.actors import (
     Actor,
     NumberedActor,
     Place,
     ProducerActor,
     SubscriberActor,
-    TopicActor,
     TransactionActor,
     World,
 )
+from tests.sim.node.calm import Calm, processes_round
+from tests.sim.node.droppers import DroppingActor
+from tests.sim.node.guests import FloodingGuest
+from tests.sim.node.hoarders import HoardingGuest, uncounted
+from tests.sim.node.limits import SIDE, check_limits
 from tests.sim.node.machine import POWER_LOSSES, Machine
 from tests.sim.node.model import Violation
-from tests.sim.node.room import CORES_MAX, TIGHT_BYTES, Room
+from tests.sim.node.operators import TopicActor
+from tests.sim.node.restarts import CORES, Restarts, restart_cleanly
+from tests.sim.node.room import any_room
+from tests.sim.node.sharing import sharing_actors
 from tests.sim.node.simulated_time import SimulatedTime
+from tests.sim.node.store_owner import StoreOwner
 
-REST_ROUNDS_MAX = 5_000
-"""Rounds, in each of which everybody does something, in which everything must have come to rest once nothing breaks any more."""
-_CORES = 2
-_CORES_CHANGE_SHARE = 0.2
-"""Of seeds with room for it, those in which the number of workers changes."""
-_SIDE = "side"
-_OVERSHOOT_BYTES = 64 * KIB
-"""Of each core: the tail of a seal, and small files between two of their measurements."""
-_FAULT_SHARE = 0.01
-_REST_PAUSE_NS, _IDLE_PAUSE_NS = 2 * MILLISECOND_NS, 50 * MILLISECOND_NS
-"""Time that passes in a round of the calm; more of it where only a timer is waited for."""
-_QUICK_ROUNDS = 400
-"""What takes more of them waits for a timer, such as the next attempt to rescue a segment for which there was no room."""
-_STOP_ROUNDS_MAX = 500
-_GONE_ROUNDS_MAX = 200
-"""Rounds in which workers must have noticed that all clients are gone."""
+_ROT_SHARE = 0.15
+"""Seeds in which bits of live files flip all the time, not only as one of many faults."""
+_HOARDS_EVERY = 5
+"""Steps between two looks at what guests keep: each goes through all files."""
 
 _Choices = tuple[Sequence[Callable[[], None]], list[int]]
-"""What may happen, and the weights of that and of all before it."""
+"""Possible steps, and for each the sum of its weight and all weights before it."""
 
 
 class Run:
-    """See the module. `without`: numbers of faults and names of actors that are left out, to find those that matter."""
+    """One run of a seed. `without`: numbers of faults and names of actors that are left out, to find those that matter."""
 
     def __init__(self, time: SimulatedTime, seed: int, steps: int, without: Collection[int | str] = ()) -> None:
         self.time = time
@@ -81,30 +80,37 @@ class Run:
         self.without = without
         self.faults = 0
         self.step_number = 0
-        self.machine = Machine(time, Random(seed + 1), _CORES, _room(Random(seed + 2)))
-        self._changes_cores = self.machine.room.is_wide and Random(seed + 3).random() < _CORES_CHANGE_SHARE
+        room = any_room(Random(seed + 2))
+        self._restarts = Restarts.of(seed, is_wide=room.is_wide)
+        self.machine = Machine(time, Random(seed + 1), CORES, room, self._restarts.start_kills(Random(seed + 5)))
+        self._rots = Random(seed + 4).random() < _ROT_SHARE
+        self._flips_live = seed % 2 == 0
+        self.without = {*without, *self._restarts.left_out}
         self.world = World(self.machine, self.random)
-        self.place, self.side = Place(DEFAULT_TOPIC, is_there=True), Place(_SIDE, is_there=False)
+        self.place, self.side = Place(DEFAULT_TOPIC, is_there=True), Place(SIDE, is_there=False)
         side_producer = ProducerActor("s", self.world, self.side)
         if self.machine.room.is_tight:
             # A topic that is made at run time has larger segments than such a cap has room for.
-            self.without = {*without, "operator"}
-        if self._changes_cores:
-            # Where it pushes follows from the number of workers: what it repeats across a change is stored again, as documented.
-            self.without = {*self.without, "n"}
+            self.without = {*self.without, "operator"}
         pushers: list[Actor] = [
-            *(ProducerActor(name, self.world, self.place) for name in ("p", "q")),
-            NumberedActor("n", self.world, self.place),
-            TransactionActor("t", self.world, self.place),
+            *(ProducerActor(name, self.world, self.place) for name in ("p", "q", *self.machine.room.fillers)),
+            *(NumberedActor(name, self.world, self.place) for name in ("n", "m")),
+            *(TransactionActor(name, self.world, self.place) for name in ("t", "u")),
             side_producer,
+            FloodingGuest("guest", self.world, self.place),
+            HoardingGuest("hoarder", self.world, self.place),
+            DroppingActor("dropper", self.world, self.place),
         ]
-        self.subscribers = [SubscriberActor(name, self.world, self.place) for name in ("ann", "ben")]
-        self.subscribers.append(SubscriberActor("sid", self.world, self.side))
+        places = {"ann": self.place, "ben": self.place, "sid": self.side}
+        self.subscribers = [SubscriberActor(name, self.world, place) for name, place in places.items()]
+        self.subscribers += sharing_actors(seed, self.world, self.place)
+        known = sorted({each.subscriber for each in self.subscribers if each.place is self.place})
+        self._store_owner = StoreOwner(self.machine, self.place, Random(seed + 8), known)
         self.operator = TopicActor("operator", self.world, self.side, [side_producer])
         self.pushers = [actor for actor in pushers if actor.name not in self.without]
         self.subscribers = [actor for actor in self.subscribers if actor.name not in self.without]
         self._slow: dict[str, int] = {}
-        """Until which step."""
+        """Step until which each actor is slow."""
         for left_out in {*pushers} - {*self.pushers}:
             left_out.close()
 
@@ -126,16 +132,19 @@ class Run:
         return found
 
     def go(self) -> None:
-        """Everything: the storm, the calm, the last look."""
+        """Run all phases: the storm, the calm, the last look."""
         try:
             ordinary, faults = self._ordinary(), self._faults()
             for number in range(self.steps):
                 self.step_number = number
-                self._do(ordinary if self.random.random() >= _FAULT_SHARE else faults)
-                self._check_cap()
-            self._rest()
-            self._check_nothing_is_held()
-            self._stop()
+                self._do(ordinary if self.random.random() >= self._restarts.fault_share else faults)
+                check_limits(self.machine)
+                self._check_hoards()
+            self._slow.clear()
+            calm = Calm(self)
+            calm.rest()
+            calm.check_nothing_is_held()
+            calm.stop()
         finally:
             self._close()
 
@@ -153,8 +162,12 @@ class Run:
             (lambda: self._job_step(self._core()), 22),
             (lambda: self._client_step(pushers), 26),
             (lambda: self._client_step(self.subscribers), 22),
-            (self._operator_step, 1),
+            (self.operator_step, 1),
             (self._supervisor_step, 4),
+            (
+                lambda: self.machine.faults.rot_live(self._core(), self.random.randrange(1 << 30)),
+                3 if self._rots and self._flips_live else 0,
+            ),
             (lambda: self.time.advance(self.random.choice((10_000, 200_000, MILLISECOND_NS, 5 * MILLISECOND_NS))), 10),
         )
 
@@ -185,7 +198,7 @@ class Run:
             self.machine.counts["clients_die_at_messages"] += 1
             actor.die()
 
-    def _operator_step(self) -> None:
+    def operator_step(self) -> None:
         if self.operator.name not in self.without:
             self._as_supervisor(self.operator.step)
 
@@ -223,18 +236,28 @@ class Run:
         losses = (*POWER_LOSSES, CrashMode.KEEP)
         found: list[tuple[Callable[[], Callable[[], None]], int]] = [
             (lambda: _bind(machine.kill, core()), 6),
-            (lambda: _bind(machine.arm_kill, core(), random.randint(1, 12)), 10),
-            (lambda: _bind(machine.arm_kill_at_message, core(), random.randint(1, 20), random.random() < 0.5), 6),
+            (lambda: _bind(machine.faults.arm_kill, core(), random.randint(1, 12)), 10),
+            (
+                lambda: _bind(machine.faults.arm_kill_at_message, core(), random.randint(1, 20), random.random() < 0.5),
+                6,
+            ),
             (
                 lambda: _bind(machine.lose_power, random.choice(losses), random.randrange(1 << 30), self._cores()),
-                16 if self._changes_cores else 4,
+                self._restarts.power_loss_weight,
             ),
-            (lambda: _bind(machine.arm_supervisor_kill, random.randint(1, 6)), 4),
-            (lambda: _bind(machine.rot, core(), random.randrange(1 << 30)), 6),
-            (lambda: _bind(machine.arm_error, core(), *self._disk_error()), 4),
-            (lambda: _bind(machine.limit_disk, core(), random.choice((None, None, 0, 20_000, 200_000))), 4),
-            (lambda: _bind(machine.refuse_memory, core(), random.randint(1, 3)), 2),
-            (lambda: _bind(machine.delay_messages, random.choice((0.0, 0.0, 0.3, 0.7))), 3),
+            (lambda: _bind(self._restart_cleanly, self._cores()), self._restarts.clean_restart_weight),
+            (
+                lambda: _bind(self._give_to_a_store, self._restarts.cores_after_a_store(random)),
+                self._restarts.store_weight,
+            ),
+            (lambda: _bind(machine.faults.arm_supervisor_kill, random.randint(1, 6)), 4),
+            (lambda: _bind(machine.faults.rot, core(), random.randrange(1 << 30)), 6),
+            (lambda: _bind(machine.faults.rot_live, core(), random.randrange(1 << 30)), 6 if self._flips_live else 0),
+            (lambda: _bind(machine.faults.arm_error, core(), *self._disk_error()), 4),
+            (lambda: _bind(machine.faults.limit_disk, core(), random.choice((None, None, 0, 20_000, 200_000))), 4),
+            (lambda: _bind(machine.faults.refuse_memory, core(), random.randint(1, 3)), 2),
+            (lambda: _bind(machine.faults.lose_wake_ups, core(), random.choice((1, 5, 1000))), 3),
+            (lambda: _bind(machine.faults.delay_messages, random.choice((0.0, 0.0, 0.3, 0.7))), 3),
             (lambda: _bind(self._be_slow, self._somebody(), random.choice((20, 100, 300))), 3),
             *(of_clients if self.clients else ()),
             (lambda: _bind(self._jump, random.choice((-1, 1)) * random.choice((SECOND_NS, 3600 * SECOND_NS))), 2),
@@ -250,8 +273,15 @@ class Run:
             fault()
 
     def _cores(self) -> int:
-        """How many workers there are after the next start."""
-        return self.random.randint(1, CORES_MAX) if self._changes_cores else _CORES
+        return self._restarts.cores(self.random)
+
+    def _restart_cleanly(self, cores: int) -> None:
+        restart_cleanly(self.machine, lambda: self._as_supervisor(lambda: processes_round(self.machine)), cores)
+        self.operator.look()
+
+    def _give_to_a_store(self, cores: int) -> None:
+        self._store_owner.live(cores)
+        self.operator.look()
 
     def _disk_error(self) -> tuple[str, int, int]:
         kind = self.random.choice(
@@ -287,115 +317,14 @@ class Run:
 
     # --- what must hold after every step -----------------------------------------------------------------------------------
 
-    def _check_cap(self) -> None:
-        cap_bytes = self.machine.room.cap_bytes
-        if not cap_bytes:
-            return
-        granted = self.machine.granted_bytes
-        if sum(granted) > cap_bytes and NO_LIMIT not in granted:
-            raise Violation(f"grants of {granted} bytes are more than the cap of {cap_bytes}")
-        used = [disk.used_bytes for disk in self.machine.disks]
-        if sum(used) > cap_bytes + len(used) * _OVERSHOOT_BYTES:
-            raise Violation(f"{used} bytes are on the disks, the cap is {cap_bytes}")
-
-    # --- the calm ----------------------------------------------------------------------------------------------------------
-
-    def _rest(self) -> None:
-        """Nothing breaks any more: everything must come to its end."""
-        self.machine.heal()
-        for actor in self.clients:
-            actor.message_kills.arm(0, after=False)
-        self._slow.clear()
-        self.world.is_resting = True
-        # Prepared stages wait for their time on the wall clock, which may have jumped back.
-        self.time.advance(10 * 3600 * SECOND_NS)
-        pause_ns = _REST_PAUSE_NS
-        for number in range(REST_ROUNDS_MAX):
-            self._round(pause_ns)
-            self._check_cap()
-            if number % 5 == 4:
-                if self._is_at_rest():
-                    return
-                is_quick = number < _QUICK_ROUNDS and self._is_busy()
-                pause_ns = _REST_PAUSE_NS if is_quick else _IDLE_PAUSE_NS
-        raise Violation(f"not at rest after {REST_ROUNDS_MAX} rounds: {self._unrest()}")
-
-    def _round(self, pause_ns: int) -> None:
-        self._processes_round(pause_ns)
-        for actor in self.clients:
-            for _ in range(3 if isinstance(actor, SubscriberActor) else 1):
-                actor.step()
-        self._operator_step()
-
-    def _processes_round(self, pause_ns: int = _REST_PAUSE_NS) -> None:
-        self.machine.step_supervisor()
-        for core in range(self.machine.settings.cores):
-            self.machine.step_worker(core)
-            for _ in range(3):
-                self.machine.step_job(core)
-        self.time.advance(pause_ns)
-
-    def _is_at_rest(self) -> bool:
-        return not self._is_busy() and not any(self.machine.staged()) and not self._left_over()
-
-    def _is_busy(self) -> bool:
-        """Somebody has something to do that no time needs to pass for."""
-        return (
-            not all(actor.is_idle for actor in self.clients)
-            or not self.operator.is_idle
-            or any(self._missing().values())
-            or any(self._torn().values())
-        )
-
-    def _left_over(self) -> list[int]:
-        """Of a topic without one of its subscribers nobody knows whether it is owed something: its directories stay."""
-        return [] if {"ann", "ben", "sid"} & {*self.without} else self.machine.left_over()
-
-    def _missing(self) -> dict[str, list[Any]]:
-        return {each.name: each.model.missing(each.name)[:5] for each in self.subscribers if each.place.is_there}
-
-    def _torn(self) -> dict[str, list[str]]:
-        return {each.name: each.model.torn(each.name)[:5] for each in self.subscribers if each.place.is_there}
-
-    def _unrest(self) -> str:
-        actors: list[Actor | TopicActor] = [*self.clients, self.operator]
-        busy = [actor.name for actor in actors if not actor.is_idle]
-        return f"busy {busy}, missing {self._missing()}, torn {self._torn()}, staged {self.machine.staged()}, adopted {self._left_over()}"
-
-    def _check_nothing_is_held(self) -> None:
-        """All clients die: within a few rounds no worker has a session, an arena or a claim of theirs."""
-        for actor in self.clients:
-            actor.die()
-            actor.close()
-        for _ in range(_GONE_ROUNDS_MAX):
-            self._processes_round()
-            if not any(self.machine.held()):
-                return
-        raise Violation(f"held for clients that are gone: {self.machine.held()}")
-
-    def _stop(self) -> None:
-        """The node is told to stop: within a few rounds every worker has sealed what it has and ended well."""
-        self.machine.request_stop()
-        for _ in range(_STOP_ROUNDS_MAX):
-            self._processes_round()
-            if self.machine.has_stopped:
-                break
-        else:
-            raise Violation(f"the node has not stopped after {_STOP_ROUNDS_MAX} rounds")
-        if set(exits := self.machine.exits()) != {int(ChildExit.DRAINED) << 8}:
-            raise Violation(f"workers that were told to stop have ended with {exits}")
+    def _check_hoards(self) -> None:
+        if self.step_number % _HOARDS_EVERY == 0 and (found := uncounted(self.machine)):
+            raise Violation("; ".join(found))
 
     def _close(self) -> None:
         for actor in self.clients:
             actor.close()
         self.machine.close()
-
-
-def _room(random: Random) -> Room:
-    if random.random() < 0.5:
-        return Room()
-    cap_bytes = random.choice((144, 160, 200, TIGHT_BYTES // KIB, 1500, 6000)) * KIB
-    return Room(cap_bytes, random.choices(("backpressure", "drop_oldest", "reject"), (4, 4, 2))[0])
 
 
 def run_seed(

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quiver_actors.disk.faulty import FaultyDisk
-from quiver_actors.disk.protocol import Disk
-from quiver_actors.disk.simulated import SimDisk
-from quiver_actors.topics.catalogue import CATALOGUE_NAME
-from quiver_actors.topics.keeper import ASIDE_PREFIX
+from quiver_actors.base.core_dirs import core_of
+from quiver_actors.node.topics.aside import ASIDE_PREFIX
+from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.files.paths import PRODUCERS_NAME
+from quiver_actors.store.files.topic_list import CATALOGUE_NAME
+from tests.disks.faulty import FaultyDisk
+from tests.disks.simulated import SimDisk
 
 
 class CoreDisk(FaultyDisk):
-    """What a worker sees: its own disk, the list of topics, which it only reads, and the names in the directories of other cores."""
+    """What a worker sees: its own disk, the list of topics, which it only reads, the names in the directories of other cores, and
+    what these know of idempotent producers."""
 
     def __init__(self, own: Disk, shared: Callable[[], SimDisk], cores: Callable[[], Sequence[SimDisk]]) -> None:
         super().__init__(own)
@@ -29,8 +32,22 @@ class CoreDisk(FaultyDisk):
             {*super().list_directory(path), *(name for disk in self._cores() for name in disk.list_directory(path))}
         )
 
+    def exists(self, path: str) -> bool:
+        return super().exists(path) or (_is_foreign(path) and any(disk.exists(path) for disk in self._cores()))
+
     def open_read(self, path: str) -> Any:
-        return self._shared().open_read(path) if path.startswith(CATALOGUE_NAME) else super().open_read(path)
+        if path.startswith(CATALOGUE_NAME):
+            return self._shared().open_read(path)
+        if path.endswith(PRODUCERS_NAME) and not super().exists(path):
+            for disk in self._cores():
+                if disk.exists(path):
+                    return disk.open_read(path)
+        return super().open_read(path)
+
+
+def _is_foreign(path: str) -> bool:
+    """Whether that may be the directory of another core."""
+    return core_of(path.rpartition("/")[2]) is not None
 
 
 class SupervisorDisk:
@@ -43,7 +60,7 @@ class SupervisorDisk:
         self.faulty = FaultyDisk(shared)
         self._shared = shared
         self._cores = cores
-        """By core; replaced in place when their machine restarts."""
+        """Disks by core; replaced in place when their machine restarts."""
         self.create = self.faulty.create
         self.unlink = self.faulty.unlink
         self.open_read = self.faulty.open_read

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 _START_NS = 1_000_000_000_000
 _PID = 4242
@@ -21,6 +22,8 @@ class SimulatedTime:
     def __init__(self) -> None:
         self.now_ns = _START_NS
         self.unix_offset_ns = _UNIX_START_NS - _START_NS
+        self.while_asleep: Callable[[], None] | None = None
+        """What the others do while somebody sleeps; None: nobody may."""
 
     def advance(self, duration_ns: int) -> None:
         self.now_ns += duration_ns
@@ -30,6 +33,11 @@ class SimulatedTime:
 
     def unix_ns(self) -> int:
         return self.now_ns + self.unix_offset_ns
+
+    def sleep(self, seconds: float, /) -> None:
+        if self.while_asleep is None:
+            raise AssertionError(f"something sleeps for {seconds} s in a simulation, which has one thread")
+        self.while_asleep()
 
 
 def install() -> SimulatedTime:
@@ -42,11 +50,7 @@ def install() -> SimulatedTime:
     time.monotonic = lambda: simulated.monotonic_ns() / 1e9
     time.time_ns = simulated.unix_ns
     time.time = lambda: simulated.unix_ns() / 1e9
-    time.sleep = _never
+    time.sleep = simulated.sleep  # type: ignore[assignment]
     # Which core a producer without a key begins with follows from the number of its process.
     os.getpid = lambda: _PID
     return simulated
-
-
-def _never(seconds: object, /) -> None:
-    raise AssertionError(f"something sleeps for {seconds} s in a simulation, which has one thread")

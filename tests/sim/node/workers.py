@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from quiver_actors.clock import SystemClock
-from quiver_actors.disk.monitor import OrderMonitor
-from quiver_actors.metrics.figures import WorkerState
-from quiver_actors.node import WorkerContext
-from quiver_actors.worker.entry import Worker
-from quiver_actors.worker.figures import FigurePublisher
-from quiver_actors.worker.journal import Journal
-from quiver_actors.worker.requests import ArenaJob
-from quiver_actors.worker.threads import Finished, Job, JobThread
+from quiver_actors.base.clock import SystemClock
+from quiver_actors.base.metrics.figures import WorkerState
+from quiver_actors.node.worker import peer
+from quiver_actors.node.worker.context import WorkerContext
+from quiver_actors.node.worker.dispatcher import Dispatcher
+from quiver_actors.node.worker.entry import Worker
+from quiver_actors.node.worker.figures import FigurePublisher
+from quiver_actors.node.worker.journal import Journal
+from quiver_actors.node.worker.peer import Peer
+from quiver_actors.node.worker.requests import ArenaJob
+from quiver_actors.node.worker.threads import Finished, Job, JobThread
+from tests.disks.monitor import OrderMonitor
 from tests.sim.node.message_kills import MessageKills
 from tests.sim.node.opening import Opening
 from tests.sim.node.polls import DelayingPoll, Delays
+from tests.sim.node.room import GUEST_UID
 from tests.sim.node.shared_disk import CoreDisk
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Return the peer: the own user, or the guest where its socket has a name."""
+    found = peer.peer_of(connection)
+    return found._replace(uid=GUEST_UID, gid=GUEST_UID) if connection.getpeername() else found
 
 
 class SimThread(JobThread):
@@ -32,9 +44,9 @@ class SimThread(JobThread):
         self._waiting: deque[tuple[Job, Finished]] = deque()
         self.done: deque[Finished] = deque()
         self._unfinished: deque[Job] = deque()
-        """Those of `done`."""
+        """Jobs of the completions in `done`, in the same order."""
         self.refusals = 0
-        """So many of the next arenas get no memory."""
+        """Number of the next arenas that get no memory."""
 
     @property
     def has_work(self) -> bool:
@@ -94,6 +106,7 @@ class SimWorker(Worker):
         self._delays = delays
         self.threads: list[SimThread] = []
         self._is_gone = False
+        self._lost_wake_ups = 0
         self.opening = Opening(self.open)
         journal = Journal(context.core)
         monitor = OrderMonitor(self.faulty)
@@ -109,19 +122,32 @@ class SimWorker(Worker):
         self.opening.wait()
 
     def refuse_memory(self, arenas: int) -> None:
-        """So many of the next arenas are refused."""
+        """Refuse memory to that many of the next arenas."""
         for thread in self.threads:
             thread.refusals = arenas
 
+    def lose_wake_ups(self, count: int) -> None:
+        """Lose that many of the next wake-ups of deliveries; 0: lose no more of them."""
+        self._lost_wake_ups = count
+        for host in self.loop._hosts.values():
+            host.dispatcher.wake = partial(self._wake, host.dispatcher)  # type: ignore[method-assign]
+
+    def _wake(self, dispatcher: Dispatcher, subscriber: str | None = None) -> None:
+        if self._lost_wake_ups:
+            self._lost_wake_ups -= 1
+        else:
+            Dispatcher.wake(dispatcher, subscriber)
+
     def become_ready(self) -> None:
-        """It listens; from now on messages may be late."""
+        """Let the worker listen; from now on messages may be late."""
         # The threads' wake-up is edge-triggered: what is kept back would never come again.
-        self.loop._epoll = DelayingPoll(self.loop._epoll, self._delays, (self._wake_fd,))  # type: ignore[assignment]
+        self.loop._epoll = DelayingPoll(self.loop._epoll, self._delays, (self._wake_fd,))  # type: ignore[arg-type]
+        self.loop.connections.peer_of = peer_of
         self._set_state(WorkerState.READY)
 
     def held(self) -> list[str]:
-        """What is kept for connections: these themselves, with their arenas, and claims."""
-        found = [f"session of {session.peer}" for session in self.loop._sessions.values()]
+        """Return what is kept for connections: sessions, open stages, and segments with claims."""
+        found = [f"session of {session.peer}" for session in self.loop.connections.sessions.values()]
         for topic, host in self.loop._hosts.items():
             held = host.engine._parts.progress.registry.held_segments()
             found += [

@@ -20,7 +20,16 @@ from quiver_actors.errors import (
 from quiver_actors.shm.errors import NoRoom
 from quiver_actors.supervisor.errors import UnsafeFork
 
-LIGHT = ["node", "config", "cli.main", "cli.up", "cli.status", "cli.status_view", "cli.status_table", "supervisor.loop"]
+LIGHT = [
+    "node.composition",
+    "base.config",
+    "cli.main",
+    "cli.commands.up",
+    "cli.commands.status",
+    "cli.documents.status_view",
+    "cli.commands.status_table",
+    "supervisor.loop",
+]
 
 
 def test_importing_the_node_and_the_command_line_loads_no_data_libraries() -> None:
@@ -55,7 +64,7 @@ def test_version_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"quiver {__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["up", "--cores", "many"], ["version", "now"]])
+@pytest.mark.parametrize("arguments", [["fly"], ["up", "--cores", "many"], ["version", "now"]])
 def test_wrong_arguments_end_with_the_usage_code(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -81,10 +90,10 @@ def test_one_command_is_parsed_without_the_others_as_with_them(command: str) -> 
 
 
 def test_looking_at_a_node_loads_no_other_command() -> None:
-    heavy = ("quiver_actors.cli.up", "quiver_actors.config.reading", "tomllib", "pyarrow")
+    heavy = ("quiver_actors.cli.commands.up", "quiver_actors.base.config.reading", "tomllib", "pyarrow")
     code = (
         "import sys; from quiver_actors.cli.main import build_parser; build_parser('status'); "
-        f"import quiver_actors.cli.status_view; print([name for name in sys.modules if name in {heavy!r}])"
+        f"import quiver_actors.cli.documents.status_view; print([name for name in sys.modules if name in {heavy!r}])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_every_command_says_its_exit_codes(name: str) -> None:
 @pytest.mark.parametrize("name", PARSERS)
 def test_examples_are_possible_command_lines(name: str) -> None:
     for example in examples_of(PARSERS[name]):
-        build_parser().parse_args(example.partition(" > ")[0].split()[1:])
+        build_parser().parse_args(shlex.split(example.partition(" > ")[0])[1:])
 
 
 def test_the_table_of_examples_names_commands_that_there_are() -> None:
@@ -65,6 +66,7 @@ NO_JSON = {
     "quiver serve": "runs until it is stopped",
     "quiver config init": "prints a file",
     "quiver deploy print": "prints a file",
+    "quiver completion": "prints a file",
 }
 WATCHED = {
     "quiver status",

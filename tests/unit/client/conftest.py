@@ -9,7 +9,7 @@ from quiver_actors.client import Client, Subscription, connect
 from tests.unit.client.clock import MODULES, ClientClock
 from tests.unit.client.feeding import BUNDLES, Feeder, batch
 from tests.unit.client.peer import Peer
-from tests.unit.segment.logfile import LogFile
+from tests.unit.store.segment.logfile import LogFile
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Reads entries as FORMATS section 2 describes them, with struct, zlib and pyarrow only: the encoder's judge."""
+"""Reads entries as `store.wal.layout` draws them, with struct, zlib and pyarrow only: the encoder's judge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from quiver_actors.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW
+from quiver_actors.base.protocol.messages import DICTIONARY_ROW, ENTRY_ROW, SLOT_ROW
 
 FILE_OFFSET = 121
 """Where the first entry of a log file of ours stands; 57 mod 64."""

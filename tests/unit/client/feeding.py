@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from quiver_actors.client import Delivery, Subscription
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.protocol.messages import (
     ClientMessage,
     Credit,
     Deliver,
@@ -20,6 +19,7 @@ from quiver_actors.protocol.messages import (
     Resolve,
     SegmentOpened,
 )
+from quiver_actors.client import Delivery, Subscription
 from tests.unit.client.peer import Peer, PeerSession
 
 BUNDLES = 200
@@ -49,8 +49,8 @@ def deliver(
     session.send(Deliver("travel", "exporter", segment_seq, packed, token, counts, until, tag))
 
 
-def gap(number: int = 1, first: int = 10, bundles: int = 5, rows: int = 20) -> Gap:
-    return Gap("travel", "exporter", number, 4, first, first + max(bundles, 1) - 1, bundles, rows, "damaged")
+def gap(number: int = 1, first: int = 10, bundles: int = 5, rows: int = 20, until: int = 0) -> Gap:
+    return Gap("travel", "exporter", number, 4, first, first + max(bundles, 1) - 1, bundles, rows, "damaged", until)
 
 
 class Feeder:

@@ -14,7 +14,7 @@ from tests.unit.client.feeding import batch
 from tests.unit.client.peer import Background
 
 PUSHES = 300
-"""Of each of the others, at least."""
+"""Bundles that each of the other threads pushes at least."""
 INTERRUPTS = 200
 _DELAYS_US = range(20, 900, 7)
 

@@ -19,8 +19,9 @@ from typing import TypeVar
 
 import msgspec
 
-from quiver_actors.protocol.framing import FrameReader, decode_client_message, encode_frame
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.protocol.framing import FrameReader, decode_client_message, encode_frame
+from quiver_actors.base.protocol.lone import LonePush
+from quiver_actors.base.protocol.messages import (
     ENTRY_ROW,
     PROTOCOL_VERSION,
     SLOT_ROW,
@@ -117,7 +118,9 @@ class PeerSession:
                 reader.advance(size)
                 for frame in reader.frames():
                     if not self.is_closed:
-                        self.peer.handle(self, decode_client_message(frame))
+                        message = decode_client_message(frame)
+                        assert not isinstance(message, LonePush), "this peer does not say that it knows them"
+                        self.peer.handle(self, message)
         except OSError:
             pass
         finally:

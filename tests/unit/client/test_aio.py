@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from quiver_actors import aio
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.protocol.messages import Credit, FlushProgress, GapAck
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import (
     AlreadyResolved,
     ClosedError,
@@ -20,9 +23,6 @@ from quiver_actors.errors import (
     UnknownTopic,
     WorkerUnavailable,
 )
-from quiver_actors.model import BundleId
-from quiver_actors.protocol.messages import Credit, FlushProgress, GapAck
-from quiver_actors.units import SECOND_NS
 from tests.unit.client.clock import ClientClock
 from tests.unit.client.feeding import BUNDLES, Feeder, batch, gap, resolved
 from tests.unit.client.peer import Peer

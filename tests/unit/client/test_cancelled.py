@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from quiver_actors import aio
-from quiver_actors.client.exchange import Exchange
-from quiver_actors.model import BundleId
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.protocol.messages import (
     ClaimRef,
     ClientMessage,
     Credit,
@@ -22,6 +21,7 @@ from quiver_actors.protocol.messages import (
     Resolve,
     SegmentOpened,
 )
+from quiver_actors.client.exchange import Exchange
 from tests.unit.client.feeding import deliver, open_segment
 from tests.unit.client.peer import Peer, PeerSession
 
@@ -82,7 +82,7 @@ def test_a_bundle_that_was_claimed_for_a_cancelled_call_goes_back(peer: Peer, se
             (message,) = peer.of_type(Resolve)
             assert (message.outcome, message.token) == ("return", 55)
             assert array("I", message.bundle_indexes).tolist() == [12]
-            assert not channel.grants
+            assert not channel.claims.bundle_count
 
     run(peer, body)
 

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quiver_actors.client.connection import Connection
-from quiver_actors.errors import ProtocolError, WorkerUnavailable
-from quiver_actors.protocol.framing import FrameReader, decode_client_message, encode_frame
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.protocol.framing import FrameReader, decode_client_message, encode_frame
+from quiver_actors.base.protocol.messages import (
     ArenaAttached,
     Done,
     FlushProgress,
@@ -18,6 +16,8 @@ from quiver_actors.protocol.messages import (
     SegmentOpened,
     WorkerMessage,
 )
+from quiver_actors.client.connection import Connection
+from quiver_actors.errors import ProtocolError, WorkerUnavailable
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_descriptors_that_nobody_took_are_closed(worker: socket.socket, connecti
 def test_messages_before_the_end_are_given_out_before_the_loss(worker: socket.socket, connection: Connection) -> None:
     send(worker, Done(1))
     worker.close()
-    connection.send(encode_frame(FlushProgress(1, "t", "s")))
+    connection.send([FlushProgress(1, "t", "s")])
     assert connection.lost is None
     assert messages(connection) == [Done(1)]
     assert messages(connection) == []
@@ -134,7 +134,7 @@ def test_what_the_socket_does_not_take_is_sent_later_and_in_order(
 ) -> None:
     total = 20_000
     for tag in range(total):
-        connection.send(encode_frame(FlushProgress(tag, "topic", "subscriber")))
+        connection.send([FlushProgress(tag, "topic", "subscriber")])
     assert connection.wants_to_write
     reader = FrameReader()
     tags: list[int] = []
@@ -157,6 +157,6 @@ def test_own_reason_to_end_counts_more_than_the_peers_end(worker: socket.socket,
 def test_closed_connection_sends_and_receives_nothing(connection: Connection) -> None:
     connection.close()
     connection.close()
-    connection.send(b"x")
+    connection.send([FlushProgress(1, "t", "s")])
     assert connection.receive() == []
     assert connection.lost is not None

@@ -28,7 +28,7 @@ def test_a_process_without_a_descriptor_left_is_told_so() -> None:
 
 
 def test_an_interrupt_costs_its_own_call_alone(peer: Peer) -> None:
-    """It released the lock that another thread held, which then failed; or left nobody to read for the others, which waited for ever."""
+    """Regression: an interrupt released another thread's lock, which then failed, or left nobody to read for the others, which hung."""
     command = [sys.executable, "-m", interrupted_process.__name__, str(peer.run_dir)]
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     assert ran.returncode == 0, ran.stderr

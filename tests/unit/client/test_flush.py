@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quiver_actors.base.protocol.messages import ClientMessage, Credit, Done, FlushProgress, GapAck, Pending, Resolve
 from quiver_actors.client import Client, GapNotice, Subscription, connect
 from quiver_actors.client.subscriber_channel import UNCONFIRMED_MAX
 from quiver_actors.client.unconfirmed import Place, Unconfirmed, ranges_of
 from quiver_actors.errors import WorkerUnavailable
-from quiver_actors.protocol.messages import ClientMessage, Credit, Done, FlushProgress, GapAck, Pending, Resolve
 from tests.unit.client.feeding import Feeder, gap, take
 from tests.unit.client.peer import Peer, PeerSession
 
@@ -47,7 +47,7 @@ def test_what_was_durable_before_the_loss_is_none(peer: Peer, feeder: Feeder, su
     first.ack()
     third.ack()
     with subscription._exchange.lock:
-        subscription._consumer.send_resolutions(time.monotonic_ns())
+        subscription._consumer.resolutions.send(time.monotonic_ns())
     peer.wait_for(lambda: feeder.resolved == {0, 2})
     restart(peer)
     subscription.flush()
@@ -124,7 +124,7 @@ def test_a_worker_that_is_lost_while_another_one_is_asked_is_asked_too(two_cores
                 delivery.ack()
             seen.add(delivery.bundle_id.core)
         with subscription._exchange.lock:
-            subscription._consumer.send_resolutions(time.monotonic_ns())
+            subscription._consumer.resolutions.send(time.monotonic_ns())
         two_cores.wait_for(lambda: len(two_cores.of_type(Resolve)) == 2)
         two_cores.kill(1)
         while subscription._consumer.channels.channel(1).is_open:
@@ -183,7 +183,7 @@ def test_a_ticket_speaks_for_its_own_bundle_only(peer: Peer, feeder: Feeder, sub
 
 
 def test_who_never_flushes_asks_now_and_then(peer: Peer, feeder: Feeder, client: Client) -> None:
-    """So that what is remembered for a flush stays small."""
+    """The memory of a flush stays small."""
     with client.subscribe("exporter", topic="travel") as subscription:
         (channel,) = subscription._consumer.channels.opened()
         channel.unconfirmed.note(3, range(UNCONFIRMED_MAX))

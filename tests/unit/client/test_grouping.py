@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from quiver_actors.base.model import ENVELOPE_SLOT
+from quiver_actors.base.protocol.framing import BUFFER_BYTES
+from quiver_actors.base.protocol.messages import ENTRY_ROW, SLOT_ROW, TopicInfo
 from quiver_actors.client.grouping import GROUP_BYTES_MAX, RUN_ROWS_MAX, Grouping, Planned
 from quiver_actors.client.slots import Bundle, TopicSlots
-from quiver_actors.encoding.entries import PushRows, plan, write
-from quiver_actors.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory
-from quiver_actors.encoding.streams import StreamTable
 from quiver_actors.errors import BundleTooLarge, InvalidBundle, UsageError
-from quiver_actors.model import ENVELOPE_SLOT
-from quiver_actors.protocol.framing import BUFFER_BYTES
-from quiver_actors.protocol.messages import ENTRY_ROW, SLOT_ROW, TopicInfo
-from quiver_actors.transactions.keys import with_key
+from quiver_actors.store.encoding.entries import PushRows, plan, write
+from quiver_actors.store.encoding.runs import RUN_BUNDLES_MIN, PlannedRun, RunMemory
+from quiver_actors.store.encoding.streams import StreamTable
+from quiver_actors.store.staged.keys import with_key
 from tests.unit.client.entries import parse_span
-from tests.unit.encoding.test_entries import ONE_BATCH, Period, coded, numbers
+from tests.unit.store.encoding.test_entries import ONE_BATCH, Period, coded, numbers
 
 SLOTS = TopicSlots(TopicInfo("t", {}, "wal", 0))
 Pairs = Sequence[tuple[Bundle, int | None]]
@@ -143,7 +143,7 @@ def test_bundles_that_only_look_like_the_last_one_are_what_they_say() -> None:
 
 
 def test_slots_in_another_order_keep_what_is_theirs() -> None:
-    """Of one schema and as many rows: nothing but the keys tells them apart."""
+    """Slots with one schema and equal rows are told apart by their keys alone."""
     first, second = numbers(5), numbers(20).slice(9, 5)
     for bundles in ([{2: second, 1: first}] * 30, [{1: first, 2: second}, {2: second, 1: first}] * 30):
         check_same(without_counts(bundles))
@@ -155,7 +155,7 @@ def test_one_batch_in_two_slots_does_not_hide_their_order() -> None:
 
 
 def test_bundles_handed_on_without_their_key_are_runs() -> None:
-    """What is left out of an envelope is not there to be compared with."""
+    """A key left out of an envelope does not make neighbours different."""
     handed_on = {1: numbers(5), ENVELOPE_SLOT: with_key(None, "p", 7)}
     for bundles in ([handed_on] * 40, [{ENVELOPE_SLOT: with_key(None, "p", 7), 1: numbers(5)}] * 40):
         groups = check_same(without_counts(bundles))

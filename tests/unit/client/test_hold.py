@@ -6,9 +6,7 @@ import os
 
 import pytest
 
-from quiver_actors.client import Client
-from quiver_actors.errors import QuotaExceeded, UnknownTopic
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.protocol.messages import (
     PROTOCOL_VERSION,
     ClientMessage,
     Hello,
@@ -18,6 +16,8 @@ from quiver_actors.protocol.messages import (
     TopicInfo,
     Welcome,
 )
+from quiver_actors.client import Client
+from quiver_actors.errors import QuotaExceeded, TooManySubscribers, UnknownTopic
 from tests.unit.client.peer import TOPICS, Peer, PeerSession, refuse
 
 
@@ -29,6 +29,13 @@ def test_who_may_not_attach_hears_why(peer: Peer, client: Client) -> None:
     with pytest.raises(QuotaExceeded, match="as many subscribers"):
         hold.look()
     hold.close()
+
+
+def test_who_can_have_no_more_subscribers_hears_it_at_once(peer: Peer, client: Client) -> None:
+    """After ten seconds of trying he heard that the worker did not answer."""
+    peer.handlers[Register] = refuse("too_many_subscribers", "the topic has as many subscribers as it can")
+    with pytest.raises(TooManySubscribers, match="as many subscribers"):
+        client.subscribe("stream", topic="travel")
 
 
 def test_a_topic_that_was_missing_is_attached_to_when_it_is_there(peer: Peer, client: Client) -> None:

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from quiver_actors.client.gaps import WaitingGap
-from quiver_actors.client.grants import Grant, Parcel
+from quiver_actors.base.protocol.messages import Deliver, Gap
+from quiver_actors.client.gaps import GapNotices, WaitingGap
+from quiver_actors.client.grants import Grant, Parcel, Portion
 from quiver_actors.client.inbox import Inbox
-from quiver_actors.protocol.messages import Deliver, Gap
 
 
 class Sender:
@@ -20,22 +20,24 @@ class Sender:
     def __init__(self) -> None:
         self.core = 0
         self.generation = 0
+        self.gaps = GapNotices("t", "s")
         self.taken = 0
-        self.released = 0
+        self.asked: list[int] = []
+        """Tokens whose lease is over by the clock."""
         self.returned: list[int] = []
 
     def take(self, bundles: int) -> None:
         self.taken += bundles
 
-    def release(self, grant: Grant, bundles: int) -> None:
-        self.released += bundles
+    def ask(self, grant: Grant, now_ns: int) -> None:
+        self.asked.append(grant.token)
 
     def give_back(self, parcel: Parcel) -> None:
         self.returned += parcel.indexes[parcel.position :]
 
 
 def inbox_of(prefetch: int) -> Inbox[int]:
-    return Inbox(lambda parcel, index, count: index, prefetch)
+    return Inbox(prefetch, lambda parcel, index, count: index)
 
 
 def parcel_of(sender: Sender, first: int, count: int, until_ns: int = 0) -> Parcel:
@@ -46,6 +48,11 @@ def parcel_of(sender: Sender, first: int, count: int, until_ns: int = 0) -> Parc
 
 def gap_of(sender: Sender) -> WaitingGap:
     return WaitingGap(cast(Any, sender), Gap("t", "s", 1, 4, 0, 4, 5, 20, "damaged"))
+
+
+def take_some(inbox: Inbox[int], chance: random.Random) -> int | Portion | WaitingGap | None:
+    """The next bundle, or as many of a parcel as there are up to some number."""
+    return inbox.take(1) if chance.random() < 0.7 else inbox.take_portion(1, chance.randrange(1, 100))
 
 
 @pytest.mark.parametrize("prefetch", [1, 4, 64, 1000])
@@ -62,12 +69,14 @@ def test_every_bundle_is_handed_over_lost_or_given_back_once(prefetch: int) -> N
             elif what < 0.13:
                 inbox.append(gap_of(sender))
                 gaps += 1
-            elif isinstance(item := inbox.take(1), WaitingGap):
+            elif isinstance(item := take_some(inbox, chance), WaitingGap):
                 if chance.random() < 0.5:
                     inbox.put_back(item)
                     assert inbox.is_at_gap
                 else:
                     gaps -= 1
+            elif isinstance(item, Portion):
+                handed += item.indexes
             elif item is not None:
                 handed.append(item)
         assert inbox.waiting == arrived - len(handed)
@@ -75,6 +84,21 @@ def test_every_bundle_is_handed_over_lost_or_given_back_once(prefetch: int) -> N
         assert handed + sender.returned == list(range(arrived))
         assert sender.taken == len(handed)
         assert inbox.take(1) is None
+
+
+def test_a_portion_is_of_one_parcel_that_is_held() -> None:
+    sender, inbox = Sender(), inbox_of(64)
+    parcel = parcel_of(sender, 0, 10, until_ns=1000)
+    inbox.append(parcel)
+    inbox.append(parcel_of(sender, 20, 2))
+    assert inbox.take(1) == 0
+    first, second = inbox.take_portion(1, 4), inbox.take_portion(1, 100)
+    assert isinstance(first, Portion)
+    assert isinstance(second, Portion)
+    assert ([*first.indexes], [*second.indexes]) == ([1, 2, 3, 4], [5, 6, 7, 8, 9])
+    assert (sender.taken, parcel.grant.waiting) == (10, 0)
+    sender.generation = 1
+    assert inbox.take_portion(1, 100) is None, "the connection of its claims was lost"
 
 
 def test_credit_is_counted_no_later_than_a_quarter_of_the_prefetch() -> None:
@@ -86,15 +110,36 @@ def test_credit_is_counted_no_later_than_a_quarter_of_the_prefetch() -> None:
     assert sender.taken == 100
 
 
-def test_bundles_whose_lease_is_over_are_not_handed_over() -> None:
+def test_the_worker_decides_about_bundles_whose_lease_is_over_by_the_clock() -> None:
     sender, inbox = Sender(), inbox_of(64)
-    inbox.append(parcel_of(sender, 0, 10, until_ns=1000))
+    parcel = parcel_of(sender, 0, 10, until_ns=1000)
+    inbox.append(parcel)
     inbox.append(parcel_of(sender, 10, 3))
     assert [inbox.take(999) for _ in range(4)] == [0, 1, 2, 3]
-    assert inbox.take(1000) == 10
-    assert inbox.lost_count == 6
-    assert sender.taken == 10, "they make room for others"
-    assert sender.released == 6, "and are not held any more"
+    assert inbox.take(1000) is None
+    assert sender.asked == [parcel.grant.token]
+    parcel.grant.lease_until_ns = 2000
+    assert inbox.take(1000) == 4, "it is held: another consumer has made the leases longer"
+    assert inbox.take(2000) is None
+    assert inbox.withdraw(parcel.grant, parcel.grant.withdraw(0, 100)) == 5
+    assert inbox.take(2000) == 10
+    assert inbox.lost_count == 5
+    assert parcel.grant.waiting == 0
+
+
+def test_what_the_worker_withdraws_is_not_handed_over() -> None:
+    sender, inbox = Sender(), inbox_of(64)
+    parcel, other = parcel_of(sender, 0, 10), parcel_of(sender, 20, 2)
+    inbox.append(parcel)
+    inbox.append(other)
+    assert [inbox.take(1), inbox.take(1)] == [0, 1]
+    parcel.grant.finished.append(0)
+    assert parcel.grant.withdraw(0, 5) == {1, 2, 3, 4}
+    assert inbox.withdraw(parcel.grant, {1, 2, 3, 4}) == 3, "one of them was handed over"
+    assert parcel.grant.withdraw(3, 7) == {5, 6}, "nothing is withdrawn twice"
+    assert inbox.withdraw(parcel.grant, {5, 6}) == 2
+    assert [inbox.take(1) for _ in range(5)] == [7, 8, 9, 20, 21]
+    assert (parcel.grant.waiting, inbox.waiting, inbox.lost_count) == (0, 0, 5)
 
 
 def test_bundles_of_a_lost_connection_are_not_handed_over() -> None:

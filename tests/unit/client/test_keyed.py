@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from quiver_actors.base.protocol.messages import ClientMessage, KeyedPush
 from quiver_actors.client import Client, connect
-from quiver_actors.protocol.messages import ClientMessage, KeyedPush
+from quiver_actors.errors import SequenceGap
 from tests.unit.client.feeding import batch
 from tests.unit.client.peer import Peer, PeerSession, refuse, write_node_file
 
@@ -50,6 +53,44 @@ def test_what_may_or_may_not_have_been_stored_is_pushed_again(peer: Peer, client
     peer.handlers[KeyedPush] = refuse_first
     assert len(client.push_many((batch(number) for number in range(70)), producer="p", sequence=5)) == 70
     assert first_numbers(peer) == [5, 5, 69]
+
+
+@pytest.mark.parametrize("refusal", ["producer_unsettled", "engine_failed", "hard_pressed", "durability_unknown"])
+def test_a_gap_of_the_first_message_is_told_at_once_also_behind_another_refusal(
+    peer: Peer, client: Client, refusal: str
+) -> None:
+    """It was taken for one that the refusal had caused: the call went on until its timeout, and then told of the refusal."""
+    to_refuse = ["sequence_gap", refusal]
+
+    def refuse_twice(session: PeerSession, message: ClientMessage) -> bool:
+        return refuse(to_refuse.pop())(session, message) if to_refuse else False
+
+    peer.handlers[KeyedPush] = refuse_twice
+    with pytest.raises(SequenceGap):
+        client.push_many((batch(number) for number in range(70)), producer="p", sequence=5)
+    assert first_numbers(peer) == [5, 5]
+
+
+@pytest.mark.parametrize("refusal", ["producer_unsettled", "engine_failed", "hard_pressed", "durability_unknown"])
+def test_a_gap_that_the_refusal_of_a_message_before_it_has_caused_is_not_told(
+    peer: Peer, client: Client, refusal: str
+) -> None:
+    """Three messages are under way when the first of them is refused."""
+    held: list[KeyedPush] = []
+
+    def refuse_three(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, KeyedPush)
+        if message.first_number == 1 or len(held) == 3:
+            return False
+        held.append(message)
+        if len(held) == 3:
+            for each, code in zip(held, (refusal, "sequence_gap", "sequence_gap"), strict=True):
+                refuse(code)(session, each)
+        return True
+
+    peer.handlers[KeyedPush] = refuse_three
+    assert len(client.push_many((batch(number) for number in range(200)), producer="p", sequence=1)) == 200
+    assert first_numbers(peer)[:5] == [1, 65, 129, 193, 65]
 
 
 def test_a_producer_whose_core_has_no_worker_any_more_goes_elsewhere(two_cores: Peer) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quiver_actors.client import Client, connect
-from quiver_actors.client.stage import Stage, StagePlan
-from quiver_actors.errors import TransactionAborted, WorkerUnavailable
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.protocol.messages import (
     AbandonStage,
     BeginStage,
     ClientMessage,
@@ -17,6 +14,9 @@ from quiver_actors.protocol.messages import (
     Refused,
     StageReady,
 )
+from quiver_actors.client import Client, connect
+from quiver_actors.client.stage import Stage, StagePlan
+from quiver_actors.errors import TransactionAborted, WorkerUnavailable
 from tests.unit.client.feeding import batch
 from tests.unit.client.peer import Peer, PeerSession, write_node_file
 
@@ -59,7 +59,7 @@ def test_a_stage_that_begins_too_late_is_given_up(peer: Peer, client: Client) ->
 
 
 def test_a_stage_begins_elsewhere_where_the_node_comes_back_without_its_core(two_cores: Peer) -> None:
-    """It waited there until its timeout."""
+    """Regression: the stage waited for the missing core until its timeout."""
     two_cores.handlers[BeginStage] = begin
     with connect(two_cores.run_dir) as client:
         key = next(str(n) for n in range(16) if client.core_for(str(n)) == 1)
@@ -70,7 +70,7 @@ def test_a_stage_begins_elsewhere_where_the_node_comes_back_without_its_core(two
 
 
 def test_a_stage_whose_connection_is_lost_as_it_begins_is_gone(peer: Peer, client: Client) -> None:
-    """Another thread heard of both before it went on: what was pushed then ended it, or went into a stage of the next connection."""
+    """Regression: where another thread read both answers first, a later push failed or went into a stage of the next connection."""
 
     def begin_and_die(session: PeerSession, message: ClientMessage) -> bool:
         begin(session, message)

@@ -10,14 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from quiver_actors.client import Client, connect
-from quiver_actors.client.projection import Projection
-from quiver_actors.client.ranges import SegmentPart, parts_of
-from quiver_actors.client.segments import MappedSegment
-from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import NotStored, UsageError, WorkerUnavailable
-from quiver_actors.model import BundleId
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.protocol.messages import (
     ClientMessage,
     ListSegments,
     OpenSegment,
@@ -26,9 +20,15 @@ from quiver_actors.protocol.messages import (
     SegmentOpened,
     TopicInfo,
 )
+from quiver_actors.client import Client, connect
+from quiver_actors.client.projection import Projection
+from quiver_actors.client.ranges import SegmentPart, parts_of
+from quiver_actors.client.segments import MappedSegment
+from quiver_actors.client.slots import TopicSlots
+from quiver_actors.errors import NotStored, UsageError, WorkerUnavailable
 from tests.unit.client.feeding import BUNDLES, Feeder, batch, take
 from tests.unit.client.peer import Peer, PeerSession
-from tests.unit.segment.logfile import contiguous
+from tests.unit.store.segment.logfile import contiguous
 
 WIDE_ROWS = 1_000_000
 FAULT_BYTES = 2 << 20
@@ -46,7 +46,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mapped(path: Path, projection: Projection) -> MappedSegment:
-    return MappedSegment(
+    return MappedSegment.sealed(
         os.open(path, os.O_RDONLY), path.stat().st_size, 4, TopicSlots(TopicInfo("travel", {}, "wal", 0)), 0, projection
     )
 
@@ -130,7 +130,7 @@ def test_parts_of_a_range(start: BundleId | None, end: BundleId | None, parts: l
     ("start", "end", "reason"),
     [
         (at(3, 0), None, "stored any more"),
-        (at(4, 0), at(7, 1), "sealed yet"),
+        (at(4, 0), at(7, 1), "to be read yet"),
         (at(4, 0), at(6, 21), "goes to 21"),
     ],
 )

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from quiver_actors.base.model import BundleId, Durability, Receipt
+from quiver_actors.base.protocol.messages import AckRun
 from quiver_actors.client.receipts import Receipts
-from quiver_actors.model import BundleId, Durability, Receipt
-from quiver_actors.protocol.messages import AckRun
 
 SYNCED, WRITTEN = Durability.SYNCED, Durability.WRITTEN
 
@@ -55,7 +55,7 @@ def test_items_are_of_the_public_types() -> None:
 
 @pytest.mark.parametrize("place", [8, -9, 1 << 70])
 def test_an_index_outside_raises(place: int) -> None:
-    with pytest.raises(IndexError, match="of 8"):
+    with pytest.raises(IndexError, match="has 8"):
         LAZY[place]
 
 

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from quiver_actors.base.model import ENVELOPE_SLOT
+from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import InvalidBundle, UnknownSlot
-from quiver_actors.model import ENVELOPE_SLOT
-from quiver_actors.protocol.messages import TopicInfo
-from quiver_actors.transactions.keys import with_key
+from quiver_actors.store.staged.keys import with_key
 
 BATCH = pa.record_batch({"a": [1, 2]})
 TABLE = pa.table({"a": [1, 2]})
@@ -27,13 +28,18 @@ def test_batch_alone_goes_to_the_only_declared_slot() -> None:
     assert topic(flights=5).batches_of(BATCH)[0][0] == 5
 
 
-def test_batch_alone_goes_to_slot_zero_if_it_is_declared() -> None:
-    assert topic(flights=0, weather=1).batches_of(TABLE)[0][0] == 0
-
-
 def test_batch_alone_is_refused_where_the_slot_is_not_clear() -> None:
-    with pytest.raises(UnknownSlot, match=r"flights.*weather"):
-        topic(flights=4, weather=5).batches_of(BATCH)
+    """A batch alone went to slot 0 of a topic of two slots, whatever it held."""
+    for slots in ({"flights": 4, "weather": 5}, {"flights": 0, "weather": 1}):
+        for alone in (BATCH, TABLE):
+            with pytest.raises(UnknownSlot, match=r"has the slots flights, weather, .*push \{'flights': batch\}"):
+                topic(**slots).batches_of(alone)
+
+
+@pytest.mark.parametrize("column", [[1, 2], (1, 2), np.array([1, 2]), pa.array([1, 2]), pa.chunked_array([[1, 2]])])
+def test_a_mapping_of_columns_is_answered_with_what_to_write(column: Any) -> None:
+    with pytest.raises(InvalidBundle, match=r"write pa\.record_batch\(\{'a': \.\.\.\}\)"):
+        topic(flights=3).batches_of({"a": column})
 
 
 def test_mapping_by_name_and_id_comes_out_in_slot_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from quiver_actors.base.protocol.messages import BeginStage, ClientMessage, Done, ListTopics, Push, TopicInfo, TopicList
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import connect
-from quiver_actors.client.stage import Stage
-from quiver_actors.protocol.messages import BeginStage, ClientMessage, Done
-from quiver_actors.units import SECOND_NS
 from tests.unit.client.clock import ClientClock
 from tests.unit.client.peer import Peer, PeerSession
 
@@ -62,13 +62,34 @@ def test_what_was_acknowledged_is_not_kept(large: Peer, clock: ClientClock) -> N
         session.send(Done(message.tag, 7))
         return True
 
-    def watched(stage: Stage) -> Iterator[pa.RecordBatch]:
+    def watched() -> Iterator[pa.RecordBatch]:
         for bundle in slowly(large, clock):
-            kept.append(len(stage._under_way))
+            made.append(weakref.ref(bundle))
+            kept.append(sum(each() is not None for each in made))
             yield bundle
 
+    made: list[weakref.ref[pa.RecordBatch]] = []
     kept: list[int] = []
     large.handlers[BeginStage] = begin
     with connect(large.run_dir) as client, client.stage("t") as stage:
-        assert stage.push_many(watched(stage)) == BUNDLES
-    assert max(kept) <= 2
+        assert stage.push_many(watched()) == BUNDLES
+    assert max(kept) < BUNDLES
+
+
+@pytest.mark.parametrize("key", [{}, {"producer": "p", "sequence": 1}])
+def test_the_time_that_a_connection_takes_is_a_part_of_the_timeout(
+    peer: Peer, clock: ClientClock, key: dict[str, object]
+) -> None:
+    """A numbered push began its timeout anew once it was connected, and waited for up to twice as long."""
+
+    def answer_late(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, ListTopics)
+        clock.ahead_ns += 20 * SECOND_NS
+        session.send(TopicList(message.tag, [TopicInfo("newer", {}, "wal", 0)]))
+        return True
+
+    clock.stop()
+    peer.handlers[ListTopics] = answer_late
+    with connect(peer.run_dir) as client:
+        client.push_many([pa.record_batch({"n": [1]})], topic="newer", timeout=30, **key)  # type: ignore[arg-type]
+    assert [pushed.patience_ms for pushed in peer.of_type(Push)] == [10_000]

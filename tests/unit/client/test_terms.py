@@ -10,19 +10,8 @@ from typing import Any
 
 import pytest
 
-from quiver_actors.client import Client, Delivery, GapNotice, Subscription, connect
-from quiver_actors.errors import (
-    AlreadyResolved,
-    ClosedError,
-    Fenced,
-    LeaseExpired,
-    NotClaimed,
-    UnknownSlot,
-    UsageError,
-    WorkerUnavailable,
-)
-from quiver_actors.model import BundleId
-from quiver_actors.protocol.messages import (
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.protocol.messages import (
     AckThrough,
     BundleTime,
     ClaimRef,
@@ -30,8 +19,7 @@ from quiver_actors.protocol.messages import (
     Credit,
     Extend,
     Extended,
-    FlushProgress,
-    GapAck,
+    GroupTerms,
     ListSubscribers,
     Message,
     NotResolved,
@@ -44,10 +32,22 @@ from quiver_actors.protocol.messages import (
     SubscriberList,
     Terms,
     Unregister,
+    Withdrawn,
 )
-from quiver_actors.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.base.units import SECOND_NS
+from quiver_actors.client import Client, Delivery, Subscription, connect
+from quiver_actors.errors import (
+    AlreadyResolved,
+    ClosedError,
+    Fenced,
+    LeaseExpired,
+    NotClaimed,
+    UnknownSlot,
+    UsageError,
+    WorkerUnavailable,
+)
 from tests.unit.client.clock import ClientClock
-from tests.unit.client.feeding import BUNDLES, Feeder, deliver, gap, open_segment, resolved, take
+from tests.unit.client.feeding import BUNDLES, Feeder, deliver, open_segment, resolved, take
 from tests.unit.client.peer import Background, Handler, Peer, PeerSession, refuse
 
 UTC = datetime.UTC
@@ -190,14 +190,67 @@ def test_delivery_knows_its_count_token_and_lease(peer: Peer, subscription: Subs
 
 
 def test_bundles_whose_lease_is_over_are_not_given_out(peer: Peer, subscription: Subscription, segment: Path) -> None:
+    peer.handlers[Extend] = answer(lambda message: Extended(message.tag, 5, message.tokens))
     peer.wait_for(lambda: bool(peer.of_type(Credit)))
     open_segment(peer.sessions[-1], segment)
     deliver(peer.sessions[-1], *range(40), token=1, until=1)
     deliver(peer.sessions[-1], 50, token=2)
     assert take(subscription)[0].bundle_id.bundle_index == 50
     assert subscription.claims_lost == 40
-    assert list(subscription._consumer.channels.channel(0).grants) == [2], "nothing is kept of a grant that is over"
+    assert subscription._consumer.channels.channel(0).claims.bundle_count == 1, (
+        "nothing is kept of a grant that is over"
+    )
     peer.wait_for(lambda: any(m.total == 104 for m in peer.of_type(Credit) if isinstance(m, Credit)))
+
+
+def test_bundles_whose_lease_another_consumer_made_longer_are_given_out(
+    peer: Peer, subscription: Subscription, segment: Path
+) -> None:
+    """The worker is asked before the claims are dropped: the clock does not know the terms that others have set since."""
+    peer.wait_for(lambda: bool(peer.of_type(Credit)))
+    open_segment(peer.sessions[-1], segment)
+    deliver(peer.sessions[-1], *range(40), token=1, until=1)
+    assert [each.bundle_id.bundle_index for each in take(subscription, 40)] == list(range(40))
+    assert subscription.claims_lost == 0
+    assert len(peer.of_type(Extend)) == 1
+
+
+def test_the_terms_of_another_consumer_hold_here_too(peer: Peer, subscription: Subscription, segment: Path) -> None:
+    peer.wait_for(lambda: bool(peer.of_type(Credit)))
+    open_segment(peer.sessions[-1], segment)
+    deliver(peer.sessions[-1], *range(4), token=1, until=1)
+    peer.sessions[-1].send(GroupTerms("travel", "exporter", Terms(lease_ns=0), 0))
+    assert len(take(subscription, 4)) == 4
+    assert not peer.of_type(Extend), "there is no lease any more"
+    assert subscription._consumer.channels.channel(0).claims.terms.lease_ns == 0
+
+
+def test_what_the_worker_has_withdrawn_is_not_given_out(peer: Peer, subscription: Subscription, segment: Path) -> None:
+    peer.wait_for(lambda: bool(peer.of_type(Credit)))
+    open_segment(peer.sessions[-1], segment)
+    deliver(peer.sessions[-1], *range(20), token=1)
+    (first,) = take(subscription)
+    peer.sessions[-1].send(Withdrawn("travel", "exporter", 4, 1, 0, 15))
+    assert [each.bundle_id.bundle_index for each in take(subscription, 5)] == [15, 16, 17, 18, 19]
+    assert subscription.extend([first]) == [first], "it is not held any more"
+    assert subscription._consumer.channels.channel(0).claims.bundle_count == 5
+
+
+def test_flush_says_what_was_refused(peer: Peer, subscription: Subscription, segment: Path) -> None:
+    peer.wait_for(lambda: bool(peer.of_type(Credit)))
+    open_segment(peer.sessions[-1], segment)
+    deliver(peer.sessions[-1], 7, 8, 9, token=3)
+    for each in take(subscription, 3):
+        each.ack()
+    assert subscription.flush() == []
+    refusals = [Refusal("fenced", array("I", [8]).tobytes()), Refusal("lease_expired", array("I", [7]).tobytes())]
+    peer.sessions[-1].send(NotResolved(1, "travel", "exporter", 4, 3, refusals))
+    found = subscription.flush()
+    assert [(each.bundle_id.bundle_index, each.token, type(each.error)) for each in found] == [
+        (8, 3, Fenced),
+        (7, 3, LeaseExpired),
+    ]
+    assert subscription.flush() == [], "each is told once"
 
 
 def test_callback_gets_every_delivery_and_its_return_acknowledges(
@@ -249,160 +302,6 @@ def test_a_callback_may_close_the_subscription(peer: Peer, feeder: Feeder, clien
         pytest.raises(ClosedError, match="the destination's"),
     ):
         subscription.run()
-
-
-# --- receipts of acknowledgements --------------------------------------------------------------------------------------------------
-
-
-def test_ticket_waits_until_the_ack_is_durable_once_for_all(
-    peer: Peer, feeder: Feeder, subscription: Subscription
-) -> None:
-    tickets = [delivery.ack() for delivery in take(subscription, 30)]
-    for ticket in tickets:
-        ticket.wait()
-    assert feeder.resolved == set(range(30))
-    assert len(peer.of_type(FlushProgress)) == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        ("lease_expired", LeaseExpired),
-        ("fenced", Fenced),
-        ("already_resolved", AlreadyResolved),
-        ("not_claimed", NotClaimed),
-    ],
-)
-def test_ticket_of_a_refused_ack_raises_why(
-    peer: Peer, feeder: Feeder, subscription: Subscription, code: str, kind: type[Exception]
-) -> None:
-    def refuse_bundle_1(session: PeerSession, message: ClientMessage) -> bool:
-        assert isinstance(message, Resolve)
-        indexes = array("I", message.bundle_indexes)
-        if 1 in indexes:
-            refused = [Refusal(code, array("I", [1]).tobytes())]
-            session.send(NotResolved(message.tag, "travel", "exporter", 4, message.token, refused))
-        return True
-
-    peer.handlers[Resolve] = refuse_bundle_1
-    good, bad = (delivery.ack() for delivery in take(subscription, 2))
-    good.wait()
-    with pytest.raises(kind):
-        bad.wait()
-    assert subscription.refused_count == 1
-
-
-def test_ticket_over_a_lost_connection_says_so(peer: Peer, feeder: Feeder, subscription: Subscription) -> None:
-    first, second = take(subscription, 2)
-    durable = first.ack()
-    durable.wait()
-    pending = second.ack()
-    peer.kill(0)
-    peer.listen(0)
-    with pytest.raises(WorkerUnavailable):
-        pending.wait()
-    durable.wait()
-
-
-def test_untouched_bundles_are_returned_at_close(peer: Peer, feeder: Feeder, client: Client) -> None:
-    with client.subscribe("exporter", topic="travel", prefetch=10) as subscription:
-        take(subscription)[0].ack()
-    returned = [
-        index
-        for message in peer.of_type(Resolve)
-        if isinstance(message, Resolve) and message.outcome == "return"
-        for index in array("I", message.bundle_indexes)
-    ]
-    assert returned == list(range(1, 10))
-    assert feeder.resolved == {0}
-
-
-# --- leases ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_extend_begins_the_lease_anew(peer: Peer, feeder: Feeder, subscription: Subscription) -> None:
-    (delivery,) = take(subscription)
-    assert delivery.lease_until_ns is None
-    delivery.extend()
-    assert delivery.lease_until_ns is not None
-    message = the_one(peer, Extend)
-    assert isinstance(message, Extend)
-    assert array("Q", message.tokens).tolist() == [delivery.token]
-    assert subscription.extend([delivery]) == []
-
-
-def test_leases_of_what_waits_are_kept_while_a_slow_consumer_works_through_it(
-    peer: Peer, client: Client, segment: Path, clock: ClientClock
-) -> None:
-    """They were extended by the worker, but the client did not hear of it before it had nothing left to hand out."""
-    answered: list[int] = []
-
-    def extend(session: PeerSession, message: ClientMessage) -> bool:
-        assert isinstance(message, Extend)
-        session.send(Extended(message.tag, clock.monotonic_ns() + 30 * SECOND_NS, b""))
-        answered.append(message.tag)
-        return True
-
-    peer.handlers[Extend] = extend
-    clock.stop()
-    with client.subscribe("exporter", topic="travel", prefetch=64, lease=0.6) as subscription:
-        peer.wait_for(lambda: bool(peer.of_type(Credit)))
-        open_segment(peer.sessions[-1], segment)
-        deliver(peer.sessions[-1], *range(64), until=clock.monotonic_ns() + 2 * SECOND_NS)
-        for number in range(23):
-            delivery = subscription.get(0 if number else 10)
-            assert delivery is not None
-            assert delivery.bundle_id.bundle_index == number
-            clock.ahead_ns += SECOND_NS // 10
-            if number == 5:
-                peer.wait_for(lambda: bool(answered))
-        assert subscription.claims_lost == 0
-
-
-def test_extend_of_a_lost_lease_is_an_error(peer: Peer, feeder: Feeder, subscription: Subscription) -> None:
-    peer.handlers[Extend] = answer(lambda message: Extended(message.tag, 5, message.tokens))
-    one, two = take(subscription, 2)
-    with pytest.raises(LeaseExpired):
-        one.extend()
-    assert subscription.extend([one, two]) == [one, two]
-    two.ack()
-    with pytest.raises(AlreadyResolved):
-        two.extend()
-
-
-def test_waiting_bundles_are_extended_while_get_is_called(
-    peer: Peer, client: Client, segment: Path, clock: ClientClock
-) -> None:
-    clock.stop()
-    with client.subscribe("exporter", topic="travel", lease=0.15) as subscription:
-        peer.wait_for(lambda: bool(peer.of_type(Credit)))
-        open_segment(peer.sessions[-1], segment)
-        deliver(peer.sessions[-1], 0, 1, 2, token=1, until=clock.monotonic_ns() + 60 * SECOND_NS)
-        take(subscription)
-        # A third of the lease passes.
-        clock.ahead_ns += 60 * MILLISECOND_NS
-        take(subscription)
-        message = the_one(peer, Extend)
-        assert isinstance(message, Extend)
-        assert array("Q", message.tokens).tolist() == [1]
-
-
-def test_watchdog_says_the_credit_again(peer: Peer, client: Client, segment: Path) -> None:
-    """A worker that forgets to deliver is reminded within half a second, by a credit that is no more than before."""
-    reminded: list[int] = []
-
-    def deliver_when_reminded(session: PeerSession, message: ClientMessage) -> bool:
-        assert isinstance(message, Credit)
-        reminded.append(message.total)
-        if len(reminded) == 2:
-            open_segment(session, segment)
-            deliver(session, 0)
-        return True
-
-    peer.handlers[Credit] = deliver_when_reminded
-    with client.subscribe("exporter", topic="travel", prefetch=10) as subscription:
-        take(subscription)
-    assert reminded[:2] == [10, 10]
 
 
 # --- by reference ------------------------------------------------------------------------------------------------------------------
@@ -496,76 +395,3 @@ def test_drop_orphan_spares_a_subscriber_with_a_consumer(peer: Peer, client: Cli
     message = the_one(peer, Unregister)
     assert isinstance(message, Unregister)
     assert message.only_orphan
-
-
-# --- gap notices -----------------------------------------------------------------------------------------------------------------
-
-
-def test_gap_notice_comes_where_its_bundles_would_have_come(peer: Peer, client: Client, segment: Path) -> None:
-    with client.subscribe("exporter", topic="travel", gaps="deliver", idle_timeout=1.0) as subscription:
-        peer.wait_for(lambda: bool(peer.of_type(Credit)))
-        session = peer.sessions[-1]
-        open_segment(session, segment)
-        deliver(session, 8, 9)
-        session.send(gap(31, first=10, bundles=2, rows=-1), gap(32, first=12, bundles=0))
-        deliver(session, 15)
-        first, second, *rest = list(subscription)
-        assert isinstance(first, Delivery)
-        assert isinstance(second, Delivery)
-        assert rest[0] == GapNotice("travel", 0, 4, 10, 11, 2, None, "damaged")
-        assert isinstance(rest[1], GapNotice)
-        assert rest[1].bundle_count is None
-        assert isinstance(rest[2], Delivery)
-        assert subscription.gap_count == 2
-        subscription.flush()
-    assert [message.notice for message in peer.of_type(GapAck) if isinstance(message, GapAck)] == [31, 32]
-
-
-def test_gap_ends_a_batch(peer: Peer, client: Client, segment: Path) -> None:
-    with client.subscribe("exporter", topic="travel", gaps="deliver") as subscription:
-        peer.wait_for(lambda: bool(peer.of_type(Credit)))
-        session = peer.sessions[-1]
-        open_segment(session, segment)
-        deliver(session, 8, 9)
-        session.send(gap(31))
-        deliver(session, 15)
-        found: list[object] = []
-        sizes = []
-        while len(found) < 4:
-            more = subscription.get_many(10, 60)
-            sizes.append(len(more))
-            found += more
-        assert [isinstance(event, GapNotice) for event in found] == [False, False, True, False]
-
-
-def test_notice_whose_callback_fails_comes_again(peer: Peer, client: Client) -> None:
-    calls: list[GapNotice] = []
-
-    def on_gap(notice: GapNotice) -> None:
-        calls.append(notice)
-        if len(calls) == 1:
-            raise LookupError
-
-    with client.subscribe("exporter", topic="travel", on_gap=on_gap) as subscription:
-        peer.wait_for(lambda: bool(peer.of_type(Credit)))
-        peer.sessions[-1].send(gap(31))
-        with pytest.raises(LookupError):
-            subscription.get(60)
-        assert peer.of_type(GapAck) == []
-        assert subscription.get(0) is None
-        subscription.flush()
-    assert len(calls) == 2
-    assert len(peer.of_type(GapAck)) == 1
-
-
-def test_notice_that_is_sent_again_is_told_once(peer: Peer, client: Client) -> None:
-    calls: list[GapNotice] = []
-    with client.subscribe("exporter", topic="travel", on_gap=calls.append) as subscription:
-        peer.wait_for(lambda: bool(peer.of_type(Credit)))
-        peer.sessions[-1].send(gap(31), gap(31))
-        assert subscription.get(0.1) is None
-        peer.sessions[-1].send(gap(31))
-        assert subscription.get(0.1) is None
-        subscription.flush()
-    assert len(calls) == 1
-    assert len(peer.of_type(GapAck)) == 2

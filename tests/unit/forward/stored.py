@@ -9,9 +9,9 @@ from typing import cast
 
 import pyarrow as pa
 
+from quiver_actors.base.model import BundleId
 from quiver_actors.client import Delivery
 from quiver_actors.errors import NotClaimed
-from quiver_actors.model import BundleId
 
 
 class Stored:
@@ -46,6 +46,9 @@ class Stored:
     def __contains__(self, slot: str | int) -> bool:
         return NAMES.get(slot, slot) in self.slots
 
+    def verify(self) -> None:
+        """Do nothing: the bundle is in memory, out of reach of damage."""
+
     def ack(self) -> None:
         self._resolve("ack")
 
@@ -69,7 +72,7 @@ def as_delivery(stored: Stored) -> Delivery:
     return cast(Delivery, stored)
 
 
-class Shelf:
+class SealedSegments:
     """A source of what it was given, in order; `flushed` says what was resolved when `flush` was called last."""
 
     def __init__(self, *stored: Stored) -> None:
@@ -79,7 +82,7 @@ class Shelf:
         self.error: Exception | None = None
         self.lease_ns = 0
         self.extended: list[int] = []
-        """How many deliveries each call named."""
+        """Number of deliveries that each call named."""
 
     def extend(self, deliveries: Iterable[Delivery], timeout: float = 10.0) -> Sequence[Delivery]:
         held = list(deliveries)

@@ -90,5 +90,5 @@ def test_only_files_that_may_hold_a_bundle_are_read(tmp_path: Path) -> None:
     index = BundleIndex(str(tmp_path))
     index.refresh()
     assert index.holds(ORIGIN, (2, 1))
-    with pytest.raises(InvalidFormat, match="no Parquet file"):
+    with pytest.raises(InvalidFormat, match="not a Parquet file"):
         index.holds(ORIGIN, (1, 3))

@@ -9,7 +9,7 @@ import pytest
 from quiver_actors.client import Delivery
 from quiver_actors.errors import ArrowError, ClosedError, UnknownSubscriber, UsageError
 from quiver_actors.forward import Backoff, Forwarder, Outcome, PermanentFailure, TransientFailure
-from tests.unit.forward.stored import Shelf, Stored
+from tests.unit.forward.stored import SealedSegments, Stored
 
 EXACT = Backoff(jitter=0)
 IDLE = 0.0
@@ -22,11 +22,11 @@ def numbers_of(delivery: Delivery) -> int:
 
 
 def test_what_was_delivered_is_acknowledged_and_flushed() -> None:
-    shelf = Shelf(*map(Stored, range(5)))
+    sealed_segments = SealedSegments(*map(Stored, range(5)))
     seen: list[int] = []
-    statistics = Forwarder(shelf, lambda delivery: seen.append(numbers_of(delivery))).run(idle_timeout=IDLE)
+    statistics = Forwarder(sealed_segments, lambda delivery: seen.append(numbers_of(delivery))).run(idle_timeout=IDLE)
     assert seen == list(range(5))
-    assert shelf.flushed == ["ack"] * 5
+    assert sealed_segments.flushed == ["ack"] * 5
     assert (statistics.offered, statistics.delivered, statistics.in_flight) == (5, 5, 0)
 
 
@@ -42,10 +42,10 @@ def test_each_failure_has_its_resolution_and_holds_up_nobody() -> None:
         if error := errors.get(numbers_of(delivery)):
             raise error
 
-    shelf = Shelf(*(Stored(number, delivery_count=4) for number in range(6)))
-    statistics = Forwarder(shelf, deliver, retry=EXACT).run(idle_timeout=IDLE)
-    assert shelf.flushed == ["ack", "defer", "reject", "reject", "defer", "ack"]
-    assert [stored.delay_seconds for stored in shelf.all] == [0, 8, 0, 0, 8, 0]
+    sealed_segments = SealedSegments(*(Stored(number, delivery_count=4) for number in range(6)))
+    statistics = Forwarder(sealed_segments, deliver, retry=EXACT).run(idle_timeout=IDLE)
+    assert sealed_segments.flushed == ["ack", "defer", "reject", "reject", "defer", "ack"]
+    assert [stored.delay_seconds for stored in sealed_segments.all] == [0, 8, 0, 0, 8, 0]
     assert (statistics.delivered, statistics.deferred, statistics.rejected) == (2, 2, 2)
     assert statistics.last_error == "OSError: anything else"
 
@@ -61,13 +61,13 @@ def test_futures_are_under_way_together_and_resolved_in_any_order() -> None:
             reached.set()
         return future
 
-    shelf = Shelf(*map(Stored, range(4)))
-    forwarder = Forwarder(shelf, deliver, max_in_flight=3)
+    sealed_segments = SealedSegments(*map(Stored, range(4)))
+    forwarder = Forwarder(sealed_segments, deliver, max_in_flight=3)
     with ThreadPoolExecutor() as pool:
         running = pool.submit(forwarder.run)
         assert three.wait(DEADLINE_SECONDS)
         assert forwarder.statistics().in_flight == 3
-        assert shelf.resolutions() == [""] * 4
+        assert sealed_segments.resolutions() == [""] * 4
         futures[2].set_result(None)
         futures[0].set_exception(TransientFailure("down"))
         futures[1].cancel()
@@ -75,7 +75,7 @@ def test_futures_are_under_way_together_and_resolved_in_any_order() -> None:
         futures[3].set_result(None)
         assert forwarder.drain(DEADLINE_SECONDS)
         statistics = running.result(DEADLINE_SECONDS)
-    assert shelf.flushed == ["defer", "defer", "ack", "ack"]
+    assert sealed_segments.flushed == ["defer", "defer", "ack", "ack"]
     assert (statistics.delivered, statistics.deferred, statistics.in_flight) == (2, 2, 0)
 
 
@@ -89,8 +89,8 @@ def test_drain_gives_back_what_is_not_decided_in_time() -> None:
             both.set()
         return futures[-1]
 
-    shelf = Shelf(*map(Stored, range(2)))
-    forwarder = Forwarder(shelf, deliver)
+    sealed_segments = SealedSegments(*map(Stored, range(2)))
+    forwarder = Forwarder(sealed_segments, deliver)
     with ThreadPoolExecutor() as pool:
         running = pool.submit(forwarder.run)
         assert both.wait(DEADLINE_SECONDS)
@@ -98,7 +98,7 @@ def test_drain_gives_back_what_is_not_decided_in_time() -> None:
         forwarder.stop(0.1)
         statistics = running.result(DEADLINE_SECONDS)
     futures[1].set_result(None)  # too late: nobody listens
-    assert shelf.flushed == ["ack", "defer"]
+    assert sealed_segments.flushed == ["ack", "defer"]
     assert (statistics.delivered, statistics.given_back, statistics.in_flight) == (1, 1, 0)
 
 
@@ -129,46 +129,46 @@ class InBatches:
 
 
 def test_a_deliverer_in_batches_is_hurried_at_the_limit_and_at_the_end() -> None:
-    shelf, deliverer = Shelf(*map(Stored, range(8))), InBatches()
-    Forwarder(shelf, deliverer, max_in_flight=3).run(idle_timeout=IDLE)
+    sealed_segments, deliverer = SealedSegments(*map(Stored, range(8))), InBatches()
+    Forwarder(sealed_segments, deliverer, max_in_flight=3).run(idle_timeout=IDLE)
     assert deliverer.batches == [3, 3, 2]
-    assert shelf.flushed == ["ack"] * 8
+    assert sealed_segments.flushed == ["ack"] * 8
 
 
 @pytest.mark.parametrize("lease_ns", [0, 10**9])
 def test_leases_are_extended_while_there_is_no_outcome(lease_ns: int) -> None:
-    shelf, deliverer = Shelf(Stored(0), Stored(1)), InBatches()
-    shelf.lease_ns = lease_ns
-    Forwarder(shelf, deliverer).run(idle_timeout=0.8 if lease_ns else 0.3)
-    assert set(shelf.extended) == ({2} if lease_ns else set())
-    assert shelf.flushed == ["ack"] * 2
+    sealed_segments, deliverer = SealedSegments(Stored(0), Stored(1)), InBatches()
+    sealed_segments.lease_ns = lease_ns
+    Forwarder(sealed_segments, deliverer).run(idle_timeout=0.8 if lease_ns else 0.3)
+    assert set(sealed_segments.extended) == ({2} if lease_ns else set())
+    assert sealed_segments.flushed == ["ack"] * 2
 
 
 def test_a_claim_that_has_ended_is_counted_as_lost() -> None:
-    shelf = Shelf(Stored(0), Stored(1))
-    shelf.all[0].claim_has_ended = True
-    statistics = Forwarder(shelf, lambda delivery: None).run(idle_timeout=IDLE)
+    sealed_segments = SealedSegments(Stored(0), Stored(1))
+    sealed_segments.all[0].claim_has_ended = True
+    statistics = Forwarder(sealed_segments, lambda delivery: None).run(idle_timeout=IDLE)
     assert (statistics.lost, statistics.delivered) == (1, 1)
 
 
 def test_a_refused_subscriber_ends_the_run_after_the_drain() -> None:
-    shelf, deliverer = Shelf(), InBatches()
-    forwarder = Forwarder(shelf, deliverer)
+    sealed_segments, deliverer = SealedSegments(), InBatches()
+    forwarder = Forwarder(sealed_segments, deliverer)
     stored = Stored(1)
-    shelf.waiting.append(stored)
+    sealed_segments.waiting.append(stored)
     forwarder._advance()
-    shelf.error = UnknownSubscriber("dropped by somebody")
+    sealed_segments.error = UnknownSubscriber("dropped by somebody")
     with pytest.raises(UnknownSubscriber):
         forwarder.run()
     assert stored.resolution == "ack"
 
 
 def test_a_closed_subscription_ends_the_run_quietly() -> None:
-    shelf = Shelf()
-    shelf.error = ClosedError("closed")
-    assert Forwarder(shelf, lambda delivery: None).run().offered == 0
+    sealed_segments = SealedSegments()
+    sealed_segments.error = ClosedError("closed")
+    assert Forwarder(sealed_segments, lambda delivery: None).run().offered == 0
 
 
 def test_at_least_one_bundle_must_be_allowed() -> None:
     with pytest.raises(UsageError):
-        Forwarder(Shelf(), lambda delivery: None, max_in_flight=0)
+        Forwarder(SealedSegments(), lambda delivery: None, max_in_flight=0)

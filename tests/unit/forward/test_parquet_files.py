@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_read_costs_no_bundle(tmp_path: Path) -> None:
         (outcome,) = offer(files, Stored(2))
         assert isinstance(outcome.error, TransientFailure), outcome.error
         assert not isinstance(outcome.error, PERMANENT)
-        assert "is no Parquet file" in str(outcome.error)
+        assert "is not a Parquet file" in str(outcome.error)
         path.rename(tmp_path / "elsewhere")
         assert [outcome.error for outcome in offer(files, Stored(2))] == [None]
     assert rows(tmp_path / "slot_0") == [2]
@@ -162,7 +162,7 @@ def test_files_of_dead_writers_are_swept_those_of_living_ones_are_not(tmp_path: 
 
 @pytest.mark.parametrize("slots", [{0: "all", 1: "all"}, ["slot_1", 1]])
 def test_two_slots_do_not_share_a_directory(tmp_path: Path, slots: Any) -> None:
-    """Of each bundle one was written, and the other one acknowledged with it."""
+    """Two slots in one directory: only one was written of each bundle, and the other was acknowledged with it."""
     with pytest.raises(UsageError, match="a directory, for each"):
         ParquetFiles(tmp_path, slots=slots)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.shm.errors import LockHeld, ShmError
-from quiver_actors.shm.liveness import LifeLock, holder_alive, holder_pid, sweep_named_memory
+from quiver_actors.shm.liveness import LifeLock, holder_alive, holder_pid, recorded_name, sweep_named_memory
 from quiver_actors.shm.names import hold_name, new_name, sweep_names, unlink_name
 from tests.unit.shm.children import Gate, fork, join
 
@@ -166,6 +167,11 @@ def leave_a_page_behind(name: str) -> None:
 # that another sweep must leave alone.
 
 
+def others_than(name: str) -> Callable[[str], bool]:
+    """Keeps what nodes of other tests have left, which may be looked at there."""
+    return lambda found: found != name
+
+
 def exists(name: str) -> bool:
     return Path(f"/dev/shm{name}").exists()
 
@@ -174,16 +180,16 @@ def test_sweep_unlinks_the_recorded_page_of_a_killed_supervisor(tmp_path: Path, 
     leave_a_page_behind(name)
     record = tmp_path / "node.json"
     record.write_text(json.dumps({"version": 1, "pid": 1, "counters": name}))
-    sweep_named_memory(record)
+    sweep_named_memory(recorded_name(record), others_than(name))
     assert not exists(name)
-    assert name not in sweep_named_memory(record)
+    assert name not in sweep_named_memory(recorded_name(record), others_than(name))
 
 
 def test_sweep_unlinks_the_recorded_page_although_a_worker_still_has_it(tmp_path: Path, name: str) -> None:
     page = CountersPage.create(name, 2, 2)
     record = tmp_path / "node.json"
     record.write_text(json.dumps({"counters": name}))
-    assert name in sweep_named_memory(record)
+    assert name in sweep_named_memory(recorded_name(record), others_than(name))
     assert page.read()[0].generation == 0
     page.close()
 
@@ -209,14 +215,14 @@ def test_sweep_finds_the_page_of_a_dead_node_whose_record_is_gone_or_damaged(
     leave_a_page_behind(name)
     if record is not None:
         (tmp_path / "node.json").write_text(record, encoding="latin-1")
-    sweep_named_memory(tmp_path / "node.json")
+    sweep_named_memory(recorded_name(tmp_path / "node.json"), others_than(name))
     assert not exists(name)
 
 
 def test_sweep_leaves_pages_that_a_process_lives_behind(name: str, gates: tuple[Gate, Gate]) -> None:
     forked, go_on = gates
     page = CountersPage.create(name, 1, 1)
-    assert name not in sweep_names()
+    assert name not in sweep_names(others_than(name))
 
     def run() -> None:
         forked.open()
@@ -225,10 +231,25 @@ def test_sweep_leaves_pages_that_a_process_lives_behind(name: str, gates: tuple[
     pid = fork(run)
     forked.wait()
     page.close()
-    assert name not in sweep_names()
+    assert name not in sweep_names(others_than(name))
     go_on.open()
     assert join(pid) == 0
-    sweep_names()
+    sweep_names(others_than(name))
+    assert not exists(name)
+
+
+def test_sweep_keeps_what_is_asked_for_and_the_lock_is_free_again(name: str) -> None:
+    CountersPage.create(name, 1, 1).close()
+    asked: list[str] = []
+
+    def is_kept(found: str) -> bool:
+        asked.append(found)
+        return True
+
+    assert name not in sweep_names(is_kept)
+    assert name in asked
+    assert name not in sweep_names(is_kept)
+    sweep_named_memory(name, is_kept)
     assert not exists(name)
 
 
@@ -236,7 +257,7 @@ def test_sweep_removes_pages_that_are_only_read(name: str) -> None:
     page = CountersPage.create(name, 1, 1)
     reader = CountersPage.attach(name)
     page.close()
-    sweep_names()
+    sweep_names(others_than(name))
     assert not exists(name)
     assert reader.read()[0].generation == 0
     reader.close()
@@ -244,10 +265,31 @@ def test_sweep_removes_pages_that_are_only_read(name: str) -> None:
 
 def test_new_memory_that_a_sweeper_was_faster_to_remove_is_noticed(name: str) -> None:
     fd = os.open(f"/dev/shm{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    sweep_names()
-    with pytest.raises(ShmError, match="swept before it was in use"):
-        hold_name(fd, name)
+    sweep_names(others_than(name))
+    assert not hold_name(fd, name)
     os.close(fd)
+
+
+def test_pages_are_made_while_other_nodes_sweep() -> None:
+    names = [new_name() for _ in range(2000)]
+    ours, is_over = set(names), threading.Event()
+
+    def sweep() -> None:
+        while not is_over.is_set():
+            sweep_names(lambda found: found not in ours)
+
+    sweepers = [threading.Thread(target=sweep) for _ in range(2)]
+    for sweeper in sweepers:
+        sweeper.start()
+    try:
+        for each in names:
+            page = CountersPage.create(each, 1, 1)
+            assert exists(each)
+            page.close()
+    finally:
+        is_over.set()
+        for sweeper in sweepers:
+            sweeper.join()
 
 
 def test_names_are_fresh_and_only_ours_are_unlinked() -> None:

@@ -1,4 +1,4 @@
-"""From Spark's batches to bundles and back."""
+"""Spark's batches become bundles, and bundles become rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from quiver_actors.errors import FormatError, InvalidBundle, UsageError
 from quiver_actors.flight.contract import BundleRange
 from quiver_actors.flight.rows import read_range, rows_of
-from quiver_actors.segment.reader import SegmentReader
 from quiver_actors.spark.bundling import bundles_of, by_key, sized
 from quiver_actors.spark.options import SourceOptions
 from quiver_actors.spark.writer import TopicWriter
-from tests.unit.segment.logfile import LogFile
+from quiver_actors.store.segment.reader import SegmentReader
+from tests.unit.store.segment.logfile import LogFile
 
 STRUCTS = pa.schema([("a", pa.struct([("x", pa.int64())])), ("b", pa.struct([("y", pa.string())]))])
 SLOTS = {"a": 0, "b": 1}

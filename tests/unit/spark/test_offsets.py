@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quiver_actors.base.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.errors import ConfigError
-from quiver_actors.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.spark.offsets import (
     Place,
     bundle_of,
@@ -42,7 +42,7 @@ def test_stores_are_named_where_something_was_read_of_them() -> None:
     assert stores_of(json.loads(json.dumps(value))) == {a: "aa", b: "bb"}
     assert stores_of(to_json({a: 7})) == {}
     for wrong in ("aa", {"node/0": 7}):
-        with pytest.raises(ConfigError, match="no offsets"):
+        with pytest.raises(ConfigError, match="not offsets"):
             stores_of({"stores": wrong})
 
 

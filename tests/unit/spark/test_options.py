@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quiver_actors.base.units import MIB, SECOND_NS
 from quiver_actors.errors import ConfigError
 from quiver_actors.spark.commit import decisions_location, named_transaction
 from quiver_actors.spark.options import (
@@ -19,7 +20,6 @@ from quiver_actors.spark.options import (
     check_topic_given,
     parse_options,
 )
-from quiver_actors.units import MIB, SECOND_NS
 
 
 def test_without_options_everything_has_its_default() -> None:

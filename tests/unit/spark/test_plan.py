@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver_actors.flight.contract import BundleRange, SlotRows
+from quiver_actors.flight.contract import AskSlotRows, BundleRange, SlotRows
 from quiver_actors.spark.offsets import Place
-from quiver_actors.spark.plan import Extent, StoredRange, having_slots, plan_partitions, ranges_between, segments_of
+from quiver_actors.spark.plan import Extent, StoredRange, having_slots, plan_partitions, ranges_between, rows_request
 
 A, B = Place("a", 0), Place("b", 1)
 
@@ -77,7 +77,7 @@ def test_a_range_takes_the_parts_of_segments_that_are_in_it() -> None:
 
 def test_segments_without_the_wanted_slots_are_left_out_and_unknown_ones_stay() -> None:
     stored = [whole(A, 1, 1, 10), whole(A, 2, 1, 10), whole(A, 3, 1, 10), whole(B, 1, 1, 10)]
-    assert segments_of(stored, "a") == {0: [1, 2, 3]}
+    assert rows_request(stored, "a", "t") == AskSlotRows("t", {0: [1, 2, 3]})
     rows = {"a": SlotRows({0: {1: {0: 5}, 2: {0: 5, 1: 2}}}), "b": SlotRows({1: {1: {0: 5, 1: 0}}})}
     assert having_slots(stored, rows, [0], []) == stored
     assert having_slots(stored, rows, [1], []) == stored[1:3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from quiver_actors.adoption_watch import AdoptionWatch
+from quiver_actors.node.adoption_watch import AdoptionWatch
 from quiver_actors.supervisor.spec import Steward
 
 

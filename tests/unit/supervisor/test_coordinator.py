@@ -252,7 +252,7 @@ class Child:
     """Goes on with what it has, and does not look at its words: in the middle of a long turn."""
 
     def look(self, granted: int) -> None:
-        """As a worker's turn: what it has is published before the grant that it lives within."""
+        """Take a turn like a worker: publish what it has before it sees the grant that it lives within."""
         if self.is_alive and not self.is_late:
             self.published_used = self.used
             self.seen = granted

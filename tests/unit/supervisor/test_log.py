@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 
@@ -33,6 +35,20 @@ def test_a_line_for_people() -> None:
     line = stream.getvalue()
     assert "level=INFO event=quiver.worker.start worker=core_0 pid=7" in line
     assert line.endswith('why="it said \\"no\\""\n')
+
+
+def test_times_of_people_carry_their_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        stream = logged("human")
+        log_event("worker.start", {})
+        stamp = stream.getvalue().split()[0].removeprefix("ts=")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert stamp.endswith("+05:30")
+    assert abs(datetime.fromisoformat(stamp).timestamp() - time.time()) < 60
 
 
 def test_a_line_for_programs() -> None:

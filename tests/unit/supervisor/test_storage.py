@@ -56,7 +56,7 @@ class Node:
         return Coordination(spec, self.children, self.page, self.own)
 
     def directories(self, core: int) -> list[str]:
-        """To find them takes a descriptor."""
+        """Finding them takes a descriptor."""
         if not self.has_descriptors:
             raise OSError(errno.EMFILE, "no descriptor left")
         return [str(self.root / f"core_{core}")]

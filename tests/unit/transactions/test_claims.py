@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.fs as fs
 import pytest
 
+from quiver_actors.transactions.arrow_files import ArrowFiles
 from quiver_actors.transactions.claims import Patience
-from quiver_actors.transactions.decision_files import ArrowFiles
 
 T = TypeVar("T")
 DECIDERS = 3
@@ -108,7 +108,7 @@ class SteppedStore(fs.FileSystemHandler):
         self._turns.step(lambda: self.put(target, self.files.pop(source)))
 
     def create_dir(self, path: str, recursive: bool) -> None:
-        """There are none."""
+        """Make nothing: there are no directories."""
 
     def get_type_name(self) -> str:
         return "stepped"

@@ -14,15 +14,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quiver_actors.disk.crashes import CrashMode
-from quiver_actors.disk.exclusive import temporary_name
-from quiver_actors.disk.monitor import OrderMonitor
-from quiver_actors.disk.protocol import Disk
-from quiver_actors.disk.simulated import SimDisk
 from quiver_actors.errors import DecisionUnavailable, InvalidId, TransactionAborted, TransactionDecided, UsageError
+from quiver_actors.store.disk.exclusive import temporary_name
+from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.transactions import Decision, Decisions, Token
-from quiver_actors.transactions.decision_files import LEFT_OVER_AFTER_SECONDS, DecisionFiles, LocalFiles
-from tests.sim.world import Recorder
+from quiver_actors.transactions.decision_files import LEFT_OVER_AFTER_SECONDS, DecisionFiles
+from quiver_actors.transactions.local_files import LocalFiles
+from tests.disks.crashes import CrashMode
+from tests.disks.monitor import OrderMonitor
+from tests.disks.simulated import SimDisk
+from tests.sim.recorder import Recorder
 from tests.support.object_store import object_store
 
 
@@ -33,7 +34,7 @@ def token(number: int, *, txn_id: str = "t", epoch: int = 0, lives_seconds: floa
 
 @pytest.fixture(params=["local", "object store"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Decisions]:
-    """On a local path, and where files cannot be made exclusively."""
+    """A decision log on a local path, and one where files cannot be made exclusively."""
     if request.param == "local":
         yield Decisions(str(tmp_path / "deep" / "decisions"))
         return
@@ -91,7 +92,7 @@ def test_what_killed_processes_have_left_is_swept(log: Decisions) -> None:
 
 
 def files_of(log: Decisions) -> DecisionFiles:
-    """As another process sees them."""
+    """Return the decision files as another process sees them."""
     files = copy.copy(log._files)
     files._has_swept = False  # type: ignore[attr-defined]
     return files
@@ -99,7 +100,7 @@ def files_of(log: Decisions) -> DecisionFiles:
 
 def test_tokens_of_another_transaction_are_refused(log: Decisions) -> None:
     for wrong in (token(1, txn_id="u"), token(1, epoch=3)):
-        with pytest.raises(UsageError, match="token of another one"):
+        with pytest.raises(UsageError, match="token of another transaction"):
             log.commit("t", 0, [wrong])
     with pytest.raises(InvalidId):
         log.commit("../t", 0, [])
@@ -134,13 +135,13 @@ def test_a_damaged_decision_decides_nothing(tmp_path: Path) -> None:
     log = Decisions(str(tmp_path))
     log.commit("t", 0, [token(1)])
     (tmp_path / "t.0.json").write_bytes(b'{"txn_id": ')
-    with pytest.raises(DecisionUnavailable, match=r"t\.0\.json is no decision"):
+    with pytest.raises(DecisionUnavailable, match=r"t\.0\.json is not a decision"):
         log.find("t")
     (tmp_path / "t.0.json").write_bytes(b'{"txn_id": "\xff", "epoch": 0, "outcome": "commit"}')
-    with pytest.raises(DecisionUnavailable, match=r"t\.0\.json is no decision"):
+    with pytest.raises(DecisionUnavailable, match=r"t\.0\.json is not a decision"):
         log.find("t")
     (tmp_path / "t.0.json").write_bytes(msgspec.json.encode(Decision("u", 0, "commit")))
-    with pytest.raises(DecisionUnavailable, match="of something else"):
+    with pytest.raises(DecisionUnavailable, match="of another transaction or epoch"):
         log.find("t")
 
 
@@ -160,7 +161,7 @@ def test_it_pickles_and_reads_file_uris(tmp_path: Path) -> None:
     assert found is not None
     assert found.tokens[0].number == 1
     assert Token.decode(found.tokens[0].encode()) == found.tokens[0]
-    with pytest.raises(UsageError, match="no token"):
+    with pytest.raises(UsageError, match="not a token"):
         Token.decode("{}")
 
 
@@ -169,7 +170,7 @@ def on(disk: Disk) -> Decisions:
 
 
 def _decide(disk: Disk, heard: dict[str, Decision]) -> None:
-    """What a driver and a worker do; `heard` is what they were answered until they ended."""
+    """Act as a driver or a worker; `heard` collects their answers until they end."""
     driver, worker = on(disk), on(disk)
     heard["commit"] = driver.commit("commit", 0, [token(1, txn_id="commit")])
     heard["abort"] = worker.abort("abort", 0)
@@ -210,10 +211,10 @@ def _race(location: str, number: int, barrier: object, answers: object) -> None:
     outcomes = []
     for txn in range(30):
         try:
-            standing = (
+            decided = (
                 log.abort(f"x{txn}", 0) if number == 0 else log.commit(f"x{txn}", 0, [token(number, txn_id=f"x{txn}")])
             )
-            outcomes.append(standing.tokens[0].number if standing.tokens else 0)
+            outcomes.append(decided.tokens[0].number if decided.tokens else 0)
         except TransactionAborted:
             outcomes.append(0)
     answers.put(outcomes)  # type: ignore[attr-defined]

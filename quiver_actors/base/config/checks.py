@@ -1,0 +1,100 @@
+"""Values that are fine by themselves and cannot work together. Pure: a tree in, lines of text out.
+
+Each check names the keys, what they are, and what would work. Ranges of single values are in `table`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from quiver_actors.base.config.kinds import size_text
+from quiver_actors.base.config.tree import NodeSettings, TopicSettings
+
+CAP_SEGMENTS_MIN = 4
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+Conflict = tuple[str, str]
+"""The whole key that is at fault, and what is wrong."""
+Check = Callable[[NodeSettings], Iterator[Conflict]]
+
+
+def conflicts(settings: NodeSettings) -> list[Conflict]:
+    """Return the settings that contradict each other; empty if the node can run with them."""
+    return [problem for check in CHECKS for problem in check(settings)]
+
+
+def contradictions(settings: NodeSettings) -> list[str]:
+    """Return the contradictions of `conflicts` as text, one line each."""
+    return [f"key '{key}': {message}" for key, message in conflicts(settings)]
+
+
+def _directory_is_named(settings: NodeSettings) -> Iterator[Conflict]:
+    """A variable that was not set (`--data-dir "$DATA"`) would be the current directory, and `~/data` of a file a directory called `~`."""
+    if not settings.data_dir:
+        yield "data_dir", "is empty; expected a directory"
+    for key in ("data_dir", "run_dir"):
+        if (path := getattr(settings, key)) and path.startswith("~"):
+            yield key, f"{path!r}: nobody replaces the ~; expected the path in full, or './{path}' if that is its name"
+
+
+def _node_has_a_file_name(settings: NodeSettings) -> Iterator[Conflict]:
+    """Check the node's name: it becomes a file name in a directory of nodes, where names with a leading dot are skipped."""
+    if settings.node and not _NODE_NAME.fullmatch(settings.node):
+        yield (
+            "node",
+            f"{settings.node!r} is not a node's name; expected 1 to 64 characters of A-Z a-z 0-9 _ . -, the first a letter or digit",
+        )
+
+
+def _logs_hold_a_segment(settings: NodeSettings) -> Iterator[Conflict]:
+    """An open segment lives in its log: the logs must have room for one that is open and one that is being sealed."""
+    for place, topic in _topics(settings):
+        needed = 2 * topic.segment.target_size_bytes
+        if topic.wal.max_size_bytes < needed:
+            yield (
+                f"{place}wal.max_size",
+                f"{size_text(topic.wal.max_size_bytes)} is less than two segments of "
+                f"{size_text(topic.segment.target_size_bytes)} (segment.target_size); expected at least {size_text(needed)}",
+            )
+
+
+def _cap_holds_the_logs(settings: NodeSettings) -> Iterator[Conflict]:
+    """Each worker needs room for a log that takes entries and the next one, of its largest topic, or nothing can be taken at all."""
+    largest = max(topic.segment.target_size_bytes for _, topic in _topics(settings))
+    needed = CAP_SEGMENTS_MIN * largest * max(1, settings.cores)
+    if 0 < settings.size_cap_bytes < needed:
+        yield (
+            "retention.size_cap",
+            f"{size_text(settings.size_cap_bytes)} is less than {CAP_SEGMENTS_MIN} segments of "
+            f"{size_text(largest)} (segment.target_size) for each of {max(1, settings.cores)} workers; expected 0 (no cap) or at "
+            f"least {size_text(needed)}",
+        )
+
+
+def _shares_hold_the_logs(settings: NodeSettings) -> Iterator[Conflict]:
+    """Check that the share of each topic with a `cap_share` has room for the fewest segments that its workers need."""
+    workers = max(1, settings.cores)
+    for place, topic in _topics(settings):
+        share, target = topic.retention.cap_share, topic.segment.target_size_bytes
+        share_bytes, needed = int(share * settings.size_cap_bytes), CAP_SEGMENTS_MIN * target * workers
+        if share < 1 and 0 < share_bytes < needed:
+            yield (
+                f"{place}retention.cap_share",
+                f"{100 * share:g}% of {size_text(settings.size_cap_bytes)} is less than "
+                f"{CAP_SEGMENTS_MIN} segments of {size_text(target)} (segment.target_size) for each of {workers} workers; expected "
+                f"at least {100 * needed / settings.size_cap_bytes:.1f}%, a larger size_cap, or smaller segments",
+            )
+
+
+def _topics(settings: NodeSettings) -> Iterator[tuple[str, TopicSettings]]:
+    for name, topic in settings.all_topics().items():
+        yield f"topics.{name}.", topic
+
+
+CHECKS: tuple[Check, ...] = (
+    _directory_is_named,
+    _node_has_a_file_name,
+    _logs_hold_a_segment,
+    _cap_holds_the_logs,
+    _shares_hold_the_logs,
+)

@@ -1,0 +1,238 @@
+"""`quiver export`: what a topic has stored, as Parquet or Arrow files that any reader opens."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from quiver_actors.cli import run_dir
+from quiver_actors.cli.progress_bar import ProgressBar
+from quiver_actors.errors import DataLost, FormatError, NotStored, UnsupportedType, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from quiver_actors.base.protocol.messages import SegmentInfo
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+SCHEMA_VERSION = 1
+DAMAGE = 5
+_NOT_IN_NAMES = str.maketrans("/\0", "__")
+
+_DESCRIPTION = """\
+Write all durable bundles of a topic to files, sealed or not: one for each slot and schema, named <topic>-<slot>.<format>. Rows are in
+the order of the bundles, core by core. A `/` in a slot becomes `_`; in Arrow files dictionary columns become those of their values. It
+takes nothing from subscribers. A file has its name only once it is whole. Bundles that are damaged, or were lost to damage, are left out
+and counted.
+"""
+_EPILOG = """\
+examples:
+  quiver export travel --out exported
+  quiver export travel --slot flights --format arrow --flush --out exported
+
+exit codes:
+  0    everything that is durable was exported
+  1    unexpected error
+  2    wrong arguments, no such topic or slot, a file that exists already, or a type that the format cannot hold
+  3    not running
+  5    bundles that are damaged or lost are left out; the others were exported
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `quiver export` with its options to the command line."""
+    parser = subparsers.add_parser(
+        "export",
+        help="write a topic as Parquet or Arrow files",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run_dir.add_options(parser)
+    run_dir.add_data_dir(parser)
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--out", metavar="DIR", default=".", help="where the files go; created if it is missing (.)")
+    parser.add_argument("--format", choices=("parquet", "arrow"), default="parquet", help="of the files (parquet)")
+    parser.add_argument(
+        "--slot", metavar="SLOT", action="append", help="only this slot, by name or number; may be repeated"
+    )
+    parser.add_argument(
+        "--flush",
+        action="store_true",
+        help="seal what is open first: needed only where pushes are acknowledged before their sync",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises UnknownTopic, UnknownSlot, UsageError, UnsupportedType, NotRunning."""
+
+    slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
+    _make_directory(arguments.out)
+    with run_dir.connect_to_node(arguments) as client, ExitStack() as held:
+        if arguments.flush:
+            client.flush(arguments.topic)
+        segments = {core: [*found.sealed, *found.unsealed] for core, found in client.readable(arguments.topic).items()}
+        bar = held.enter_context(ProgressBar(sum(info.size_bytes for infos in segments.values() for info in infos)))
+        files = held.enter_context(Files(arguments.out, arguments.topic, arguments.format))
+        missing = lost = 0
+        for core, infos in segments.items():
+            for info in infos:
+                try:
+                    lost += _export_segment(client, core, arguments.topic, info, slots, files)
+                except NotStored:
+                    missing += 1  # every subscriber is done with it, and it was deleted meanwhile
+                bar.advance(info.size_bytes)
+        files.finish()
+    _report(arguments, files, missing, lost)
+    return DAMAGE if lost else 0
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{path} is not a directory, and cannot become one: name another one with --out") from error
+
+
+def _export_segment(client: Any, core: int, topic: str, info: SegmentInfo, slots: Any, files: Files) -> int:
+    """Write the bundles of a segment; returns how many are damaged or lost."""
+    from quiver_actors.base.model import BundleId
+
+    start = BundleId(topic, core, info.segment_seq, 0)
+    end = BundleId(topic, core, info.segment_seq, info.bundle_count)
+    lost = 0
+    for bundle in client.read(topic, core, start, end, slots=slots):
+        try:
+            found = bundle.slots
+        except (DataLost, FormatError):
+            lost += 1
+            continue
+        for slot_id, batch in found.items():
+            files.write(bundle.slot_table.name_of(slot_id) or str(slot_id), batch)
+    return lost
+
+
+def _report(arguments: argparse.Namespace, files: Files, missing: int, lost: int) -> None:
+    if arguments.json:
+        import msgspec
+
+        written = [{"file": path, "rows": rows} for path, rows in files.written.items()]
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "topic": arguments.topic,
+            "files": written,
+            "deleted_segments": missing,
+            "lost_bundles": lost,
+        }
+        print(msgspec.json.encode(document).decode())
+        return
+    for path, rows in files.written.items():
+        print(f"{path}: {rows:,} rows")
+    if missing:
+        print(f"quiver: {missing} segments were deleted before they could be exported", file=sys.stderr)
+    if lost:
+        print(f"quiver: {lost} bundles are damaged, or were lost to damage, and are left out", file=sys.stderr)
+    if not files.written:
+        print(f"quiver: topic {arguments.topic} has nothing that can be read; --flush seals what is open")
+
+
+class Files:
+    """The files of one export: written beside their names, renamed when all are whole. As a context manager it removes what is not."""
+
+    def __init__(self, directory: str, topic: str, file_format: str) -> None:
+        self.written: dict[str, int] = {}
+        """Rows by path, of files that are whole."""
+        self._directory = directory
+        self._topic = topic
+        self._format = file_format
+        self._open: dict[tuple[str, pa.Schema], tuple[str, Any]] = {}
+        self._rows: dict[str, int] = {}
+
+    def write(self, slot: str, batch: pa.RecordBatch) -> None:
+        """Add a batch to the file of its slot and schema, which is begun if needed."""
+        key = (slot, batch.schema)
+        if key not in self._open:
+            self._open[key] = self._begin(slot, batch.schema)
+        path, writer = self._open[key]
+        self._write(slot, writer, batch)
+        self._rows[path] += batch.num_rows
+
+    def _write(self, slot: str, writer: Any, batch: pa.RecordBatch) -> None:
+        import pyarrow as pa
+
+        try:
+            writer.write_batch(batch if self._format == "parquet" else batch.cast(_with_values(batch.schema)))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UnsupportedType(f"slot {slot}: {error}; use another --format") from error
+
+    def _begin(self, slot: str, schema: pa.Schema) -> tuple[str, Any]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = next(path for path in self._paths(slot) if path not in self._rows)
+        if os.path.exists(path):
+            raise UsageError(f"{path} exists already: choose another directory with --out, or remove it")
+        self._rows[path] = 0
+        try:
+            if self._format == "parquet":
+                return path, pq.ParquetWriter(f"{path}.tmp", schema)
+            return path, pa.ipc.new_file(f"{path}.tmp", _with_values(schema))
+        except pa.ArrowNotImplementedError as error:
+            raise UnsupportedType(f"slot {slot}: {error}; use --format arrow") from error
+
+    def _paths(self, slot: str) -> Iterator[str]:
+        """Yield the paths of a slot's files, one for each schema in order. Another slot may be called like a second one, or like a path."""
+        slot = slot.translate(_NOT_IN_NAMES)
+        for number in itertools.count(1):
+            suffix = "" if number == 1 else f"-{number}"
+            yield os.path.join(self._directory, f"{self._topic}-{slot}{suffix}.{self._format}")
+
+    def finish(self) -> None:
+        """Close all files and give them their names; `written` has the rows of each."""
+        for path, writer in self._open.values():
+            writer.close()
+            os.replace(f"{path}.tmp", path)
+            self.written[path] = self._rows[path]
+        self._open.clear()
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for path, writer in self._open.values():
+            writer.close()
+            os.unlink(f"{path}.tmp")
+        for path in self._rows.keys() - self.written.keys():
+            if os.path.exists(f"{path}.tmp"):
+                os.unlink(f"{path}.tmp")
+
+
+def _with_values(schema: pa.Schema) -> pa.Schema:
+    """Dictionary columns as their values: an Arrow file holds one dictionary a column, and each bundle has its own."""
+    import pyarrow as pa
+
+    return pa.schema([field.with_type(_values_of(field.type)) for field in schema], metadata=schema.metadata)
+
+
+def _values_of(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _values_of(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_values_of(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        key, item = kind.key_field, kind.item_field
+        return pa.map_(key.with_type(_values_of(key.type)), item.with_type(_values_of(item.type)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_values_of(kind.value_type)))
+    return kind

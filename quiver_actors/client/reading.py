@@ -1,0 +1,110 @@
+"""The reading side of a client: what is stored, without a claim. Mixed into `Client`.
+
+Guarantee: unless the client was connected with `verify_checksums=False`, no value of a stored bundle is shown before it has been proven
+against its checksum. Damage raises, and the worker is told: it checks the file and saves what can be saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from quiver_actors.base.model import DEFAULT_TOPIC, BundleId
+from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.client.bundle import StoredBundle
+from quiver_actors.client.exchange import Exchange
+from quiver_actors.client.projection import Asked
+from quiver_actors.client.ranges import SegmentPart
+from quiver_actors.client.requests import Requests, WantedRange
+from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
+from quiver_actors.store.segment.reader import SegmentReader
+
+
+class ReadingClient:
+    """Methods of `Client` that read stored bundles without claiming them."""
+
+    _exchange: Exchange
+    _requests: Requests
+    _verifies_checksums: bool
+
+    def segments(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
+        """The sealed segments of a topic, oldest first, by the core that has them. Raises as `flush`."""
+        return self._exchange.run(self._requests.segments(topic))
+
+    def readable(self, topic: str = DEFAULT_TOPIC) -> dict[int, ReadableSegments]:
+        """What can be read of a topic now, sealed or not, by the core that has it. Raises as `flush`."""
+        return self._exchange.run(self._requests.readable(topic))
+
+    def read_segment(
+        self, core: int, topic: str, segment_seq: int, *, verify_checksums: bool | None = None
+    ) -> SegmentReader:
+        """Map one sealed segment and read it without claiming anything. It stays readable when it is deleted meanwhile.
+
+        Args:
+            verify_checksums: whether each bundle is proven against its checksum before it is returned; None: as the client was connected.
+
+        Raises:
+            QuiverError: the segment is not there (any more).
+            ChecksumMismatch: it is damaged; the methods of the reader raise it too. The worker is told.
+            FormatError: it cannot be read.
+            UnknownTopic, WorkerUnavailable: as everywhere.
+        """
+        opened = self._exchange.run(self._requests.opened_segment(core, topic, segment_seq))
+        verifies = self._verifies_checksums if verify_checksums is None else verify_checksums
+        tell = self._requests.teller_of_damage(core, topic, segment_seq)
+        return reader_of(*opened, segment_seq, verifies_checksums=verifies, tell_damage=tell)
+
+    def read_part(
+        self, core: int, topic: str, segment_seq: int, first: int, end: int, *, verify_checksums: bool | None = None
+    ) -> BundleReader:
+        """Map the bundles `[first, end)` of one segment, sealed or not, and read them without claiming anything.
+
+        A reader of a segment that is not sealed knows no other bundles. It stays readable whatever becomes of the segment.
+
+        Args:
+            verify_checksums: whether each bundle is proven against its checksum before it is returned; None: as the client was connected.
+
+        Raises:
+            NotStored, StorageUnavailable: the segment is not there (any more), or cannot be read now.
+            UsageError: it is not sealed, and some of these bundles cannot be read yet.
+            ChecksumMismatch: it is damaged; the methods of the reader raise it too. The worker is told.
+            FormatError: it cannot be read.
+            UnknownTopic, WorkerUnavailable: as everywhere.
+        """
+        verifies = self._verifies_checksums if verify_checksums is None else verify_checksums
+        part = SegmentPart(segment_seq, first, end)
+        return self._exchange.run(self._requests.part_reader(core, topic, part, verifies_checksums=verifies))
+
+    def read(
+        self,
+        topic: str,
+        core: int,
+        start: BundleId | None = None,
+        end: BundleId | None = None,
+        *,
+        slots: Iterable[str | int] | None = None,
+        columns: Mapping[str | int, Iterable[str]] | None = None,
+    ) -> Iterator[StoredBundle]:
+        """Read stored bundles of one core in order, from `start` up to and not including `end`, without claiming anything.
+
+        The same range gives the same bytes again, at least until every subscriber has resolved it. The segments are fixed and checked by
+        this call, and mapped one after the other as the iterator comes to them. A bundle that was lost to damage is among those of the
+        range: it raises DataLost when anything is asked of it. One that is found damaged raises ChecksumMismatch, and the worker is told.
+
+        Args:
+            start: None: the first that is stored.
+            end: None: up to the last that can be read: what is durable need not be sealed.
+            slots, columns: as of `subscribe`.
+
+        Raises:
+            NotStored: a bundle of the range is not stored any more, or cannot be read yet.
+            UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: as everywhere.
+        """
+        asked = Asked.parse(slots, columns)
+        return self._read(self._exchange.run(self._requests.wanted_range(topic, core, start, end, asked)))
+
+    def _read(self, wanted: WantedRange) -> Iterator[StoredBundle]:
+        for part in wanted.parts:
+            flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
+            segment = self._exchange.run(flow)
+            for index in range(part.first, part.end):
+                yield StoredBundle(segment, index)

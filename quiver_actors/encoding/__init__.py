@@ -1,1 +1,0 @@
-"""Bundles turned into bytes: what producers lay into shared memory, and what a worker writes on its own account."""

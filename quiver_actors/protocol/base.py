@@ -1,9 +1,0 @@
-"""What all messages are. See `protocol.messages`."""
-
-from __future__ import annotations
-
-import msgspec
-
-
-class Message(msgspec.Struct, array_like=True, frozen=True):
-    """Root of all messages."""

@@ -1,0 +1,194 @@
+"""The subscribers of one engine: who they are, where they begin, to whom they belong, and under which terms they get bundles.
+
+Owner: the engine, on the loop thread. It owns no state: progress, segments and logs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from quiver_actors.base.clock import Clock
+from quiver_actors.base.model import check_id
+from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
+from quiver_actors.store.engine.events import GapFound
+from quiver_actors.store.engine.log_queue import LogQueue
+from quiver_actors.store.engine.owed import Owed
+from quiver_actors.store.engine.progress import Progress
+from quiver_actors.store.engine.readable_end import ReadableEnd
+from quiver_actors.store.engine.sealed_segments import SealedSegments
+from quiver_actors.store.subscriber import bitmap as bitmaps
+from quiver_actors.store.subscriber import losses, terms
+from quiver_actors.store.subscriber.progress import SegmentProgress
+from quiver_actors.store.subscriber.seek import before_position, plan_seek
+from quiver_actors.store.subscriber.starts import parse_start, resolved_before
+
+
+class Registrations:
+    """Registers, moves and forgets the subscribers of one engine. Every ticket is durable once `Progress.durable` has reached it."""
+
+    def __init__(
+        self,
+        core: int,
+        clock: Clock,
+        logs: LogQueue,
+        progress: Progress,
+        sealed_segments: SealedSegments,
+        readable_end: ReadableEnd,
+        owed: Owed,
+        unannounced: Callable[[], Iterable[int]],
+    ) -> None:
+        """
+        Args:
+            unannounced: says the numbers of the segments that subscribers have not been told of yet.
+        """
+        self._core = core
+        self._clock = clock
+        self._logs = logs
+        self._progress = progress
+        self._sealed_segments = sealed_segments
+        self._readable_end = readable_end
+        self._owed = owed
+        self._numbers_unannounced = unannounced
+
+    def names(self) -> list[str]:
+        """Return the names of all subscribers."""
+        return [state.subscriber for state in self._progress.registry]
+
+    def ownership_of(self, subscriber: str) -> Ownership | None:
+        """The owner of a subscriber and the users who may join it; None: there is no subscriber of that name."""
+        registry = self._progress.registry
+        return registry.get(subscriber).progress.ownership if subscriber in registry else None
+
+    def count_owned_by(self, uid: int) -> int:
+        """How many subscribers belong to that user itself; those of the topic's owner are not counted."""
+        return sum(state.progress.ownership.owner_uid == uid for state in self._progress.registry)
+
+    def register(self, subscriber: str, start: str, ownership: Ownership = OF_TOPICS_OWNER) -> int:
+        """Make a subscriber known, or resume it. Durable once `Progress.durable` reaches the returned ticket.
+
+        Args:
+            start: see `base.protocol.messages.Register`; only used when the subscriber is new.
+            ownership: who owns it; also only used when the subscriber is new.
+
+        Raises:
+            InvalidId, UsageError: bad id or start.
+            DiskError, FormatError: the times of old bundles could not be read.
+        """
+        begin = parse_start(start)
+        if subscriber in self._progress.registry:
+            return self._progress.ticket
+        check_id("subscriber", subscriber)
+        end = self._logs.end
+        if begin.kind == "latest":
+            state = self._progress.registry.register(subscriber, end, ownership)
+        elif begin.kind == "bundle" and begin.core == self._core:
+            position = min(end, (begin.segment_seq, begin.bundle_index))
+            state = self._progress.registry.register(subscriber, position, ownership)
+        elif begin.kind == "time":
+            resolved = self._resolved_before(begin.unix_ns)
+            state = self._progress.registry.register(subscriber, resolved, ownership)
+        else:
+            state = self._progress.registry.register(subscriber, (0, 0), ownership)
+        for segment_seq in self._sealed_segments.deletions.doomed:
+            losses.forget_segment(state, segment_seq)
+        self._readable_end.advance()  # the first subscriber: until now nobody was shown anything
+        self._sealed_segments.deletions.hold_back()
+        self._progress.changed()
+        return self._progress.flush()
+
+    def _resolved_before(self, unix_ns: int) -> dict[int, SegmentProgress]:
+        """What of everything appended so far was ingested before that time."""
+        found = {}
+        for seq, info in self._sealed_segments.segments.items():
+            if info.last_ingestion_ts_nanos and info.last_ingestion_ts_nanos < unix_ns:
+                found[seq] = SegmentProgress(info.bundle_count, bitmaps.full(info.bundle_count))
+            elif info.first_ingestion_ts_nanos < unix_ns:
+                found[seq] = resolved_before(self._sealed_segments.ingestion_times(seq), unix_ns)
+        for seq, times in self._logs.ingestion_times():
+            if len(times):
+                found[seq] = resolved_before(times, unix_ns)
+        return found
+
+    def unregister(self, subscriber: str) -> tuple[int, int]:
+        """Forget a subscriber and what it is owed.
+
+        Returns:
+            The ticket (durable once `Progress.durable` reaches it) and how many bundles it was owed.
+
+        Raises:
+            UnknownSubscriber: it is not known.
+        """
+        unsealed = self._owed.unsealed_of(self._progress.registry.get(subscriber))
+        owed = unsealed + self._progress.unregister(subscriber)
+        return self._progress.flush(), owed
+
+    def seek(self, subscriber: str, start: str, *, is_dry: bool = False) -> tuple[int, int, int]:
+        """Move a known subscriber to where `start` says, as if it was new; see `store.subscriber.seek`. Its terms must be set again.
+
+        Returns:
+            The ticket (durable once `Progress.durable` reaches it), how many bundles it skips, and how many it is owed again.
+
+        Raises:
+            UnknownSubscriber, UsageError: no such subscriber, or a start that is none.
+            DiskError, FormatError: the times of old bundles could not be read.
+        """
+        begin = parse_start(start)
+        state = self._progress.registry.get(subscriber)
+        doomed, stored = set(self._sealed_segments.deletions.doomed), self._logs.bundle_counts()
+        stored.update((info.segment_seq, info.bundle_count) for info in self._sealed_segments)
+        going = {seq: stored.pop(seq) for seq in doomed & stored.keys()}
+        if begin.kind == "time":
+            before = self._resolved_before(begin.unix_ns)
+        else:
+            at_bundle = begin.kind == "bundle" and begin.core == self._core
+            position = (begin.segment_seq, begin.bundle_index) if at_bundle else (0, 0)
+            end = self._logs.end
+            before = before_position(end if begin.kind == "latest" else min(position, end), stored)
+        floor = min(
+            [self._logs.end[0], *(seq for seq in self._numbers_unannounced() if not state.progress.is_complete(seq))]
+        )
+        plan = plan_seek(state, stored, before, floor, going)
+        if is_dry:
+            return 0, plan.skipped_count, plan.again_count
+        for notice in self._progress.registry.seek(subscriber, plan):
+            run = (notice.segment_seq, notice.bundle_index_first, notice.bundle_count)
+            self._progress.tell(GapFound(subscriber, *run, notice.reason))
+        self._sealed_segments.deletions.hold_back()
+        self._progress.note_resolved()
+        return self._progress.flush(), plan.skipped_count, plan.again_count
+
+    def set_terms(self, subscriber: str, *, lease_ns: int, max_deliveries: int, exhausted: str) -> None:
+        """
+        Raises:
+            UnknownSubscriber, UsageError: nothing was changed.
+        """
+        state = self._progress.registry.get(subscriber)
+        version = state.progress.changes.version
+        terms.set_terms(
+            state,
+            lease_ns=lease_ns,
+            max_deliveries=max_deliveries,
+            exhausted=exhausted,
+            now_ns=self._clock.monotonic_ns(),
+        )
+        if state.progress.changes.version != version:
+            self._progress.note_resolved()
+
+    def share(self, subscriber: str, uids: Iterable[int]) -> int:
+        """Let these users join a subscriber, in place of those that its owner named before. Returns the ticket that makes it durable.
+
+        Raises:
+            UnknownSubscriber: it is not known.
+        """
+        state = self._progress.registry.get(subscriber)
+        return self.give(subscriber, state.progress.ownership._replace(joined_uids=tuple(sorted(set(uids)))))
+
+    def give(self, subscriber: str, ownership: Ownership) -> int:
+        """A known subscriber has that owner from now on; its progress stays. Returns the ticket that makes it durable.
+
+        Raises:
+            UnknownSubscriber: it is not known.
+        """
+        self._progress.registry.get(subscriber).progress.belong(ownership)
+        self._progress.changed()
+        return self._progress.flush()

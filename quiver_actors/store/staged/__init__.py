@@ -1,0 +1,1 @@
+"""Staged bundles and the keys of idempotent producers: their files, jobs and recovery."""

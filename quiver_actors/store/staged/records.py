@@ -1,0 +1,154 @@
+"""The two small files of transactions in an engine's directory. Pure codec.
+
+Source: docs/formats.md section 10, "Transactions".
+
+`staged/<16 digits>.prepared`: one prepared stage. Its name makes the stage durable: without it the parts of the stage are nothing.
+`quiver.transactions`: what the engine has to remember of stages that are no longer there, and of those that it is publishing.
+
+Both are one frame: a header, a body, and the CRC-32 of both. The body is one msgpack map, keys as the fields below; unknown ones are
+skipped.
+
+The parts of a stage are log files (`store.wal.layout`) with entries of type 2, `staged/<16 digits>.<4 digits>.stage`, under segment
+number 0. An entry of type 2 says its place in its file instead of a sequence: 0, 1, 2, ... So publishing only has to write a new header,
+and no byte of an entry is ever written twice. Bundle i of the published segment has the sequence `first_sequence + i`, as everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from quiver_actors.errors import InvalidFormat
+from quiver_actors.store.format.fields import Field, FieldTable
+from quiver_actors.store.format.framing import Framing, Place
+
+STAGE_MAGIC = b"QUIVSTG\0"
+JOURNAL_MAGIC = b"QUIVTXN\0"
+DROPPED_MAX = 10_000
+"""How many dropped stages are remembered one by one."""
+RECORD_TABLE = FieldTable(
+    "record",
+    Field("magic", "8s", "the kind of record"),
+    Field("version", "H", constant=1),
+    Field("header_size", "H", "a reader skips what it does not know", 16),
+    Field("body_bytes", "I", "bytes of the msgpack behind the header"),
+)
+
+
+class StageOrder(msgspec.Struct, frozen=True):
+    """The purpose of a stage: transaction, epoch, partition and attempt."""
+
+    txn_id: str
+    epoch: int
+    partition: int
+    attempt: int
+    decisions: str
+    """Where the decision about the stage is made; empty: in the node's own log."""
+    ttl_ns: int
+
+
+class PartRecord(msgspec.Struct, frozen=True):
+    """One file of a stage, complete."""
+
+    bundles: int
+    rows: int
+    size_bytes: int
+    """Where the last entry ends; what follows in the file does not belong to the stage."""
+    crc32: int
+    """CRC-32 of all entries; the header in front of them is written anew when the part is published."""
+    item_counts: bytes = b""
+    """i64 array, -1 where unknown; empty if none is known."""
+
+
+class PreparedRecord(msgspec.Struct, frozen=True):
+    """One prepared stage."""
+
+    number: int
+    order: StageOrder
+    incarnation: bytes
+    cfg_hash: bytes
+    """`segment_cfg_hash` of the topic when it was staged."""
+    parts: list[PartRecord]
+    prepared_unix_ns: int
+    expires_unix_ns: int
+
+
+class PublishingRecord(msgspec.Struct, frozen=True):
+    """Where one part of a stage becomes visible. Once it is durable, the part does."""
+
+    number: int
+    part: int
+    segment_seq: int
+    first_sequence: int
+    position_start: int
+
+
+class DroppedRecord(msgspec.Struct, frozen=True):
+    """A stage that was prepared and will never be visible."""
+
+    number: int
+    txn_id: str
+    epoch: int
+    reason: str
+    dropped_unix_ns: int
+
+
+class JournalRecord(msgspec.Struct, frozen=True):
+    """`quiver.transactions`. A number below `next_number` that is neither prepared nor dropped was published."""
+
+    next_number: int = 1
+    publishing: list[PublishingRecord] = []
+    dropped: list[DroppedRecord] = []
+    """The newest dropped stages, by rising number."""
+    dropped_floor: int = 0
+    """Dropped stages with lower numbers are not remembered any more."""
+
+
+R = TypeVar("R", PreparedRecord, JournalRecord)
+
+
+def encode_prepared(record: PreparedRecord) -> bytes:
+    """Return the content of a `.prepared` file."""
+    return encode_frame(STAGE_MAGIC, record)
+
+
+def decode_prepared(data: bytes) -> PreparedRecord:
+    """Raises Truncated, InvalidFormat, UnsupportedVersion or ChecksumMismatch."""
+    return _decode(STAGE_MAGIC, data, PreparedRecord)
+
+
+def encode_journal(record: JournalRecord) -> bytes:
+    """Return the content of `quiver.transactions`."""
+    return encode_frame(JOURNAL_MAGIC, record)
+
+
+def decode_journal(data: bytes) -> JournalRecord:
+    """Raises Truncated, InvalidFormat, UnsupportedVersion or ChecksumMismatch."""
+    return _decode(JOURNAL_MAGIC, data, JournalRecord)
+
+
+def encode_frame(magic: bytes, content: object) -> bytes:
+    """A frame as drawn above around any content that msgpack can hold."""
+    body = msgspec.msgpack.encode(content)
+    framing = record_framing(magic, "")
+    return framing.seal(framing.table.pack(body_bytes=len(body)) + body)
+
+
+def decode_frame(magic: bytes, data: bytes, name: str) -> memoryview:
+    """The content of a frame, as msgpack. Raises as `Framing.open`."""
+    framing = record_framing(magic, name)
+    return framing.open(data)[framing.table.unpack(data)["header_size"] :]
+
+
+def record_framing(magic: bytes, name: str) -> Framing:
+    """Return the framing of the records with that magic; `name` is for messages."""
+    first, *others = RECORD_TABLE.fields
+    return Framing(name, FieldTable(RECORD_TABLE.name, first._replace(constant=magic), *others), Place.BODY)
+
+
+def _decode(magic: bytes, data: bytes, kind: type[R]) -> R:
+    try:
+        return msgspec.msgpack.decode(decode_frame(magic, data, kind.__name__), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidFormat(f"{kind.__name__}: {error}") from error

@@ -1,0 +1,77 @@
+"""Known-bad edits of what is kept and what is deleted; see `tests.mutation.edits`."""
+
+from __future__ import annotations
+
+from tests.mutation.edit import Edit
+
+_HELD_FILES = "quiver_actors/store/engine/held_files.py"
+_HELD_NAMES = "quiver_actors/store/files/held_names.py"
+_HELD = ("tests/unit/store/engine/test_held_files.py",)
+_RULES = ("tests/unit/store/retention/test_rules.py",)
+_COORDINATOR = ("tests/unit/supervisor/test_coordinator.py",)
+
+RETENTION_EDITS: tuple[Edit, ...] = (
+    Edit(
+        "drop what a consumer holds as if it did not",
+        "quiver_actors/store/retention/rules.py",
+        "    needed = EvictionClass.CLAIMED if facts.is_held else EvictionClass.UNPROCESSED\n",
+        "    needed = EvictionClass.UNPROCESSED\n",
+        _RULES,
+    ),
+    Edit(
+        "delete without a notice",
+        "quiver_actors/store/retention/rules.py",
+        "Outcome(Verdict.DELETE if facts.is_processed else Verdict.DROP, reason)",
+        "Outcome(Verdict.DELETE, reason)",
+        _RULES,
+    ),
+    Edit(
+        "drop under backpressure",
+        "quiver_actors/store/retention/rules.py",
+        "    return not facts.is_processed and facts.policy == DROP_OLDEST and facts.claimed_class >= needed\n",
+        "    return not facts.is_processed and facts.claimed_class >= needed\n",
+        _RULES,
+    ),
+    Edit(
+        "grants that add up to more than the cap",
+        "supervisor/coordinator.py",
+        "            free -= max(0, raised - held)\n",
+        "",
+        _COORDINATOR,
+    ),
+    Edit(
+        "grants that forget what is still used",
+        "supervisor/coordinator.py",
+        "        held = max(new[index], holding.seen_bytes, holding.used_bytes)\n",
+        "        held = new[index]\n",
+        _COORDINATOR,
+    ),
+    Edit(
+        "forget at a start what is held of deleted segments",
+        _HELD_FILES,
+        "dict.fromkeys(find_held(disk, paths), now_ns)",
+        "{}",
+        _HELD,
+    ),
+    Edit(
+        "do not count what is held of deleted segments",
+        "quiver_actors/store/engine/disk_account.py",
+        "self._ballast.counted_bytes + self.held_files.size_bytes",
+        "self._ballast.counted_bytes",
+        _HELD,
+    ),
+    Edit(
+        "take nothing back of what guests hold",
+        _HELD_NAMES,
+        "if holder is Holder.GUESTS and is_overdue:",
+        "if not holder:",
+        _HELD,
+    ),
+    Edit(
+        "empty a file that has another name",
+        _HELD_NAMES,
+        "        if held.has_other_name:\n            return True\n",
+        "",
+        _HELD,
+    ),
+)
