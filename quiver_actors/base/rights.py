@@ -91,6 +91,7 @@ _OF_WORKERS = (
     Row("ClaimRef", "yes yes yes yes no unknown no - - -", "take bundles of the subscriber"),
     Row("Resolve", "held held held held no unknown no - - -", "resolve bundles of the subscriber"),
     Row("Extend", "held held held held no unknown no - - -", "extend leases of the subscriber"),
+    Row("Taken", "held held held held no unknown no - - -", "take bundles of the subscriber"),
     Row("Unreadable", "held held held held no unknown no - - -", "give back bundles of the subscriber"),
     Row("FlushProgress", "yes yes yes yes no yes no - - -", "flush progress of the subscriber"),
     Row("AckThrough", "yes yes yes no no unknown no - - -", "acknowledge ranges of the subscriber"),

@@ -6,7 +6,7 @@ The others are defined beside this one by their subject, and all are imported fr
     messages              1, 50               64, 67, 68, 120     greeting, topics, answers that say no more than yes or no
     push_messages         2-5, 41, 48         65, 66              arenas, schemas, bundles and their receipts
     segment_messages      6, 7, 20, 24        69, 70              sealed segments and their descriptors
-    subscriber_messages   8-19, 22-23         71-80               registration, claims, acknowledgements, gap notices
+    subscriber_messages   8-19, 22-23, 25     71-80               registration, claims, acknowledgements, gap notices
     stage_messages        40, 42-47           90-92               transactions
 
 A tag is not used again when its message is gone.
@@ -81,6 +81,7 @@ from quiver_actors.base.protocol.subscriber_messages import (
     Sought,
     SubscriberInfo,
     SubscriberList,
+    Taken,
     Terms,
     Unreadable,
     Unregister,
@@ -133,7 +134,8 @@ class Welcome(Message, tag=64, frozen=True):
     pid: int
     topics: list[TopicInfo]
     features: int = 0
-    """Bits: `lone.LONE_PUSHES`. A worker that does not know the field has none; a client that does not know it passes over it."""
+    """Bits: `lone.LONE_PUSHES`, `subscriber_messages.HEARS_TAKEN`. A worker that does not know the field has none; a client that does not
+    know it passes over it."""
 
 
 class TopicList(Message, tag=120, frozen=True):
@@ -185,6 +187,7 @@ ClientMessage = (
     | BundleTime
     | CheckSegment
     | Seek
+    | Taken
     | ShareSubscriber
     | BeginStage
     | StagePush
