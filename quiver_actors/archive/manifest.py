@@ -104,6 +104,8 @@ class StreamRef(msgspec.Struct, frozen=True, kw_only=True):
     archived_through: int
     """The highest segment number below which, and with which, each segment is archived or a hole; -1: none is."""
     parts: tuple[PartRef, ...] = ()
+    slots: dict[str, int] | None = None
+    """The topic's slots by name, empty if it declares none; None: not said."""
 
     @property
     def key(self) -> StreamKey:
