@@ -104,7 +104,9 @@ class ArchivedReader:
         self._ask(lambda reader: reader.check(index))
 
     def bundle(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
-        """The record batches of a bundle by slot id, after `check`."""
+        """The record batches of a bundle by slot id, after `check`; none of a lost one."""
+        if self.is_lost(index):
+            return {}
         self.check(index)
         return self.decode(index, slots)
 

@@ -160,6 +160,7 @@ def test_what_lies_behind_a_gap_of_the_archive_is_not_shown_yet(archived: Archiv
     archived.writer.record(0, uploaded)
     with quiver_actors.open_archive(archived.url) as archive:
         assert {each.bundle_id.segment_seq for each in archive.read("default", 0)} == {0}
+        assert [info.segment_seq for info in archive.segments()[0]] == [0]
 
 
 def test_slots_have_the_names_of_the_topic(archived: Archived) -> None:
