@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from quiver_actors.client import Delivery
-    from quiver_actors.client.conditions import Term
+    from quiver_actors.query.conditions import Term
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -83,7 +83,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises UnknownTopic, UnknownSlot, NotRunning, ConfigError (conditions that are not understood), UsageError (that do not fit)."""
-    from quiver_actors.client.conditions import parse_terms
+    from quiver_actors.query.conditions import parse_terms
 
     terms = () if arguments.where is None else parse_terms(arguments.where)
     slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
@@ -160,7 +160,7 @@ class Wanted:
         return {name: rows for name, rows in found.items() if rows.indexes} or None
 
     def _indexes(self, batch: pa.RecordBatch) -> list[int]:
-        from quiver_actors.client.conditions import wanted_mask
+        from quiver_actors.query.conditions import wanted_mask
 
         for term in self._terms:
             term.check(batch.schema.field(term.column).type)
