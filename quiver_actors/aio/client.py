@@ -14,11 +14,12 @@ from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
-from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
+from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
 from quiver_actors.client.keyed import pushing_keyed
+from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
 from quiver_actors.client.pickling import refuse_pickle
 from quiver_actors.client.producer import Producer, with_counts
@@ -220,7 +221,7 @@ class Client:
         """Resolve every bundle of the core up to and including this one for a subscriber; durable on return."""
         await self._exchange.complete(self._requests.ack_through(bundle_id, subscriber))
 
-    async def topics(self) -> dict[str, TopicInfo]:
+    async def topics(self) -> TopicInfos:
         """Return the node's topics by name, with their slots, durability and incarnation."""
         return await self._exchange.complete(self._requests.topics())
 

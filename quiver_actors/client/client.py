@@ -16,12 +16,12 @@ from typing import Literal, NoReturn, Unpack, overload
 
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
-from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.hold import Hold
 from quiver_actors.client.keyed import pushing_keyed
+from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
 from quiver_actors.client.pickling import refuse_pickle
 from quiver_actors.client.producer import Producer, with_counts
@@ -310,7 +310,7 @@ class Client(StagingClient, ReadingClient, QueryingClient, SubscriberCommands, T
 
     # --- what is stored ------------------------------------------------------------------------------------------------------
 
-    def topics(self) -> dict[str, TopicInfo]:
+    def topics(self) -> TopicInfos:
         """The node's topics by name, with their slots, durability and incarnation.
 
         Raises:
