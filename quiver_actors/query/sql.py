@@ -87,6 +87,9 @@ def _tables(snapshot: Snapshot, mentions: Mentions, skip_damaged: bool) -> Itera
     metadata = [name for name in METADATA.names if name in mentions]
     for slot_id, name in wanted:
         content = dataset_of(snapshot, Span(), slot=slot_id, metadata=metadata, skip_damaged=skip_damaged)
+        if not content.schema.names:
+            # An engine has no tables without columns.
+            content = content.replace_schema(METADATA)
         yield Table(snapshot.topic, name, content)
         if is_lone:
             yield Table(None, snapshot.topic, content)

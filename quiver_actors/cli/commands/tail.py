@@ -14,6 +14,7 @@ from quiver_actors.base.model import ONLOOKER_PREFIX
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.durations import duration_seconds
 from quiver_actors.cli.output import has_reader
+from quiver_actors.cli.values import json_text, value_of
 from quiver_actors.errors import FormatError, UnknownSubscriber
 
 if TYPE_CHECKING:
@@ -197,8 +198,6 @@ def _trace(delivery: Delivery) -> str:
 
 
 def _show_json(delivery: Delivery, found: dict[str | int, Rows], rows: int) -> None:
-    import json
-
     bundle = delivery.bundle_id
     slots = {
         str(name): {
@@ -215,25 +214,13 @@ def _show_json(delivery: Delivery, found: dict[str | int, Rows], rows: int) -> N
         "trace_context": delivery.trace_context,
         "slots": slots,
     }
-    text = json.dumps(document, default=str)
-    if "NaN" in text or "Infinity" in text:
-        # JSON has no such numbers: null, as in the other commands.
-        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
-    print(text)
+    print(json_text(document))
 
 
 def _values(wanted: Rows, rows: int) -> list[dict[str, Any]]:
     """The first rows that are wanted."""
     columns = dict(zip(wanted.batch.schema.names, wanted.batch.columns, strict=True))
-    return [{name: _value(column, row) for name, column in columns.items()} for row in wanted.indexes[:rows]]
-
-
-def _value(column: pa.Array, row: int) -> Any:
-    """Return the value as a Python object, or as Arrow's text where Python has no such value (a time after the year 9999)."""
-    try:
-        return column[row].as_py()
-    except (ArithmeticError, LookupError, ValueError):
-        return column.slice(row, 1).to_string(skip_new_lines=True)[1:-1].strip()
+    return [{name: value_of(column, row) for name, column in columns.items()} for row in wanted.indexes[:rows]]
 
 
 def _named(delivery: Delivery) -> dict[str | int, pa.RecordBatch]:
