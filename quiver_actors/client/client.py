@@ -26,6 +26,7 @@ from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
 from quiver_actors.client.pickling import refuse_pickle
 from quiver_actors.client.producer import Producer, with_counts
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.querying import QueryingClient
 from quiver_actors.client.reading import ReadingClient
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests
@@ -67,7 +68,7 @@ def connect(
     return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
-class Client(StagingClient, ReadingClient, SubscriberCommands, TopicCommands):
+class Client(StagingClient, ReadingClient, QueryingClient, SubscriberCommands, TopicCommands):
     """See `connect`. A context manager; `close` is idempotent."""
 
     _channel_kind: type[PushChannel] = PushChannel

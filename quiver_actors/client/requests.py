@@ -101,6 +101,10 @@ class Requests:
         assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
         return call.descriptor, call.answer.size_bytes
 
+    def topic_slots(self, core: int, topic: str) -> Flow[TopicSlots]:
+        """Return the slots of a topic, as a worker knows them."""
+        return (yield from self._channels.finding(core, topic, self._timeout_seconds))
+
     def wanted_range(
         self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked
     ) -> Flow[WantedRange]:
