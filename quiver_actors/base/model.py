@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from quiver_actors.base.notebook import facts_html
 from quiver_actors.errors import InvalidId, UnknownSlot
 
 SLOTS_MAX = 64
@@ -19,6 +20,8 @@ DEAD_LETTER_SUFFIX = "-dead"
 """Suffix of the topic that takes another topic's dead letters where the subscriber names no topic."""
 ONLOOKER_PREFIX = "quiver-tail-"
 """Prefix of subscribers that only watch (`quiver tail`); a topic without other subscribers keeps everything."""
+ARCHIVE_SUBSCRIBER = "quiver-archive"
+"""The subscriber by which the archiver keeps from deletion what is not in the archive yet. It is nobody who needs bundles."""
 
 #: The slot names of a topic without a table of its own: those of the OpenTelemetry Arrow Protocol (OTAP).
 OTAP_SLOTS: Mapping[str, int] = {
@@ -101,6 +104,11 @@ class Receipt(NamedTuple):
     durability: Durability
     duplicate: bool = False
     """An idempotent producer had it stored before: this is where."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        facts = {**self.bundle_id._asdict(), "sequence": self.sequence, "durability": self.durability.name.lower()}
+        return facts_html("Receipt", {**facts, "duplicate": True} if self.duplicate else facts)
 
 
 class SlotTable:

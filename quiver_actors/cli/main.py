@@ -38,6 +38,7 @@ COMMANDS = (
     "transactions",
     "push",
     "tail",
+    "query",
     "export",
     "drain",
     "config",

@@ -16,6 +16,7 @@ from quiver_actors.client.projection import Asked
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.requests import Requests, WantedRange
 from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
+from quiver_actors.client.stored_range import StoredRange
 from quiver_actors.store.segment.reader import SegmentReader
 
 
@@ -83,12 +84,14 @@ class ReadingClient:
         *,
         slots: Iterable[str | int] | None = None,
         columns: Mapping[str | int, Iterable[str]] | None = None,
-    ) -> Iterator[StoredBundle]:
+    ) -> StoredRange:
         """Read stored bundles of one core in order, from `start` up to and not including `end`, without claiming anything.
 
         The same range gives the same bytes again, at least until every subscriber has resolved it. The segments are fixed and checked by
         this call, and mapped one after the other as the iterator comes to them. A bundle that was lost to damage is among those of the
         range: it raises DataLost when anything is asked of it. One that is found damaged raises ChecksumMismatch, and the worker is told.
+
+        What is returned is an iterator, and a table for whoever takes Arrow streams: `polars.DataFrame(client.read(...))`.
 
         Args:
             start: None: the first that is stored.
@@ -100,7 +103,8 @@ class ReadingClient:
             UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: as everywhere.
         """
         asked = Asked.parse(slots, columns)
-        return self._read(self._exchange.run(self._requests.wanted_range(topic, core, start, end, asked)))
+        wanted = self._exchange.run(self._requests.wanted_range(topic, core, start, end, asked))
+        return StoredRange(lambda: self._read(wanted))
 
     def _read(self, wanted: WantedRange) -> Iterator[StoredBundle]:
         for part in wanted.parts:

@@ -24,7 +24,6 @@ from quiver_actors.base.protocol.messages import (
     ShareSubscriber,
     SubscriberInfo,
     SubscriberList,
-    TopicInfo,
     TopicList,
     Unregister,
 )
@@ -32,6 +31,7 @@ from quiver_actors.base.protocol.places import PLACE, PLACES_MAX
 from quiver_actors.client.calls import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
 from quiver_actors.client.exchange import Flow
+from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.projection import EVERYTHING, Asked, Projection
 from quiver_actors.client.questions import dropped_by, raise_known, seeking, starting
 from quiver_actors.client.ranges import SegmentPart, parts_of
@@ -70,12 +70,13 @@ class Requests:
 
     # --- the node --------------------------------------------------------------------------------------------------------
 
-    def topics(self) -> Flow[dict[str, TopicInfo]]:
+    def topics(self) -> Flow[TopicInfos]:
         """Ask for the topics again: they come and go while a connection stands."""
         call = Call(ListTopics)
         yield from self._channels.asking_any(call, self._timeout_seconds)
         raise_refusals([call])
-        return {info.name: info for info in call.answer.topics} if isinstance(call.answer, TopicList) else {}
+        infos = call.answer.topics if isinstance(call.answer, TopicList) else []
+        return TopicInfos({info.name: info for info in infos})
 
     def flush(self, topic: str) -> Flow[None]:
         """Seal the open segment of a topic on every worker."""
@@ -99,6 +100,10 @@ class Requests:
         assert isinstance(call.answer, SegmentOpened), "only this answers OpenSegment"
         assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
         return call.descriptor, call.answer.size_bytes
+
+    def topic_slots(self, core: int, topic: str) -> Flow[TopicSlots]:
+        """Return the slots of a topic, as a worker knows them."""
+        return (yield from self._channels.finding(core, topic, self._timeout_seconds))
 
     def wanted_range(
         self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked

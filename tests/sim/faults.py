@@ -53,7 +53,9 @@ WAITING_SITES = frozenset(
 FATAL_SITES = frozenset(
     [
         CallSite("write", "quiver_actors.store.wal.log", "Log.write"),
+        CallSite("write", "quiver_actors.store.wal.log", "Log.write_lone"),
         CallSite("fdatasync", "quiver_actors.store.jobs.commits", "CommitJob.work"),
+        CallSite("fdatasync", "quiver_actors.store.jobs.commits", "LoneCommit.run"),
         CallSite("rename", "quiver_actors.store.jobs.commits", "CommitJob.work"),
         CallSite("sync_directory", "quiver_actors.store.jobs.commits", "CommitJob.work"),
         CallSite("fsync", "quiver_actors.store.jobs.sealing", "seal_file"),
