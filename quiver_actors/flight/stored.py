@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from quiver_actors.client import Client
 from quiver_actors.client.hold import HeldCore
 from quiver_actors.client.segments import BundleReader, ReadableSegments
-from quiver_actors.errors import FormatError, NotStored, WorkerUnavailable
+from quiver_actors.errors import NotStored, WorkerUnavailable
 from quiver_actors.flight.contract import (
     AskSlotRows,
     AskWeights,
@@ -19,10 +19,8 @@ from quiver_actors.flight.contract import (
     Schemas,
     SlotRows,
     Weights,
-    schema_bytes,
 )
 from quiver_actors.store.segment.reader import SegmentReader
-from quiver_actors.store.wal.entry_reader import EntryReader
 
 CHECK_SECONDS = 60.0
 _CHECK_LOOK_SECONDS = 0.02
@@ -81,37 +79,11 @@ def held_contents(core: int, held: HeldCore, request: Look, *, is_new: bool) -> 
 
 
 def stored_schemas(client: Client, topic: str) -> Schemas:
-    """Each distinct schema of a topic, once: by the stream directories of sealed segments, and the bundles of others."""
+    """Each distinct schema of a topic, once, sealed or not."""
     found: dict[int, dict[bytes, None]] = {}
-    readable = client.readable(topic)
-    sealed = {core: [info.segment_seq for info in each.sealed] for core, each in readable.items()}
-    seen: set[tuple[int, bytes]] = set()
-    for _, _, segment in _segments(client, topic, sealed):
-        for stream in segment.streams:
-            key = (stream.slot_id, stream.schema_fingerprint)
-            if key not in seen:
-                seen.add(key)
-                found.setdefault(stream.slot_id, {})[schema_bytes(segment.schema(stream.stream_id))] = None
-    unsealed = [
-        BundleRange(core, info.segment_seq, 0, info.bundle_count)
-        for core, each in readable.items()
-        for info in each.unsealed
-    ]
-    for piece, reader in _parts(client, topic, unsealed):
-        for slot_id, message in _schemas_in(reader, piece):
-            found.setdefault(slot_id, {})[message] = None
+    for held in client.schemas(topic):
+        found.setdefault(held.slot_id, {})[held.message] = None
     return Schemas({slot_id: list(messages) for slot_id, messages in found.items()})
-
-
-def _schemas_in(reader: BundleReader, piece: BundleRange) -> Iterator[tuple[int, bytes]]:
-    for index in range(piece.bundle_start, piece.bundle_end):
-        # What is damaged is told to whoever reads its rows.
-        with contextlib.suppress(FormatError):
-            reader.check(index)
-            if isinstance(reader, EntryReader):
-                yield from reader.schema_messages(index).items()
-            else:
-                yield from ((slot, schema_bytes(batch.schema)) for slot, batch in reader.decode(index).items())
 
 
 def stored_rows(client: Client, request: AskSlotRows) -> SlotRows:

@@ -38,8 +38,11 @@ from quiver_actors.base.protocol.push_messages import (
 from quiver_actors.base.protocol.segment_messages import (
     BundleTime,
     CheckSegment,
+    ListSchemas,
     ListSegments,
     OpenSegment,
+    SchemaInfo,
+    SchemaList,
     SegmentInfo,
     SegmentList,
     SegmentOpened,
@@ -93,6 +96,9 @@ FRAME_BYTES_MAX = 16 << 20
 SCHEMA_MESSAGE_BYTES_MAX = FRAME_BYTES_MAX - (4 << 10)
 """What fits a DeclareSchema."""
 
+SCHEMA_LISTS = 1 << 1
+"""Bit of `Welcome.features`: the worker answers `ListSchemas`."""
+
 # --- client to worker --------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +139,8 @@ class Welcome(Message, tag=64, frozen=True):
     pid: int
     topics: list[TopicInfo]
     features: int = 0
-    """Bits: `lone.LONE_PUSHES`. A worker that does not know the field has none; a client that does not know it passes over it."""
+    """Bits: `lone.LONE_PUSHES`, `SCHEMA_LISTS`. A worker that does not know the field has none; a client that does not know it passes over
+    it."""
 
 
 class TopicList(Message, tag=120, frozen=True):
@@ -168,6 +175,7 @@ ClientMessage = (
     | DeclareSchema
     | Push
     | Flush
+    | ListSchemas
     | ListSegments
     | OpenSegment
     | Register
@@ -204,6 +212,7 @@ WorkerMessage = (
     | Acked
     | Refused
     | Done
+    | SchemaList
     | SegmentList
     | SegmentOpened
     | Deliver
