@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable
 
+import msgspec
+
 from quiver_actors.base.protocol.messages import SchemaInfo, SchemaList
 from quiver_actors.base.units import MIB
 from quiver_actors.errors import DiskError, FormatError
@@ -55,6 +57,8 @@ class Summaries:
         self._waiting = waiting
         self._foreign = frozenset(foreign)
         self._known: dict[int, Summary] = {}
+        self._same: dict[StoredSchema, StoredSchema] = {}
+        """Each schema that a segment has, so that all share one copy of it."""
         self._holders: dict[StoredSchema, dict[int, None]] = {}
         """The segments that have each schema."""
         self._unknown: dict[int, None] = {}
@@ -116,8 +120,9 @@ class Summaries:
     def _put(self, segment_seq: int, summary: Summary) -> None:
         if segment_seq in self._known:
             self._take(segment_seq)
-        self._known[segment_seq] = summary
-        for schema, _ in summary.streams:
+        streams = tuple((self._same.setdefault(schema, schema), rows) for schema, rows in summary.streams)
+        self._known[segment_seq] = msgspec.structs.replace(summary, streams=streams)
+        for schema, _ in streams:
             self._holders.setdefault(schema, {})[segment_seq] = None
 
     def _take(self, segment_seq: int) -> None:
@@ -125,7 +130,7 @@ class Summaries:
             holders = self._holders[schema]
             del holders[segment_seq]
             if not holders:
-                del self._holders[schema]
+                del self._holders[schema], self._same[schema]
 
     # --- jobs ------------------------------------------------------------------------------------------------------------------
 

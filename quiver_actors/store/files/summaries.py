@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -52,7 +52,7 @@ STREAM_TABLE = FieldTable(
 SUMMARIES = Framing(SUMMARIES_NAME, SUMMARIES_TABLE, Place.FILE)
 
 
-class StoredSchema(NamedTuple):
+class StoredSchema(msgspec.Struct, frozen=True, gc=False):
     """A schema that bundles of one slot have."""
 
     slot_id: int
@@ -64,7 +64,7 @@ StoredSchemas: TypeAlias = tuple[tuple[StoredSchema, int], ...]
 """The schemas of a segment, each once, and the rows of each."""
 
 
-class Summary(NamedTuple):
+class Summary(msgspec.Struct, frozen=True, gc=False):
     """The schemas and the statistics of one segment."""
 
     identity: bytes
@@ -88,10 +88,11 @@ def encode_summaries(summaries: Mapping[int, Summary]) -> bytes:
     for schema in schemas:
         parts += [SCHEMA_TABLE.struct.pack(schema.slot_id, len(schema.message)), schema.message]
     for segment_seq in sorted(summaries):
-        identity, streams, statistics = summaries[segment_seq]
-        parts.append(SEGMENT_TABLE.struct.pack(segment_seq, identity, len(streams), len(statistics)))
-        parts += [STREAM_TABLE.struct.pack(schemas[schema], rows) for schema, rows in streams]
-        parts.append(statistics)
+        summary = summaries[segment_seq]
+        counts = len(summary.streams), len(summary.statistics)
+        parts.append(SEGMENT_TABLE.struct.pack(segment_seq, summary.identity, *counts))
+        parts += [STREAM_TABLE.struct.pack(schemas[schema], rows) for schema, rows in summary.streams]
+        parts.append(summary.statistics)
     return SUMMARIES.seal(b"".join(parts))
 
 

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Mapping
 
 from quiver_actors.errors import DiskError, FormatError
-from quiver_actors.store.disk.protocol import Disk, write_atomically
-from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.files.paths import TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.store.files.summaries import StoredSchemas, Summary, encode_summaries
 from quiver_actors.store.jobs.job import Job
 from quiver_actors.store.segment.stored_schemas import read_schemas
@@ -46,19 +46,23 @@ class SummaryJob(Job):
 
 
 class SaveSummariesJob(Job):
-    """Write the file of summaries. `is_saved` says whether that was possible."""
+    """Write the file of summaries."""
 
     def __init__(self, disk: Disk, paths: EnginePaths, summaries: Mapping[int, Summary]) -> None:
         super().__init__()
         self._disk = disk
         self._paths = paths
         self._summaries = summaries
-        self.is_saved = False
 
     def work(self) -> None:
-        """Replace the file. Its name need not be durable: a former file that comes back says less, and nothing wrong."""
+        """Replace the file. Nothing is synced: what a power loss leaves of it fails its checksum, and is made anew."""
+        path = self._paths.summaries
         try:
-            write_atomically(self._disk, self._paths.summaries, encode_summaries(self._summaries))
-            self.is_saved = True
+            file = self._disk.create(path + TEMPORARY_SUFFIX)
+            try:
+                file.write([encode_summaries(self._summaries)], 0)
+            finally:
+                file.close()
+            self._disk.rename(path + TEMPORARY_SUFFIX, path)
         except DiskError as error:
-            log_event("summaries.unsaved", {"path": self._paths.summaries, "reason": str(error)}, logging.WARNING)
+            log_event("summaries.unsaved", {"path": path, "reason": str(error)}, logging.WARNING)
