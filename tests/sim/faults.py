@@ -82,7 +82,7 @@ TOLERATED_SITES = frozenset(
         CallSite("allocate", _STAGE_JOBS, "StageAllocateJob.work"),
     ]
 )
-"""Where a failure follows another one, which is the one that is reported, or costs a compaction, a stage or a derived file and nothing else."""
+"""Where a failure follows another one, which is the one that is reported, or costs no more than a compaction, a stage or a derived file."""
 
 
 def every_errno(site: CallSite) -> Sequence[int]:

@@ -119,7 +119,7 @@ def test_the_identity_of_a_segment_says_all_of_it_but_whether_it_was_checked() -
 def test_a_segment_that_is_compacted_is_looked_at_again(disk: Disk) -> None:
     driver = EngineDriver(disk)
     driver.engine.registrations.register("s", "earliest")
-    driver.push_numbered(0, 200)
+    driver.push_numbered(0, 1000)
     driver.settle()
     driver.seal()
     size_bytes = driver.engine.segments()[0].size_bytes
