@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, overload
 
+import pyarrow as pa
+
 from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.base.envelope import TraceContext
@@ -28,6 +30,7 @@ from quiver_actors.client.push_channel import PushChannel
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests
+from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.subscribe_request import Gaps, SeekReport, Start, SubscribeOptions, SubscribeRequest
@@ -258,6 +261,14 @@ class Client:
     async def readable(self, topic: str = DEFAULT_TOPIC) -> dict[int, ReadableSegments]:
         """Return what can be read of a topic now, sealed or not, by core."""
         return await self._exchange.complete(self._requests.readable(topic))
+
+    async def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:
+        """Return every distinct schema that a topic has stored, by core, sealed or not."""
+        return await self._exchange.complete(self._requests.schemas(topic))
+
+    async def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
+        """Return the one schema to which everything that is stored in a slot conforms; see `Client.schema` of threads."""
+        return await self._exchange.complete(self._requests.schema(topic, slot))
 
     async def read_segment(
         self, core: int, topic: str, segment_seq: int, *, verify_checksums: bool | None = None
