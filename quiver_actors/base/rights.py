@@ -78,6 +78,7 @@ _OF_WORKERS = (
     Row("Push", "yes yes - - - yes no - - -", "push to the topic"),
     Row("Flush", "yes yes - - - yes no - - -", "seal what the topic holds"),
     Row("ListSegments", "yes yes - - - yes no - - -", "read the topic"),
+    Row("ListSchemas", "yes yes - - - yes no - - -", "read the topic"),
     Row("OpenSegment", "yes yes - - - yes no - - -", "read the topic"),
     Row("CheckSegment", "yes yes - - - yes no - - -", "read the topic"),
     Row("BundleTime", "yes yes - - - yes no - - -", "read the topic"),

@@ -92,7 +92,7 @@ class Consumer(Generic[D, X]):
         return self._waiting_for(partial(self.take_portion, bundles_max), deadline_ns)
 
     def _waiting_for(self, take: Callable[[int], T | None], deadline_ns: int) -> Flow[T | None]:
-        """Return what `take`, called with the time, finds."""
+        """Wait until `take(now_ns)` returns something, and return it; None at the deadline."""
         has_looked = False
         while True:
             now_ns = time.monotonic_ns()

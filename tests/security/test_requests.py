@@ -37,6 +37,7 @@ def refused(guest: WireClient, *messages: m.Message) -> m.Refused:
 OF_A_TOPIC = {
     "flush": lambda topic: m.Flush(1, topic),
     "list segments": lambda topic: m.ListSegments(1, topic),
+    "list schemas": lambda topic: m.ListSchemas(1, topic),
     "open segment": lambda topic: m.OpenSegment(1, topic, 0),
     "register": lambda topic: m.Register(1, topic, "spy", "earliest"),
     "unregister": lambda topic: m.Unregister(1, topic, "spy"),

@@ -108,6 +108,7 @@ CALLS: dict[str, Callable[[Client, str, str], Any]] = {
     "Push": lambda client, topic, name: client.push(numbers(1), topic=topic),
     "Flush": lambda client, topic, name: client.flush(topic),
     "ListSegments": lambda client, topic, name: client.segments(topic),
+    "ListSchemas": lambda client, topic, name: client.schemas(topic),
     "OpenSegment": lambda client, topic, name: list(client.read(topic, 0)),
     "CheckSegment": lambda client, topic, name: client._exchange.run(
         client._requests._ask(0, lambda tag: CheckSegment(tag, topic, 0, "test"))

@@ -27,6 +27,7 @@ COSTS_NS: Mapping[type[Message], int] = {
     m.Flush: 20 * MILLISECOND_NS,
     # Segments.
     m.ListSegments: 20 * MICROSECOND_NS,
+    m.ListSchemas: 20 * MICROSECOND_NS,
     m.OpenSegment: 20 * MICROSECOND_NS,
     m.BundleTime: 20 * MICROSECOND_NS,
     # Subscribers. What changes progress causes a synced file.

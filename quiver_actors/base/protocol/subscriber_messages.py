@@ -9,7 +9,7 @@ import msgspec
 
 from quiver_actors.base.protocol.base import Message
 
-HEARS_TAKEN = 2
+HEARS_TAKEN = 1 << 1
 """Bit of `Welcome.features`: the worker understands `Taken`."""
 
 # --- client to worker --------------------------------------------------------------------------------------------------
