@@ -28,7 +28,7 @@ quiver.gaps describe the node. The statement takes nothing from subscribers, cha
 _EPILOG = """\
 examples:
   quiver query "SELECT count(*) FROM travel.flights"
-  quiver query "SELECT id % 10 AS digit, count(*) FROM travel.flights WHERE _quiver_ingestion_time > now() - INTERVAL 5 MINUTE GROUP BY 1"
+  quiver query "SELECT id % 10 AS digit, count(*) FROM travel.flights WHERE _quiver_ingestion_time >= now() - INTERVAL 5 MINUTE GROUP BY 1"
   quiver query "SELECT topic, sum(size_bytes) AS size_bytes FROM quiver.segments GROUP BY 1" --json
   quiver query "FROM travel.flights" --format parquet --output flights-now.parquet
   quiver query "SELECT max(id) AS newest FROM travel.flights" --engine datafusion
