@@ -62,7 +62,7 @@ class Hole(msgspec.Struct, frozen=True, kw_only=True):
     row_count: int
     """-1: nobody knows."""
     reason: str
-    """The reason as gap notices have it, such as `evicted` or `damaged`; `archive_expired`: it was there and was deleted by age."""
+    """The reason as gap notices have it: `damaged`, `evicted`, `expired` or `dropped`."""
     noted_unix_ns: int
 
 
@@ -103,6 +103,8 @@ class StreamRef(msgspec.Struct, frozen=True, kw_only=True):
     core: int
     archived_through: int
     """The highest segment number below which, and with which, each segment is archived or a hole; -1: none is."""
+    expired_through: int = -1
+    """Segments up to this number were deleted in the archive by age; -1: none was."""
     parts: tuple[PartRef, ...] = ()
     slots: dict[str, int] | None = None
     """The topic's slots by name, empty if it declares none; None: not said."""

@@ -158,13 +158,14 @@ class ManifestWriter:
             streams[key] = self._extended(before, addition, garbage)
         self._move(msgspec.structs.replace(self.head, streams=tuple(streams.values()), garbage=tuple(garbage)))
 
-    def replace_parts(
-        self, stream: StreamKey, old: Sequence[PartRef], new: Part | None, garbage: Iterable[str]
+    def expire(
+        self, stream: StreamKey, old: Sequence[PartRef], new: Part | None, through: int, garbage: Iterable[str]
     ) -> None:
-        """Put one part, or nothing, into the place of some parts of a stream. Raises as `commit`.
+        """Put one part, or nothing, into the place of parts of a stream whose first segments are deleted by age. Raises as `commit`.
 
         Args:
-            garbage: keys of objects that nothing needs any more.
+            through: the highest number of the segments that are deleted.
+            garbage: the keys of their objects; `collect_garbage` deletes them.
         """
         found = self.head.stream(stream)
         if found is None:
@@ -173,7 +174,8 @@ class ManifestWriter:
         if new is not None:
             kept.append(self._put_part(new))
         parts = tuple(sorted(kept, key=lambda ref: ref.first_segment_seq))
-        streams = [msgspec.structs.replace(each, parts=parts) if each is found else each for each in self.head.streams]
+        shorter = msgspec.structs.replace(found, parts=parts, expired_through=max(through, found.expired_through))
+        streams = [shorter if each is found else each for each in self.head.streams]
         keys = [*self.head.garbage, *(ref.key for ref in old), *garbage]
         self._move(msgspec.structs.replace(self.head, streams=tuple(streams), garbage=tuple(dict.fromkeys(keys))))
 
