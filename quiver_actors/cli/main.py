@@ -36,6 +36,7 @@ COMMANDS = (
     "topics",
     "subscribers",
     "transactions",
+    "archive",
     "push",
     "tail",
     "export",
