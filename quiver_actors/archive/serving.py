@@ -85,7 +85,7 @@ class ArchiveReads:
         require(user, user.caller(topic.settings), name, f"topic {request.topic!r}")
 
     def listed(self, request: ListArchived) -> ArchivedList:
-        """What is archived of a stream by now. Raises QuiverError: the store cannot be read."""
+        """Return the segments and holes of a stream that are archived by now. Raises QuiverError: the store cannot be read."""
         if self._contents is not None:
             self._contents.refresh()
         contents = self._manifest().contents(_stream_of(request))

@@ -60,7 +60,7 @@ class ArchiveDoor:
         """Rises with each connection: numbers of files are those of one connection."""
 
     def listed(self, topic: str, core: int, incarnation: str, first_segment_seq: int) -> ArchivedList | None:
-        """What is archived of a core's topic, from a segment on; None where the node has no archiver.
+        """Ask for what is archived of a topic on a core, from a segment on. Returns None where the node has no archiver.
 
         Raises:
             NotAllowed, UnknownTopic, StorageUnavailable, WorkerUnavailable: it cannot be told.
@@ -161,7 +161,7 @@ class ArchiveDoor:
 
 
 class DoorFile:
-    """An archived segment in a file of the archiver; a `BlockSource` of `store.segment.ranged`. It ends with its connection."""
+    """An archived segment in a file of the archiver; a `BlockSource` of `store.segment.proven_blocks`. It ends with its connection."""
 
     def __init__(self, door: ArchiveDoor, request: OpenArchived) -> None:
         self._door = door

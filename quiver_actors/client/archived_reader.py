@@ -32,7 +32,7 @@ OpenCopy = Callable[[int], RangedReader]
 
 
 class ArchivedSegment(NamedTuple):
-    """What is known of a segment before anything of it is fetched."""
+    """A segment, as far as it is known before anything of it is fetched."""
 
     where: str
     """Names it in errors."""

@@ -23,7 +23,7 @@ from quiver_actors.store.segment.ranged import RangedReader
 
 
 class ArchivedStream(NamedTuple):
-    """What is archived of a topic on one core, as far as somebody has asked."""
+    """The archived bundles of a topic on one core, as far as somebody has asked."""
 
     topic: str
     core: int
@@ -56,7 +56,7 @@ class ArchivedReads:
         self._door = door
 
     def before(self, topic: str, core: int, start: BundleId | None, on_disk: OnDisk) -> ArchivedStream:
-        """What is archived from `start` on, if that is older than what is on the disk; else nothing is asked.
+        """Ask for what is archived from `start` on, if that is older than what is on the disk; else nothing is asked.
 
         Raises:
             NotAllowed, StorageUnavailable, WorkerUnavailable: the archiver cannot tell.

@@ -69,7 +69,7 @@ class OnDisk(NamedTuple):
     """Incarnation of the core's directory; empty: the worker does not say."""
     slots: TopicSlots
     projection: Projection
-    """What is asked of it."""
+    """The slots and columns that are asked for."""
 
 
 class Requests:

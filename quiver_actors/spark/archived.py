@@ -162,11 +162,11 @@ class _SomeSlots:
         self._projection = projection
 
     def readable(self, topic: str) -> dict[int, ReadableSegments]:
-        """As of the archive."""
+        """Do what the archive does."""
         return self._archive.readable(topic)
 
     def read_segment(self, core: int, topic: str, segment_seq: int) -> ArchivedReader:
-        """As of the archive."""
+        """Do what the archive does."""
         return self._archive.read_segment(core, topic, segment_seq)
 
     def read_part(

@@ -1,4 +1,4 @@
-"""What is read of an archive equals the model: lost bundles, holes, several generations, some of them damaged; ranges and projections."""
+"""Reads of an archive equal the model: lost bundles, holes, several generations, some of them damaged; ranges and projections."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ RANGE_BYTES = 4 << 20
 CONCURRENCY = 8
 """Requests that are under way at a time for one file."""
 _GAP_BLOCKS = 1
-"""So many blocks that nobody wants are fetched with those around them: a request costs more."""
+"""The number of unwanted blocks in a row that are fetched with those around them: a request costs more."""
 _ATTEMPTS = 2
 """A block that comes damaged is fetched once more: the way may have damaged it."""
 
@@ -32,7 +32,7 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class CachedFile:
-    """The blocks of one object; a `BlockSource` of `store.segment.ranged`.
+    """The blocks of one object; a `BlockSource` of `store.segment.proven_blocks`.
 
     Args:
         directory: where the file is made.

@@ -73,7 +73,7 @@ class ArchivedList(Message, tag=210, frozen=True):
     """Answer to `ListArchived`: segments and holes, oldest first."""
 
     segments: list[SegmentInfo]
-    """Also those of which nothing is archived: they have 0 bytes."""
+    """Segments of which nothing is archived are among them, with 0 bytes."""
     holes: list[ArchivedHole]
     archived_through: int
     """Each segment up to this number is listed, or nothing ever had its number; -1: none is."""
