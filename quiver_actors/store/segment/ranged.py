@@ -155,7 +155,8 @@ class RangedReader:
     def decode(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
         """Read what `bundle` reads, for a caller that has called `check` before; slots that were not wanted are fetched now."""
         with self._lock:
-            self._blocks.need(self._ranges([index], slots))
+            if index not in self._checked or (slots != self._slots and self._slots is not None):
+                self._blocks.need(self._ranges([index], slots))
             found = self._reader.decode(index, slots)
         return {slot_id: self._selected(slot_id, batch) for slot_id, batch in found.items()}
 
