@@ -106,6 +106,8 @@ class StreamRef(msgspec.Struct, frozen=True, kw_only=True):
     expired_through: int = -1
     """Segments up to this number were deleted in the archive by age; -1: none was."""
     parts: tuple[PartRef, ...] = ()
+    slots: dict[str, int] | None = None
+    """The topic's slots by name, empty if it declares none; None: not said."""
 
     @property
     def key(self) -> StreamKey:

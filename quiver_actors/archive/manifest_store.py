@@ -50,6 +50,8 @@ class Addition(NamedTuple):
     holes: Sequence[Hole]
     archived_through: int
     """See `StreamRef.archived_through`; it never goes back."""
+    slots: Mapping[str, int] | None = None
+    """The topic's slots by name; None: as they were."""
 
 
 def read_head(store: Metadata, node: str) -> Head | None:
@@ -201,7 +203,8 @@ class ManifestWriter:
             garbage += [ref.key for ref in small]
             parts = [*parts[: len(parts) - len(small)], self._put_part(joined)]
         through = max(stream.archived_through, addition.archived_through)
-        return msgspec.structs.replace(stream, parts=tuple(parts), archived_through=through)
+        slots = stream.slots if addition.slots is None else dict(addition.slots)
+        return msgspec.structs.replace(stream, parts=tuple(parts), archived_through=through, slots=slots)
 
     def _unknown(self, stream: StreamRef, addition: Addition) -> tuple[tuple[Segment, ...], tuple[Hole, ...]]:
         """Return what of an addition the manifest does not have yet."""

@@ -1,4 +1,4 @@
-"""Who this data directory is to an archive: a small file in it, and the start of an archiver that becomes the owner.
+"""Identity of this data directory to an archive: a small file in it, and the start of an archiver that becomes the owner.
 
 Owner: the one archiver of the node. The file `quiver.archive` is JSON. What is about to be written into the archive's head is durable
 here before, and what was written is noted after; so a start that was killed between the two is told from a copy of the directory.
@@ -45,7 +45,7 @@ class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[Place, ...] = ()
 
     def place(self, url: str, node: str) -> Place:
-        """What is known for a URL and a node."""
+        """The place that was kept for a URL and a node, else a new one."""
         found = (each for each in self.places if (each.url, each.node) == (url, node))
         return next(found, Place(url=url, node=node))
 

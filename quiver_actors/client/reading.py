@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import pyarrow as pa
+
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.client.bundle import StoredBundle
@@ -15,7 +17,9 @@ from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.projection import Asked
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.requests import Requests, WantedRange
+from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
+from quiver_actors.client.stored_range import StoredRange
 from quiver_actors.store.segment.reader import SegmentReader
 
 
@@ -33,6 +37,26 @@ class ReadingClient:
     def readable(self, topic: str = DEFAULT_TOPIC) -> dict[int, ReadableSegments]:
         """What can be read of a topic now, sealed or not, by the core that has it. Raises as `flush`."""
         return self._exchange.run(self._requests.readable(topic))
+
+    def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:
+        """Every distinct schema that a topic has stored, by core, sealed or not. Raises as `flush`."""
+        return self._exchange.run(self._requests.schemas(topic))
+
+    def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
+        """The one schema to which everything that is stored in a slot conforms, sealed or not; docs/delivery.md has the rules.
+
+        It costs the same however many segments there are, and narrows when segments go.
+
+        Args:
+            slot: its name or id; None: the only one that bundles have.
+
+        Raises:
+            SchemaConflict: a column has types that no type holds; the message names segments that have them.
+            NotStored: nothing is stored in the slot.
+            InvalidBundle: several slots have something, and none was named.
+            UnknownSlot, UnknownTopic, WorkerUnavailable: as everywhere.
+        """
+        return self._exchange.run(self._requests.schema(topic, slot))
 
     def read_segment(
         self, core: int, topic: str, segment_seq: int, *, verify_checksums: bool | None = None
@@ -83,12 +107,14 @@ class ReadingClient:
         *,
         slots: Iterable[str | int] | None = None,
         columns: Mapping[str | int, Iterable[str]] | None = None,
-    ) -> Iterator[StoredBundle]:
+    ) -> StoredRange:
         """Read stored bundles of one core in order, from `start` up to and not including `end`, without claiming anything.
 
         The same range gives the same bytes again, at least until every subscriber has resolved it. The segments are fixed and checked by
         this call, and mapped one after the other as the iterator comes to them. A bundle that was lost to damage is among those of the
         range: it raises DataLost when anything is asked of it. One that is found damaged raises ChecksumMismatch, and the worker is told.
+
+        What is returned is an iterator, and a table for whoever takes Arrow streams: `polars.DataFrame(client.read(...))`.
 
         Args:
             start: None: the first that is stored.
@@ -100,7 +126,8 @@ class ReadingClient:
             UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: as everywhere.
         """
         asked = Asked.parse(slots, columns)
-        return self._read(self._exchange.run(self._requests.wanted_range(topic, core, start, end, asked)))
+        wanted = self._exchange.run(self._requests.wanted_range(topic, core, start, end, asked))
+        return StoredRange(lambda: self._read(wanted))
 
     def _read(self, wanted: WantedRange) -> Iterator[StoredBundle]:
         for part in wanted.parts:

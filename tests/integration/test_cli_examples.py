@@ -32,6 +32,7 @@ from quiver_actors.cli.main import build_parser, main
 from quiver_actors.client import Client
 from tests.integration.client_node import ClientNode, client_node, numbers
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, wait_until_dead
+from tests.support.archived import ArchiveWriter, sealed_segments
 
 FLIGHTS = pa.table({"id": pa.array(range(25_000), pa.int64()), "from": ["JFK"] * 25_000})
 ON_FILES = ("verify", "inspect", "repair", "compact", "export-segment")
@@ -85,6 +86,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, node: ClientNode) -> Path:
     (place / "quiver.toml").write_text(
         f"data_dir = '{place}/own'\nrun_dir = '{node.directories.base}/own'\ncores = 1\n"
     )
+    segments = sealed_segments(place / "archived", [[numbers(1, 2)], [numbers(3)]])
+    ArchiveWriter(f"file://{place}/data-archive", node="worker-7", topic="travel").archive(dict(enumerate(segments)))
     return place
 
 
