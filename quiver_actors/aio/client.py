@@ -8,13 +8,15 @@ import sys
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, overload
+
+import pyarrow as pa
 
 from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
-from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
+from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
 from quiver_actors.client.archived import (
     ARCHIVE_TIMEOUT_SECONDS,
     Wanted,
@@ -28,6 +30,7 @@ from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
 from quiver_actors.client.keyed import pushing_keyed
+from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
 from quiver_actors.client.pickling import refuse_pickle
 from quiver_actors.client.producer import Producer, with_counts
@@ -36,11 +39,19 @@ from quiver_actors.client.push_channel import PushChannel
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests
+from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.subscribe_request import Gaps, SeekReport, Start, SubscribeOptions, SubscribeRequest
 from quiver_actors.client.topic_commands import TopicCommands, TopicCommandsOf
 from quiver_actors.store.segment.reader import SegmentReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from quiver_actors.query.dataset import TopicDataset
+    from quiver_actors.query.span import Bound
 
 
 def connect(
@@ -222,7 +233,7 @@ class Client:
         """Resolve every bundle of the core up to and including this one for a subscriber; durable on return."""
         await self._exchange.complete(self._requests.ack_through(bundle_id, subscriber))
 
-    async def topics(self) -> dict[str, TopicInfo]:
+    async def topics(self) -> TopicInfos:
         """Return the node's topics by name, with their slots, durability and incarnation."""
         return await self._exchange.complete(self._requests.topics())
 
@@ -284,6 +295,14 @@ class Client:
         """Return what can be read of a topic now, sealed or not, by core."""
         return await self._exchange.complete(self._requests.readable(topic))
 
+    async def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:
+        """Return every distinct schema that a topic has stored, by core, sealed or not."""
+        return await self._exchange.complete(self._requests.schemas(topic))
+
+    async def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
+        """Return the one schema to which everything that is stored in a slot conforms; see `Client.schema` of threads."""
+        return await self._exchange.complete(self._requests.schema(topic, slot))
+
     async def read_segment(
         self, core: int, topic: str, segment_seq: int, *, verify_checksums: bool | None = None
     ) -> SegmentReader:
@@ -323,6 +342,36 @@ class Client:
             segment = await self._exchange.complete(flow)
             for index in range(part.first, part.end):
                 yield StoredBundle(segment, index)
+
+    async def dataset(
+        self,
+        topic: str = DEFAULT_TOPIC,
+        slot: str | int | None = None,
+        *,
+        start: Bound = None,
+        end: Bound = None,
+        where: str | pc.Expression | None = None,
+        metadata: bool | Iterable[str] = False,
+        skip_damaged: bool = False,
+    ) -> TopicDataset:
+        """Return what a slot of a topic holds now as a `pyarrow.dataset.Dataset`; see `quiver_actors.client.Client.dataset`.
+
+        A scan reads mapped files and does not wait for the node; a large one belongs into a thread.
+        """
+        from quiver_actors.client.querying import dataset_from, taking_dataset
+
+        span, flow = taking_dataset(self._requests, topic, start, end, verifies_checksums=self._verifies_checksums)
+        snapshot = await self._exchange.complete(flow)
+        choice = {"slot": slot, "where": where, "metadata": metadata, "skip_damaged": skip_damaged}
+        return await asyncio.to_thread(dataset_from, snapshot, span, **choice)
+
+    async def sql(self, statement: str, *, engine: str = "duckdb", skip_damaged: bool = False) -> pa.RecordBatchReader:
+        """Run one reading SQL statement over what is stored now; see `quiver_actors.client.Client.sql`."""
+        from quiver_actors.client.querying import answer, taking_material
+
+        flow = taking_material(self._requests, statement, verifies_checksums=self._verifies_checksums)
+        material = await self._exchange.complete(flow)
+        return await asyncio.to_thread(answer, statement, material, engine, skip_damaged=skip_damaged)
 
     async def close(self) -> None:
         """Close all connections and subscriptions, also where it is cancelled. Idempotent."""

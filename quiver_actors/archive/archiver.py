@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
+from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused
 from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.object_store import ObjectStore
@@ -169,7 +169,7 @@ class Archiver:
         """The state that an error means, and how many seconds to wait before the next attempt."""
         if isinstance(error, ArchiveFenced):
             return "fenced", self._settings.refused_interval_ns / SECOND_NS
-        if isinstance(error, ArchiveError) and not isinstance(error, ArchiveUnavailable):
+        if isinstance(error, ArchiveRefused):
             return "refused", self._settings.refused_interval_ns / SECOND_NS
         longest = self._settings.retry_interval_max_ns / SECOND_NS
         seconds = min(longest, FIRST_RETRY_SECONDS * 2 ** min(self._failures, 30))

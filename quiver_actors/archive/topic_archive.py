@@ -35,7 +35,7 @@ KNOWN_RUNS_MAX = 1000
 
 
 class Step(NamedTuple):
-    """What is to be done for one stream now. Made by `plan`."""
+    """The work that one stream needs now. `plan` makes it."""
 
     new: list[SegmentInfo]
     """Segments to be uploaded, oldest first."""
@@ -106,7 +106,7 @@ class TopicArchive:
     ) -> None:
         self.topic = topic
         self.streams: dict[int, ArchivedStream] = {}
-        """What is known of each core, for the status."""
+        """The state of each core, for the status."""
         self._node = node
         self._slots = slots
         self._hold = hold

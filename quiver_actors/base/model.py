@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from quiver_actors.base.notebook import facts_html
 from quiver_actors.errors import InvalidId, UnknownSlot
 
 SLOTS_MAX = 64
@@ -103,6 +104,11 @@ class Receipt(NamedTuple):
     durability: Durability
     duplicate: bool = False
     """An idempotent producer had it stored before: this is where."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        facts = {**self.bundle_id._asdict(), "sequence": self.sequence, "durability": self.durability.name.lower()}
+        return facts_html("Receipt", {**facts, "duplicate": True} if self.duplicate else facts)
 
 
 class SlotTable:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import pyarrow as pa
 
 from quiver_actors.base.model import BundleId
+from quiver_actors.base.notebook import facts_html
 from quiver_actors.client.delivery import ClaimedBundle, Delivery
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.gathering import Part
@@ -144,6 +145,15 @@ class BaseBatch(Generic[B, K]):
         # A closed subscription has given the bundles back already; that must not hide the block's own error.
         with contextlib.suppress(ClosedError):
             self.defer()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The rows of the only slot, for Polars, DuckDB, pandas and whoever else takes Arrow streams. Raises as `table`."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how many bundles there are, and how many rows each slot has."""
+        rows = {f"slot {slot_id}": f"{table.num_rows:,} rows" for slot_id, table in self._tables.items()}
+        return facts_html(type(self).__name__, {"bundles": len(self), **rows})
 
     def __repr__(self) -> str:
         first, last = self._parts[0].portion, self._parts[-1].portion

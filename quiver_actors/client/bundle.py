@@ -8,6 +8,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from quiver_actors.base.model import ENVELOPE_SLOT, BundleId, SlotTable
+from quiver_actors.base.notebook import facts_html
 from quiver_actors.client.segments import MappedSegment
 from quiver_actors.errors import FormatError, InvalidBundle, SlotNotInBundle
 
@@ -121,6 +122,21 @@ class StoredBundle:
 
     def __contains__(self, slot: str | int) -> bool:
         return self._segment.slots.table.resolve(slot) in self.slot_ids
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The batch of the only slot, for Polars, DuckDB, pandas and whoever else takes Arrow streams. Raises as `batch`."""
+        return self.batch.__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: where the bundle is stored, and how many rows each slot has."""
+        facts: dict[str, object] = {"bundle": self._where()}
+        try:
+            for slot_id, batch in self.slots.items():
+                name = self.slot_table.name_of(slot_id) or f"slot {slot_id}"
+                facts[name] = f"{batch.num_rows:,} rows of {', '.join(batch.schema.names)}"
+        except FormatError as error:
+            facts["cannot be read"] = error
+        return facts_html(type(self).__name__, facts)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._where()}>"

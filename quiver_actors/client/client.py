@@ -16,7 +16,6 @@ from typing import Literal, NoReturn, Unpack, overload
 
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
-from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, ArchiveWaiting, check_until, flushed_through
 from quiver_actors.client.archived_reads import ArchivedReads
@@ -25,10 +24,12 @@ from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.hold import Hold
 from quiver_actors.client.keyed import pushing_keyed
+from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
 from quiver_actors.client.pickling import refuse_pickle
 from quiver_actors.client.producer import Producer, with_counts
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.querying import QueryingClient
 from quiver_actors.client.reading import ReadingClient
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests
@@ -70,7 +71,7 @@ def connect(
     return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
-class Client(StagingClient, ReadingClient, ArchiveWaiting, SubscriberCommands, TopicCommands):
+class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, SubscriberCommands, TopicCommands):
     """See `connect`. A context manager; `close` is idempotent."""
 
     _channel_kind: type[PushChannel] = PushChannel
@@ -313,7 +314,7 @@ class Client(StagingClient, ReadingClient, ArchiveWaiting, SubscriberCommands, T
 
     # --- what is stored ------------------------------------------------------------------------------------------------------
 
-    def topics(self) -> dict[str, TopicInfo]:
+    def topics(self) -> TopicInfos:
         """The node's topics by name, with their slots, durability and incarnation.
 
         Raises:

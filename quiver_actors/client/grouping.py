@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 
 from quiver_actors.base.model import ENVELOPE_SLOT
-from quiver_actors.client.slots import Batch, Bundle, TopicSlots
+from quiver_actors.client.slots import Bundle, TopicSlots
+from quiver_actors.client.tabular import Batch
 from quiver_actors.errors import UsageError
 from quiver_actors.store.encoding.entries import SERIALIZE_BYTES_MAX, BundlePlan, PlannedBundles, check_item_count, plan
 from quiver_actors.store.encoding.forms import RUN_BYTES_MAX

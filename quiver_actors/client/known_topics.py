@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from quiver_actors.base.notebook import table_html
 from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import TopicRecreated
+
+
+class TopicInfos(dict[str, TopicInfo]):
+    """Topics by name. A notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        """A row for each topic: its slots, and how durable an acknowledged bundle is."""
+        rows = ((info.name, ", ".join(info.slots) or "any", info.durability) for info in self.values())
+        return table_html("Topics", ("topic", "slots", "durability"), rows)
 
 
 class KnownTopics:

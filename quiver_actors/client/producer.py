@@ -24,6 +24,7 @@ from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.retry import is_retried
 from quiver_actors.client.sender import Sender, SendRules
 from quiver_actors.client.slots import Bundle, TopicSlots
+from quiver_actors.client.tabular import bundles_of
 from quiver_actors.errors import InvalidBundle, QuiverError, UsageError, WorkerUnavailable
 from quiver_actors.store.encoding.entries import PlannedBundles, plan
 from quiver_actors.store.encoding.runs import RunMemory
@@ -190,7 +191,8 @@ class _PlainRules(SendRules):
 def with_counts(
     bundles: Iterable[Bundle], item_counts: Iterable[int | None] | None
 ) -> Iterator[tuple[Bundle, int | None]]:
-    """Pair each bundle with its item count, None where none was given."""
+    """Pair each bundle with its item count, None where none was given. A reader, table or frame gives a bundle for each of its batches."""
+    bundles = bundles_of(bundles)
     if item_counts is None:
         return zip(bundles, repeat(None), strict=False)
     return _with_given_counts(bundles, item_counts)

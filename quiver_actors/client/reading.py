@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import pyarrow as pa
+
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
@@ -16,7 +18,9 @@ from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.projection import Asked
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.requests import Requests, WantedRange
+from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, MappedSegment, ReadableSegments, reader_of
+from quiver_actors.client.stored_range import StoredRange
 from quiver_actors.errors import NotStored
 from quiver_actors.store.segment.reader import SegmentReader
 
@@ -36,6 +40,26 @@ class ReadingClient:
     def readable(self, topic: str = DEFAULT_TOPIC) -> dict[int, ReadableSegments]:
         """What can be read of a topic now, sealed or not, by the core that has it. Raises as `flush`."""
         return self._exchange.run(self._requests.readable(topic))
+
+    def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:
+        """Every distinct schema that a topic has stored, by core, sealed or not. Raises as `flush`."""
+        return self._exchange.run(self._requests.schemas(topic))
+
+    def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
+        """The one schema to which everything that is stored in a slot conforms, sealed or not; docs/delivery.md has the rules.
+
+        It costs the same however many segments there are, and narrows when segments go.
+
+        Args:
+            slot: its name or id; None: the only one that bundles have.
+
+        Raises:
+            SchemaConflict: a column has types that no type holds; the message names segments that have them.
+            NotStored: nothing is stored in the slot.
+            InvalidBundle: several slots have something, and none was named.
+            UnknownSlot, UnknownTopic, WorkerUnavailable: as everywhere.
+        """
+        return self._exchange.run(self._requests.schema(topic, slot))
 
     def read_segment(
         self, core: int, topic: str, segment_seq: int, *, verify_checksums: bool | None = None
@@ -91,7 +115,7 @@ class ReadingClient:
         *,
         slots: Iterable[str | int] | None = None,
         columns: Mapping[str | int, Iterable[str]] | None = None,
-    ) -> Iterator[StoredBundle]:
+    ) -> StoredRange:
         """Read stored bundles of one core in order, from `start` up to and not including `end`, without claiming anything.
 
         The same range gives the same bytes again, at least until every subscriber has resolved it. The segments are fixed and checked by
@@ -99,6 +123,8 @@ class ReadingClient:
         segment leaves the disk meanwhile, what the node has archived is read (docs/archive.md). A bundle that was lost is among those of
         the range: it raises DataLost when anything is asked of it. One that is found damaged raises ChecksumMismatch, and the worker is
         told.
+
+        What is returned is an iterator, and a table for whoever takes Arrow streams: `polars.DataFrame(client.read(...))`.
 
         Args:
             start: None: the first that is on the disk.
@@ -112,7 +138,8 @@ class ReadingClient:
         found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
         archived = self._archived.before(topic, core, start, found)
         parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)
-        return self._read(WantedRange(parts, core, found.slots, found.projection), archived)
+        wanted = WantedRange(parts, core, found.slots, found.projection)
+        return StoredRange(lambda: self._read(wanted, archived))
 
     def _read(self, wanted: WantedRange, archived: ArchivedStream) -> Iterator[StoredBundle]:
         for part in wanted.parts:

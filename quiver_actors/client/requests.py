@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
+
 from quiver_actors.base.model import BundleId, check_id
 from quiver_actors.base.protocol.messages import (
+    SCHEMA_LISTS,
     AckThrough,
     CheckSegment,
     Flush,
+    ListSchemas,
     ListSegments,
     ListSubscribers,
     ListTopics,
     Message,
     OpenSegment,
+    SchemaList,
     SegmentInfo,
     SegmentList,
     SegmentOpened,
     ShareSubscriber,
     SubscriberInfo,
     SubscriberList,
-    TopicInfo,
     TopicList,
     Unregister,
 )
@@ -32,13 +36,15 @@ from quiver_actors.base.protocol.places import PLACE, PLACES_MAX
 from quiver_actors.client.calls import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
 from quiver_actors.client.exchange import Flow
+from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.projection import EVERYTHING, Asked, Projection
 from quiver_actors.client.questions import dropped_by, raise_known, seeking, starting
 from quiver_actors.client.ranges import SegmentPart, parts_of
+from quiver_actors.client.schemas import HeldSchema, held_schema, of_slot, schemas_in
 from quiver_actors.client.segments import BundleReader, MappedLog, MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoints
-from quiver_actors.errors import UsageError
+from quiver_actors.errors import NotStored, UsageError
 
 REASON_MAX = 1000
 """Characters of what a worker is told of damage."""
@@ -81,12 +87,13 @@ class Requests:
 
     # --- the node --------------------------------------------------------------------------------------------------------
 
-    def topics(self) -> Flow[dict[str, TopicInfo]]:
+    def topics(self) -> Flow[TopicInfos]:
         """Ask for the topics again: they come and go while a connection stands."""
         call = Call(ListTopics)
         yield from self._channels.asking_any(call, self._timeout_seconds)
         raise_refusals([call])
-        return {info.name: info for info in call.answer.topics} if isinstance(call.answer, TopicList) else {}
+        infos = call.answer.topics if isinstance(call.answer, TopicList) else []
+        return TopicInfos({info.name: info for info in infos})
 
     def flush(self, topic: str) -> Flow[None]:
         """Seal the open segment of a topic on every worker."""
@@ -115,6 +122,46 @@ class Requests:
         assert isinstance(call.answer, SegmentOpened), "only this answers OpenSegment"
         assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
         return call.descriptor, call.answer.size_bytes
+
+    def topic_slots(self, core: int, topic: str) -> Flow[TopicSlots]:
+        """Return the slots of a topic, as a worker knows them."""
+        return (yield from self._channels.finding(core, topic, self._timeout_seconds))
+
+    def schema(self, topic: str, slot: str | int | None) -> Flow[pa.Schema]:
+        """Return the one schema of a slot."""
+        slots = yield from self._channels.finding(self._channels.directory.cores[0], topic, self._timeout_seconds)
+        return of_slot((yield from self.schemas(topic)), slots, slot)
+
+    def schemas(self, topic: str) -> Flow[list[HeldSchema]]:
+        """Return every distinct schema that a topic has on each core, sealed or not."""
+        found: list[HeldSchema] = []
+        for core in self._channels.directory.cores:
+            yield from self._channels.finding(core, topic, self._timeout_seconds)
+            unknown: Collection[int] | None = None
+            if self._channels.channel(core).features & SCHEMA_LISTS:
+                call = yield from self._ask(core, lambda tag: ListSchemas(tag, topic))
+                assert isinstance(call.answer, SchemaList), "only this answers ListSchemas"
+                found += (held_schema(core, info) for info in call.answer.schemas)
+                unknown = call.answer.unknown
+            if unknown is None or unknown:
+                found += yield from self._looked_at(core, topic, unknown)
+        return found
+
+    def _looked_at(self, core: int, topic: str, wanted: Collection[int] | None) -> Flow[list[HeldSchema]]:
+        """The schemas of these segments, by a look at each; None: of all. One that is gone by now has none."""
+        listed = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
+        found: dict[tuple[int, bytes], HeldSchema] = {}
+        for info in _readable_in(listed):
+            if wanted is not None and info.segment_seq not in wanted:
+                continue
+            try:
+                part = SegmentPart(info.segment_seq, 0, info.bundle_count)
+                reader = yield from self.part_reader(core, topic, part, verifies_checksums=False)
+            except NotStored:
+                continue
+            for held in schemas_in(core, info.segment_seq, reader):
+                found.setdefault((held.slot_id, held.message), held)
+        return list(found.values())
 
     def wanted_range(
         self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked

@@ -1,7 +1,7 @@
 """Turns what a caller pushes into record batches by slot id.
 
-A bundle is a mapping of slot name or id to a `RecordBatch` or `Table`, or one of those alone. Nothing is copied, except where a
-table of several chunks has to become one batch.
+A bundle is a batch alone, or a mapping of slot name or id to batches; `tabular` says what counts as a batch. Nothing is copied, except
+where several chunks have to become one batch.
 """
 
 from __future__ import annotations
@@ -9,23 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from quiver_actors.base.envelope import with_trace
 from quiver_actors.base.model import ENVELOPE_SLOT, SlotTable
 from quiver_actors.base.protocol.messages import TopicInfo
+from quiver_actors.client.tabular import Batch, batch_of, is_rows, type_name
 from quiver_actors.errors import InvalidBundle, UnknownSlot
 from quiver_actors.store.staged.keys import without_key
 
-Batch: TypeAlias = "pa.RecordBatch | pa.Table"
 Bundle: TypeAlias = "Batch | Mapping[str | int, Batch]"
-
-_WHAT_IS_EXPECTED = "expected a pyarrow.RecordBatch, a pyarrow.Table, or a mapping of slot name or id to one of them"
-
-
-_COLUMN_TYPES = (list, tuple, np.ndarray, pa.Array, pa.ChunkedArray)
-"""Values that show that a mapping of columns was meant as a bundle."""
 
 
 class TopicSlots:
@@ -68,25 +61,19 @@ class TopicSlots:
         """
         if isinstance(bundle, pa.RecordBatch):
             return [(self.lone_slot, bundle)]
-        if isinstance(bundle, pa.Table):
-            return [(self.lone_slot, _one_batch(bundle))]
-        if not isinstance(bundle, Mapping):
-            raise InvalidBundle(f"cannot push a {type(bundle).__name__}: {_WHAT_IS_EXPECTED}")
-        return self._batches_of_mapping(bundle)
+        if isinstance(bundle, Mapping):
+            return self._batches_of_mapping(bundle)
+        return [(self.lone_slot, batch_of(bundle))]
 
     def _batches_of_mapping(self, bundle: Mapping[str | int, Batch]) -> list[tuple[int, pa.RecordBatch]]:
         found: dict[int, pa.RecordBatch] = {}
         for slot, content in bundle.items():
-            if isinstance(content, _COLUMN_TYPES):
+            if _is_column(content):
                 raise InvalidBundle(_columns_for_slots(bundle))
             slot_id = self.table.resolve(slot)
             if slot_id in found:
                 raise InvalidBundle(f"the bundle names slot {slot_id} twice (once as {slot!r}): keep one of the keys")
-            if isinstance(content, pa.Table):
-                content = _one_batch(content)
-            elif not isinstance(content, pa.RecordBatch):
-                raise InvalidBundle(f"slot {slot!r} holds a {type(content).__name__}: {_WHAT_IS_EXPECTED}")
-            found[slot_id] = content
+            found[slot_id] = content if isinstance(content, pa.RecordBatch) else _batch_of(slot, content)
         if ENVELOPE_SLOT in found:
             _drop_key(found)
         if not found:
@@ -128,29 +115,24 @@ def _drop_key(batches: dict[int, pa.RecordBatch]) -> None:
 def _columns_for_slots(bundle: Mapping[str | int, object]) -> str:
     names = ", ".join(f"{name!r}: ..." for name in list(bundle)[:3])
     return (
-        f"the mapping's value for {next(iter(bundle))!r} is a {type(next(iter(bundle.values()))).__name__}, but the keys of a bundle are "
+        f"the mapping's value for {next(iter(bundle))!r} is a {type_name(next(iter(bundle.values())))}, but the keys of a bundle are "
         f"slots and its values batches: to push columns, write pa.record_batch({{{names}}})"
     )
 
 
+def _batch_of(slot: str | int, content: object) -> pa.RecordBatch:
+    try:
+        return batch_of(content)
+    except InvalidBundle as error:
+        raise InvalidBundle(f"slot {slot!r}: {error}") from error
+
+
+def _is_column(content: object) -> bool:
+    """Whether it shows that a mapping of columns was meant as a bundle: a list, an array, or a series of any library."""
+    if isinstance(content, (list, tuple)):
+        return not is_rows(content)
+    return isinstance(content, (pa.Array, pa.ChunkedArray)) or hasattr(content, "dtype")
+
+
 def _slot_id_of(item: tuple[int, pa.RecordBatch]) -> int:
     return item[0]
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    batches = table.to_batches()
-    if len(batches) > 1:
-        batches = _combined(table)
-    if not batches:
-        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in table.schema], schema=table.schema)
-    return batches[0]
-
-
-def _combined(table: pa.Table) -> list[pa.RecordBatch]:
-    try:
-        batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
-    except pa.ArrowException as error:
-        raise InvalidBundle(f"the table's chunks cannot be combined into one batch: {error}") from error
-    if len(batches) > 1:
-        raise InvalidBundle(f"the table does not fit into one batch: it keeps {len(batches)} chunks; push it in parts")
-    return batches

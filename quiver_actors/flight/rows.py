@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
+from quiver_actors.base.conform import conform
 from quiver_actors.client.segments import BundleReader
 from quiver_actors.errors import ChecksumMismatch, DataLost, NotStored, StorageUnavailable, UsageError
-from quiver_actors.flight.conform import conform
 from quiver_actors.flight.contract import BundleRange
 from quiver_actors.flight.stored import Stored
 from quiver_actors.store.wal.entry_reader import EntryReader

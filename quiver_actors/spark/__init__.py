@@ -19,7 +19,7 @@ from quiver_actors.spark.java import ensure_java
 from quiver_actors.spark.session import session_conf, use
 
 if TYPE_CHECKING:
-    from quiver_actors.flight.conform import conform
+    from quiver_actors.base.conform import conform
     from quiver_actors.spark import testing
     from quiver_actors.spark.connection import node_client
     from quiver_actors.spark.locality import read_local
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "conform": "quiver_actors.flight.conform",
+    "conform": "quiver_actors.base.conform",
     "foreach_batch": "quiver_actors.spark.pushing",
     "node_client": "quiver_actors.spark.connection",
     "push": "quiver_actors.spark.pushing",

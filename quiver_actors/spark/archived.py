@@ -162,11 +162,11 @@ class _SomeSlots:
         self._projection = projection
 
     def readable(self, topic: str) -> dict[int, ReadableSegments]:
-        """Do what the archive does."""
+        """See `Archive.readable`."""
         return self._archive.readable(topic)
 
     def read_segment(self, core: int, topic: str, segment_seq: int) -> ArchivedReader:
-        """Do what the archive does."""
+        """See `Archive.read_segment`."""
         return self._archive.read_segment(core, topic, segment_seq)
 
     def read_part(

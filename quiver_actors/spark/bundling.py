@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from quiver_actors.base.conform import conform
 from quiver_actors.errors import InvalidBundle, UsageError
-from quiver_actors.flight.conform import conform, storable_schema
+from quiver_actors.flight.spark_types import storable_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

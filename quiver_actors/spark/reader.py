@@ -18,7 +18,6 @@ from pyspark.sql.types import StructType
 
 from quiver_actors.base.model import ENVELOPE_SLOT, SlotTable
 from quiver_actors.errors import UsageError
-from quiver_actors.flight.conform import spark_schema
 from quiver_actors.flight.contract import (
     AskWeights,
     Contents,
@@ -31,6 +30,7 @@ from quiver_actors.flight.contract import (
     schema_of,
 )
 from quiver_actors.flight.rows import METADATA
+from quiver_actors.flight.spark_types import spark_schema
 from quiver_actors.spark import offsets
 from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.offsets import Place

@@ -24,7 +24,7 @@ RANGE_BYTES = 4 << 20
 CONCURRENCY = 8
 """Requests that are under way at a time for one file."""
 _GAP_BLOCKS = 1
-"""The number of unwanted blocks in a row that are fetched with those around them: a request costs more."""
+"""The most unwanted blocks in a row that are fetched with the blocks around them: another request costs more."""
 _ATTEMPTS = 2
 """A block that comes damaged is fetched once more: the way may have damaged it."""
 

@@ -36,7 +36,7 @@ class Numbered(NamedTuple):
 
     @property
     def info(self) -> SegmentInfo:
-        """The segment as a worker would list it. One of which nothing is archived has no bytes and no rows."""
+        """The segment in the form in which a worker lists segments. If nothing of it is archived, it has no bytes and no rows."""
         found = self.segment
         if found is None:
             return SegmentInfo(self.segment_seq, self.bundle_count, 0, 0, 0, 0)

@@ -26,7 +26,7 @@ from quiver_actors.store.segment.runs import Run
 WINDOW_BYTES = 32 << 20
 """Messages of about so many bytes are fetched together."""
 _END_BLOCKS = 2
-"""The blocks at the end of a file that are fetched first: the footer, and mostly all that stands behind the streams."""
+"""Blocks at the end of a file that are fetched first: they hold the footer, and mostly all that stands behind the streams."""
 _STREAM_END_BYTES = 10
 """The length of an Arrow file's footer, and the magic behind it."""
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from quiver_actors.base.conform import conform
 from quiver_actors.errors import UnsupportedType
-from quiver_actors.flight.conform import conform, spark_schema, spark_type, storable_schema
+from quiver_actors.flight.spark_types import spark_schema, spark_type, storable_schema
 
 US = datetime.timedelta(microseconds=1)
 EPOCH = datetime.datetime(1970, 1, 1)
