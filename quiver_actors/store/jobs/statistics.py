@@ -7,7 +7,6 @@ values would hide the damage from whoever prunes by them. What cannot be decoded
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import mmap
 from collections.abc import Generator, Iterator
@@ -100,11 +99,11 @@ class _Computation:
             start, end = stream.byte_offset, stream.byte_offset + stream.byte_length
             footer = read_file_footer(self._read, start, end)
             schema = StoredSchema(stream.slot_id, footer.schema_message or b"")
-            messages = self._messages(start, footer.batch_blocks + footer.dictionary_blocks)
-            for some in iter(lambda: list(itertools.islice(messages, _BATCHES_AT_ONCE)), []):
-                if any(map(has_compressed_body, some)):
+            for number, message in enumerate(self._messages(start, footer.batch_blocks + footer.dictionary_blocks)):
+                if has_compressed_body(message):
                     self._sums[schema] = None  # nothing bounds what it becomes
-                yield len(some)
+                if number % _BATCHES_AT_ONCE == 0:
+                    yield 0
             yield from self._add(stream, schema)
 
     def _messages(self, start: int, blocks: bytes) -> Iterator[bytes]:
