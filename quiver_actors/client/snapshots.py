@@ -21,6 +21,8 @@ from quiver_actors.query.sql import Material, Mentions
 _READABLE_NS = 60 * SECOND_NS
 """How long to wait for a worker that has just started: it looks at what it has before it shows any of it."""
 _LOOK_NS = 50 * MILLISECOND_NS
+_COMPLETE_NS = 250 * MILLISECOND_NS
+_COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
 
 
 def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[Snapshot]:
@@ -31,7 +33,7 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
         StorageUnavailable: a segment could not be read for a long time.
         UnknownTopic, WorkerUnavailable, FormatError: as everywhere.
     """
-    found = yield from requests.readable(topic)
+    found = yield from _readable(requests, topic)
     slots = yield from requests.topic_slots(next(iter(found)), topic)
     wanted = _wanted(found, span)
     if len(wanted) > SEGMENTS_MAX:
@@ -47,6 +49,17 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
                 SnapshotPart(core, info.segment_seq, bundles.start, bundles.stop, oldest_ns, newest_ns, pinned)
             )
     return Snapshot(topic, slots.table, tuple(parts), all(each.is_complete for each in found.values()))
+
+
+def _readable(requests: Requests, topic: str) -> Flow[dict[int, ReadableSegments]]:
+    """List what can be read. Between two logs what was just acknowledged is not shown for a moment, which is waited for."""
+    deadline_ns = time.monotonic_ns() + _COMPLETE_NS
+    while True:
+        found = yield from requests.readable(topic)
+        now_ns = time.monotonic_ns()
+        if all(each.is_complete for each in found.values()) or now_ns > deadline_ns:
+            return found
+        yield now_ns + _COMPLETE_LOOK_NS
 
 
 def _wanted(found: Mapping[int, ReadableSegments], span: Span) -> list[tuple[int, SegmentInfo, range]]:
