@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 from quiver_actors.base.model import BundleId, Durability, Receipt
 
 if TYPE_CHECKING:
+    from quiver_actors.archive.reading.archive import Archive, open_archive
     from quiver_actors.client import Client, Delivery, Subscription, connect
     from quiver_actors.embedded import Store, open
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Archive",
     "BundleId",
     "Client",
     "Delivery",
@@ -35,13 +37,19 @@ __all__ = [
     "__version__",
     "connect",
     "open",
+    "open_archive",
 ]
 
+_FROM_ARCHIVE = frozenset(["Archive", "open_archive"])
 _FROM_CLIENT = frozenset(["Client", "Delivery", "Subscription", "connect"])
 _FROM_EMBEDDED = frozenset(["Store", "open"])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FROM_ARCHIVE:
+        from quiver_actors.archive.reading import archive
+
+        return getattr(archive, name)
     if name in _FROM_CLIENT:
         from quiver_actors import client
 

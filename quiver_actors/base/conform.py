@@ -34,7 +34,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     if len(found) > 1:
         raise UnsupportedType(f"{len(found)} columns are called {field.name!r}: no reader can tell them apart")
     try:
-        array = _cast(batch.column(found[0]), field.type) if found else pa.nulls(batch.num_rows, field.type)
+        array = _cast(batch.column(found[0]), field.type) if found else _nulls(batch.num_rows, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UnsupportedType(f"column {field.name!r} cannot be read as {field.type}: {error}") from error
     if not field.nullable and array.null_count:
@@ -42,12 +42,29 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     return array
 
 
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.nulls(count, kind)
+    except pa.ArrowNotImplementedError:
+        pass  # Arrow makes none of types that have extensions in them (pyarrow 26).
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _nulls(count, kind.storage_type))
+    if types.is_struct(kind):
+        children = [_nulls(count, field.type) for field in kind]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=pa.array([True] * count, pa.bool_()))
+    if types.is_list(kind) or types.is_large_list(kind):
+        offsets_bytes = (count + 1) * (8 if is_large_list(kind) else 4)
+        buffers = [pa.py_buffer(bytes(-(-count // 8))), pa.py_buffer(bytes(offsets_bytes))]
+        return pa.Array.from_buffers(kind, count, buffers, children=[_nulls(0, kind.value_type)])
+    return pa.nulls(count, kind)
+
+
 def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
     source = array.type
     if source == target:
         return array
     if types.is_null(source):
-        return pa.nulls(len(array), target)
+        return _nulls(len(array), target)
     if isinstance(source, pa.BaseExtensionType):
         return _cast(array.storage, target)
     if types.is_dictionary(source):
@@ -78,7 +95,7 @@ def _cast_struct(array: pa.StructArray, target: pa.StructType) -> pa.Array:
     children = []
     for field in target:
         index = array.type.get_field_index(field.name)
-        children.append(_cast(array.field(index), field.type) if index >= 0 else pa.nulls(len(array), field.type))
+        children.append(_cast(array.field(index), field.type) if index >= 0 else _nulls(len(array), field.type))
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
 

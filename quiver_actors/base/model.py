@@ -20,6 +20,8 @@ DEAD_LETTER_SUFFIX = "-dead"
 """Suffix of the topic that takes another topic's dead letters where the subscriber names no topic."""
 ONLOOKER_PREFIX = "quiver-tail-"
 """Prefix of subscribers that only watch (`quiver tail`); a topic without other subscribers keeps everything."""
+ARCHIVE_SUBSCRIBER = "quiver-archive"
+"""The subscriber by which the archiver keeps from deletion what is not in the archive yet. It is nobody who needs bundles."""
 
 #: The slot names of a topic without a table of its own: those of the OpenTelemetry Arrow Protocol (OTAP).
 OTAP_SLOTS: Mapping[str, int] = {

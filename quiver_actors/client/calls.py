@@ -14,6 +14,7 @@ from quiver_actors.base.protocol.messages import (
     Message,
     PendingInfo,
     Refused,
+    SchemaList,
     SegmentList,
     SegmentOpened,
     Sought,
@@ -32,6 +33,7 @@ from quiver_actors.errors import (
 ANSWERS = (
     Done,
     Refused,
+    SchemaList,
     SegmentList,
     SegmentOpened,
     ArenaAttached,

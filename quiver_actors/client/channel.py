@@ -29,6 +29,7 @@ from quiver_actors.base.protocol.messages import (
     Message,
     PendingInfo,
     Refused,
+    SchemaList,
     SegmentList,
     SegmentOpened,
     Sought,
@@ -62,6 +63,7 @@ GREETING_NS_MAX = 5 * SECOND_NS
 Answer: TypeAlias = (
     Done
     | Refused
+    | SchemaList
     | SegmentList
     | SegmentOpened
     | ArenaAttached

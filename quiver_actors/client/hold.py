@@ -15,17 +15,20 @@ import msgspec
 from quiver_actors.base.model import check_id
 from quiver_actors.base.protocol.messages import (
     AckThrough,
+    CheckSegment,
     Flush,
     Gap,
     GapAck,
     ListSegments,
     Message,
+    OpenSegment,
     Pending,
     PendingInfo,
     Refused,
     Register,
     SegmentInfo,
     SegmentList,
+    SegmentOpened,
     Terms,
     WorkerMessage,
 )
@@ -36,6 +39,7 @@ from quiver_actors.client.exchange import Exchange, Flow, deadline_after
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.errors import ClosedError
 
+_REASON_CHARS = 1000
 _Make: TypeAlias = "Callable[[int], Message]"
 
 
@@ -160,6 +164,22 @@ class Hold:
         """A gap notice was taken note of; it does not come again."""
         self._ask({core: Call(lambda tag: GapAck(tag, self.topic, self.subscriber, notice))})
         self._channels.channel(core).gaps.pop(notice, None)
+
+    def open_segment(self, core: int, segment_seq: int) -> tuple[int, int]:
+        """The descriptor of a sealed segment's file, for the caller to close, and the file's size.
+
+        Raises:
+            NotStored, StorageUnavailable: the segment is not there (any more), or cannot be read now.
+        """
+        call = Call(lambda tag: OpenSegment(tag, self.topic, segment_seq))
+        self._ask({core: call})
+        assert isinstance(call.answer, SegmentOpened), "only this answers OpenSegment"
+        assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
+        return call.descriptor, call.answer.size_bytes
+
+    def report_damage(self, core: int, segment_seq: int, reason: str) -> None:
+        """Have the worker check the file of a segment that was found damaged; it rescues what it can, and notices tell the rest."""
+        self._ask({core: Call(lambda tag: CheckSegment(tag, self.topic, segment_seq, reason[:_REASON_CHARS]))})
 
     def close(self) -> None:
         """End the connections. The subscriber goes on holding until its time to live is over. Idempotent."""

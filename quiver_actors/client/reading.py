@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import pyarrow as pa
+
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.client.bundle import StoredBundle
@@ -15,6 +17,7 @@ from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.projection import Asked
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.requests import Requests, WantedRange
+from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
 from quiver_actors.client.stored_range import StoredRange
 from quiver_actors.store.segment.reader import SegmentReader
@@ -34,6 +37,26 @@ class ReadingClient:
     def readable(self, topic: str = DEFAULT_TOPIC) -> dict[int, ReadableSegments]:
         """What can be read of a topic now, sealed or not, by the core that has it. Raises as `flush`."""
         return self._exchange.run(self._requests.readable(topic))
+
+    def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:
+        """Every distinct schema that a topic has stored, by core, sealed or not. Raises as `flush`."""
+        return self._exchange.run(self._requests.schemas(topic))
+
+    def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
+        """The one schema to which everything that is stored in a slot conforms, sealed or not; docs/delivery.md has the rules.
+
+        It costs the same however many segments there are, and narrows when segments go.
+
+        Args:
+            slot: its name or id; None: the only one that bundles have.
+
+        Raises:
+            SchemaConflict: a column has types that no type holds; the message names segments that have them.
+            NotStored: nothing is stored in the slot.
+            InvalidBundle: several slots have something, and none was named.
+            UnknownSlot, UnknownTopic, WorkerUnavailable: as everywhere.
+        """
+        return self._exchange.run(self._requests.schema(topic, slot))
 
     def read_segment(
         self, core: int, topic: str, segment_seq: int, *, verify_checksums: bool | None = None

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
+
 from quiver_actors.base.model import BundleId, check_id
 from quiver_actors.base.protocol.messages import (
+    SCHEMA_LISTS,
     AckThrough,
     CheckSegment,
     Flush,
+    ListSchemas,
     ListSegments,
     ListSubscribers,
     ListTopics,
     Message,
     OpenSegment,
+    SchemaList,
     SegmentInfo,
     SegmentList,
     SegmentOpened,
@@ -35,10 +40,11 @@ from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.projection import EVERYTHING, Asked, Projection
 from quiver_actors.client.questions import dropped_by, raise_known, seeking, starting
 from quiver_actors.client.ranges import SegmentPart, parts_of
+from quiver_actors.client.schemas import HeldSchema, held_schema, of_slot, schemas_in
 from quiver_actors.client.segments import BundleReader, MappedLog, MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoints
-from quiver_actors.errors import UsageError
+from quiver_actors.errors import NotStored, UsageError
 
 REASON_MAX = 1000
 """Characters of what a worker is told of damage."""
@@ -89,6 +95,11 @@ class Requests:
         calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
         return {core: _segments_in(call) for core, call in calls.items()}
 
+    def incarnations(self, topic: str) -> Flow[dict[int, str]]:
+        """Return the incarnation of a topic's directory by core; empty where the worker does not say."""
+        calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
+        return {core: call.answer.incarnation for core, call in calls.items() if isinstance(call.answer, SegmentList)}
+
     def readable(self, topic: str) -> Flow[dict[int, ReadableSegments]]:
         """Return what can be read of a topic by core, sealed or not."""
         calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
@@ -104,6 +115,42 @@ class Requests:
     def topic_slots(self, core: int, topic: str) -> Flow[TopicSlots]:
         """Return the slots of a topic, as a worker knows them."""
         return (yield from self._channels.finding(core, topic, self._timeout_seconds))
+
+    def schema(self, topic: str, slot: str | int | None) -> Flow[pa.Schema]:
+        """Return the one schema of a slot."""
+        slots = yield from self._channels.finding(self._channels.directory.cores[0], topic, self._timeout_seconds)
+        return of_slot((yield from self.schemas(topic)), slots, slot)
+
+    def schemas(self, topic: str) -> Flow[list[HeldSchema]]:
+        """Return every distinct schema that a topic has on each core, sealed or not."""
+        found: list[HeldSchema] = []
+        for core in self._channels.directory.cores:
+            yield from self._channels.finding(core, topic, self._timeout_seconds)
+            unknown: Collection[int] | None = None
+            if self._channels.channel(core).features & SCHEMA_LISTS:
+                call = yield from self._ask(core, lambda tag: ListSchemas(tag, topic))
+                assert isinstance(call.answer, SchemaList), "only this answers ListSchemas"
+                found += (held_schema(core, info) for info in call.answer.schemas)
+                unknown = call.answer.unknown
+            if unknown is None or unknown:
+                found += yield from self._looked_at(core, topic, unknown)
+        return found
+
+    def _looked_at(self, core: int, topic: str, wanted: Collection[int] | None) -> Flow[list[HeldSchema]]:
+        """The schemas of these segments, by a look at each; None: of all. One that is gone by now has none."""
+        listed = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
+        found: dict[tuple[int, bytes], HeldSchema] = {}
+        for info in _readable_in(listed):
+            if wanted is not None and info.segment_seq not in wanted:
+                continue
+            try:
+                part = SegmentPart(info.segment_seq, 0, info.bundle_count)
+                reader = yield from self.part_reader(core, topic, part, verifies_checksums=False)
+            except NotStored:
+                continue
+            for held in schemas_in(core, info.segment_seq, reader):
+                found.setdefault((held.slot_id, held.message), held)
+        return list(found.values())
 
     def wanted_range(
         self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked

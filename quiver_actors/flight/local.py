@@ -49,7 +49,6 @@ from quiver_actors.flight.stored import (
     held_contents,
     make_readable,
     stored_rows,
-    stored_schemas,
     stored_weights,
 )
 from quiver_actors.store.staged.states import StageState
@@ -122,7 +121,10 @@ class LocalNode:
 
     def schemas(self, topic: str) -> Schemas:
         """Return each distinct schema of what can be read of the topic once."""
-        return stored_schemas(self._client(), topic)
+        found: dict[int, dict[bytes, None]] = {}
+        for held in self._client().schemas(topic):
+            found.setdefault(held.slot_id, {})[held.message] = None
+        return Schemas({slot_id: list(messages) for slot_id, messages in found.items()})
 
     def slot_rows(self, request: AskSlotRows) -> SlotRows:
         """Add up the rows of each slot."""

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from quiver_actors.base.conform import conform
-from quiver_actors.client import Client
 from quiver_actors.client.segments import BundleReader
 from quiver_actors.errors import ChecksumMismatch, DataLost, NotStored, StorageUnavailable, UsageError
 from quiver_actors.flight.contract import BundleRange
+from quiver_actors.flight.stored import Stored
 from quiver_actors.store.wal.entry_reader import EntryReader
 
 _OPEN_SECONDS = 60.0
@@ -32,7 +32,7 @@ METADATA = pa.schema(
 
 
 def read_rows(
-    client: Client,
+    client: Stored,
     node: str,
     topic: str,
     slots: Mapping[str, int],
@@ -70,7 +70,7 @@ def read_rows(
         yield from read_range(segment, node, piece, slots, target, required, damaged)
 
 
-def _opened(client: Client, topic: str, piece: BundleRange, *, verify_checksums: bool) -> BundleReader:
+def _opened(client: Stored, topic: str, piece: BundleRange, *, verify_checksums: bool) -> BundleReader:
     """What reads a range. A worker that has just started first looks at what it has: that is waited for.
 
     Raises:
@@ -109,7 +109,7 @@ def _check_nothing_is_lost(segment: BundleReader, node: str, topic: str, piece: 
     lost = [index for index in range(piece.bundle_start, piece.bundle_end) if segment.is_lost(index)]
     if lost:
         raise DataLost(
-            f"node {node}, core {piece.core}, topic {topic!r}: {len(lost)} bundles of segment {piece.segment_seq} were lost to damage, the "
+            f"node {node}, core {piece.core}, topic {topic!r}: {len(lost)} bundles of segment {piece.segment_seq} are lost, the "
             f"first is bundle {lost[0]}. To go on with what is left, read with failOnDataLoss=false"
         )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import pyarrow as pa
 
 from quiver_actors.client import Client
 from quiver_actors.client.hold import HeldCore
@@ -21,15 +24,41 @@ from quiver_actors.flight.contract import (
     Weights,
     schema_bytes,
 )
-from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.segment.codec import StreamInfo
 from quiver_actors.store.wal.entry_reader import EntryReader
 
 CHECK_SECONDS = 60.0
 _CHECK_LOOK_SECONDS = 0.02
 
 
+class SegmentStreams(BundleReader, Protocol):
+    """Reads a whole sealed segment: also its streams."""
+
+    @property
+    def streams(self) -> tuple[StreamInfo, ...]:
+        """The stream directory, in file order."""
+
+    def schema(self, stream_id: int) -> pa.Schema:
+        """The Arrow schema of a stream."""
+
+
+class Stored(Protocol):
+    """What reads of stored bundles need: a `Client`, or an archive."""
+
+    def readable(self, topic: str) -> dict[int, ReadableSegments]:
+        """What can be read of a topic now, by core."""
+
+    def read_segment(self, core: int, topic: str, segment_seq: int) -> SegmentStreams:
+        """Open a sealed segment. Raises NotStored."""
+
+    def read_part(
+        self, core: int, topic: str, segment_seq: int, first: int, end: int, *, verify_checksums: bool | None = None
+    ) -> BundleReader:
+        """Open the bundles `[first, end)` of a segment. Raises NotStored."""
+
+
 def make_readable(client: Client, request: Look) -> None:
-    """See to it that all that was acknowledged before can be read by the asker. What can be read before its seal is not sealed for it."""
+    """Flush the topic unless the asker can read everything that was acknowledged before without a seal."""
     topic = request.topic
     if not (request.reads_unsealed and all(core.is_complete for core in client.readable(topic).values())):
         client.flush(topic)
@@ -80,7 +109,7 @@ def held_contents(core: int, held: HeldCore, request: Look, *, is_new: bool) -> 
     )
 
 
-def stored_schemas(client: Client, topic: str) -> Schemas:
+def stored_schemas(client: Stored, topic: str) -> Schemas:
     """Each distinct schema of a topic, once: by the stream directories of sealed segments, and the bundles of others."""
     found: dict[int, dict[bytes, None]] = {}
     readable = client.readable(topic)
@@ -114,7 +143,7 @@ def _schemas_in(reader: BundleReader, piece: BundleRange) -> Iterator[tuple[int,
                 yield from ((slot, schema_bytes(batch.schema)) for slot, batch in reader.decode(index).items())
 
 
-def stored_rows(client: Client, request: AskSlotRows) -> SlotRows:
+def stored_rows(client: Stored, request: AskSlotRows) -> SlotRows:
     """Add up the rows of each slot: of sealed segments from their stream directories, of ranges from the heads of their batches."""
     by_core: dict[int, dict[int, dict[int, int]]] = {}
     for core, segment_seq, segment in _segments(client, request.topic, request.segments):
@@ -129,7 +158,7 @@ def stored_rows(client: Client, request: AskSlotRows) -> SlotRows:
     return SlotRows(by_core)
 
 
-def stored_weights(client: Client, request: AskWeights) -> Weights:
+def stored_weights(client: Stored, request: AskWeights) -> Weights:
     """Read the row counts of one segment's bundles without checking their checksums; who reads the rows checks them."""
     reader: BundleReader
     if request.bundle_end < 0:
@@ -149,8 +178,8 @@ def stored_weights(client: Client, request: AskWeights) -> Weights:
 
 
 def _segments(
-    client: Client, topic: str, segments: Mapping[int, list[int]]
-) -> Iterator[tuple[int, int, SegmentReader]]:
+    client: Stored, topic: str, segments: Mapping[int, list[int]]
+) -> Iterator[tuple[int, int, SegmentStreams]]:
     """Yield core, number and reader of sealed segments that still exist: a listed segment may have been deleted since."""
     for core, segment_seqs in segments.items():
         for segment_seq in segment_seqs:
@@ -158,7 +187,7 @@ def _segments(
                 yield core, segment_seq, client.read_segment(core, topic, segment_seq)
 
 
-def _parts(client: Client, topic: str, ranges: list[BundleRange]) -> Iterator[tuple[BundleRange, BundleReader]]:
+def _parts(client: Stored, topic: str, ranges: list[BundleRange]) -> Iterator[tuple[BundleRange, BundleReader]]:
     """Yield ranges that still exist, and what reads them."""
     for piece in ranges:
         with contextlib.suppress(NotStored):

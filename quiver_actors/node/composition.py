@@ -7,11 +7,13 @@ make and remove.
                      quiver.version      `quiver-data 2` (data_version.py)
                      quiver.cores        the number of workers, and since when (core_generation.py)
                      <topic>/core_<n>/   the workers'
+                     quiver.archive      who the directory is to its archive: the archiver's (archive/ownership.py)
                      quiver.topics       all topics with their settings: the supervisor's, read by the workers
                      .deleted-*          topics that were deleted, until all of their files are unlinked
     run directory    supervisor.lock     held by the supervisor alone: its life
                      supervisor.sock     control socket
                      core_<n>.sock       the workers'
+                     archive.json         what the archiver says of itself (base/archive_status.py)
                      node.json           where to find all of it, the counters page included
                      opened/             which directories of cores the workers have had open (opened_directories.py)
 
@@ -38,6 +40,7 @@ from quiver_actors.base.metrics.figures import FIGURES_VERSION
 from quiver_actors.base.topics import Catalogue
 from quiver_actors.errors import ConfigError
 from quiver_actors.node.adoption_watch import AdoptionWatch
+from quiver_actors.node.archiver_process import ArchiverProcess
 from quiver_actors.node.core_generation import begin_with
 from quiver_actors.node.leftovers import NODE_RECORD, sweep
 from quiver_actors.node.node_dirs import (
@@ -135,6 +138,8 @@ def run_node(
         shown.append(page)
         held.enter_context(first_record(settings, page.name, keeper.catalogue.topics))
         warn_of_shared_cpus(cores, len(cpus))
+        archiver = ArchiverProcess(adoption_watch(settings, page, keeper), settings)
+        held.callback(archiver.stop)
         log_event("node.start", {"pid": os.getpid(), "version": __version__, "cores": cores, "config": config_path})
         supervisor = Supervisor(
             [child_spec(settings, core, cpus[core % len(cpus)], worker, generation) for core in range(cores)],
@@ -147,11 +152,7 @@ def run_node(
             # The data directory's lock stays with the workers: while one of them lives, nobody else may open it.
             release_in_child=supervisor_lock.release,
             storage=storage_spec(keeper, data_dir, cores),
-            steward=AdoptionWatch(
-                keeper,
-                lambda: all_adopted_cores(settings),
-                lambda: write_node_record(settings, page.name, keeper.catalogue.topics),
-            ),
+            steward=archiver,
         )
         exit_code = supervisor.run()
     log_event("node.end", {"exit_code": int(exit_code), "meaning": exit_code.name.lower()})
@@ -185,6 +186,15 @@ def topic_keeper(
         applied=lambda: topic_versions(shown[0], settings.cores) if shown else {},
         announce=announce,
         forget=OpenedDirectories(settings.resolved_run_dir()).forget,
+    )
+
+
+def adoption_watch(settings: NodeSettings, page: CountersPage, keeper: TopicKeeper) -> AdoptionWatch:
+    """The topic keeper, and beside it the watch over adopted cores, of which the node record tells clients."""
+    return AdoptionWatch(
+        keeper,
+        lambda: all_adopted_cores(settings),
+        lambda: write_node_record(settings, page.name, keeper.catalogue.topics),
     )
 
 

@@ -11,6 +11,7 @@ import glob
 import logging
 import os
 
+from quiver_actors.base.archive_status import ARCHIVE_STATUS_FILE
 from quiver_actors.node.opened_directories import OpenedDirectories
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.shm.errors import ShmError
@@ -19,7 +20,7 @@ from quiver_actors.supervisor.figures import RUN_DIRECTORY_ROW, SUPERVISOR_REGIO
 from quiver_actors.supervisor.log import log_event
 
 NODE_RECORD = "node.json"
-_PATTERNS = (f"{NODE_RECORD}*", "core_*.sock*", ".core_*.sock*", "supervisor.sock*")
+_PATTERNS = (f"{NODE_RECORD}*", "core_*.sock*", ".core_*.sock*", "supervisor.sock*", f"{ARCHIVE_STATUS_FILE}*")
 
 
 def sweep(run_dir: str) -> None:

@@ -31,7 +31,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
     """
 
     def __init__(self, rows: Rows, stored: pa.Schema, schema: pa.Schema, where: pc.Expression | None = None) -> None:
-        """Made by `dataset_of`.
+        """Use `dataset_of`, which makes these.
 
         Args:
             stored: what the bundles conform to.

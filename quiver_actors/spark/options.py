@@ -37,6 +37,8 @@ class SourceOptions:
     topic: str = DEFAULT_TOPIC
     run_dir: str | None = None
     """None: each process asks its own environment (`QUIVER_RUN_DIR`, else the default of its node)."""
+    archive: str | None = None
+    """Read from the object store of this URL, and ask no node."""
     nodes: str | None = None
     """None: `QUIVER_NODES`, else only the node of the driver."""
     token: str | None = None
@@ -160,6 +162,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("runDir", "run_dir", str, ANY),
     Option("trustedUid", "trusted_uid", _user, ANY),
     Option("nodes", "nodes", str, ANY),
+    Option("archive", "archive", str, (READ,)),
     Option("token", "token", str, ANY),
     Option("tlsRoots", "tls_roots", str, ANY),
     Option("pushTimeout", "push_timeout_ns", parse_duration_ns, ANY),
@@ -238,6 +241,8 @@ def _check_together(options: SourceOptions, operation: str) -> None:
         raise ConfigError("options 'txnAppId' and 'txnVersion' belong together: give both or neither")
     if options.txn_app_id is not None and options.commit_protocol != "batch":
         raise ConfigError("option 'txnAppId' needs commitProtocol=batch: the others do not remember what was written")
+    if options.archive is not None and (options.nodes or options.run_dir):
+        raise ConfigError("option 'archive' reads from an object store alone: leave out 'nodes' and 'runDir'")
     if options.starting_offsets is not None and options.starting_unix_ns is not None:
         raise ConfigError("options 'startingOffsets' and 'startingTimestamp' contradict each other: give one")
     if options.ending_offsets == EARLIEST:

@@ -33,7 +33,6 @@ from quiver_actors.flight.rows import METADATA
 from quiver_actors.flight.spark_types import spark_schema
 from quiver_actors.spark import offsets
 from quiver_actors.spark.message_first import message_first
-from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import EARLIEST, SourceOptions
 from quiver_actors.spark.plan import (
@@ -45,6 +44,7 @@ from quiver_actors.spark.plan import (
     ranges_between,
     rows_request,
 )
+from quiver_actors.spark.read_nodes import read_nodes
 
 Slots = Mapping[str, int]
 """The slots that a read selects: name as the user gave it, or the slot's own, and id."""
@@ -72,7 +72,7 @@ class TopicReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plan partitions over everything that is stored on all nodes. Runs on the driver."""
         options = self._options
-        nodes = node_set(options)
+        nodes = read_nodes(options)
         contents = nodes.ask_all(lambda node: node.look(everything(options.topic)))
         stored = [
             piece
@@ -119,7 +119,7 @@ def read_partitions(
 ) -> list[InputPartition]:
     """Partitions for these bundles."""
     options.where.check(target)
-    nodes = node_set(options)
+    nodes = read_nodes(options)
     schema = schema_bytes(target)
     required = options.where.required_slots(slots)
 
@@ -142,7 +142,7 @@ def read_partitions(
 def read_partition(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one partition. Spark reads an empty plan as one partition without a value: it has no rows."""
     if isinstance(partition, TopicPartition):
-        node = node_set(options).get(partition.place.node, partition.location)
+        node = read_nodes(options).get(partition.place.node, partition.location)
         yield from options.where.filtered(node.read(partition.ticket))
 
 
@@ -160,7 +160,7 @@ def stored_schema(options: SourceOptions) -> StructType:
         UsageError: nothing is stored yet, or the topic has several slots and none was chosen.
         UnsupportedType: Spark cannot hold what is stored.
     """
-    nodes = node_set(options)
+    nodes = read_nodes(options)
     contents = nodes.ask_all(lambda node: node.look(everything(options.topic)))
     by_slot = _schemas_of(options, contents)
     if not by_slot:
@@ -219,13 +219,13 @@ def slot_rows(options: SourceOptions, stored: Sequence[StoredRange]) -> dict[str
     def ask(node: Node) -> SlotRows:
         return node.slot_rows(rows_request(stored, node.name, options.topic))
 
-    return node_set(options).ask({piece.place.node for piece in stored}, ask)
+    return read_nodes(options).ask({piece.place.node for piece in stored}, ask)
 
 
 def _schemas_of(options: SourceOptions, contents: Mapping[str, Contents]) -> dict[int, list[pa.Schema]]:
     """Every stored schema by slot, the bundles' envelope left out."""
     found: dict[int, list[pa.Schema]] = {}
-    for schemas in node_set(options).ask(contents, lambda node: node.schemas(options.topic)).values():
+    for schemas in read_nodes(options).ask(contents, lambda node: node.schemas(options.topic)).values():
         for slot_id, messages in schemas.by_slot.items():
             if slot_id != ENVELOPE_SLOT:
                 found.setdefault(slot_id, []).extend(map(schema_of, messages))

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from quiver_actors.base.topics import Catalogue, Deletion, Topic
-from quiver_actors.store.files import core_file, foreign_record
+from quiver_actors.store.files import core_file, foreign_record, summaries
 from quiver_actors.store.files.core_count import CoreGeneration
 from quiver_actors.store.files.data_version import encode_data_version
 from quiver_actors.store.files.topic_list import encode_catalogue
@@ -100,6 +100,12 @@ SECTIONS = (
             foreign_record.SOURCE_TABLE,
             foreign_record.ENTRY_TABLE,
         ),
+    ),
+    Section(
+        "Summaries of segments",
+        "A header, schemas, segments, and the checksum. Each schema is the fields below and its Arrow message; each segment is the fields "
+        "below, its streams, and its statistics.",
+        (summaries.SUMMARIES, summaries.SCHEMA_TABLE, summaries.SEGMENT_TABLE, summaries.STREAM_TABLE),
     ),
     Section(
         "Prepared stages, transactions, producers",

@@ -22,6 +22,7 @@ from quiver_actors.store.files.foreign_record import (
     ForeignSegment,
     encode_foreign,
 )
+from quiver_actors.store.files.summaries import StoredSchema, Summary, encode_summaries
 from quiver_actors.store.format.fields import FieldTable
 from quiver_actors.store.format.framing import Framing
 from quiver_actors.store.inspection.look import look_at
@@ -104,6 +105,7 @@ PROGRESS_JOURNAL = encode_journal_header(MARKER) + encode_frame(MARKER, [Progres
 SOURCE = AdoptedSource("a.log", 61, 62, (AdoptedEntry(63, 64, 66), AdoptedEntry(65, 67, None)))
 EMPTY = AdoptedSource("", 68, 69, ())
 FOREIGN = encode_foreign(ForeignRecord(70, {71: ForeignSegment(72, 73)}, (74, 75, 66), (EMPTY, SOURCE), is_first=True))
+SUMMARIES = encode_summaries({80: Summary(b"identity", ((StoredSchema(7, b"arrow"), 81),), b"abc")})
 JOURNAL = encode_journal(JournalRecord())
 SAMPLES: dict[str, tuple[bytes, int, dict[str, Any]]] = {
     "log header": (
@@ -238,6 +240,18 @@ SAMPLES: dict[str, tuple[bytes, int, dict[str, Any]]] = {
         {"position_start": 61, "end": 62, "zeroes": bytes(4), "name_bytes": 5},
     ),
     "entry of a source": (FOREIGN, 84 + 22 + 27, {"start": 63, "crc32": 64, "source": 1, "target": 2}),
+    "summaries of segments": (
+        SUMMARIES,
+        0,
+        {"magic": b"QUIVSUM\0", "version": 1, "header_size": 20, "schema_count": 1, "segment_count": 1},
+    ),
+    "schema of summaries": (SUMMARIES, 20, {"slot_id": 7, "message_bytes": 5}),
+    "summary of a segment": (
+        SUMMARIES,
+        33,
+        {"segment_seq": 80, "identity": b"identity", "stream_count": 1, "statistics_bytes": 3},
+    ),
+    "stream of a summary": (SUMMARIES, 57, {"schema": 0, "row_count": 81}),
     "record": (
         JOURNAL,
         0,

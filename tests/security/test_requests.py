@@ -37,6 +37,7 @@ def refused(guest: WireClient, *messages: m.Message) -> m.Refused:
 OF_A_TOPIC = {
     "flush": lambda topic: m.Flush(1, topic),
     "list segments": lambda topic: m.ListSegments(1, topic),
+    "list schemas": lambda topic: m.ListSchemas(1, topic),
     "open segment": lambda topic: m.OpenSegment(1, topic, 0),
     "register": lambda topic: m.Register(1, topic, "spy", "earliest"),
     "unregister": lambda topic: m.Unregister(1, topic, "spy"),
@@ -246,6 +247,8 @@ NONSENSE = {
     "acknowledge what is not there": m.AckThrough(1, "open", "mine", 1 << 40, 0),
     "outcome": m.Resolve(1, "open", "mine", 0, 1, "explode", packed(0), 0),
     "indexes": m.Resolve(1, "open", "mine", 0, 1, "ack", b"abc", 0),
+    "taken": m.Taken("open", "mine", 0, 1, b"abc"),
+    "taken of nobody": m.Taken("open", "nobody", 0, 1, packed(0)),
     "arena": m.AttachArena(1, 1 << 62),
     "pending of nobody": m.Pending(1, "open", "nobody"),
 }

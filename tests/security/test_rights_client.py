@@ -108,6 +108,7 @@ CALLS: dict[str, Callable[[Client, str, str], Any]] = {
     "Push": lambda client, topic, name: client.push(numbers(1), topic=topic),
     "Flush": lambda client, topic, name: client.flush(topic),
     "ListSegments": lambda client, topic, name: client.segments(topic),
+    "ListSchemas": lambda client, topic, name: client.schemas(topic),
     "OpenSegment": lambda client, topic, name: list(client.read(topic, 0)),
     "CheckSegment": lambda client, topic, name: client._exchange.run(
         client._requests._ask(0, lambda tag: CheckSegment(tag, topic, 0, "test"))
@@ -127,6 +128,7 @@ CALLS: dict[str, Callable[[Client, str, str], Any]] = {
     "ClaimRef": claimed,
     "Resolve": lambda client, topic, name: consumed(client, topic, name, lambda _, delivery: delivery.ack().wait()),
     "Extend": lambda client, topic, name: consumed(client, topic, name, lambda _, delivery: delivery.extend()),
+    "Taken": lambda client, topic, name: consumed(client, topic, name, lambda _, delivery: None),
     "Unreadable": lambda client, topic, name: consumed(client, topic, name, deferred),
     "FlushProgress": lambda client, topic, name: consumed(client, topic, name, lambda all_, _: all_.flush()),
     "AckThrough": lambda client, topic, name: client.ack_through(BundleId(topic, 0, 0, 0), subscriber=name),
@@ -142,7 +144,7 @@ CALLS: dict[str, Callable[[Client, str, str], Any]] = {
     "ListStages": lambda client, topic, name: client.staged(topic),
     "Decide": lambda client, topic, name: client.find_decision(name),
 }
-BY_CONSUMER = {"Credit", "ClaimRef", "Resolve", "Extend", "Unreadable", "FlushProgress", "GapAck", "Pending"}
+BY_CONSUMER = {"Credit", "ClaimRef", "Resolve", "Extend", "Taken", "Unreadable", "FlushProgress", "GapAck", "Pending"}
 """Only a consumer that is attached sends them: the client registers a subscriber that nobody has registered."""
 
 

@@ -53,7 +53,9 @@ WAITING_SITES = frozenset(
 FATAL_SITES = frozenset(
     [
         CallSite("write", "quiver_actors.store.wal.log", "Log.write"),
+        CallSite("write", "quiver_actors.store.wal.log", "Log.write_lone"),
         CallSite("fdatasync", "quiver_actors.store.jobs.commits", "CommitJob.work"),
+        CallSite("fdatasync", "quiver_actors.store.jobs.commits", "LoneCommit.run"),
         CallSite("rename", "quiver_actors.store.jobs.commits", "CommitJob.work"),
         CallSite("sync_directory", "quiver_actors.store.jobs.commits", "CommitJob.work"),
         CallSite("fsync", "quiver_actors.store.jobs.sealing", "seal_file"),
@@ -70,13 +72,17 @@ TOLERATED_SITES = frozenset(
         CallSite("fsync", "quiver_actors.store.jobs.upkeep", "CompactJob._write"),
         CallSite("rename", "quiver_actors.store.jobs.upkeep", "CompactJob._rewrite"),
         CallSite("unlink", "quiver_actors.store.jobs.upkeep", "CompactJob._drop"),
+        *(
+            CallSite(kind, "quiver_actors.store.jobs.summaries", "SaveSummariesJob.work")
+            for kind in ("create", "write", "rename")
+        ),
         *(CallSite(kind, _STAGE_JOBS, "PrepareJob.work") for kind in ("unlink", "truncate", "fsync", "sync_directory")),
         *(CallSite(kind, _STAGE_JOBS, "StageAllocateJob._create") for kind in ("make_directory", "create", "allocate")),
         CallSite("unlink", _STAGE_JOBS, "StageAllocateJob._create"),
         CallSite("allocate", _STAGE_JOBS, "StageAllocateJob.work"),
     ]
 )
-"""Where a failure follows another one, which is the one that is reported, or costs a compaction or a stage and nothing else."""
+"""Where a failure follows another one, which is the one that is reported, or costs no more than a compaction, a stage or a derived file."""
 
 
 def every_errno(site: CallSite) -> Sequence[int]:

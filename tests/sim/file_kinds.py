@@ -25,6 +25,7 @@ KINDS = {
     "transactions": r"quiver\.transactions(\.tmp)?",
     "producers": r"quiver\.producers(\.tmp)?",
     "record of other writers": r"quiver\.foreign(\.tmp)?",
+    "summaries": r"quiver\.summaries(\.tmp)?",
     "quarantined file": r"quarantine/.*",
     "decision": r"quiver\.decisions/.*",
     "list of topics": r"quiver\.topics(\.tmp)?",

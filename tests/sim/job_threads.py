@@ -74,6 +74,18 @@ class JobThreads:
                 job.slice_ns = 0
             self._background = _Work(job, Turn(job.run))
 
+    def take_commit(self, job: Job) -> None:
+        """Carry out a commit that the engine has begun outside of `next_commit`."""
+        assert self._commit is None
+        self._commit = _Work(job, Turn(job.run))
+
+    def finish_commits(self) -> None:
+        """Let the commit finish that is out, and those that follow from it."""
+        self.start()
+        while self._commit is not None:
+            self._step(self._commit)
+            self.start()
+
     def finish(self) -> None:
         """Let the jobs finish that are out, and those that follow from them."""
         while work := self._commit or self._background:

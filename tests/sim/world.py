@@ -32,6 +32,7 @@ from tests.sim.bundles import Producer, Slots, any_bundle, tiny
 from tests.sim.job_threads import JobThreads
 from tests.sim.keyed import HOMES, KeyedProducers, put_elsewhere
 from tests.sim.ledger import NEVER, BundleId, Deletion, Fact, Ledger, PushedBundle, Subscription
+from tests.sim.lone import LonePushes
 from tests.sim.oracle import DIRECTORY, ManualClock, Oracle, Survey
 from tests.sim.profiles import Profile
 from tests.sim.recorder import Moment, Recorder, sequences_in
@@ -81,6 +82,7 @@ class World:
         self._subscribing = Subscribing(self)
         self.staging = Staging(self)
         self._keyed = KeyedProducers(self)
+        self._lone = LonePushes(self)
         self.disk = SimDisk()
         if profile.keyed_share:
             put_elsewhere(self.disk)
@@ -110,6 +112,7 @@ class World:
         """Do that many operations, then bring everything to rest and compare it with the ledger."""
         steps = (
             (self._push, 0 if self._only_stages else 30),
+            (self._lone.push, 0 if self._only_stages else 6),
             (self.jobs.let_run, 25),
             (self._subscribing.claim, 10),
             (self._subscribing.resolve, 14),

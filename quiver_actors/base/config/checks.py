@@ -86,6 +86,18 @@ def _shares_hold_the_logs(settings: NodeSettings) -> Iterator[Conflict]:
             )
 
 
+def _archive_has_a_place(settings: NodeSettings) -> Iterator[Conflict]:
+    """Check that whoever wants an archive says where it is, and that who requires one has one."""
+    for place, topic in _topics(settings):
+        if topic.archive.enabled and not settings.archive.url:
+            yield (
+                f"{place}archive.enabled",
+                "is true, and archive.url is not set; expected the URL of an object store there",
+            )
+        if topic.archive.require and not topic.archive.enabled:
+            yield f"{place}archive.require", "is true without archive.enabled; expected both, or neither"
+
+
 def _topics(settings: NodeSettings) -> Iterator[tuple[str, TopicSettings]]:
     for name, topic in settings.all_topics().items():
         yield f"topics.{name}.", topic
@@ -97,4 +109,5 @@ CHECKS: tuple[Check, ...] = (
     _logs_hold_a_segment,
     _cap_holds_the_logs,
     _shares_hold_the_logs,
+    _archive_has_a_place,
 )

@@ -149,6 +149,30 @@ _NODE = (
         "topics that it is for, none for all of them. docs/security.md says what each role may do.",
     ),
     Setting(
+        key="archive.url", field="archive.url", kind=TEXT, scope=Scope.NODE, live=False,
+        about="Object store that sealed segments are copied into: s3://, gs://, az:// with bucket and prefix, or file:///directory. Empty: "
+        "none. Credentials are found where the provider's tools look (docs/archive.md).",
+    ),
+    Setting(
+        key="archive.max_bandwidth", field="archive.max_bandwidth_bytes", kind=SIZE, scope=Scope.NODE, live=False,
+        about="Most bytes of segments that the archiver sends in a second. 0: no limit.",
+    ),
+    Setting(
+        key="archive.request_timeout", field="archive.request_timeout_ns", kind=DURATION, scope=Scope.NODE, live=False,
+        minimum=100 * MILLISECOND_NS,
+        about="How long one request to the object store may take.",
+    ),
+    Setting(
+        key="archive.retry_interval", field="archive.retry_interval_max_ns", kind=DURATION, scope=Scope.NODE, live=False,
+        minimum=100 * MILLISECOND_NS,
+        about="Longest wait before the next attempt while the object store does not answer; waits grow up to it.",
+    ),
+    Setting(
+        key="archive.refused_interval", field="archive.refused_interval_ns", kind=DURATION, scope=Scope.NODE, live=False,
+        minimum=100 * MILLISECOND_NS,
+        about="Wait before the next attempt after an error that stays until somebody acts, such as a missing bucket or permission.",
+    ),
+    Setting(
         key="log.format", field="log.format", kind=TEXT, scope=Scope.NODE, live=False, choices=LOG_FORMATS,
         about="How log lines are written to stderr: human (key=value) or json (an object a line).",
     ),
@@ -257,6 +281,30 @@ _TOPIC = (
     Setting(
         key="retention.early_seal", field="retention.early_seal", kind=BOOLEAN,
         about="Near the size cap open segments are sealed early, so that they can be processed, or go.",
+    ),
+    Setting(
+        key="archive.enabled", field="archive.enabled", kind=BOOLEAN, operators=True,
+        about="Sealed segments are copied into the object store of archive.url, and none is deleted as processed before.",
+    ),
+    Setting(
+        key="archive.require", field="archive.require", kind=BOOLEAN, operators=True,
+        about="Nothing is evicted or expires that is not archived: with the store away the size cap holds pushes back.",
+    ),
+    Setting(
+        key="archive.max_delay", field="archive.max_delay_ns", kind=DURATION,
+        about="The archiver seals an open segment whose first bundle is older. 0ms: it waits for segment.max_open_duration.",
+    ),
+    Setting(
+        key="archive.expire", field="archive.expire_ns", kind=DURATION, operators=True,
+        about="Segments whose newest bundle was ingested longer ago are deleted in the archive. 0ms: never.",
+    ),
+    Setting(
+        key="archive.keep_local", field="archive.keep_local_age_ns", kind=DURATION,
+        about="In a topic without subscribers archived segments go from the disk at this age. 0ms: not by age.",
+    ),
+    Setting(
+        key="archive.keep_local_size", field="archive.keep_local_size_bytes", kind=SIZE,
+        about="In a topic without subscribers so much of the newest archived segments stays, for each core. 0: not by size.",
     ),
     Setting(
         key="retention.quarantine_cap", field="retention.quarantine_cap_bytes", kind=SIZE, operators=True,

@@ -62,6 +62,40 @@ class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Upper limit for the damaged files that one engine keeps; above it the oldest are deleted, but never the newest."""
 
 
+class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether sealed segments of a topic are copied into the node's archive, and what follows from that."""
+
+    enabled: bool = False
+    require: bool = False
+    """Whether nothing is evicted or expires that is not in the archive."""
+    max_delay_ns: int = 0
+    """Age of the oldest bundle of an open segment at which the archiver has it sealed; 0: `segment.max_open_duration` alone decides."""
+    expire_ns: int = 0
+    """Age of a segment's newest bundle above which it is deleted in the archive; 0: never."""
+    keep_local_age_ns: int = 0
+    keep_local_size_bytes: int = 0
+    """What stays on the disk of a topic without subscribers once it is archived: younger than the one and within the other; 0: no limit."""
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether what is archived may be deleted here although no subscriber was ever done with it."""
+        return self.enabled and bool(self.keep_local_age_ns or self.keep_local_size_bytes)
+
+
+class NodeArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The object store that a node archives into, and how hard it is worked."""
+
+    url: str = ""
+    """Empty: the node has no archive."""
+    max_bandwidth_bytes: int = 0
+    """Bytes of segments that are sent in a second; 0: no limit."""
+    request_timeout_ns: int = 30 * SECOND_NS
+    retry_interval_max_ns: int = 60 * SECOND_NS
+    """The longest wait before the next attempt after a failure that may pass."""
+    refused_interval_ns: int = 300 * SECOND_NS
+    """The wait before the next attempt after a failure that an operator must see to."""
+
+
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one topic; they apply on every core."""
 
@@ -71,6 +105,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     segment: SegmentSettings = SegmentSettings()
     wal: WalSettings = WalSettings()
     retention: RetentionSettings = RetentionSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     progress_flush_interval_ns: int = 50 * MILLISECOND_NS
     orphan_ttl_ns: int = 0
     """A subscriber that no connection is attached to for so long is dropped; 0 = never."""
@@ -155,6 +190,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
     access: AccessSettings = AccessSettings()
     serve: ServeSettings = ServeSettings()
+    archive: NodeArchiveSettings = NodeArchiveSettings()
     topics: dict[str, TopicSettings] = {}
 
     def resolved_run_dir(self) -> str:

@@ -27,6 +27,7 @@ COSTS_NS: Mapping[type[Message], int] = {
     m.Flush: 20 * MILLISECOND_NS,
     # Segments.
     m.ListSegments: 20 * MICROSECOND_NS,
+    m.ListSchemas: 20 * MICROSECOND_NS,
     m.OpenSegment: 20 * MICROSECOND_NS,
     m.BundleTime: 20 * MICROSECOND_NS,
     # Subscribers. What changes progress causes a synced file.
@@ -35,6 +36,7 @@ COSTS_NS: Mapping[type[Message], int] = {
     m.ShareSubscriber: 2 * MILLISECOND_NS,
     m.Seek: 2 * MILLISECOND_NS,
     m.Credit: 5 * MICROSECOND_NS,
+    m.Taken: 5 * MICROSECOND_NS,
     m.Resolve: 5 * MICROSECOND_NS,
     m.FlushProgress: 200 * MICROSECOND_NS,
     m.Extend: 5 * MICROSECOND_NS,

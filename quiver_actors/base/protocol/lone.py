@@ -87,7 +87,7 @@ class LonePush(Message, frozen=True):
 def decode_lone_push(frame: memoryview | bytes) -> LonePush:
     """The push in a frame that begins with `LONE_MARK`. Raises ProtocolError: it is none."""
     if len(frame) != LONE_PUSH_LENGTH or frame[_KIND_OFFSET] != KIND_PUSH:
-        raise ProtocolError(f"the client sent a struct of {len(frame)} bytes that is not a push")
+        raise _no_message("client", len(frame), "a push", LONE_PUSH_LENGTH, KIND_PUSH)
     return LonePush(*_after_length_of_push(frame))
 
 
@@ -98,9 +98,16 @@ def decode_lone_ack(frame: memoryview | bytes) -> tuple[int, int, int, int, int]
         ProtocolError: it is no acknowledgement.
     """
     if len(frame) != LONE_ACK_LENGTH or frame[_KIND_OFFSET] != KIND_ACK:
-        raise ProtocolError(f"the worker sent a struct of {len(frame)} bytes that is not an acknowledgement")
+        raise _no_message("worker", len(frame), "an acknowledgement", LONE_ACK_LENGTH, KIND_ACK)
     durability, bundle_index, tag, segment_seq, sequence = _after_length_of_ack(frame)
     return durability, bundle_index, tag, segment_seq, sequence
+
+
+def _no_message(side: str, size_bytes: int, expected: str, expected_bytes: int, kind: int) -> ProtocolError:
+    return ProtocolError(
+        f"the {side} sent a frame of {size_bytes} bytes that is not a message: it begins with {LONE_MARK:#x}, as {expected} that travels "
+        f"alone does, and that has {expected_bytes} bytes and kind {kind}"
+    )
 
 
 _after_length_of_push = struct.Struct("<2xHIQQQIIIIIq").unpack

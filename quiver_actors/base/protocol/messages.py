@@ -5,8 +5,8 @@ The others are defined beside this one by their subject, and all are imported fr
     module                tags of the client  tags of the worker  subject
     messages              1, 50               64, 67, 68, 120     greeting, topics, answers that say no more than yes or no
     push_messages         2-5, 41, 48         65, 66              arenas, schemas, bundles and their receipts
-    segment_messages      6, 7, 20, 24        69, 70              sealed segments and their descriptors
-    subscriber_messages   8-19, 22-23         71-80               registration, claims, acknowledgements, gap notices
+    segment_messages      6, 7, 20, 24, 26    69, 70, 81          segments, their schemas and their descriptors
+    subscriber_messages   8-19, 22-23, 25     71-80               registration, claims, acknowledgements, gap notices
     stage_messages        40, 42-47           90-92               transactions
 
 A tag is not used again when its message is gone.
@@ -38,8 +38,11 @@ from quiver_actors.base.protocol.push_messages import (
 from quiver_actors.base.protocol.segment_messages import (
     BundleTime,
     CheckSegment,
+    ListSchemas,
     ListSegments,
     OpenSegment,
+    SchemaInfo,
+    SchemaList,
     SegmentInfo,
     SegmentList,
     SegmentOpened,
@@ -81,6 +84,7 @@ from quiver_actors.base.protocol.subscriber_messages import (
     Sought,
     SubscriberInfo,
     SubscriberList,
+    Taken,
     Terms,
     Unreadable,
     Unregister,
@@ -92,6 +96,9 @@ FRAME_BYTES_MAX = 16 << 20
 """A longer frame is a protocol error: the peer is broken or hostile, the connection is closed."""
 SCHEMA_MESSAGE_BYTES_MAX = FRAME_BYTES_MAX - (4 << 10)
 """What fits a DeclareSchema."""
+
+SCHEMA_LISTS = 1 << 2
+"""Bit of `Welcome.features`: the worker answers `ListSchemas`."""
 
 # --- client to worker --------------------------------------------------------------------------------------------------
 
@@ -133,7 +140,8 @@ class Welcome(Message, tag=64, frozen=True):
     pid: int
     topics: list[TopicInfo]
     features: int = 0
-    """Bits: `lone.LONE_PUSHES`. A worker that does not know the field has none; a client that does not know it passes over it."""
+    """Bits: `lone.LONE_PUSHES`, `subscriber_messages.HEARS_TAKEN`, `SCHEMA_LISTS`. A worker that does not know the field has none; a client
+    that does not know it passes over it."""
 
 
 class TopicList(Message, tag=120, frozen=True):
@@ -168,6 +176,7 @@ ClientMessage = (
     | DeclareSchema
     | Push
     | Flush
+    | ListSchemas
     | ListSegments
     | OpenSegment
     | Register
@@ -185,6 +194,7 @@ ClientMessage = (
     | BundleTime
     | CheckSegment
     | Seek
+    | Taken
     | ShareSubscriber
     | BeginStage
     | StagePush
@@ -204,6 +214,7 @@ WorkerMessage = (
     | Acked
     | Refused
     | Done
+    | SchemaList
     | SegmentList
     | SegmentOpened
     | Deliver

@@ -47,6 +47,13 @@ class CheckSegment(Message, tag=24, frozen=True):
     """The bundle that is damaged; needed where the segment is not sealed. -1: not said."""
 
 
+class ListSchemas(Message, tag=26, frozen=True):
+    """Ask for the schemas of everything that a topic has on this core, sealed or not. Answer: `SchemaList`."""
+
+    tag: int
+    topic: str
+
+
 # --- worker to client --------------------------------------------------------------------------------------------------
 
 
@@ -84,6 +91,29 @@ class SegmentList(Message, tag=69, frozen=True):
     is_complete: bool = False
     """Everything that was acknowledged is in one of the two lists. False: some of it can be read only once it is synced or sealed, or a
     publish in front of it is done; or not said."""
+
+
+class SchemaInfo(msgspec.Struct, array_like=True, frozen=True):
+    """One schema of a slot, and the segments that have it."""
+
+    slot_id: int
+    message: bytes
+    """The encapsulated Arrow schema message."""
+    segment_count: int
+    """Sealed segments that have it."""
+    some_segments: tuple[int, ...] = ()
+    """The numbers of a few of them."""
+    open_segments: tuple[int, ...] = ()
+    """Segments that have it and are not sealed."""
+
+
+class SchemaList(Message, tag=81, frozen=True):
+    """Answer to `ListSchemas`: each distinct schema once."""
+
+    tag: int
+    schemas: list[SchemaInfo]
+    unknown: tuple[int, ...] = ()
+    """Sealed segments whose schemas the worker does not know yet, or that are too many for one message: look at these."""
 
 
 class SegmentOpened(Message, tag=70, frozen=True):

@@ -17,7 +17,9 @@ from quiver_actors.errors import DataLost, FormatError, NotStored, UnsupportedTy
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from quiver_actors.archive.reading.archive import Archive
     from quiver_actors.base.protocol.messages import SegmentInfo
+    from quiver_actors.client import Client
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -28,13 +30,15 @@ _NOT_IN_NAMES = str.maketrans("/\0", "__")
 _DESCRIPTION = """\
 Write all durable bundles of a topic to files, sealed or not: one for each slot and schema, named <topic>-<slot>.<format>. Rows are in
 the order of the bundles, core by core. A `/` in a slot becomes `_`; in Arrow files dictionary columns become those of their values. It
-takes nothing from subscribers. A file has its name only once it is whole. Bundles that are damaged, or were lost to damage, are left out
-and counted.
+takes nothing from subscribers. A file has its name only once it is whole. Bundles that are damaged or lost are left out and counted.
+
+With --archive it writes what a node has archived in an object store, and no node needs to run.
 """
 _EPILOG = """\
 examples:
   quiver export travel --out exported
   quiver export travel --slot flights --format arrow --flush --out exported
+  quiver export travel --archive file:///var/lib/quiver-archive --node worker-7 --out restored
 
 exit codes:
   0    everything that is durable was exported
@@ -56,6 +60,12 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     run_dir.add_options(parser)
     run_dir.add_data_dir(parser)
+    parser.add_argument(
+        "--archive", metavar="URL", help="export from this archive instead, as of the setting archive.url"
+    )
+    parser.add_argument(
+        "--node", metavar="NAME", help="with --archive: the node whose archive it is, if it has several"
+    )
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("--out", metavar="DIR", default=".", help="where the files go; created if it is missing (.)")
     parser.add_argument("--format", choices=("parquet", "arrow"), default="parquet", help="of the files (parquet)")
@@ -72,13 +82,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises UnknownTopic, UnknownSlot, UsageError, UnsupportedType, NotRunning."""
+    """Raises UnknownTopic, UnknownSlot, UsageError, UnsupportedType, NotRunning, ArchiveError."""
 
     slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
     _make_directory(arguments.out)
-    with run_dir.connect_to_node(arguments) as client, ExitStack() as held:
-        if arguments.flush:
-            client.flush(arguments.topic)
+    with _opened(arguments) as client, ExitStack() as held:
         segments = {core: [*found.sealed, *found.unsealed] for core, found in client.readable(arguments.topic).items()}
         bar = held.enter_context(ProgressBar(sum(info.size_bytes for infos in segments.values() for info in infos)))
         files = held.enter_context(Files(arguments.out, arguments.topic, arguments.format))
@@ -93,6 +101,22 @@ def run(arguments: argparse.Namespace) -> int:
         files.finish()
     _report(arguments, files, missing, lost)
     return DAMAGE if lost else 0
+
+
+def _opened(arguments: argparse.Namespace) -> Client | Archive:
+    """Open what is exported from; what the topic holds is sealed before if that is asked for."""
+    if arguments.archive is None:
+        if arguments.node is not None:
+            raise UsageError("--node names a node's archive: it goes with --archive")
+        client = run_dir.connect_to_node(arguments)
+        if arguments.flush:
+            client.flush(arguments.topic)
+        return client
+    if arguments.flush or arguments.data_dir is not None:
+        raise UsageError("--archive reads what was archived: it goes neither with --flush nor with --data-dir")
+    from quiver_actors.archive.reading.archive import open_archive
+
+    return open_archive(arguments.archive, node=arguments.node)
 
 
 def _make_directory(path: str) -> None:
@@ -139,7 +163,7 @@ def _report(arguments: argparse.Namespace, files: Files, missing: int, lost: int
     if missing:
         print(f"quiver: {missing} segments were deleted before they could be exported", file=sys.stderr)
     if lost:
-        print(f"quiver: {lost} bundles are damaged, or were lost to damage, and are left out", file=sys.stderr)
+        print(f"quiver: {lost} bundles are damaged or lost, and are left out", file=sys.stderr)
     if not files.written:
         print(f"quiver: topic {arguments.topic} has nothing that can be read; --flush seals what is open")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import select
 import sys
 import time
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quiver_actors.base.model import ONLOOKER_PREFIX
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.durations import duration_seconds
-from quiver_actors.cli.output import has_reader
 from quiver_actors.cli.values import json_text, value_of
 from quiver_actors.errors import FormatError, UnknownSubscriber
 
@@ -227,3 +227,17 @@ def _named(delivery: Delivery) -> dict[str | int, pa.RecordBatch]:
     """Batches by the slot's name, or its number where it has none."""
     table = delivery.slot_table
     return {table.name_of(slot_id) or slot_id: batch for slot_id, batch in delivery.slots.items()}
+
+
+def has_reader() -> bool:
+    """Whether standard output has a reader. The reader of a pipe may have left, as `head` does after its last line.
+
+    A command that waits for events has to ask: it would learn of it only by its next line, which may never come.
+    """
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return True
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return not any(events & select.POLLERR for _, events in poll.poll(0))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.base.units import format_size
 from quiver_actors.cli import run_dir
+from quiver_actors.cli.commands.topic_schemas import look_at_schemas
 from quiver_actors.cli.consent import add_consent
 from quiver_actors.cli.documents.json_document import print_json
 from quiver_actors.cli.durations import duration_seconds
@@ -43,9 +44,16 @@ def add_parser(subparsers: Subparsers) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add(commands, "list", "all topics", _list, "quiver topics list --json")
     show = _add(
-        commands, "show", "one topic with all its settings and where they come from", _show, "quiver topics show clicks"
+        commands,
+        "show",
+        "one topic with all its settings and where they come from",
+        _show,
+        "quiver topics show clicks --schema",
     )
     show.add_argument("topic", metavar="TOPIC")
+    show.add_argument(
+        "--schema", action="store_true", help="the columns of what is stored, by slot, instead of the settings"
+    )
     create = _add(
         commands,
         "create",
@@ -145,6 +153,10 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _look_at_one(arguments: argparse.Namespace) -> int:
+    return look_at_schemas(arguments) if arguments.schema else _look_at_settings(arguments)
+
+
+def _look_at_settings(arguments: argparse.Namespace) -> int:
     from quiver_actors.base.config.table import Scope, settings_of, value_at
     from quiver_actors.base.protocol.topic_requests import list_topics
 

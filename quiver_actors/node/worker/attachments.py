@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from quiver_actors.base.clock import Clock
+from quiver_actors.base.model import ARCHIVE_SUBSCRIBER
 from quiver_actors.base.protocol.messages import GroupTerms, Register, Terms
 from quiver_actors.base.rights import User
 from quiver_actors.errors import UsageError
@@ -164,7 +165,8 @@ class Attachments:
             subscribers: all of the topic.
             ttl_ns: the topic's orphan time, for terms that name none, in ns; 0: for ever.
         """
-        idle = [name for name in subscribers if name not in self._of_subscriber]
+        # The archiver may be away for as long as its object store is: what it holds is not in the archive yet.
+        idle = [name for name in subscribers if name not in self._of_subscriber and name != ARCHIVE_SUBSCRIBER]
         own = {name: self.terms[name].orphan_ttl_ns if name in self.terms else 0 for name in idle}
         return [(self.detached_since_ns(name)[0] + (own[name] or ttl_ns), name) for name in idle if own[name] or ttl_ns]
 

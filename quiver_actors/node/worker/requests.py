@@ -16,6 +16,7 @@ from quiver_actors.base.model import ENTRY_BODY_BYTES_MAX
 from quiver_actors.base.protocol.lone import LONE_PUSHES, LoneFields
 from quiver_actors.base.protocol.messages import (
     PROTOCOL_VERSION,
+    SCHEMA_LISTS,
     AckThrough,
     ArenaAttached,
     AttachArena,
@@ -31,6 +32,7 @@ from quiver_actors.base.protocol.messages import (
     GapAck,
     Hello,
     KeyedPush,
+    ListSchemas,
     ListSegments,
     ListSubscribers,
     ListTopics,
@@ -42,11 +44,13 @@ from quiver_actors.base.protocol.messages import (
     Resolve,
     Seek,
     ShareSubscriber,
+    Taken,
     TopicList,
     Unreadable,
     Unregister,
     Welcome,
 )
+from quiver_actors.base.protocol.subscriber_messages import HEARS_TAKEN
 from quiver_actors.base.units import MIB, format_size
 from quiver_actors.errors import (
     ArrowError,
@@ -89,6 +93,7 @@ _OF_DELIVERIES: Mapping[type[Message], Callable[[Deliveries, Session, Any], None
     ShareSubscriber: Deliveries.share,
     Seek: Deliveries.seek,
     Credit: Deliveries.credit,
+    Taken: Deliveries.taken,
     ClaimRef: Deliveries.claim_ref,
     Resolve: Deliveries.resolve,
     Extend: Deliveries.extend,
@@ -155,6 +160,7 @@ class Requests:
             KeyedPush: self.push,
             Flush: self._flush,
             ListSegments: self._list_segments,
+            ListSchemas: self._list_schemas,
             OpenSegment: self._open_segment,
             Register: self._register,
             Pending: lambda session, message, _: self._host(message.topic, session).deliveries.questions.pending(
@@ -257,7 +263,8 @@ class Requests:
         session.greet(message)
         session.topics_version = self._topics.catalogue.version
         incarnation, infos = self._incarnation, self._topics.infos(session)
-        session.send(Welcome(PROTOCOL_VERSION, self._core, incarnation, os.getpid(), infos, LONE_PUSHES))
+        features = LONE_PUSHES | HEARS_TAKEN | SCHEMA_LISTS
+        session.send(Welcome(PROTOCOL_VERSION, self._core, incarnation, os.getpid(), infos, features))
 
     def _list_topics(self, session: Session, message: ListTopics, now_ns: int) -> None:
         session.send(TopicList(message.tag, self._topics.infos(session)))
@@ -313,6 +320,9 @@ class Requests:
 
     def _list_segments(self, session: Session, message: ListSegments, now_ns: int) -> None:
         session.send(segment_list(self._host(message.topic, session).engine, message.tag))
+
+    def _list_schemas(self, session: Session, message: ListSchemas, now_ns: int) -> None:
+        session.send(self._host(message.topic, session).engine.owed.schemas(message.tag))
 
     def _open_segment(self, session: Session, message: OpenSegment, now_ns: int) -> None:
         send_segment(session, self._host(message.topic, session).engine, message)

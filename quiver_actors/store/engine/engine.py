@@ -189,6 +189,7 @@ class Engine:
     def _write_clean_shutdown(self) -> None:
         """Leave exact numbers and an empty log that holds the position; derived files only, so no sync rule depends on it."""
         self._parts.logs.spare.unlink()
+        self._parts.sealed_segments.summaries.save()
         numbers = self._parts.numbers
         header = encode_header(segment_cfg_hash(self.settings), numbers.position, numbers.identity())
         write_atomically(self._disk, self._paths.active, header)

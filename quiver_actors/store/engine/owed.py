@@ -1,4 +1,4 @@
-"""Questions about the bundles that subscribers are owed; they change nothing.
+"""Questions about the bundles that subscribers are owed, and about what is stored; they change nothing.
 
 Owner: the engine, on the loop thread. It owns no state: progress, segments and logs do.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from quiver_actors.base.protocol.messages import SchemaList
 from quiver_actors.store.engine.engine_figures import PendingCounts, SubscriberFigures
 from quiver_actors.store.engine.log_queue import LogQueue
 from quiver_actors.store.engine.progress import Progress
@@ -21,6 +22,10 @@ class Owed:
         self._logs = logs
         self._progress = progress
         self._sealed_segments = sealed_segments
+
+    def schemas(self, tag: int) -> SchemaList:
+        """Return every schema of what is stored, sealed or not; see `Summaries.schemas`."""
+        return self._sealed_segments.summaries.schemas(tag, self._logs)
 
     def pending(
         self, subscriber: str, start: tuple[int, int] = (0, 0), end: tuple[int, int] | None = None

@@ -50,6 +50,7 @@ class Progress:
         self._disk = disk
         self._paths = paths
         self._interval_ns = settings.progress_flush_interval_ns
+        registry.archive = settings.archive
         self._clock = clock
         self._condition = condition
         self._removed: dict[str, int] = {}
@@ -60,8 +61,9 @@ class Progress:
         """The ticket that `filed` is to reach soon."""
 
     def change_settings(self, settings: TopicSettings) -> None:
-        """Use the flush interval of new settings from the next flush on."""
+        """Use new settings from the next flush and the next look at what may go on."""
         self._interval_ns = settings.progress_flush_interval_ns
+        self.registry.archive = settings.archive
 
     @property
     def is_dirty(self) -> bool:

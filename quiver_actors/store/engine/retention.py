@@ -112,8 +112,9 @@ class Retention:
         return due_ns if kept_until_ns is None else min(due_ns, kept_until_ns)
 
     def spool(self, processed: Collection[int]) -> set[int]:
-        """The processed segments that are kept all the same: the newest for `steady_state_headroom`, the young ones for `keep_for`."""
-        return self._newest(processed) | self._young(processed)
+        """The processed segments that are kept all the same: the newest for `steady_state_headroom`, the young ones for `keep_for`, and
+        for `archive.keep_local` what nobody but the archiver is done with."""
+        return self._newest(processed) | self._young(processed) | self._local(processed)
 
     def _young(self, processed: Collection[int]) -> set[int]:
         """The processed segments that are younger than `keep_for`."""
@@ -128,9 +129,30 @@ class Retention:
         self._kept_until_ns = None if oldest_ns is None else now_ns + keep_for_ns - oldest_ns
         return young
 
+    def _local(self, processed: Collection[int]) -> set[int]:
+        """The archived segments that `archive.keep_local` keeps on the disk of a topic without consumers: young and within its size."""
+        registry, limits = self._progress.registry, self._progress.registry.archive
+        if registry.has_consumers or not limits.lets_go or not processed:
+            return set()
+        now_ns, kept = self._clock.monotonic_ns(), set(processed)
+        if limits.keep_local_size_bytes:
+            kept = self._within(processed, limits.keep_local_size_bytes)
+        if limits.keep_local_age_ns:
+            self._see_all(now_ns)
+            ages_ns = {seq: self._ages.age_ns(seq, now_ns) for seq in kept}
+            kept = {seq for seq, age_ns in ages_ns.items() if age_ns < limits.keep_local_age_ns}
+            if kept:
+                until_ns = now_ns + limits.keep_local_age_ns - max(ages_ns[seq] for seq in kept)
+                self._kept_until_ns = min(until_ns, self._kept_until_ns or until_ns)
+        return kept
+
     def _newest(self, processed: Collection[int]) -> set[int]:
         """The newest of the processed segments, as many as there is headroom for."""
-        left_bytes, kept = self.settings.steady_state_headroom_bytes, set[int]()
+        return self._within(processed, self.settings.steady_state_headroom_bytes)
+
+    def _within(self, processed: Collection[int], left_bytes: int) -> set[int]:
+        """The newest of the segments, as many as there is room for."""
+        kept = set[int]()
         for segment_seq in sorted(processed, reverse=True):
             left_bytes -= block_bytes(self._sealed_segments.segments[segment_seq].size_bytes)
             if left_bytes < 0:
@@ -148,12 +170,13 @@ class Retention:
 
     def _sealed_candidates(self, processed: set[int], held: set[int]) -> Iterator[Candidate]:
         oldest_unix_ns = NO_LIMIT
+        unarchived = self._progress.registry.unarchived(self._sealed_segments.segments)
         for segment_seq in sorted(self._sealed_segments.droppable(), reverse=True):
             info = self._sealed_segments.segments[segment_seq]
             # A segment is not younger than one that was sealed after it, whatever the clock was set to meanwhile.
             oldest_unix_ns = min(oldest_unix_ns, max(0, info.first_ingestion_ts_nanos))
             kind = class_of(segment_seq in processed, segment_seq in held, self.settings.size_cap_policy)
-            if kind:
+            if kind and segment_seq not in unarchived:
                 yield Candidate(kind, oldest_unix_ns, self._topic, segment_seq, block_bytes(info.size_bytes))
 
     def _open_candidate(self) -> Iterator[Candidate]:
@@ -171,8 +194,10 @@ class Retention:
     def _judge_all(self, claimed: dict[int, int], segment_seqs: Collection[int], expired: Collection[int]) -> None:
         processed = set(self._sealed_segments.deletions.processed())
         held = self._progress.registry.held_segments()
-        spool, young = self._newest(processed), self._young(processed)
+        young = self._young(processed)
+        spool = self._newest(processed) | self._local(processed)
         droppable = set(self._sealed_segments.droppable())
+        unarchived = self._progress.registry.unarchived(droppable)
         for segment_seq in sorted(segment_seqs):
             if segment_seq not in droppable:
                 continue
@@ -184,6 +209,7 @@ class Retention:
                 policy=self.settings.size_cap_policy,
                 claimed_class=claimed.get(segment_seq, 0),
                 is_young=segment_seq in young,
+                is_unarchived=segment_seq in unarchived,
             )
             outcome = judge(facts)
             if outcome.verdict is Verdict.DELETE:

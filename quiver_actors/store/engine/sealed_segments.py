@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.base.ranges import Runs
 from quiver_actors.errors import DiskError, NotStored, StorageUnavailable
 from quiver_actors.store.disk.held import lock_for_reader, unlock_for_guest
 from quiver_actors.store.disk.protocol import Disk, DiskFile
@@ -22,13 +23,14 @@ from quiver_actors.store.engine.events import Claimable, Event, GapFound, Resume
 from quiver_actors.store.engine.foreign_segments import ForeignSegments
 from quiver_actors.store.engine.progress import Progress
 from quiver_actors.store.engine.segment_table import SegmentTable
+from quiver_actors.store.engine.summaries import Summaries
 from quiver_actors.store.engine.unchecked import Unchecked
 from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.files.summaries import StoredSchemas
 from quiver_actors.store.jobs.upkeep import Upkeep
 from quiver_actors.store.recovery import Recovered
 from quiver_actors.store.retention.losses import Losses
 from quiver_actors.store.segment.stored_manifest import ingestion_times_of
-from quiver_actors.store.subscriber.bitmap import Runs
 
 
 class SealedSegments:
@@ -40,6 +42,7 @@ class SealedSegments:
         begun_ns: of new segments: when the first bundle came, on the monotonic clock, where that was since the engine was opened.
         losses: why segments were deleted, and what was lost, since the engine was opened.
         deletions: which of them are on their way out.
+        summaries: the schemas that they have.
         suspect: told of a segment whose file could not be opened or read; until `close`.
         foreign: which of them are of another writer.
     """
@@ -54,6 +57,7 @@ class SealedSegments:
         self.losses = Losses()
         self.suspect: Callable[[int], None] = _unheard
         self.foreign = ForeignSegments(recovered.foreign)
+        self.summaries = Summaries(disk, paths, self.segments, self.waiting, recovered.foreign.segments)
         self.deletions = Deletions(disk, paths, progress, self.segments, self.foreign, self.losses)
         self._disk = disk
         self._paths = paths
@@ -72,12 +76,20 @@ class SealedSegments:
 
     # --- segments come -----------------------------------------------------------------------------------------------------
 
-    def put(self, info: SegmentInfo, cursor_owed: int | None, begun_ns: int) -> list[Event]:
-        """Add a segment that was sealed; its cursor still has to be written where there was no room for it. `begun_ns` 0: not known."""
+    def put(
+        self, info: SegmentInfo, cursor_owed: int | None, begun_ns: int, streams: StoredSchemas | None = None
+    ) -> list[Event]:
+        """Add a segment that was sealed; its cursor still has to be written where there was no room for it. `begun_ns` 0: not known.
+
+        Args:
+            streams: its schemas, where they are known already.
+        """
         self.deletions.cursor_owed = cursor_owed
         if begun_ns:
             self.begun_ns[info.segment_seq] = begun_ns
         self.segments[info.segment_seq] = info
+        if streams is not None:
+            self.summaries.sealed(info.segment_seq, streams)
         return self.approve(info.segment_seq, [])
 
     def approve(self, segment_seq: int, lost: Runs) -> list[Event]:

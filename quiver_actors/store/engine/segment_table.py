@@ -21,6 +21,8 @@ class SegmentTable(UserDict[int, SegmentInfo]):
 
     def __init__(self, segments: dict[int, SegmentInfo]) -> None:
         self.size_bytes = self.block_bytes = self.bundle_count = self.row_count = 0
+        self.changed: set[int] = set()
+        """Segments that have come, changed or gone since the reader of this set took it; it is theirs to empty."""
         self._lost: dict[int, int] = {}
         """Counts of lost bundles of segments that have any."""
         super().__init__(segments)
@@ -29,10 +31,12 @@ class SegmentTable(UserDict[int, SegmentInfo]):
         if segment_seq in self.data:
             self._count(self.data[segment_seq], -1)
         self.data[segment_seq] = info
+        self.changed.add(segment_seq)
         self._count(info, 1)
 
     def __delitem__(self, segment_seq: int) -> None:
         self._count(self.data.pop(segment_seq), -1)
+        self.changed.add(segment_seq)
         self._lost.pop(segment_seq, None)
 
     @property

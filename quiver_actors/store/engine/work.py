@@ -24,7 +24,9 @@ from quiver_actors.store.jobs.records import ProgressJob, ReserveJob
 from quiver_actors.store.jobs.removal import DeleteJob, QuarantineJob, TrimJob, UnlinkJob
 from quiver_actors.store.jobs.rescue import RescueJob, SwapJob
 from quiver_actors.store.jobs.room import AllocateJob, BallastJob
+from quiver_actors.store.jobs.summaries import SaveSummariesJob, SummaryJob
 from quiver_actors.store.jobs.upkeep import ScrubJob, SlicedJob
+from quiver_actors.store.segment.stored_schemas import schemas_of
 from quiver_actors.store.staged.jobs import (
     JournalJob,
     PrepareJob,
@@ -37,7 +39,7 @@ from quiver_actors.store.staged.jobs import (
 _RETRY_BALLAST_NS = 1 * SECOND_NS
 _RETRY_RESCUE_NS = 10 * SECOND_NS
 """How long no rescue is tried after one found no room: a rescue writes a whole segment before it can find that."""
-_CHANGES_NO_SIZE = (MeasureJob, ScrubJob, LossJob, VerifyJob, StageReadJob)
+_CHANGES_NO_SIZE = (MeasureJob, ScrubJob, LossJob, VerifyJob, StageReadJob, SummaryJob)
 
 
 class Work:
@@ -162,6 +164,7 @@ class Tasks:
         """The lines of what can wait for all others."""
         logs, repair, disk_account = self._parts.logs, self._parts.repair, self._parts.disk_account
         held_files, open_checks = self._parts.disk_account.held_files, self._parts.open_checks
+        summaries = self._parts.sealed_segments.summaries
         return [
             Line(
                 RescueJob,
@@ -175,6 +178,8 @@ class Tasks:
             Line(LossJob, repair.loss_job, repair.finish_loss),
             Line(LogCheckJob, open_checks.job, open_checks.finish, due_ns=open_checks.due_ns),
             Line(VerifyJob, repair.verify_job, repair.finish_verify, due_ns=repair.verify_due_ns),
+            Line(SummaryJob, summaries.look_job, summaries.finish_look),
+            Line(SaveSummariesJob, summaries.save_job, summaries.finish_save),
             Line(BallastJob, self._ballast_job, self._finish_ballast),
             Line(UnlinkJob, self._release_spare_job, logs.spare.finish_release),
             Line(SlicedJob, self._upkeep_job, repair.finish_upkeep, due_ns=self._upkeep_due_ns),
@@ -193,7 +198,11 @@ class Tasks:
         assert job.info is not None
         self._parts.logs.finish_seal(job)
         self._parts.readable_end.sealed(job.info.segment_seq)
-        return [Resumed(), *self._parts.sealed_segments.put(job.info, job.cursor_owed, job.log.first_append_ns)]
+        streams = schemas_of(job.log.builder.streams)
+        return [
+            Resumed(),
+            *self._parts.sealed_segments.put(job.info, job.cursor_owed, job.log.first_append_ns, streams),
+        ]
 
     def _finish_delete(self, job: DeleteJob) -> list[Event]:
         self._parts.repair.forget(job.segment_seqs)

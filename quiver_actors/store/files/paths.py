@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quiver_actors.store.files.core_file import CORE_NAME
 from quiver_actors.store.files.foreign_record import FOREIGN_NAME
+from quiver_actors.store.files.summaries import SUMMARIES_NAME
 from quiver_actors.store.subscriber.progress_journal import JOURNAL_NAME
 from quiver_actors.store.wal.layout import ACTIVE_NAME, CURSOR_NAME, rotated_name
 
@@ -113,6 +114,11 @@ class EnginePaths:
     def foreign(self) -> str:
         """Path of the record of other writers."""
         return f"{self.root}/{FOREIGN_NAME}"
+
+    @property
+    def summaries(self) -> str:
+        """Path of the summaries of segments, a derived file."""
+        return f"{self.root}/{SUMMARIES_NAME}"
 
     @property
     def progress_journal(self) -> str:

@@ -22,6 +22,7 @@ from quiver_actors.store.files.paths import (
     EnginePaths,
     segment_seq_of,
 )
+from quiver_actors.store.files.summaries import SUMMARIES_NAME
 from quiver_actors.store.subscriber.gaps import gaps_subscriber_of
 from quiver_actors.store.subscriber.progress import FILE_PREFIX, subscriber_of
 from quiver_actors.store.subscriber.progress_journal import JOURNAL_NAME
@@ -41,6 +42,7 @@ _KNOWN_IN_ROOT = frozenset(
         PRODUCERS_NAME,
         FOREIGN_NAME,
         JOURNAL_NAME,
+        SUMMARIES_NAME,
     ]
 )
 

@@ -14,6 +14,7 @@ from quiver_actors.store.files.paths import (
     TRANSACTIONS_NAME,
     segment_seq_of,
 )
+from quiver_actors.store.files.summaries import SUMMARIES_NAME, SUMMARIES_TABLE
 from quiver_actors.store.files.topic_list import CATALOGUE_MAGIC, CATALOGUE_NAME, PREVIOUS_NAME
 from quiver_actors.store.inspection.source import Source
 from quiver_actors.store.segment.arrow_file import ARROW_MAGIC, FILE_START
@@ -50,6 +51,7 @@ class FileKind(enum.StrEnum):
     TRANSACTIONS = "transaction journal"
     PRODUCERS = "idempotent producers"
     FOREIGN = "record of other writers"
+    SUMMARIES = "summaries of segments"
     ARROW = "arrow file"
     """A plain Arrow file, or streams of a segment that has lost its end."""
     ZEROES = "zeroes"
@@ -73,6 +75,7 @@ _MAGICS = (
     (JOURNAL_MAGIC, FileKind.TRANSACTIONS),
     (PRODUCERS_MAGIC, FileKind.PRODUCERS),
     (FOREIGN_TABLE.magic, FileKind.FOREIGN),
+    (SUMMARIES_TABLE.magic, FileKind.SUMMARIES),
     (FILE_START, FileKind.ARROW),
 )
 
@@ -138,6 +141,7 @@ def _by_name(name: str) -> FileKind | None:
         TRANSACTIONS_NAME: FileKind.TRANSACTIONS,
         PRODUCERS_NAME: FileKind.PRODUCERS,
         FOREIGN_NAME: FileKind.FOREIGN,
+        SUMMARIES_NAME: FileKind.SUMMARIES,
         CORES_FILE: FileKind.CORES,
         CATALOGUE_NAME: FileKind.TOPICS,
         PREVIOUS_NAME: FileKind.TOPICS,

@@ -13,6 +13,7 @@ from quiver_actors.store.disk.protocol import Disk, read_whole
 from quiver_actors.store.files.core_count import decode_core_generation
 from quiver_actors.store.files.foreign_record import decode_foreign
 from quiver_actors.store.files.paths import PREPARED_SUFFIX, EnginePaths
+from quiver_actors.store.files.summaries import decode_summaries
 from quiver_actors.store.files.topic_list import decode_catalogue
 from quiver_actors.store.inspection.findings import Finding, damage
 from quiver_actors.store.inspection.recognise import FileKind
@@ -38,6 +39,7 @@ _ACTION_JOURNAL = (
     "start the node, or run `quiver repair`: a copy goes to quarantine/, and what only a damaged frame acknowledged is "
     "delivered once more"
 )
+_ACTION_SUMMARIES = "nothing needs to be done: the next start makes the file anew from the segments"
 _ACTION_TOPICS = "start the node: it uses quiver.topics.previous, and does not start if both are damaged"
 _ACTION_CORES = "start the node: a new generation begins and the file is made anew"
 _ACTION_DECISION = "restore the file: whether the transaction is committed is written nowhere else"
@@ -89,6 +91,7 @@ _KINDS = {
     FileKind.TRANSACTIONS: _RecordKind(decode_journal, "stage.record", _ACTION),
     FileKind.PRODUCERS: _RecordKind(_producers, "producers", _ACTION_PRODUCERS),
     FileKind.FOREIGN: _RecordKind(decode_foreign, "foreign.record", _ACTION_FOREIGN),
+    FileKind.SUMMARIES: _RecordKind(decode_summaries, "summaries", _ACTION_SUMMARIES),
     FileKind.PROGRESS_JOURNAL: _RecordKind(_progress_journal, "progress.journal", _ACTION_JOURNAL),
     FileKind.TOPICS: _RecordKind(decode_catalogue, "topics", _ACTION_TOPICS),
     FileKind.CORES: _RecordKind(_cores, "cores", _ACTION_CORES),

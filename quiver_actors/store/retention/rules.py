@@ -1,5 +1,6 @@
 """The rules that decide about one sealed segment, in the order in which they win.
 
+    0  archive      the topic requires an archive (`archive.require`), and the segment is not in it: it stays.
     1  max_age      older than that and nobody holds a bundle of it: it goes, processed or not; what somebody still needed is lost,
                     announced as `expired`. Also inside the spool, and under every policy.
     2  processed    every subscriber is done with it, and neither 4 nor 5 keeps it: it goes within one tick.
@@ -50,6 +51,8 @@ class Facts:
     """The last `EvictionClass` that a claim covers this segment for; 0 = no claim does."""
     is_young: bool = False
     """Whether its newest bundle is younger than `keep_for`."""
+    is_unarchived: bool = False
+    """Whether it must be in the archive before it may go, and is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ def _policy_lets_go(facts: Facts) -> bool:
 
 
 RULES = (
+    Rule("archive", lambda facts: facts.is_unarchived, _stays),
     Rule("max_age", lambda facts: facts.is_expired and not facts.is_held, _goes("expired")),
     Rule("processed", lambda facts: facts.is_processed and not (facts.in_spool or facts.is_young), _goes("processed")),
     Rule("size", lambda facts: facts.is_processed and facts.claimed_class >= EvictionClass.PROCESSED, _goes("size")),

@@ -10,6 +10,7 @@ import pytest
 from quiver_actors.cli.commands.export import Files
 from quiver_actors.cli.main import main
 from quiver_actors.errors import UnsupportedType
+from tests.support.archived import ArchiveWriter, hole, sealed_segments
 from tests.unit.cli.examples import run_examples
 from tests.unit.store.inspection.stores import ACTIVE, CORE, ENTRY_BYTES, ROTATED, SEGMENT, flip
 from tests.unit.store.segment.logfile import contiguous
@@ -121,3 +122,38 @@ def test_what_an_arrow_file_cannot_hold_is_told(tmp_path: Path) -> None:
     batch = pa.record_batch({"n": pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), texts)})
     with Files(str(tmp_path), "t", "arrow") as files, pytest.raises(UnsupportedType, match="slot x"):
         files.write("x", batch)
+
+
+def export_archived(directory: Path, *arguments: str) -> int:
+    return main(
+        ["export", "default", "--archive", f"file://{directory}/archive", "--out", str(directory / "out"), *arguments]
+    )
+
+
+def test_an_archive_is_exported_without_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batches = [[pa.record_batch({"n": [seq, index]}) for index in range(3)] for seq in range(2)]
+    contents = sealed_segments(tmp_path / "store", batches)
+    ArchiveWriter(f"file://{tmp_path}/archive").archive(dict(enumerate(contents)))
+    assert export_archived(tmp_path) == 0
+    table = pq.read_table(tmp_path / "out" / "default-0.parquet")
+    assert table["n"].to_pylist() == [value for seq in range(2) for index in range(3) for value in (seq, index)]
+    assert "default-0.parquet: 12 rows" in capsys.readouterr().out
+
+
+def test_holes_of_an_archive_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (content,) = sealed_segments(tmp_path / "store", [[pa.record_batch({"n": [1]})]])
+    ArchiveWriter(f"file://{tmp_path}/archive").archive({0: content}, [hole(1, 0, 4)])
+    assert export_archived(tmp_path, "--json") == 5
+    document = json.loads(capsys.readouterr().out)
+    assert (document["lost_bundles"], [each["rows"] for each in document["files"]]) == (4, [1])
+
+
+def test_what_does_not_go_with_an_archive_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export_archived(tmp_path, "--flush") == 2
+    assert export_archived(tmp_path, "--data-dir", str(tmp_path)) == 2
+    assert export_archived(tmp_path) == 2
+    assert main(["export", "default", "--node", "a", "--out", str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert "goes neither with --flush nor with --data-dir" in shown
+    assert "there is no archive at" in shown
+    assert "it goes with --archive" in shown

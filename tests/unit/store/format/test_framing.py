@@ -19,6 +19,7 @@ from quiver_actors.store.files.foreign_record import (
     decode_foreign,
     encode_foreign,
 )
+from quiver_actors.store.files.summaries import SUMMARIES, StoredSchema, Summary, decode_summaries, encode_summaries
 from quiver_actors.store.format.framing import CRC, DAMAGE, Framing, Place
 from quiver_actors.store.staged.records import (
     JOURNAL_MAGIC,
@@ -48,6 +49,7 @@ PROGRESS_VALUE = SubscriberProgress(
 )
 
 
+SUMMARIES_VALUE = {9: Summary(b"identity", ((StoredSchema(7, b"arrow"), 81),), b"abc"), 11: Summary(b"other id", ())}
 FOREIGN_VALUE = ForeignRecord(
     5,
     {1: ForeignSegment(2, 3)},
@@ -70,6 +72,7 @@ KINDS = {
     "journal of progress": Kind(PROGRESS_JOURNAL, encode_header(b"a marker"), decode_progress_journal),
     "gaps": Kind(GAPS, GapLedger().encode(0), decode_gaps),
     "foreign": Kind(FOREIGN, encode_foreign(FOREIGN_VALUE), decode_foreign),
+    "summaries": Kind(SUMMARIES, encode_summaries(SUMMARIES_VALUE), decode_summaries),
     "record": Kind(record_framing(JOURNAL_MAGIC, "journal"), encode_journal(JournalRecord(3)), decode_journal),
 }
 PARAMETERS = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -20,6 +20,7 @@ from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.files.core_count import CoreGeneration
 from quiver_actors.store.files.data_version import encode_data_version
 from quiver_actors.store.files.foreign_record import ForeignRecord, encode_foreign
+from quiver_actors.store.files.summaries import encode_summaries
 from quiver_actors.store.files.topic_list import encode_catalogue
 from quiver_actors.store.format.framing import Framing
 from quiver_actors.store.inspection.recognise import FileKind
@@ -49,6 +50,7 @@ PLACES = {
     "quiver.transactions": (f"{ENGINE}/quiver.transactions", FileKind.TRANSACTIONS),
     "quiver.producers": (f"{ENGINE}/quiver.producers", FileKind.PRODUCERS),
     "quiver.foreign": (f"{ENGINE}/quiver.foreign", FileKind.FOREIGN),
+    "quiver.summaries": (f"{ENGINE}/quiver.summaries", FileKind.SUMMARIES),
     "quiver.decisions/<txn_id>.<epoch>.json": ("quiver.decisions/t.1.json", FileKind.DECISION),
     "_claims/<txn_id>.<epoch>.json/<id>.<kind>": ("_claims/t.1.json/c0ffee.claim", FileKind.DECISION),
     "quiver.topics": ("quiver.topics", FileKind.TOPICS),
@@ -88,6 +90,7 @@ def contents(root: Path) -> dict[str, bytes]:
         "held/<segment file name>.<inode>": segment,
         "quiver.producers": windows.encode(),
         "quiver.foreign": encode_foreign(ForeignRecord()),
+        "quiver.summaries": encode_summaries({}),
         "quiver.decisions/<txn_id>.<epoch>.json": decision,
         "_claims/<txn_id>.<epoch>.json/<id>.<kind>": decision,
         "quiver.topics": encode_catalogue(Catalogue()),

@@ -1,0 +1,64 @@
+"""The process of the archiver: `python -m quiver_actors.archive`, started by the node with its settings as JSON on the command line.
+
+It is started as a program of its own because `obstore` does not survive a fork. It ends when the node does.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+
+import msgspec
+
+from quiver_actors.archive.archiver import Archiver
+from quiver_actors.archive.opening import open_store
+from quiver_actors.base.archive_status import ARCHIVE_STATUS_FILE, ArchiveStatus
+from quiver_actors.base.config import ArchiveSettings
+from quiver_actors.client import Client, connect
+from quiver_actors.errors import QuiverError
+from quiver_actors.node.archiver_process import ArchiverTask
+from quiver_actors.node.topics.catalogue import read_catalogue
+from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.disk.protocol import write_atomically
+from quiver_actors.supervisor.log import configure_logging, log_event
+from quiver_actors.supervisor.spawn import die_with
+
+
+def main(text: str) -> int:
+    """Archive until SIGTERM, or until the node's process ends. Returns the exit code."""
+    task = msgspec.json.decode(text, type=ArchiverTask)
+    die_with(task.node_pid)
+    configure_logging(sys.stderr, task.log_level, task.log_format)
+    try:
+        store = open_store(task.settings.url, timeout_seconds=task.settings.request_timeout_ns / 1e9)
+    except QuiverError as error:
+        log_event("archive.unusable", {"error": str(error)}, logging.ERROR)
+        return 1
+    data, run = PosixDisk(task.data_dir), PosixDisk(task.run_dir)
+
+    def topics() -> dict[str, ArchiveSettings]:
+        catalogue = read_catalogue(data)
+        return {} if catalogue is None else {name: each.settings.archive for name, each in catalogue.topics.items()}
+
+    def client() -> Client:
+        return connect(task.run_dir, timeout=task.settings.request_timeout_ns / 1e9)
+
+    def show(status: ArchiveStatus) -> None:
+        try:
+            write_atomically(run, ARCHIVE_STATUS_FILE, msgspec.json.encode(status))
+        except QuiverError as error:
+            log_event("archive.status_not_written", {"error": str(error)}, logging.WARNING)
+
+    archiver = Archiver(task.node, task.settings, data, store, client, topics, show)
+    signal.signal(signal.SIGTERM, lambda number, frame: archiver.stop())
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal sends it to the node too, which ends this process when it is done
+    archiver.run()
+    store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

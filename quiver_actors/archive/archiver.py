@@ -1,0 +1,187 @@
+"""The archiver of a node: one process that copies sealed segments of all enabled topics into the object store.
+
+Guarantees:
+- It is never in the way of a push: it holds segments from deletion and asks workers for lists and descriptors, nothing else.
+- A segment is acknowledged only after the manifest names it; killed at any moment, the next archiver goes on.
+- An error that may pass is tried again after waits that grow up to a limit, each of a random length; one that an operator must see to
+  is logged once, shown in the status, and tried again rarely.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
+from quiver_actors.archive.expiry import expire_stream
+from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.archive.ownership import become_owner
+from quiver_actors.archive.topic_archive import TopicArchive
+from quiver_actors.archive.uploads import Throttle
+from quiver_actors.base.archive_status import ArchiveStatus
+from quiver_actors.base.config import ArchiveSettings, NodeArchiveSettings
+from quiver_actors.base.model import ARCHIVE_SUBSCRIBER
+from quiver_actors.base.units import SECOND_NS
+from quiver_actors.client import Client
+from quiver_actors.errors import QuiverError, UnknownSubscriber, UnknownTopic
+from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.supervisor.log import log_event
+
+POLL_SECONDS = 0.5
+FIRST_RETRY_SECONDS = 0.5
+UPKEEP_NS = 3600 * SECOND_NS
+Topics = Callable[[], dict[str, ArchiveSettings]]
+
+
+class Archiver:
+    """The loop. One thread; `stop` may be called by a signal handler.
+
+    Args:
+        disk: the data directory.
+        topics: says how each topic of the node is to be archived, at the moment.
+        show: publishes the status; must not raise.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        settings: NodeArchiveSettings,
+        disk: Disk,
+        store: ObjectStore,
+        client: Callable[[], Client],
+        topics: Topics,
+        show: Callable[[ArchiveStatus], None],
+    ) -> None:
+        self._node = node
+        self._settings = settings
+        self._disk = disk
+        self._store = store
+        self._connect = client
+        self._client: Client | None = None
+        self._topics = topics
+        self._show = show
+        self._stopping = threading.Event()
+        self._throttle = Throttle(settings.max_bandwidth_bytes, self._stopping.wait)
+        self._writer: ManifestWriter | None = None
+        self._archives: dict[str, TopicArchive] = {}
+        self._status = ArchiveStatus(url=store.url, state="starting")
+        self._failures = 0
+        self._upkeep_ns = 0
+
+    def stop(self) -> None:
+        """End `run` after the call to the store that is under way."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Archive until `stop` is called."""
+        self._publish()
+        while not self._stopping.is_set():
+            self._stopping.wait(self._turn())
+        for archive in self._archives.values():
+            archive.close()
+        if self._client is not None:
+            self._client.close()
+
+    def _turn(self) -> float:
+        """Do what is due; returns how many seconds to wait for the next turn."""
+        try:
+            more = self._work()
+        except QuiverError as error:
+            return self._failed(error)
+        self._failures = 0
+        self._publish(state="archiving", error="", error_unix_ns=0)
+        return 0.0 if more else POLL_SECONDS
+
+    def _work(self) -> bool:
+        """Archive the next batch of each topic. Returns whether more is ready."""
+        if self._client is None:
+            self._client = self._connect()
+        if self._writer is None:
+            self._writer = become_owner(self._disk, self._store, self._node)
+            log_event("archive.owned", {"url": self._store.url, "epoch": self._writer.head.owner.epoch})
+            self._publish(epoch=self._writer.head.owner.epoch)
+        settings = self._topics()
+        self._follow(self._client, settings)
+        more = False
+        for topic, archive in list(self._archives.items()):
+            if not self._stopping.is_set():
+                more |= self._step(topic, archive, self._writer, settings[topic])
+        self._keep_up(self._writer, settings)
+        return more
+
+    def _step(self, topic: str, archive: TopicArchive, writer: ManifestWriter, settings: ArchiveSettings) -> bool:
+        try:
+            return archive.step(self._store, writer, settings)
+        except UnknownTopic:
+            self._archives.pop(topic).close()  # deleted since the list was read
+            return False
+
+    def _follow(self, client: Client, settings: dict[str, ArchiveSettings]) -> None:
+        """Begin with topics that are to be archived now, and leave those that are not any more."""
+        wanted = {topic for topic, each in settings.items() if each.enabled}
+        for topic in wanted - self._archives.keys():
+            hold = client.hold(ARCHIVE_SUBSCRIBER, topic=topic, start="earliest")
+            self._archives[topic] = TopicArchive(
+                self._node, topic, hold, self._throttle, self._note_upload, self._stopping.is_set
+            )
+        for topic in self._archives.keys() - wanted:
+            self._archives.pop(topic).close()
+            try:
+                client.unsubscribe(ARCHIVE_SUBSCRIBER, topic=topic)
+            except (UnknownTopic, UnknownSubscriber):
+                continue
+
+    def _keep_up(self, writer: ManifestWriter, settings: dict[str, ArchiveSettings]) -> None:
+        """Once an hour: delete what was expired an hour ago, and expire what is over age now."""
+        now_ns = time.monotonic_ns()
+        if self._upkeep_ns and now_ns < self._upkeep_ns:
+            return
+        self._upkeep_ns = now_ns + UPKEEP_NS
+        writer.collect_garbage()
+        for stream in writer.head.streams:
+            expire_ns = settings.get(stream.topic, ArchiveSettings()).expire_ns
+            if expire_ns:
+                expire_stream(self._store, writer, stream, time.time_ns() - expire_ns)
+
+    # --- failures and status -------------------------------------------------------------------------------------------------
+
+    def _failed(self, error: QuiverError) -> float:
+        """Note a failure; returns how many seconds to wait."""
+        state, seconds = self._patience(error)
+        if state != self._status.state:
+            log_event("archive.failed", {"state": state, "error": str(error)}, _LEVELS[state])
+        if isinstance(error, ArchiveFenced):
+            self._writer = None
+        self._publish(
+            state=state, error=str(error), error_unix_ns=time.time_ns(), error_count=self._status.error_count + 1
+        )
+        return seconds
+
+    def _patience(self, error: QuiverError) -> tuple[str, float]:
+        """The state that an error means, and how many seconds to wait before the next attempt."""
+        if isinstance(error, ArchiveFenced):
+            return "fenced", self._settings.refused_interval_ns / SECOND_NS
+        if isinstance(error, ArchiveError) and not isinstance(error, ArchiveUnavailable):
+            return "refused", self._settings.refused_interval_ns / SECOND_NS
+        longest = self._settings.retry_interval_max_ns / SECOND_NS
+        seconds = min(longest, FIRST_RETRY_SECONDS * 2 ** min(self._failures, 30))
+        self._failures += 1
+        return "waiting", seconds * random.uniform(0.5, 1.0)
+
+    def _note_upload(self, size_bytes: int) -> None:
+        status = self._status
+        self._publish(uploaded_segments=status.uploaded_segments + 1, uploaded_bytes=status.uploaded_bytes + size_bytes)
+
+    def _publish(self, **changes: object) -> None:
+        streams = tuple(stream for archive in self._archives.values() for stream in archive.streams.values())
+        self._status = msgspec.structs.replace(self._status, **changes, streams=streams, updated_unix_ns=time.time_ns())
+        self._show(self._status)
+
+
+_LEVELS = {"waiting": logging.WARNING, "refused": logging.ERROR, "fenced": logging.ERROR}

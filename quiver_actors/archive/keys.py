@@ -1,0 +1,74 @@
+"""The names of objects in an archive. Pure.
+
+    <node>/<topic>/<incarnation>/core_<n>/<20 digits>.<generation>.qseg        a segment, byte for byte as it lay on the disk
+    <node>/<topic>/<incarnation>/core_<n>/<20 digits>.<generation>.qseg.crc    the checksums of its blocks
+    <node>/manifest.head                                                       which parts of the manifest hold now
+    <node>/manifest.parts/<20 digits>-<8 hex>.json                             a part of the manifest, which never changes
+
+No topic has a dot in its name, so none clashes with the manifest. Numbers have 20 digits: keys sort as the segments do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+CRC_SUFFIX = ".crc"
+HEAD_NAME = "manifest.head"
+PARTS_NAME = "manifest.parts"
+GENERATION_MAX = 1000
+"""More uploads of different contents of one segment are taken for a fault."""
+
+_SEGMENT = re.compile(r"^(.+)/([^/]+)/([^/]+)/core_(\d+)/(\d{20})\.(\d+)\.qseg$")
+
+
+class StreamKey(NamedTuple):
+    """The segments of one topic on one core, numbered without a repetition: the unit of order in an archive."""
+
+    topic: str
+    incarnation: str
+    """The incarnation of the directory that the segments lay in: equal numbers in another one are other segments."""
+    core: int
+
+
+class SegmentKey(NamedTuple):
+    """The parts of the name of a segment's object."""
+
+    node: str
+    stream: StreamKey
+    segment_seq: int
+    generation: int
+
+
+def stream_prefix(node: str, stream: StreamKey) -> str:
+    """The prefix of all segments of a stream, without a `/` at its end."""
+    return f"{node}/{stream.topic}/{stream.incarnation}/core_{stream.core}"
+
+
+def segment_key(node: str, stream: StreamKey, segment_seq: int, generation: int) -> str:
+    """The key of a segment's object."""
+    return f"{stream_prefix(node, stream)}/{segment_seq:020d}.{generation}.qseg"
+
+
+def crc_key(of_segment: str) -> str:
+    """The key of the checksums that belong to a segment's object."""
+    return of_segment + CRC_SUFFIX
+
+
+def parse_segment_key(key: str) -> SegmentKey | None:
+    """The parts of a key that `segment_key` has made; None for any other key."""
+    found = _SEGMENT.match(key)
+    if found is None:
+        return None
+    node, topic, incarnation, core, segment_seq, generation = found.groups()
+    return SegmentKey(node, StreamKey(topic, incarnation, int(core)), int(segment_seq), int(generation))
+
+
+def head_key(node: str) -> str:
+    """The key of a node's head object."""
+    return f"{node}/{HEAD_NAME}"
+
+
+def part_key(node: str, commit: int, random_hex: str) -> str:
+    """The key of a part of the manifest that belongs to a commit."""
+    return f"{node}/{PARTS_NAME}/{commit:020d}-{random_hex}.json"

@@ -1,0 +1,208 @@
+"""The manifest of a node's archive: what it says, and its form as JSON. Pure.
+
+One head object a node names the parts that hold now; parts never change. A commit writes new parts, then moves the head by
+compare-and-swap: what a reader finds through one head is one state. The head also says who owns the archive of the node: a number, the
+epoch, that rises with each start of an archiver, and the identity of the data directory that it archives. Who finds another owner there
+writes nothing.
+
+Fields may be added, each with a default that means "not said"; a reader ignores those that it does not know. A change that an older
+reader must not miss raises `VERSION`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from quiver_actors.archive.keys import StreamKey, segment_key
+from quiver_actors.errors import InvalidFormat, UnsupportedVersion
+
+VERSION = 1
+INDEX_STRIDE = 1000
+"""How many bundles lie between two entries of a segment's sparse index."""
+
+_T = TypeVar("_T", bound="Head | Part")
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One archived segment. Its bundles have the indexes from 0 up to and without `bundle_count`."""
+
+    segment_seq: int
+    generation: int
+    bundle_count: int
+    row_count: int
+    size_bytes: int
+    crc32: int
+    """CRC-32 of the whole object."""
+    etag: str
+    created_unix_ns: int
+    """When it was uploaded."""
+    first_ingestion_unix_ns: int
+    last_ingestion_unix_ns: int
+    position_start: int = 0
+    position_end: int = 0
+    """Log positions: where one segment ends and the next begins at the same, nothing was stored in between. Both 0: unknown."""
+    index: tuple[int, ...] = ()
+    """The byte at which the bundles 0, 1000, 2000 and so on begin; -1: that one was lost. Empty: not said."""
+    labels: tuple[str, ...] | None = None
+    first_event_unix_ns: int | None = None
+    last_event_unix_ns: int | None = None
+    schema_fingerprints: tuple[str, ...] | None = None
+
+
+class Hole(msgspec.Struct, frozen=True, kw_only=True):
+    """Bundles that will never be in the archive, and why."""
+
+    segment_seq: int
+    first_bundle: int
+    bundle_count: int
+    """0: nobody knows how many."""
+    row_count: int
+    """-1: nobody knows."""
+    reason: str
+    """The reason as gap notices have it: `damaged`, `evicted`, `expired` or `dropped`."""
+    noted_unix_ns: int
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one part object holds: segments and holes of one stream, each in the order of its numbers."""
+
+    version: int = VERSION
+    topic: str
+    incarnation: str
+    core: int
+    segments: tuple[Segment, ...] = ()
+    holes: tuple[Hole, ...] = ()
+
+
+class PartRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The head's entry of a part, with what decides whether a reader needs it."""
+
+    key: str
+    size_bytes: int
+    crc32: int
+    segment_count: int
+    hole_count: int
+    first_segment_seq: int
+    last_segment_seq: int
+    """The lowest and the highest number of its segments and holes."""
+    first_ingestion_unix_ns: int
+    last_ingestion_unix_ns: int
+    """The times of its segments; both 0 where it has none."""
+    bundle_count: int
+    bytes_archived: int
+
+
+class StreamRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The head's entry of a stream: its parts in order, and how far it is archived."""
+
+    topic: str
+    incarnation: str
+    core: int
+    archived_through: int
+    """The highest segment number below which, and with which, each segment is archived or a hole; -1: none is."""
+    expired_through: int = -1
+    """Segments up to this number were deleted in the archive by age; -1: none was."""
+    parts: tuple[PartRef, ...] = ()
+    slots: dict[str, int] | None = None
+    """The topic's slots by name, empty if it declares none; None: not said."""
+
+    @property
+    def key(self) -> StreamKey:
+        """The stream's key."""
+        return StreamKey(self.topic, self.incarnation, self.core)
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """The one start of an archiver that may change the archive of a node."""
+
+    epoch: int
+    """Rises with each start of an archiver."""
+    directory: str
+    """Random identity of the data directory."""
+    start: str
+    """Random identity of the archiver's start: it tells the owner from a copy of its data directory."""
+    since_unix_ns: int
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The head object of a node."""
+
+    version: int = VERSION
+    node: str
+    owner: Owner
+    commit: int
+    """Rises by one with each change of the head."""
+    commit_id: str
+    """Random: by it a writer whose answer was lost sees whether the change is its own."""
+    streams: tuple[StreamRef, ...] = ()
+    garbage: tuple[str, ...] = ()
+    """Keys that nothing refers to any more, and that may not be deleted yet."""
+
+    def stream(self, key: StreamKey) -> StreamRef | None:
+        """The entry of a stream; None where nothing of it was archived."""
+        return next((each for each in self.streams if each.key == key), None)
+
+
+def encode(document: Head | Part) -> bytes:
+    """The content of the object: one line of JSON."""
+    return msgspec.json.encode(document) + b"\n"
+
+
+def decode_head(content: bytes) -> Head:
+    """Read a head object. Raises InvalidFormat, UnsupportedVersion."""
+    return _decode(content, Head, "the head of an archive's manifest")
+
+
+def decode_part(content: bytes) -> Part:
+    """Read a part object. Raises InvalidFormat, UnsupportedVersion."""
+    return _decode(content, Part, "a part of an archive's manifest")
+
+
+def _decode(content: bytes, kind: type[_T], what: str) -> _T:
+    try:
+        version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
+        if isinstance(version, int) and version > VERSION:
+            raise UnsupportedVersion(
+                f"{what} has version {version}: this program knows up to {VERSION}; use a newer one"
+            )
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise InvalidFormat(f"{what} cannot be read: {error}") from error
+
+
+def part_ref(part: Part, key: str, content: bytes, crc: int) -> PartRef:
+    """The head's entry for a part that is stored under `key` as `content`."""
+    numbers = [*(each.segment_seq for each in part.segments), *(each.segment_seq for each in part.holes)]
+    return PartRef(
+        key=key,
+        size_bytes=len(content),
+        crc32=crc,
+        segment_count=len(part.segments),
+        hole_count=len(part.holes),
+        first_segment_seq=min(numbers),
+        last_segment_seq=max(numbers),
+        first_ingestion_unix_ns=min((each.first_ingestion_unix_ns for each in part.segments), default=0),
+        last_ingestion_unix_ns=max((each.last_ingestion_unix_ns for each in part.segments), default=0),
+        bundle_count=sum(each.bundle_count for each in part.segments),
+        bytes_archived=sum(each.size_bytes for each in part.segments),
+    )
+
+
+def merged(parts: Iterable[Part]) -> Part:
+    """One part with the segments and holes of several parts of one stream, in order, each once."""
+    found = list(parts)
+    segments = {each.segment_seq: each for part in found for each in part.segments}
+    holes = dict.fromkeys(hole for part in found for hole in part.holes)
+    return msgspec.structs.replace(
+        found[0],
+        segments=tuple(segments[seq] for seq in sorted(segments)),
+        holes=tuple(sorted(holes, key=lambda hole: (hole.segment_seq, hole.first_bundle))),
+    )
+
+
+def key_of(node: str, stream: StreamKey, segment: Segment) -> str:
+    """The key of the object that holds an archived segment."""
+    return segment_key(node, stream, segment.segment_seq, segment.generation)

@@ -1,0 +1,305 @@
+"""The manifest of a node in its object store: reading it, owning it, and changing it by compare-and-swap.
+
+Guarantees:
+- Readers see the state before a commit or the one after it. Objects that a commit no longer refers to are deleted afterwards only.
+- A commit whose answer was lost is recognised by its random id and not made twice.
+- A writer that is not the owner any more changes nothing: the head that it would replace has another version by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
+from quiver_actors.archive.keys import StreamKey, head_key, part_key
+from quiver_actors.archive.manifest import (
+    Head,
+    Hole,
+    Owner,
+    Part,
+    PartRef,
+    Segment,
+    StreamRef,
+    decode_head,
+    decode_part,
+    encode,
+    merged,
+    part_ref,
+)
+from quiver_actors.archive.object_store import Metadata, ObjectChanged, ObjectExists, ObjectStore, Version
+from quiver_actors.base.checksum import crc32
+from quiver_actors.errors import ChecksumMismatch, InvalidFormat
+
+logger = logging.getLogger("quiver.archive")
+
+SMALL_PARTS_MAX = 16
+"""The number of small parts at the end of a stream that become one."""
+PART_ROWS_MAX = 1000
+"""A part with so many segments and holes is not merged any more."""
+
+
+class Addition(NamedTuple):
+    """What a commit adds to one stream."""
+
+    segments: Sequence[Segment]
+    holes: Sequence[Hole]
+    archived_through: int
+    """See `StreamRef.archived_through`; it never goes back."""
+    slots: Mapping[str, int] | None = None
+    """The topic's slots by name; None: as they were."""
+
+
+def read_head(store: Metadata, node: str) -> Head | None:
+    """The head of a node's manifest; None where nothing was archived under that name.
+
+    Raises:
+        ArchiveError: the store cannot be read. InvalidFormat, UnsupportedVersion: the head cannot be.
+    """
+    found = store.get(head_key(node))
+    return None if found is None else decode_head(found.content)
+
+
+def read_part(store: Metadata, ref: PartRef) -> Part:
+    """Read one part, proven against the head's checksum.
+
+    Raises:
+        ChecksumMismatch, InvalidFormat, UnsupportedVersion: it is missing, damaged or newer. ArchiveError: the store cannot be read.
+    """
+    found = store.get(ref.key)
+    if found is None:
+        raise InvalidFormat(
+            f"part {ref.key} of the archive's manifest is gone: read the head again; if it stays so, the part is lost"
+        )
+    if crc32(found.content) != ref.crc32:
+        raise ChecksumMismatch(
+            f"part {ref.key} of the archive's manifest does not have the checksum that the head says"
+        )
+    return decode_part(found.content)
+
+
+def read_parts(store: Metadata, stream: StreamRef) -> Iterator[Part]:
+    """Read the parts of a stream, the lowest numbers first. Raises as `read_part`."""
+    return (read_part(store, ref) for ref in stream.parts)
+
+
+class ManifestWriter:
+    """The owner's view of a node's manifest. One thread at a time.
+
+    Attributes:
+        head: the state after the last commit of this writer.
+    """
+
+    def __init__(self, store: ObjectStore, head: Head, version: Version) -> None:
+        """`own` makes it: `version` is the head's in the store."""
+        self._store = store
+        self.head = head
+        self._version = version
+
+    @classmethod
+    def own(cls, store: ObjectStore, node: str, owner: Owner, expected: Owner | None) -> ManifestWriter:
+        """Become the owner of a node's archive.
+
+        Args:
+            owner: this archiver's start; its epoch must be one above that of `expected`.
+            expected: who must own it now; None: nobody, the archive is new. An owner that equals `owner` is accepted too: an earlier
+                call has had its effect.
+
+        Raises:
+            ArchiveFenced: somebody else owns it.
+            ArchiveError: the store cannot be read or written.
+        """
+        found = store.get(head_key(node))
+        if found is None:
+            if expected is not None:
+                raise ArchiveFenced(
+                    f"{store.url}: the head of node {node}'s archive is gone: was the archive deleted or the URL changed?"
+                )
+            head = Head(node=node, owner=owner, commit=1, commit_id=_random_id())
+            return cls(store, head, _create(store, head))
+        writer = cls(store, decode_head(found.content), found.version)
+        if writer.head.owner == owner:
+            return writer
+        if expected is None or writer.head.owner != expected:
+            raise _fenced(store, node, writer.head.owner)
+        writer.hand_over(owner)
+        return writer
+
+    def hand_over(self, owner: Owner) -> None:
+        """Make `owner` the owner of the archive. Raises as `commit`."""
+        self._move(msgspec.structs.replace(self.head, owner=owner))
+
+    def check_owner(self) -> None:
+        """Look whether this writer still is the owner. Raises ArchiveFenced, ArchiveError."""
+        found = self._store.get(head_key(self.head.node))
+        owner = None if found is None else decode_head(found.content).owner
+        if owner != self.head.owner:
+            raise _fenced(self._store, self.head.node, owner)
+
+    def commit(self, additions: Mapping[StreamKey, Addition]) -> None:
+        """Record what was archived and what never will be, all of it in one step.
+
+        Segments that the manifest has already are left out: the same addition twice changes nothing.
+
+        Raises:
+            ArchiveFenced: this is not the owner any more; nothing was recorded.
+            ArchiveError: the store did not take it; the same call may be made again.
+        """
+        streams = {each.key: each for each in self.head.streams}
+        garbage = list(self.head.garbage)
+        for key, addition in additions.items():
+            before = streams.get(
+                key, StreamRef(topic=key.topic, incarnation=key.incarnation, core=key.core, archived_through=-1)
+            )
+            streams[key] = self._extended(before, addition, garbage)
+        self._move(msgspec.structs.replace(self.head, streams=tuple(streams.values()), garbage=tuple(garbage)))
+
+    def expire(
+        self, stream: StreamKey, old: Sequence[PartRef], new: Part | None, through: int, garbage: Iterable[str]
+    ) -> None:
+        """Put one part, or nothing, into the place of parts of a stream whose first segments are deleted by age. Raises as `commit`.
+
+        Args:
+            through: the highest number of the segments that are deleted.
+            garbage: the keys of their objects; `collect_garbage` deletes them.
+        """
+        found = self.head.stream(stream)
+        if found is None:
+            return
+        kept = [ref for ref in found.parts if ref not in old]
+        if new is not None:
+            kept.append(self._put_part(new))
+        parts = tuple(sorted(kept, key=lambda ref: ref.first_segment_seq))
+        shorter = msgspec.structs.replace(found, parts=parts, expired_through=max(through, found.expired_through))
+        streams = [shorter if each is found else each for each in self.head.streams]
+        keys = [*self.head.garbage, *(ref.key for ref in old), *garbage]
+        self._move(msgspec.structs.replace(self.head, streams=tuple(streams), garbage=tuple(dict.fromkeys(keys))))
+
+    def collect_garbage(self) -> int:
+        """Delete objects that no head refers to any more, and forget their names. Returns how many. Raises as `commit`."""
+        gone = self.head.garbage
+        if gone:
+            self.check_owner()
+            for key in gone:
+                self._store.delete(key)
+            self._move(msgspec.structs.replace(self.head, garbage=()))
+        return len(gone)
+
+    # --- below ---------------------------------------------------------------------------------------------------------------
+
+    def _extended(self, stream: StreamRef, addition: Addition, garbage: list[str]) -> StreamRef:
+        segments, holes = self._unknown(stream, addition)
+        parts = list(stream.parts)
+        if segments or holes:
+            small = _small_tail(parts) if len(_small_tail(parts)) >= SMALL_PARTS_MAX else []
+            part = Part(
+                topic=stream.topic, incarnation=stream.incarnation, core=stream.core, segments=segments, holes=holes
+            )
+            joined = merged([*(read_part(self._store, ref) for ref in small), part])
+            garbage += [ref.key for ref in small]
+            parts = [*parts[: len(parts) - len(small)], self._put_part(joined)]
+        through = max(stream.archived_through, addition.archived_through)
+        slots = stream.slots if addition.slots is None else dict(addition.slots)
+        return msgspec.structs.replace(stream, parts=tuple(parts), archived_through=through, slots=slots)
+
+    def _unknown(self, stream: StreamRef, addition: Addition) -> tuple[tuple[Segment, ...], tuple[Hole, ...]]:
+        """Return what of an addition the manifest does not have yet."""
+        numbers = [*(each.segment_seq for each in addition.segments), *(each.segment_seq for each in addition.holes)]
+        first = min(numbers, default=0)
+        overlapping = [ref for ref in stream.parts if numbers and ref.last_segment_seq >= first]
+        parts = [read_part(self._store, ref) for ref in overlapping]
+        segments = {each.segment_seq for part in parts for each in part.segments}
+        holes = {_identity(each) for part in parts for each in part.holes}
+        return (
+            tuple(each for each in addition.segments if each.segment_seq not in segments),
+            tuple(each for each in addition.holes if _identity(each) not in holes),
+        )
+
+    def _put_part(self, part: Part) -> PartRef:
+        content = encode(part)
+        key = part_key(self.head.node, self.head.commit + 1, os.urandom(4).hex())
+        create_once(self._store, key, content)
+        return part_ref(part, key, content, crc32(content))
+
+    def _move(self, head: Head) -> None:
+        """Move the head by one commit."""
+        new = msgspec.structs.replace(head, commit=self.head.commit + 1, commit_id=_random_id())
+        key = head_key(new.node)
+        try:
+            self._version = self._store.replace(key, encode(new), self._version)
+        except (ObjectChanged, ArchiveUnavailable) as error:
+            # It may have been written all the same: the request was sent twice, or its answer was lost.
+            self._version = self._settled(new, error)
+        self.head = new
+
+    def _settled(self, new: Head, error: ArchiveError) -> Version:
+        """The version of the head, if it is `new`; else raises what is to be known."""
+        found = self._store.get(head_key(new.node))
+        if found is None:
+            raise ArchiveFenced(f"{self._store.url}: the head of node {new.node}'s archive was deleted") from error
+        there = decode_head(found.content)
+        if there.commit_id == new.commit_id:
+            return found.version
+        if there.owner not in (self.head.owner, new.owner):
+            raise _fenced(self._store, new.node, there.owner) from error
+        if there.commit_id != self.head.commit_id:
+            # A commit of this very start that was given up after an error, and has had its effect later.
+            self.head, self._version = there, found.version
+        raise ArchiveUnavailable(
+            f"{self._store.url}: the manifest of node {new.node} was not changed: {error}"
+        ) from error
+
+
+def create_once(store: Metadata, key: str, content: bytes) -> Version:
+    """Create an object under a key that belongs to this content alone; one that is there with it counts as written.
+
+    Raises:
+        ObjectExists: the key is taken by another content. ArchiveError: the store did not take it.
+    """
+    try:
+        return store.create(key, content)
+    except (ObjectExists, ArchiveUnavailable):
+        found = store.get(key)
+        if found is None or found.content != content:
+            raise
+        return found.version
+
+
+def _create(store: ObjectStore, head: Head) -> Version:
+    try:
+        return create_once(store, head_key(head.node), encode(head))
+    except ObjectExists as error:
+        raise ArchiveFenced(
+            f"{store.url}: another data directory has begun to archive as node {head.node} at this moment: each node needs its own name"
+        ) from error
+
+
+def _identity(hole: Hole) -> tuple[int, int, int, str]:
+    """What tells a hole from others, whenever it was noted."""
+    return hole.segment_seq, hole.first_bundle, hole.bundle_count, hole.reason
+
+
+def _small_tail(parts: Sequence[PartRef]) -> list[PartRef]:
+    """The parts at the end that may still be merged."""
+    tail: list[PartRef] = []
+    for ref in reversed(parts):
+        if ref.segment_count + ref.hole_count >= PART_ROWS_MAX:
+            break
+        tail.append(ref)
+    return tail[::-1]
+
+
+def _fenced(store: ObjectStore, node: str, owner: Owner | None) -> ArchiveFenced:
+    who = "nobody" if owner is None else f"data directory {owner.directory} (epoch {owner.epoch})"
+    return ArchiveFenced(
+        f"{store.url}: the archive of node {node} belongs to {who}, not to this data directory: give this node another name "
+        "(`node` in its configuration), or let it take over with `quiver archive take-over`"
+    )
+
+
+def _random_id() -> str:
+    return os.urandom(12).hex()

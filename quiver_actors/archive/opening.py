@@ -1,0 +1,48 @@
+"""Opens the object store that a URL names."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import unquote, urlsplit
+
+from quiver_actors.archive.directory_store import DirectoryStore
+from quiver_actors.archive.errors import ArchiveRefused
+from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.archive.remote_store import open_remote
+from quiver_actors.errors import ConfigError
+from quiver_actors.store.disk.posix import PosixDisk
+
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "memory", "file")
+TIMEOUT_SECONDS = 30.0
+
+
+def check_url(url: str) -> None:
+    """Raise ConfigError where the URL cannot name an archive."""
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        expected = (
+            "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, https://host/path or file:///directory"
+        )
+        raise ConfigError(f"archive.url {url!r} has the scheme {parts.scheme!r}: expected {expected}")
+    if parts.username or parts.password:
+        raise ConfigError("archive.url holds credentials: they belong into the environment or the provider's own files")
+    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+        raise ConfigError(f"archive.url {url!r} names no directory of this host: expected file:///an/absolute/path")
+
+
+def open_store(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> ObjectStore:
+    """Open a store. A missing local directory is made; nothing is sent to a remote store yet.
+
+    Raises:
+        ConfigError: the URL names no store, or a package is missing.
+        ArchiveRefused: the local directory cannot be made or opened.
+    """
+    check_url(url)
+    if not url.startswith("file:"):
+        return open_remote(url, timeout_seconds=timeout_seconds)
+    path = unquote(urlsplit(url).path)
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ArchiveRefused(f"archive.url {url!r}: the directory cannot be made: {error.strerror}") from error
+    return DirectoryStore(PosixDisk(path), url)

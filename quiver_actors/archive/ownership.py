@@ -1,0 +1,137 @@
+"""Identity of this data directory to an archive: a small file in it, and the start of an archiver that becomes the owner.
+
+Owner: the one archiver of the node. The file `quiver.archive` is JSON. What is about to be written into the archive's head is durable
+here before, and what was written is noted after; so a start that was killed between the two is told from a copy of the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from quiver_actors.archive.errors import ArchiveRefused
+from quiver_actors.archive.keys import head_key
+from quiver_actors.archive.manifest import Owner
+from quiver_actors.archive.manifest_store import ManifestWriter, read_head
+from quiver_actors.archive.object_store import ObjectChanged, ObjectExists, ObjectStore
+from quiver_actors.errors import DiskError, InvalidFormat
+from quiver_actors.store.disk.protocol import Disk, read_whole, write_atomically
+
+RECORD_FILE = "quiver.archive"
+_RECORD_BYTES_MAX = 1 << 20
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What the directory knows of itself in the archive of one URL and node name."""
+
+    url: str
+    node: str
+    owner: Owner | None = None
+    """The owner that the archive's head had last, as far as this directory knows."""
+    intent: Owner | None = None
+    """The owner that this directory was about to write there."""
+
+
+class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the file."""
+
+    version: int = 1
+    directory: str
+    """Random identity of the data directory."""
+    places: tuple[Place, ...] = ()
+
+    def place(self, url: str, node: str) -> Place:
+        """The place that was kept for a URL and a node, else a new one."""
+        found = (each for each in self.places if (each.url, each.node) == (url, node))
+        return next(found, Place(url=url, node=node))
+
+    def with_place(self, place: Place) -> OwnRecord:
+        """The record with one place replaced."""
+        others = tuple(each for each in self.places if (each.url, each.node) != (place.url, place.node))
+        return msgspec.structs.replace(self, places=(*others, place))
+
+
+def read_record(disk: Disk) -> OwnRecord:
+    """The record of a data directory; a new one where there is none. Raises InvalidFormat, DiskError."""
+    try:
+        return msgspec.json.decode(read_whole(disk, RECORD_FILE, _RECORD_BYTES_MAX), type=OwnRecord)
+    except msgspec.DecodeError as error:
+        raise InvalidFormat(
+            f"{RECORD_FILE} cannot be read: {error}. Move it away and run `quiver archive take-over`: nothing else is in it"
+        ) from error
+    except DiskError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return OwnRecord(directory=os.urandom(12).hex())
+
+
+def write_record(disk: Disk, record: OwnRecord) -> None:
+    """Make a record durable. Raises DiskError."""
+    write_atomically(disk, RECORD_FILE, msgspec.json.encode(record) + b"\n")
+    disk.sync_directory(".")
+
+
+def become_owner(disk: Disk, store: ObjectStore, node: str) -> ManifestWriter:
+    """Become the owner of a node's archive with the next epoch.
+
+    Raises:
+        ArchiveFenced: it belongs to another data directory, or to a copy of this one that was started later.
+        ArchiveRefused: the store lacks conditional puts. ArchiveError, DiskError, InvalidFormat: store or record cannot be used.
+    """
+    record = read_record(disk)
+    place = record.place(store.url, node)
+    head = read_head(store, node)
+    if place.intent is not None and head is not None and head.owner == place.intent:
+        place = Place(url=store.url, node=node, owner=place.intent)
+    if head is None:
+        prove_conditional_puts(store, node)
+    epoch = place.owner.epoch + 1 if place.owner is not None else 1
+    intent = Owner(epoch=epoch, directory=record.directory, start=os.urandom(12).hex(), since_unix_ns=time.time_ns())
+    place = msgspec.structs.replace(place, intent=intent)
+    write_record(disk, record.with_place(place))
+    writer = ManifestWriter.own(store, node, intent, place.owner)
+    write_record(disk, record.with_place(Place(url=store.url, node=node, owner=intent)))
+    store.clear_unfinished(node)
+    return writer
+
+
+def take_over(disk: Disk, store: ObjectStore, node: str) -> Owner | None:
+    """Note the present owner of the archive as the one that this directory follows: its next archiver takes over.
+
+    Returns:
+        The owner so far; None where there is no such archive yet.
+    """
+    head = read_head(store, node)
+    record = read_record(disk)
+    owner = None if head is None else head.owner
+    write_record(disk, record.with_place(Place(url=store.url, node=node, owner=owner)))
+    return owner
+
+
+def prove_conditional_puts(store: ObjectStore, node: str) -> None:
+    """Try whether the store refuses what its conditions forbid. Raises ArchiveRefused: it does not; ArchiveError."""
+    key = f"{head_key(node)}.probe-{os.urandom(6).hex()}"
+    version = store.create(key, b"first")
+    try:
+        store.replace(key, b"second", version)
+        if _is_done(lambda: store.create(key, b"third"), ObjectExists) or _is_done(
+            lambda: store.replace(key, b"third", version), ObjectChanged
+        ):
+            raise ArchiveRefused(
+                f"{store.url} does not keep the conditions of puts (If-None-Match, If-Match): without them two nodes could "
+                "overwrite each other's manifest. Use a store that has them"
+            )
+    finally:
+        store.delete(key)
+
+
+def _is_done(call: Callable[[], object], refusal: type[Exception]) -> bool:
+    try:
+        call()
+    except refusal:
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""One archived segment as a file of this host: at its full size, with holes where nothing was fetched yet.
+
+The file has no name: it goes with the last descriptor or mapping of it, whatever becomes of this process. A block is written to it only
+after it was found to have its checksum. Any thread may fetch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from quiver_actors.archive.blocks import BlockSums
+from quiver_actors.errors import ChecksumMismatch, DiskError, Truncated
+from quiver_actors.store.segment.mapping import SegmentMapping
+
+RANGE_BYTES = 4 << 20
+"""The most that one request fetches."""
+CONCURRENCY = 8
+"""Requests that are under way at a time for one file."""
+_GAP_BLOCKS = 1
+"""The most unwanted blocks in a row that are fetched with the blocks around them: another request costs more."""
+_ATTEMPTS = 2
+"""A block that comes damaged is fetched once more: the way may have damaged it."""
+
+ReadRange = Callable[[int, int], bytes]
+"""`read(start, end)` of the object."""
+
+
+class CachedFile:
+    """The blocks of one object; a `BlockSource` of `store.segment.ranged`.
+
+    Args:
+        directory: where the file is made.
+        sums: the checksums of the object's blocks, and its size.
+        read: reads a range of the object.
+        where: names the object in errors.
+        tell_stored: is called with the number of bytes of each block that was written.
+
+    Raises:
+        DiskError: the file cannot be made or mapped.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        sums: BlockSums,
+        read: ReadRange,
+        where: str,
+        tell_stored: Callable[[int], None] | None = None,
+    ) -> None:
+        self._sums = sums
+        self._read = read
+        self._where = where
+        self._tell_stored = tell_stored or _tell_nobody
+        self._lock = threading.Lock()
+        self._present: set[int] = set()
+        mapped_bytes = max(1, sums.size_bytes)
+        try:
+            with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+                os.ftruncate(file.fileno(), mapped_bytes)
+                self._descriptor = os.dup(file.fileno())
+        except OSError as error:
+            raise DiskError("open", f"a file for {where} in {directory}", error.errno or 0) from error
+        weakref.finalize(self, os.close, self._descriptor)
+        mapping = SegmentMapping(self._descriptor, mapped_bytes, 0)
+        self._memory = mapping.memory[: sums.size_bytes]
+
+    @property
+    def memory(self) -> memoryview:
+        """The mapped file; zeros where nothing was fetched."""
+        return self._memory
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of each block but the last one."""
+        return self._sums.block_bytes
+
+    @property
+    def checksums(self) -> Sequence[int]:
+        """CRC-32 of each block."""
+        return self._sums.blocks
+
+    def descriptor(self) -> int:
+        """A read-only descriptor of the file, for the caller to close."""
+        return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def fetch(self, blocks: Sequence[int]) -> None:
+        """Fetch those of some blocks that are not there.
+
+        Raises:
+            ChecksumMismatch: a block of the object does not have its checksum, however often it is fetched.
+            Truncated: the object is shorter than it should be.
+            DiskError: the file cannot be written to.
+            ArchiveError: the store does not give it.
+        """
+        with self._lock:
+            missing = [block for block in blocks if block not in self._present]
+            for _ in range(_ATTEMPTS):
+                if not missing:
+                    return
+                missing = self._fetch_once(missing)
+            if missing:
+                # Damaged where it is stored, not on the way.
+                start = missing[0] * self.block_bytes
+                raise ChecksumMismatch(
+                    f"{self._where} is damaged: block {missing[0]} (from byte {start} on) does not have its checksum"
+                )
+
+    def _fetch_once(self, missing: Sequence[int]) -> list[int]:
+        """Fetch blocks and keep those that are whole; returns the others."""
+        spans = list(_coalesced(missing, RANGE_BYTES // self.block_bytes))
+        if len(spans) == 1:
+            damaged = self._take(*spans[0])
+        else:
+            with ThreadPoolExecutor(min(CONCURRENCY, len(spans))) as threads:
+                damaged = list(itertools.chain(*threads.map(lambda span: self._take(*span), spans)))
+        return sorted({*damaged}.intersection(missing))
+
+    def _take(self, first: int, stop: int) -> list[int]:
+        """Fetch the blocks `[first, stop)` with one request; returns those that are damaged."""
+        start, end = first * self.block_bytes, min(self._sums.size_bytes, stop * self.block_bytes)
+        content = memoryview(self._read(start, end))
+        if content.nbytes != end - start:
+            raise Truncated(
+                f"{self._where} ends at byte {start + content.nbytes}: it should have {self._sums.size_bytes}"
+            )
+        damaged = []
+        for block in range(first, stop):
+            piece = content[(block - first) * self.block_bytes :][: self.block_bytes]
+            try:
+                self._sums.check(block * self.block_bytes, piece)
+            except ChecksumMismatch:
+                damaged.append(block)
+            else:
+                self._store(block, piece)
+        return damaged
+
+    def _store(self, block: int, piece: memoryview) -> None:
+        if block in self._present:
+            return
+        offset = block * self.block_bytes
+        try:
+            while piece.nbytes:
+                written = os.pwrite(self._descriptor, piece, offset)
+                piece, offset = piece[written:], offset + written
+        except OSError as error:
+            raise DiskError("write", f"the cached blocks of {self._where}", error.errno or 0) from error
+        self._present.add(block)
+        self._tell_stored(offset - block * self.block_bytes)
+
+
+def _coalesced(blocks: Sequence[int], count_max: int) -> Iterator[tuple[int, int]]:
+    """Rising blocks as spans `[first, stop)` of at most so many; those that lie close are in one."""
+    first = stop = -1
+    for block in blocks:
+        if first >= 0 and block - stop <= _GAP_BLOCKS and block + 1 - first <= count_max:
+            stop = block + 1
+            continue
+        if first >= 0:
+            yield first, stop
+        first, stop = block, block + 1
+    if first >= 0:
+        yield first, stop
+
+
+def _tell_nobody(size_bytes: int) -> None:
+    """Do nothing with the number."""

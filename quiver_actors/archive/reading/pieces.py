@@ -1,0 +1,112 @@
+"""Which archived bundles make up a range, in order, each once: those of segments, and those that are known to be lost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from quiver_actors.archive.manifest import Hole, Segment
+from quiver_actors.archive.reading.contents import StreamContents
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.errors import NotStored, UsageError
+
+
+class Numbered(NamedTuple):
+    """All that the archive knows of one segment number."""
+
+    segment_seq: int
+    segment: Segment | None
+    """None: nothing of it is archived."""
+    holes: tuple[Hole, ...]
+
+    @property
+    def bundle_count(self) -> int:
+        """Number of bundles, lost ones included. Where nobody knows how many a lost segment had, one stands for all of them."""
+        if self.segment is not None:
+            return self.segment.bundle_count
+        return max(hole.first_bundle + max(1, hole.bundle_count) for hole in self.holes)
+
+    def loss(self, index: int) -> Hole | None:
+        """The hole that a bundle lies in; None: it lies in none."""
+        for hole in self.holes:
+            if hole.bundle_count == 0 or 0 <= index - hole.first_bundle < hole.bundle_count:
+                return hole
+        return None
+
+    @property
+    def info(self) -> SegmentInfo:
+        """The segment in the form in which a worker lists segments. If nothing of it is archived, it has no bytes and no rows."""
+        found = self.segment
+        if found is None:
+            return SegmentInfo(self.segment_seq, self.bundle_count, 0, 0, 0, 0)
+        return SegmentInfo(
+            self.segment_seq,
+            found.bundle_count,
+            found.row_count,
+            found.size_bytes,
+            found.first_ingestion_unix_ns,
+            found.last_ingestion_unix_ns,
+            True,
+            found.position_start,
+            found.position_end,
+        )
+
+
+class Piece(NamedTuple):
+    """Bundles `[first, end)` of one segment number."""
+
+    numbered: Numbered
+    first: int
+    end: int
+
+
+def numbered_in(contents: StreamContents) -> dict[int, Numbered]:
+    """What the archive knows, by segment number, rising."""
+    segments = {segment.segment_seq: segment for segment in contents.segments}
+    holes: dict[int, list[Hole]] = {}
+    for hole in contents.holes:
+        holes.setdefault(hole.segment_seq, []).append(hole)
+    return {
+        seq: Numbered(seq, segments.get(seq), tuple(holes.get(seq, ())))
+        for seq in sorted(segments.keys() | holes.keys())
+    }
+
+
+def pieces_of(contents: StreamContents, start: BundleId | None, end: BundleId | None) -> list[Piece]:
+    """The pieces of `[start, end)`; None: from the first bundle that the archive knows of, up to its last.
+
+    Raises:
+        UsageError: a bound is of another topic or core.
+        NotStored: some of the range is not archived.
+    """
+    key = contents.key
+    for bound in (start, end):
+        if bound is not None and (bound.topic, bound.core) != (key.topic, key.core):
+            raise UsageError(f"{bound} is not of topic {key.topic!r} and core {key.core}")
+    first = (0, 0) if start is None else start[2:]
+    stop = (contents.archived_through + 1, 0) if end is None else end[2:]
+    if first >= stop:
+        return []
+    last = stop[0] if stop[1] else stop[0] - 1
+    if last > contents.archived_through:
+        raise NotStored(
+            f"segment {last} of topic {key.topic!r}, core {key.core}, is not archived yet: the archive ends with segment "
+            f"{contents.archived_through}"
+        )
+    return list(_pieces(numbered_in(contents), first, stop))
+
+
+def _pieces(known: dict[int, Numbered], first: tuple[int, int], stop: tuple[int, int]) -> Iterator[Piece]:
+    for seq, numbered in known.items():
+        start = first[1] if seq == first[0] else 0
+        end = stop[1] if seq == stop[0] else numbered.bundle_count
+        if not first[0] <= seq <= stop[0] or start >= end:
+            continue
+        if end > numbered.bundle_count and not _is_of_unknown_length(numbered):
+            raise NotStored(f"segment {seq} ends at bundle {numbered.bundle_count}: the range goes to {end}")
+        yield Piece(numbered, start, end)
+
+
+def _is_of_unknown_length(numbered: Numbered) -> bool:
+    return numbered.segment is None and any(hole.bundle_count == 0 for hole in numbered.holes)

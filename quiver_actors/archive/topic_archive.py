@@ -1,0 +1,295 @@
+"""The archiving of one topic: what its workers hold goes into the store, then into the manifest, and only then is it acknowledged.
+
+Each core of the topic is a stream. A stream is archived in the order of its segment numbers, up to the first one that is still to come:
+what is behind it could be followed by a notice about it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from quiver_actors.archive.errors import ArchiveRefused
+from quiver_actors.archive.keys import StreamKey
+from quiver_actors.archive.manifest import Hole, Segment
+from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_part
+from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.archive.uploads import Throttle, upload
+from quiver_actors.base.archive_status import ArchivedStream
+from quiver_actors.base.config import ArchiveSettings
+from quiver_actors.base.protocol.messages import Gap, SegmentInfo
+from quiver_actors.client.hold import HeldCore, Hold
+from quiver_actors.errors import FormatError, NotStored, StorageUnavailable
+from quiver_actors.store.segment.mapping import SegmentMapping
+
+logger = logging.getLogger("quiver.archive")
+
+BATCH_SEGMENTS_MAX = 16
+BATCH_BYTES_MAX = 256 << 20
+"""The most that is uploaded of one stream before it is recorded."""
+KNOWN_RUNS_MAX = 1000
+
+
+class Step(NamedTuple):
+    """The work that one stream needs now. `plan` makes it."""
+
+    new: list[SegmentInfo]
+    """Segments to be uploaded, oldest first."""
+    known: list[SegmentInfo]
+    """Segments that were recorded and not acknowledged, as after a kill."""
+    gaps: list[Gap]
+    """Notices to be recorded as holes."""
+    missing: list[SegmentInfo]
+    """All sealed segments that are not archived."""
+    unsealed: list[SegmentInfo]
+
+
+def plan(held: HeldCore, archived_through: int) -> Step:
+    """Decide what comes next for one stream. Pure."""
+    end = min(held.unsettled, default=None)
+
+    def is_settled(segment_seq: int) -> bool:
+        return end is None or segment_seq < end
+
+    missing = [info for info in held.segments if info.segment_seq > archived_through]
+    ready = [info for info in missing if is_settled(info.segment_seq)]
+    new: list[SegmentInfo] = []
+    size_bytes = 0
+    for info in ready[:BATCH_SEGMENTS_MAX]:
+        size_bytes += info.size_bytes
+        if new and size_bytes > BATCH_BYTES_MAX:
+            break
+        new.append(info)
+    last = new[-1].segment_seq if len(new) < len(ready) else None
+    return Step(
+        new,
+        [info for info in held.segments if info.segment_seq <= archived_through],
+        [gap for gap in held.gaps if is_settled(gap.segment_seq) and (last is None or gap.segment_seq <= last)],
+        missing,
+        held.unsealed,
+    )
+
+
+def hole_of(gap: Gap, noted_unix_ns: int) -> Hole:
+    """The hole that a gap notice means."""
+    return Hole(
+        segment_seq=gap.segment_seq,
+        first_bundle=gap.bundle_index_first,
+        bundle_count=gap.bundle_count,
+        row_count=gap.row_count,
+        reason=gap.reason,
+        noted_unix_ns=noted_unix_ns,
+    )
+
+
+class TopicArchive:
+    """One enabled topic and its hold. One thread.
+
+    Args:
+        note_upload: told the size of each segment that was uploaded and recorded.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        topic: str,
+        hold: Hold,
+        throttle: Throttle,
+        note_upload: Callable[[int], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.topic = topic
+        self.streams: dict[int, ArchivedStream] = {}
+        """The state of each core, for the status."""
+        self._node = node
+        self._hold = hold
+        self._throttle = throttle
+        self._note_upload = note_upload
+        self._should_stop = should_stop
+        self._seals_next = False
+
+    def step(self, store: ObjectStore, writer: ManifestWriter, settings: ArchiveSettings) -> bool:
+        """Archive the next batch of each core. Returns whether more is ready.
+
+        Raises:
+            ArchiveError: the store or the manifest did not take it.
+            QuiverError: the workers cannot be asked, or the topic is gone.
+        """
+        held = self._hold.look(flush=self._seals_next)
+        self._seals_next = False
+        for core in self.streams.keys() - held.keys():
+            del self.streams[core]
+        more = False
+        for core, each in held.items():
+            if each.incarnation and not self._should_stop():
+                more |= self._step_core(store, writer, StreamKey(self.topic, each.incarnation, core), each)
+        self._seals_next = self._is_late(held, settings)
+        return more
+
+    def close(self) -> None:
+        """Let go of the connections; the hold's subscriber stays."""
+        self._hold.close()
+
+    def _is_late(self, held: dict[int, HeldCore], settings: ArchiveSettings) -> bool:
+        limit_unix_ns = time.time_ns() - settings.max_delay_ns
+        times = [info.first_ingestion_ts_nanos for each in held.values() for info in each.unsealed]
+        return bool(settings.max_delay_ns) and any(0 < unix_ns <= limit_unix_ns for unix_ns in times)
+
+    def _step_core(self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey, held: HeldCore) -> bool:
+        known = self._known(store, writer, stream)
+        step = plan(held, known.archived_through)
+        self._check_known(store, writer, stream, step.known)
+        if step.new:
+            writer.check_owner()
+        segments = self._upload(store, stream, step.new)
+        is_cut = len(segments) < len(step.new)
+        through = segments[-1].segment_seq if segments else known.archived_through
+        gaps = [gap for gap in step.gaps if not is_cut or gap.segment_seq <= through]
+        if segments or gaps:
+            through = max([through, *(gap.segment_seq for gap in gaps)])
+            # A notice about what is archived already is none for the archive.
+            holes = [hole_of(gap, time.time_ns()) for gap in gaps if not known.is_archived(gap.segment_seq)]
+            writer.commit({stream: Addition(segments, holes, through)})
+            for segment in segments:
+                self._note_upload(segment.size_bytes)
+        for info in [*step.known, *step.new[: len(segments)]][-1:]:
+            self._hold.ack_through(stream.core, info.segment_seq, info.bundle_count - 1)
+        for gap in gaps:
+            self._hold.confirm(stream.core, gap.notice)
+        self._note(stream, known, segments, gaps, through, step)
+        return bool(segments) and not is_cut and len(step.missing) > len(segments)
+
+    def _upload(self, store: ObjectStore, stream: StreamKey, infos: list[SegmentInfo]) -> list[Segment]:
+        """Upload segments up to the first one that cannot be read now."""
+        done: list[Segment] = []
+        for info in infos:
+            if self._should_stop():
+                break
+            try:
+                with self._mapped(stream.core, info.segment_seq) as view:
+                    done.append(upload(store, self._node, stream, info, view, self._throttle))
+            except (NotStored, StorageUnavailable) as error:
+                # It was deleted, compacted or damaged since it was listed: the next look tells.
+                logger.info("quiver.archive.skipped topic=%s core=%d error=%s", stream.topic, stream.core, error)
+                break
+            except FormatError as error:
+                logger.warning("quiver.archive.damaged topic=%s core=%d error=%s", stream.topic, stream.core, error)
+                self._hold.report_damage(stream.core, info.segment_seq, str(error))
+                break
+        return done
+
+    @contextmanager
+    def _mapped(self, core: int, segment_seq: int) -> Iterator[memoryview]:
+        descriptor, size_bytes = self._hold.open_segment(core, segment_seq)
+        try:
+            mapping = SegmentMapping(descriptor, size_bytes, segment_seq)
+        finally:
+            os.close(descriptor)
+        yield mapping.memory
+
+    # --- what is known of a stream -------------------------------------------------------------------------------------------
+
+    def _known(self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey) -> ArchivedStream:
+        """What the manifest has of a stream; read from the store when the stream is first met."""
+        found = self.streams.get(stream.core)
+        if found is None or found.incarnation != stream.incarnation:
+            found = self.streams[stream.core] = read_stream(store, writer, stream)
+        return found
+
+    def _check_known(
+        self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey, infos: list[SegmentInfo]
+    ) -> None:
+        """Compare segments that are recorded already with their records.
+
+        Raises:
+            ArchiveRefused: they are others: the data directory was put back to an earlier state.
+        """
+        ref = writer.head.stream(stream)
+        if not infos or ref is None:
+            return
+        first = infos[0].segment_seq
+        parts = [read_part(store, each) for each in ref.parts if each.last_segment_seq >= first]
+        records = {each.segment_seq: each for part in parts for each in part.segments}
+        for info in infos:
+            record = records.get(info.segment_seq)
+            if record is None or not is_same(record, info):
+                raise ArchiveRefused(
+                    f"{store.url}: segment {info.segment_seq} of topic {stream.topic}, core {stream.core}, is not the one that was "
+                    "archived under this number: was the data directory restored from an older copy? Give this node another name"
+                )
+
+    def _note(
+        self,
+        stream: StreamKey,
+        known: ArchivedStream,
+        segments: list[Segment],
+        gaps: list[Gap],
+        through: int,
+        step: Step,
+    ) -> None:
+        runs = add_to_runs(known.runs, [each.segment_seq for each in segments])
+        holes = [
+            (each.segment_seq, each.bundle_index_first, each.bundle_count, each.reason)
+            for each in gaps
+            if not known.is_archived(each.segment_seq)
+        ]
+        missing = [info for info in step.missing if info.segment_seq > through]
+        times = [info.first_ingestion_ts_nanos for info in (*missing, *step.unsealed)]
+        self.streams[stream.core] = ArchivedStream(
+            topic=stream.topic,
+            core=stream.core,
+            incarnation=stream.incarnation,
+            archived_through=through,
+            known_from=known.known_from if len(runs) <= KNOWN_RUNS_MAX else runs[-KNOWN_RUNS_MAX][0],
+            runs=runs[-KNOWN_RUNS_MAX:],
+            holes=(*known.holes, *holes)[-KNOWN_RUNS_MAX:],
+            lag_segments=len(missing),
+            lag_bytes=sum(info.size_bytes for info in missing),
+            oldest_unix_ns=min((unix_ns for unix_ns in times if unix_ns), default=0),
+        )
+
+
+def is_same(record: Segment, info: SegmentInfo) -> bool:
+    """Whether a segment on the disk has the bundles of an archived one; compaction changes its size alone."""
+    return (record.bundle_count, record.first_ingestion_unix_ns, record.last_ingestion_unix_ns) == (
+        info.bundle_count,
+        info.first_ingestion_ts_nanos,
+        info.last_ingestion_ts_nanos,
+    )
+
+
+def add_to_runs(runs: tuple[tuple[int, int], ...], numbers: list[int]) -> tuple[tuple[int, int], ...]:
+    """The runs with rising numbers added behind them."""
+    found = list(runs)
+    for number in numbers:
+        if found and found[-1][1] + 1 == number:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return tuple(found)
+
+
+def read_stream(store: ObjectStore, writer: ManifestWriter, stream: StreamKey) -> ArchivedStream:
+    """What the end of the manifest says of a stream."""
+    ref = writer.head.stream(stream)
+    if ref is None:
+        return ArchivedStream(topic=stream.topic, core=stream.core, incarnation=stream.incarnation)
+    last = ref.parts[-2:]
+    parts = [read_part(store, each) for each in last]
+    runs = add_to_runs((), sorted(each.segment_seq for part in parts for each in part.segments))
+    holes = [
+        (each.segment_seq, each.first_bundle, each.bundle_count, each.reason) for part in parts for each in part.holes
+    ]
+    return ArchivedStream(
+        topic=stream.topic,
+        core=stream.core,
+        incarnation=stream.incarnation,
+        archived_through=ref.archived_through,
+        known_from=min((each.first_segment_seq for each in last), default=0) if len(ref.parts) > 2 else 0,
+        runs=runs,
+        holes=tuple(holes),
+    )

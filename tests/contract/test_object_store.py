@@ -1,0 +1,222 @@
+"""All object stores behave alike: one suite over memory, a directory, and the servers that are installed here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quiver_actors.archive.object_store import (
+    MULTIPART_BYTES,
+    PART_BYTES,
+    Metadata,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+    ObjectStore,
+    Version,
+)
+from quiver_actors.archive.opening import open_store
+from tests.support.object_servers import KINDS, serving
+
+_COUNT = """
+import sys
+from quiver_actors.archive.object_store import ObjectChanged
+from quiver_actors.archive.opening import open_store
+url, key, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+store = open_store(url)
+for _ in range(count):
+    while True:
+        found = store.get(key)
+        try:
+            store.replace(key, b"%d" % (int(found.content) + 1), found.version)
+            break
+        except ObjectChanged:
+            pass
+"""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    with serving(request.param, tmp_path_factory.mktemp(request.param)) as (url, environment):
+        before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+        yield request.param, url
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@pytest.fixture
+def url(server: tuple[str, str]) -> str:
+    return f"{server[1]}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[ObjectStore]:
+    made = open_store(url)
+    yield made
+    made.close()
+
+
+def test_an_object_is_created_once(store: Metadata) -> None:
+    assert store.get("node/a") is None
+    version = store.create("node/a", b"one")
+    with pytest.raises(ObjectExists):
+        store.create("node/a", b"two")
+    found = store.get("node/a")
+    assert found is not None
+    assert (found.content, found.version.etag) == (b"one", version.etag)
+
+
+def test_an_object_is_replaced_only_in_the_version_that_was_seen(store: Metadata) -> None:
+    first = store.create("node/a", b"one")
+    second = store.replace("node/a", b"two", first)
+    with pytest.raises(ObjectChanged):
+        store.replace("node/a", b"three", first)
+    assert store.replace("node/a", b"three", second) != second
+    found = store.get("node/a")
+    assert found is not None
+    assert found.content == b"three"
+
+
+def test_what_is_not_there_is_not_replaced(store: Metadata) -> None:
+    gone = store.create("node/other", b"one")
+    with pytest.raises(ObjectChanged):
+        store.replace("node/a", b"two", Version(gone.etag, gone.number))
+    assert store.get("node/a") is None
+
+
+def test_of_many_threads_that_create_one_object_exactly_one_does(store: Metadata) -> None:
+    won: list[int] = []
+
+    def create(number: int) -> None:
+        try:
+            store.create("node/a", b"%d" % number)
+            won.append(number)
+        except ObjectExists:
+            pass
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = store.get("node/a")
+    assert found is not None
+    assert [int(found.content)] == won
+
+
+def test_increments_of_several_processes_are_all_counted(store: Metadata, server: tuple[str, str], url: str) -> None:
+    if server[0] == "memory":
+        count_in_threads(store, threads=4, count=50)
+        return
+    processes, count = (16, 20) if server[0] == "directory" else (4, 10)
+    store.create("node/count", b"0")
+    command = [sys.executable, "-c", _COUNT, url, "node/count", str(count)]
+    running = [subprocess.Popen(command) for _ in range(processes)]
+    assert [each.wait(240) for each in running] == [0] * processes
+    assert_count(store, processes * count)
+
+
+def count_in_threads(store: Metadata, threads: int, count: int) -> None:
+    store.create("node/count", b"0")
+
+    def run() -> None:
+        for _ in range(count):
+            while True:
+                found = store.get("node/count")
+                assert found is not None
+                try:
+                    store.replace("node/count", b"%d" % (int(found.content) + 1), found.version)
+                    break
+                except ObjectChanged:
+                    pass
+
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert_count(store, threads * count)
+
+
+def assert_count(store: Metadata, expected: int) -> None:
+    found = store.get("node/count")
+    assert found is not None
+    assert int(found.content) == expected
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 100_000, MULTIPART_BYTES + PART_BYTES + 1], ids=str)
+def test_large_objects_come_back_whole_and_in_ranges(store: ObjectStore, size_bytes: int) -> None:
+    content = os.urandom(1000) * (size_bytes // 1000) + b"x" * (size_bytes % 1000)
+    parts = [content[at : at + PART_BYTES] for at in range(0, size_bytes, PART_BYTES)]
+    store.put("node/topic/large", parts, size_bytes)
+    info = store.head("node/topic/large")
+    assert info is not None
+    assert info.size_bytes == size_bytes
+    found = store.get("node/topic/large")
+    assert found is not None
+    assert found.content == content
+    if size_bytes > 100:
+        ranges = [(0, 10), (size_bytes - 7, size_bytes), (50, 60)]
+        assert store.get_ranges("node/topic/large", ranges) == [content[start:end] for start, end in ranges]
+
+
+def test_the_same_put_again_changes_nothing(store: ObjectStore) -> None:
+    store.put("node/a", [b"content"], 7)
+    store.put("node/a", [b"content"], 7)
+    found = store.get("node/a")
+    assert found is not None
+    assert found.content == b"content"
+    assert [info.key for info in store.objects("")] == ["node/a"]
+
+
+def test_listings_show_what_lies_below_a_prefix(store: ObjectStore) -> None:
+    for key in ("a/x/1", "a/x/2", "a/y/3", "ab/4"):
+        store.create(key, b"content")
+    assert sorted(info.key for info in store.objects("a")) == ["a/x/1", "a/x/2", "a/y/3"]
+    assert sorted(info.key for info in store.objects("")) == ["a/x/1", "a/x/2", "a/y/3", "ab/4"]
+    assert list(store.objects("nothing")) == []
+    assert store.directories("") == ["a", "ab"]
+    assert store.directories("a") == ["x", "y"]
+    assert {info.size_bytes for info in store.objects("a")} == {7}
+
+
+def test_deleted_objects_are_gone_and_may_be_deleted_again(store: ObjectStore) -> None:
+    store.create("node/a", b"content")
+    store.delete("node/a")
+    store.delete("node/a")
+    assert store.get("node/a") is None
+    assert store.head("node/a") is None
+    with pytest.raises(ObjectMissing):
+        store.get_ranges("node/a", [(0, 1)])
+
+
+def test_another_opening_of_the_url_sees_the_same(store: ObjectStore, url: str) -> None:
+    store.create("node/a", b"content")
+    other = open_store(url)
+    found = other.get("node/a")
+    other.close()
+    assert found is not None
+    assert found.content == b"content"
+
+
+def test_what_a_killed_writer_left_is_cleared(store: ObjectStore, server: tuple[str, str], tmp_path: Path) -> None:
+    if server[0] == "directory":
+        root = Path(store.url.removeprefix("file://"))
+        (root / "node/.tmp").mkdir(parents=True)
+        (root / "node/.tmp/half").write_bytes(b"half")
+    store.create("node/a", b"content")
+    assert [info.key for info in store.objects("")] == ["node/a"]
+    store.clear_unfinished("node")
+    if server[0] == "directory":
+        assert list((root / "node/.tmp").iterdir()) == []

@@ -1,0 +1,91 @@
+"""Archives in a server of S3's protocol: what is fetched of them, and that what is read is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import quiver_actors
+from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.archive.reading.archive import Archive
+from quiver_actors.archive.reading.contents import NodeContents
+from quiver_actors.errors import ChecksumMismatch
+from tests.support.archived import NODE, ArchiveWriter, sealed_segments
+from tests.support.object_servers import serving
+
+ROWS = 60_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving("moto", tmp_path_factory.mktemp("moto")) as (url, environment), pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield url
+
+
+class Counting:
+    """A store that counts what is read of segments."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.ranges: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def get_ranges(self, key: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        self.ranges += ranges
+        return self._store.get_ranges(key, ranges)
+
+    @property
+    def fetched_bytes(self) -> int:
+        return sum(end - start for start, end in self.ranges)
+
+
+def wide(seed: int) -> pa.RecordBatch:
+    rng = np.random.default_rng(seed)
+    return pa.record_batch({f"c{number}": rng.integers(0, 1 << 60, ROWS) for number in range(10)})
+
+
+def test_one_of_ten_columns_takes_less_than_a_fifth_of_the_bytes(server: str, tmp_path: Path) -> None:
+    contents = sealed_segments(tmp_path / "store", [[wide(0), wide(1)], [wide(2), wide(3)]])
+    writer = ArchiveWriter(f"{server}/wide")
+    writer.archive(dict(enumerate(contents)))
+    counting = Counting(writer.store)
+    archive = Archive(counting, NodeContents(writer.store, NODE), str(tmp_path), 1 << 30)  # type: ignore[arg-type]
+    for seed, found in enumerate(archive.read("default", 0, columns={0: ["c7"]})):
+        assert found.batch == wide(seed).select(["c7"])
+    total = sum(map(len, contents))
+    assert counting.fetched_bytes < 0.2 * total
+    assert max(end - start for start, end in counting.ranges) <= 4 << 20
+
+    counting.ranges.clear()
+    for seed, found in enumerate(archive.read("default", 0)):
+        assert found.batch == wide(seed)
+    # The blocks of the column are here already.
+    assert 0.7 * total < counting.fetched_bytes < total
+    assert len(counting.ranges) < 60
+
+
+def test_a_server_is_read_with_its_credentials_alone(server: str, tmp_path: Path) -> None:
+    batches = [[pa.record_batch({"n": [seq, index]}) for index in range(3)] for seq in range(2)]
+    contents = sealed_segments(tmp_path / "store", batches)
+    writer = ArchiveWriter(f"{server}/small")
+    writer.archive(dict(enumerate(contents)))
+    with quiver_actors.open_archive(f"{server}/small", cache_dir=tmp_path) as archive:
+        found = [each.batch.to_pydict()["n"] for each in archive.read("default", 0)]
+    assert found == [[seq, index] for seq in range(2) for index in range(3)]
+    damaged = contents[1][:2000] + b"\xff" + contents[1][2001:]
+    writer.store.put(writer.key(1), [damaged], len(damaged))
+    with quiver_actors.open_archive(f"{server}/small", cache_dir=tmp_path) as archive:
+        for each in archive.read("default", 0):
+            if each.bundle_id.segment_seq == 0:
+                assert each.batch.num_rows == 2
+            else:
+                with pytest.raises(ChecksumMismatch):
+                    each.slots  # noqa: B018 - a property that raises
