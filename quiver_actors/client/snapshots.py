@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
+from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client.exchange import Flow
 from quiver_actors.client.projection import EVERYTHING
@@ -34,7 +35,10 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
         UnknownTopic, WorkerUnavailable, FormatError: as everywhere.
     """
     found = yield from _readable(requests, topic)
-    slots = yield from requests.topic_slots(next(iter(found)), topic)
+    topics = yield from requests.topics()
+    if topic not in topics:
+        raise unknown_topic(topic, topics)
+    slots = TopicSlots(topics[topic])
     wanted = _wanted(found, span)
     if len(wanted) > SEGMENTS_MAX:
         raise UsageError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +87,7 @@ def test_every_scan_is_a_snapshot(node: ClientNode) -> None:
         kept: list[tuple[TopicDataset, pa.Table]] = []
         firsts = []
         for round_number in range(12):
-            until(lambda so_many=(round_number + 1) * 64: acknowledged() >= so_many, "pushes")
+            until(partial(lambda so_many: acknowledged() >= so_many, (round_number + 1) * 64), "pushes")
             before = acknowledged()
             dataset = client.dataset("busy")
             if round_number in (0, 5):
