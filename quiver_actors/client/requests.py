@@ -126,10 +126,6 @@ class Requests:
         assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
         return call.descriptor, call.answer.size_bytes
 
-    def topic_slots(self, core: int, topic: str) -> Flow[TopicSlots]:
-        """Return the slots of a topic, as a worker knows them."""
-        return (yield from self._channels.finding(core, topic, self._timeout_seconds))
-
     def schema(self, topic: str, slot: str | int | None) -> Flow[pa.Schema]:
         """Return the one schema of a slot."""
         slots = yield from self._channels.finding(self._channels.directory.cores[0], topic, self._timeout_seconds)
