@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,8 +19,14 @@ def value_of(column: pa.Array, row: int) -> Any:
 
 
 def json_text(document: Any) -> str:
-    """Return a document as JSON on one line. Numbers that JSON does not have are null; what it has no form for is text."""
-    text = json.dumps(document, default=str)
+    """Return a document as JSON on one line. Numbers that JSON does not have are null; what it has no form for is text, other decimals
+    than whole ones, too."""
+    text = json.dumps(document, default=_plain)
     if "NaN" in text or "Infinity" in text:
         text = json.dumps(json.loads(text, parse_constant=lambda _: None))
     return text
+
+
+def _plain(value: Any) -> int | str:
+    is_whole = isinstance(value, Decimal) and value.is_finite() and value.as_tuple().exponent == 0
+    return int(value) if is_whole else str(value)

@@ -58,6 +58,11 @@ def test_json_is_a_row_a_line(capsys: pytest.CaptureFixture[str], data_dir: Path
     ]
 
 
+def test_json_numbers_are_numbers(capsys: pytest.CaptureFixture[str], data_dir: Path) -> None:
+    lines, _ = ask(capsys, data_dir, 'SELECT sum(id) AS total, 1.5 AS half FROM "default"', "--json")
+    assert lines == ['{"total": 11175, "half": "1.5"}']
+
+
 def test_files_have_all_rows(capsys: pytest.CaptureFixture[str], data_dir: Path, tmp_path: Path) -> None:
     statement = 'SELECT id, _quiver_bundle FROM "default" ORDER BY id'
     for form in ("csv", "arrow", "parquet"):
