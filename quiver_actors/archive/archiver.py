@@ -125,10 +125,12 @@ class Archiver:
     def _follow(self, client: Client, settings: dict[str, ArchiveSettings]) -> None:
         """Begin with topics that are to be archived now, and leave those that are not any more."""
         wanted = {topic for topic, each in settings.items() if each.enabled}
-        for topic in wanted - self._archives.keys():
+        new = wanted - self._archives.keys()
+        found = client.topics() if new else {}
+        for topic in new & found.keys():
             hold = client.hold(ARCHIVE_SUBSCRIBER, topic=topic, start="earliest")
             self._archives[topic] = TopicArchive(
-                self._node, topic, hold, self._throttle, self._note_upload, self._stopping.is_set
+                self._node, topic, found[topic].slots, hold, self._throttle, self._note_upload, self._stopping.is_set
             )
         for topic in self._archives.keys() - wanted:
             self._archives.pop(topic).close()
