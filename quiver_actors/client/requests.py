@@ -109,11 +109,6 @@ class Requests:
         calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
         return {core: _segments_in(call) for core, call in calls.items()}
 
-    def incarnations(self, topic: str) -> Flow[dict[int, str]]:
-        """Return the incarnation of a topic's directory by core; empty where the worker does not say."""
-        calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
-        return {core: call.answer.incarnation for core, call in calls.items() if isinstance(call.answer, SegmentList)}
-
     def readable(self, topic: str) -> Flow[dict[int, ReadableSegments]]:
         """Return what can be read of a topic by core, sealed or not."""
         calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
@@ -266,23 +261,20 @@ class Requests:
         answers = {core: call.answer for core, call in calls.items()}
         return {core: list(each.subscribers) for core, each in answers.items() if isinstance(each, SubscriberList)}
 
-    def unregister(self, subscriber: str, topic: str) -> Flow[int]:
+    def unregister(self, subscriber: str, topic: str, *, only_orphan: bool = False) -> Flow[int]:
         """Delete a subscriber on every worker and return how many bundles it had not resolved."""
-        return (yield from self._unregister(subscriber, topic, only_orphan=False))
+        check_id("subscriber", subscriber)
+        calls = yield from self._channels.asking_all(
+            lambda core: Call(lambda tag: Unregister(tag, topic, subscriber, only_orphan)), self._timeout_seconds
+        )
+        return dropped_by(calls.values())
 
     def drop_orphan(self, subscriber: str, topic: str) -> Flow[int]:
         """Delete a subscriber as `unregister` does, but raise UsageError if a consumer is attached to it."""
         infos = yield from self.subscribers(topic)
         if any(info.subscriber == subscriber and info.connections for each in infos.values() for info in each):
             raise UsageError(f"subscriber {subscriber!r} of topic {topic!r} is no orphan: a consumer is attached to it")
-        return (yield from self._unregister(subscriber, topic, only_orphan=True))
-
-    def _unregister(self, subscriber: str, topic: str, *, only_orphan: bool) -> Flow[int]:
-        check_id("subscriber", subscriber)
-        calls = yield from self._channels.asking_all(
-            lambda core: Call(lambda tag: Unregister(tag, topic, subscriber, only_orphan)), self._timeout_seconds
-        )
-        return dropped_by(calls.values())
+        return (yield from self.unregister(subscriber, topic, only_orphan=True))
 
     def seek(self, subscriber: str, start: Start, topic: str, *, is_dry: bool) -> Flow[SeekReport]:
         """Move a subscriber to another position on every worker; `is_dry` only reports what the move would do."""
