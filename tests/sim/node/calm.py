@@ -10,7 +10,6 @@ from quiver_actors.store.disk.held import GRACE_NS
 from quiver_actors.supervisor.exitcodes import ChildExit
 from tests.sim.node.actors import Actor, SubscriberActor
 from tests.sim.node.hoarders import HoardingGuest
-from tests.sim.node.limits import check_limits
 from tests.sim.node.looking import held, hoarded_bytes, staged
 from tests.sim.node.machine import Machine
 from tests.sim.node.model import Violation
@@ -51,7 +50,7 @@ class Calm:
         pause_ns = _REST_PAUSE_NS
         for number in range(REST_ROUNDS_MAX):
             self._round(pause_ns)
-            check_limits(self._machine)
+            self._run.limits.check()
             if number % _COLLECT_EVERY == _COLLECT_EVERY - 1:
                 gc.collect()  # what a client read and dropped may still be mapped, and hold an adopted core
             if number % 5 == 4:

@@ -51,7 +51,7 @@ from tests.sim.node.calm import Calm, processes_round
 from tests.sim.node.droppers import DroppingActor
 from tests.sim.node.guests import FloodingGuest
 from tests.sim.node.hoarders import HoardingGuest, uncounted
-from tests.sim.node.limits import SIDE, check_limits
+from tests.sim.node.limits import SIDE, LimitCheck
 from tests.sim.node.machine import POWER_LOSSES, Machine
 from tests.sim.node.model import Violation
 from tests.sim.node.operators import TopicActor
@@ -83,6 +83,7 @@ class Run:
         room = any_room(Random(seed + 2))
         self._restarts = Restarts.of(seed, is_wide=room.is_wide)
         self.machine = Machine(time, Random(seed + 1), CORES, room, self._restarts.start_kills(Random(seed + 5)))
+        self.limits = LimitCheck(self.machine)
         self._rots = Random(seed + 4).random() < _ROT_SHARE
         self._flips_live = seed % 2 == 0
         self.without = {*without, *self._restarts.left_out}
@@ -138,7 +139,7 @@ class Run:
             for number in range(self.steps):
                 self.step_number = number
                 self._do(ordinary if self.random.random() >= self._restarts.fault_share else faults)
-                check_limits(self.machine)
+                self.limits.check()
                 self._check_hoards()
             self._slow.clear()
             calm = Calm(self)
