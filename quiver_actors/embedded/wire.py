@@ -172,7 +172,18 @@ class PassedSpans:
 class WorkerEnd:
     """The worker's end of a connection. See `node.worker.connection.ClientConnection`."""
 
-    __slots__ = ("_client", "_in", "_out", "_wire", "descriptors_max", "descriptors_out", "fd", "is_hung_up", "passed")
+    __slots__ = (
+        "_client",
+        "_in",
+        "_out",
+        "_wire",
+        "descriptors_max",
+        "descriptors_out",
+        "fd",
+        "is_hung_up",
+        "is_one_way",
+        "passed",
+    )
 
     unsent_bytes = 0
     is_congested = False
@@ -185,6 +196,8 @@ class WorkerEnd:
         self.passed = PassedSpans()
         self.is_hung_up = False
         """Whether the client has let go of the connection."""
+        self.is_one_way = False
+        """Whether no answer is sent any more."""
         self._wire = wire
         self._client: ClientEnd | None = client
         self._in: deque[ClientMessage] = deque()
@@ -247,12 +260,20 @@ class WorkerEnd:
         client.hear(out)
         return True
 
-    def close(self) -> None:
-        """Let go of the connection; the client hears of it. Idempotent."""
+    def stop_sending(self) -> None:
+        """Drop answers that are queued. Idempotent."""
+        self.is_one_way = True
+        self._drop_unsent()
+
+    def _drop_unsent(self) -> None:
         for _, descriptor in self._out:
             if descriptor is not None:
                 os.close(descriptor)
         self._out.clear()
+
+    def close(self) -> None:
+        """Let go of the connection; the client hears of it. Idempotent."""
+        self._drop_unsent()
         self._in.clear()
         client, self._client = self._client, None
         if client is not None and not self.is_hung_up:

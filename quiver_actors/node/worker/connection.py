@@ -9,6 +9,7 @@ Descriptors leave with the first byte of the frame that announces them, one a ca
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import os
 import socket
@@ -45,6 +46,8 @@ class ClientConnection(Protocol):
     """Descriptors that are queued or sent and not known to be read."""
     descriptors_max: int
     """Descriptors on their way with which the client counts as not reading."""
+    is_one_way: bool
+    """Whether no answer is sent any more, because the client takes none. What it has sent can still be received."""
 
     @property
     def is_congested(self) -> bool:
@@ -82,7 +85,10 @@ class ClientConnection(Protocol):
         """Queue a message with a descriptor, which the connection owns from now on."""
 
     def flush(self) -> bool:
-        """Send what can be sent; False when the client is gone."""
+        """Send what can be sent; False when the client is gone, and `is_one_way` is set."""
+
+    def stop_sending(self) -> None:
+        """Drop unsent answers, and let the client know that no more will come. Idempotent."""
 
     def close(self) -> None:
         """Let go of the connection. Idempotent. Unsent answers are dropped."""
@@ -101,7 +107,16 @@ class _Piece:
 class Connection:
     """One accepted stream socket that never blocks. Takes ownership of the socket."""
 
-    __slots__ = ("_pieces", "_socket", "descriptors_max", "descriptors_out", "fd", "reader", "unsent_bytes")
+    __slots__ = (
+        "_pieces",
+        "_socket",
+        "descriptors_max",
+        "descriptors_out",
+        "fd",
+        "is_one_way",
+        "reader",
+        "unsent_bytes",
+    )
 
     def __init__(self, connected: socket.socket, *, frame_bytes_max: int) -> None:
         connected.setblocking(False)
@@ -113,6 +128,7 @@ class Connection:
         """Queued or sent since the peer was last found to have read everything."""
         self.descriptors_max = NO_LIMIT
         """Descriptors on their way with which the peer counts as not reading."""
+        self.is_one_way = False
         self._pieces: deque[_Piece] = deque()
 
     @property
@@ -211,23 +227,34 @@ class Connection:
         self.unsent_bytes += len(piece.data)
 
     def flush(self) -> bool:
-        """Send what the socket takes; False when the peer is gone."""
+        """Send what the socket takes; False when the peer is gone: no answer is sent behind one that is missing."""
         try:
             while self._pieces:
                 if not self._send_piece(self._pieces[0]):
                     return True
                 self._pieces.popleft()
         except OSError:
+            self.stop_sending()
             return False
         return True
 
+    def stop_sending(self) -> None:
+        """Drop unsent answers, and end this direction of the stream. Idempotent."""
+        self.is_one_way = True
+        self._drop_unsent()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Idempotent. Unsent answers are dropped."""
+        self._drop_unsent()
+        self._socket.close()
+
+    def _drop_unsent(self) -> None:
         for piece in self._pieces:
             _close_descriptor(piece)
         self._pieces.clear()
         self.unsent_bytes = 0
-        self._socket.close()
 
     def _send_piece(self, piece: _Piece) -> bool:
         """True once all of it has left."""

@@ -5,7 +5,7 @@ within the budgets of `node.worker.budgets`, so that what they ask costs the nod
 not fit a budget the rest is carried over. The heartbeat goes on between the portions of a turn, whatever its length.
 
 Guarantees: a connection that does not read its answers, or to which too many answers are owed, is not read from; one that misbehaves or
-goes away costs its own bundles and claims only.
+goes away costs its own bundles and claims only. What a client of the node's own user had sent before it went is handled.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ GUEST_SESSIONS_MAX = SESSIONS_MAX * 3 // 4
 """Number of connections above which other users get no more, so that there is always room for the node's own user."""
 HELLO_PATIENCE_NS = 10 * SECOND_NS
 """A client that has not introduced itself by then is cut off."""
+LAST_READS_MAX = 64
+"""How often a connection is read from whose client takes no more answers; a socket holds less of a client that is gone."""
 TURN_PUSH_BYTES = 8 * MIB
 """Bytes that are read from one connection before the others have their turn."""
 
@@ -87,6 +89,8 @@ class Connections:
         self._journal = journal
         self._foreign: dict[Session, AdoptedCore] = {}
         """Connections to an adopted core."""
+        self._reads_left: dict[Session, int] = {}
+        """How often sessions of the node's own user are still read from whose clients take no more answers."""
         self._unfinished: dict[Session, None] = {}
         """Sessions of the node's own user with postponed frames, the next one to serve first."""
         self._budgets: Budgets[Session] = Budgets()
@@ -137,7 +141,7 @@ class Connections:
         while self.unsent:
             session = self.unsent.pop()
             if not session.connection.flush():
-                self._end(session)
+                self._hear_out(session)
             elif session.connection.unsent_bytes or session.watched != select.EPOLLIN:
                 self._watch(session)
 
@@ -154,6 +158,8 @@ class Connections:
             session.forget_gone_hosts()
             if session.state is SessionState.GREETING and now_ns - session.opened_ns > HELLO_PATIENCE_NS:
                 self._end(session, ProtocolError("no Hello came in time"))
+            elif session in self._reads_left and not session.is_unfinished:
+                self._read(session, select.EPOLLIN, now_ns)
 
     def oldest_topics_version(self) -> int | None:
         """Return the oldest version of the list of topics that an introduced connection knows; None without such a connection."""
@@ -257,9 +263,12 @@ class Connections:
         if session in self.paused:
             # Not read from, so what woke the loop is the end of the connection, or something to read from before it paused in this turn.
             if mask & (select.EPOLLHUP | select.EPOLLERR):
-                self._end(session)
+                self._hear_out(session)
             return
         if session.is_unfinished:
+            return
+        if session.connection.is_one_way and not self._may_read(session):
+            self._end(session)
             return
         try:
             if session.guest is None and session.schemas.lone:
@@ -274,7 +283,7 @@ class Connections:
                 return
             session.connection.put_back(found)
         self._parse(session, now_ns)
-        if not found:
+        if not found and not session.is_unfinished:
             self._end(session)
 
     def _parse(self, session: Session, now_ns: int) -> None:
@@ -337,6 +346,23 @@ class Connections:
             session.watched = wanted
             self._epoll.modify(session.connection.fd, wanted)
 
+    def _hear_out(self, session: Session) -> None:
+        """Its client is gone: handle in the next turns what a client of the node's own user has sent before, such as acknowledgements."""
+        if session.guest is not None:
+            self._end(session)
+        elif not session.is_closed and session not in self._reads_left:
+            self._reads_left[session] = LAST_READS_MAX
+            session.connection.stop_sending()
+            if session in self.paused:
+                self.paused.discard(session)
+                self._put_off(session)
+            else:
+                self._watch(session)
+
+    def _may_read(self, session: Session) -> bool:
+        self._reads_left[session] -= 1
+        return self._reads_left[session] >= 0
+
     def _put_off(self, session: Session) -> None:
         """Postpone the rest of a session's frames or of its request to a later turn, or until the session may go on."""
         session.is_unfinished = True
@@ -356,6 +382,7 @@ class Connections:
         self._epoll.unregister(session.connection.fd)
         self._part(session, error, tag)
         self.paused.discard(session)
+        self._reads_left.pop(session, None)
         self._unfinished.pop(session, None)
         self._budgets.leave(session)
         self._foreign.pop(session, None)

@@ -174,13 +174,13 @@ class Session:
 
     @property
     def must_pause(self) -> bool:
-        """True while nothing more should be taken from this connection."""
+        """True while nothing more should be taken from this connection. Where nobody takes the answers, they are not waited for."""
         return (
             len(self.arena.held) >= HELD_PUSHES_MAX
             or self.connection.unsent_bytes >= UNSENT_BYTES_MAX
             or self.owed >= OWED_MAX
             or (self.connection.descriptors_out >= self.connection.descriptors_max and self.connection.is_congested)
-        )
+        ) and not self.connection.is_one_way
 
     def forget_gone_hosts(self) -> None:
         """A long connection keeps no topic in memory that was deleted."""

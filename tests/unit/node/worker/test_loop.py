@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from quiver_actors.base.config import NodeSettings
 from quiver_actors.base.protocol import messages as m
 from quiver_actors.node.worker.listener import Listener
 from tests.support.descriptors import reused_numbers
@@ -35,8 +36,8 @@ class SteppedWorker(WorkerThread):
 
 
 @contextmanager
-def stepped(root: Path) -> Iterator[SteppedWorker]:
-    worker = SteppedWorker(root, settings())
+def stepped(root: Path, node: NodeSettings | None = None) -> Iterator[SteppedWorker]:
+    worker = SteppedWorker(root, node or settings())
     try:
         yield worker
     finally:
