@@ -36,7 +36,7 @@ from .decide import (
     Supervision,
 )
 from .exitcodes import ExitCode, describe_wait_status
-from .figures import CHILD_ROW, RUN_DIRECTORY_ROW, SUPERVISOR_REGION, ChildFigure, region_of
+from .figures import CHILD_ROW, SUPERVISOR_REGION, ChildFigure, region_of
 from .log import log_event
 from .node_storage import NodeStorage
 from .notify import Notifier
@@ -53,7 +53,7 @@ class Supervisor:
 
     Args:
         specs: children, with distinct indexes; child `index` writes region `index + 1` of `page`.
-        page: created by the caller, who also unlinks it.
+        page: created by the caller, who begins the supervisor's region and also unlinks the page.
         control_path: where the control socket is made.
         control_gid: group whose members may ask the steward too.
         on_ready: called once, when every child is ready or failed.
@@ -88,8 +88,6 @@ class Supervisor:
         self._exit_code: ExitCode | None = None
         self._pidfds: dict[int, int] = {}
         self._own = page.writer(SUPERVISOR_REGION)
-        self._own.begin(os.getpid(), time.time_ns())
-        self._own.row(RUN_DIRECTORY_ROW, os.path.dirname(control_path))
         self._rows = {spec.index: self._own.row(CHILD_ROW, spec.name) for spec in specs}
         self._regions = {spec.index: page.writer(region_of(spec.index)) for spec in specs}
         children = self._supervision.children

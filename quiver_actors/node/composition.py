@@ -60,7 +60,7 @@ from quiver_actors.shm.counters import CountersPage
 from quiver_actors.shm.names import new_name
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.supervisor import control
-from quiver_actors.supervisor.figures import region_of
+from quiver_actors.supervisor.figures import RUN_DIRECTORY_ROW, SUPERVISOR_REGION, region_of
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.supervisor.loop import Supervisor
 from quiver_actors.supervisor.notify import Notifier
@@ -135,7 +135,7 @@ def run_node(
         generation = begin_with(disk, cores, time.time_ns(), is_new=not find_core_dirs(data_dir))
         shown: list[CountersPage] = []
         keeper = topic_keeper(disk, settings, resolve, shown)
-        page = held.enter_context(counters_page(cores, len(keeper.catalogue.topics)))
+        page = held.enter_context(counters_page(run_dir, cores, len(keeper.catalogue.topics)))
         shown.append(page)
         held.enter_context(first_record(settings, page.name, keeper.catalogue.topics))
         warn_of_shared_cpus(cores, len(cpus))
@@ -248,10 +248,16 @@ def ready_line(settings: NodeSettings, topics: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def counters_page(cores: int, topics: int) -> Iterator[CountersPage]:
-    """The node's counters page, unlinked at the end. Raises ShmError."""
+def counters_page(run_dir: str, cores: int, topics: int) -> Iterator[CountersPage]:
+    """The node's counters page, unlinked at the end. Raises ShmError.
+
+    It names its run directory before this names it: whoever is killed behind that leaves a page that no other node removes.
+    """
     page = CountersPage.create(new_name(), region_of(cores), rows_per_region(cores, topics), FIGURES_VERSION)
     try:
+        supervisor = page.writer(SUPERVISOR_REGION)
+        supervisor.begin(os.getpid(), time.time_ns())
+        supervisor.row(RUN_DIRECTORY_ROW, run_dir)
         yield page
     finally:
         page.unlink()

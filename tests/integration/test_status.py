@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from quiver_actors.base.metrics.figures import EngineFigure
+from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.node.leftovers import is_asked_for
 from tests.integration.node_process import ROOT, Directories, NodeProcess, command_line, named_memory, run_quiver
 
@@ -332,6 +334,50 @@ def test_the_page_of_a_dead_node_is_asked_for_until_the_next_start_in_its_run_di
         with NodeProcess.small(directories).wait_ready():
             assert not named_memory(name).exists()
             assert is_asked_for(directories.record()["counters"])
+
+
+def test_a_start_that_is_killed_at_any_moment_leaves_no_record_without_figures(directories: Directories) -> None:
+    """Between the record and the page's own word of its run directory, the next sweep of another node removed the page."""
+    directories.base.joinpath("other").mkdir()
+    places = (str(directories.data), str(directories.run), str(directories.base / "other"))
+    done = subprocess.run(
+        command_line("tests.integration.killed_starts", *places),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    assert [each for each in told if each != "figures" and not each.startswith("no node is running in")] == []
+    assert told[-1] == "figures"
+    assert len({*told}) == 2, "no start was killed between the removal of the former record and its own"
+
+
+def test_a_look_at_a_dead_node_finds_the_one_that_starts_in_its_place_meanwhile(
+    directories: Directories, node: NodeProcess
+) -> None:
+    node.signal(signal.SIGKILL)
+    node.end()
+    started: list[NodeProcess] = []
+    is_armed = True
+
+    def start_the_next(event: str, arguments: tuple[Any, ...]) -> None:
+        """The record of the dead node has been read when the lock of its supervisor is opened."""
+        nonlocal is_armed
+        if is_armed and event == "open" and str(arguments[0]) == str(directories.run / "supervisor.lock"):
+            is_armed = False
+            started.append(NodeProcess.small(directories).wait_ready())
+
+    sys.addaudithook(start_the_next)
+    try:
+        found = take_status(str(directories.run))
+        assert (found.node.pid, found.node.running) == (started[0].pid, True)
+    finally:
+        is_armed = False
+        for each in started:
+            each.stop()
 
 
 def test_a_command_does_not_wait_for_a_node_whose_supervisor_is_dead(

@@ -81,9 +81,7 @@ def take_status(run_dir: str) -> StatusView:
     Raises:
         NotRunning: no node has been started there, or nothing is left of it.
     """
-    record = _read_record(run_dir)
-    running = _supervisor_lives(run_dir)
-    page = _attach(run_dir, record, running)
+    record, running, page = _find(run_dir)
     try:
         regions = page.read()
         return _View(run_dir, record, regions, running, page.size_bytes).whole()
@@ -102,7 +100,7 @@ def attach_page(run_dir: str) -> CountersPage:
     Raises:
         NotRunning: there is none.
     """
-    return _attach(run_dir, _read_record(run_dir), _supervisor_lives(run_dir))
+    return _find(run_dir)[2]
 
 
 def worker_exits(page: CountersPage) -> dict[str, str]:
@@ -138,6 +136,18 @@ def _supervisor_lives(run_dir: str) -> bool:
     with contextlib.suppress(ShmError):
         return holder_alive(os.path.join(run_dir, SUPERVISOR_LOCK))
     return False
+
+
+def _find(run_dir: str) -> tuple[dict[str, Any], bool, CountersPage]:
+    """Return the record, whether the supervisor lives, and the page; again where the next node removes those of a dead one meanwhile."""
+    while True:
+        record = _read_record(run_dir)
+        running = _supervisor_lives(run_dir)
+        try:
+            return record, running, _attach(run_dir, record, running)
+        except NotRunning:
+            if _read_record(run_dir).get("counters") == record.get("counters"):
+                raise
 
 
 def _attach(run_dir: str, record: dict[str, Any], running: bool) -> CountersPage:

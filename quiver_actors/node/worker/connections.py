@@ -39,7 +39,7 @@ GUEST_SESSIONS_MAX = SESSIONS_MAX * 3 // 4
 HELLO_PATIENCE_NS = 10 * SECOND_NS
 """A client that has not introduced itself by then is cut off."""
 LAST_READS_MAX = 64
-"""How often a connection is read from whose client takes no more answers; a socket holds less of a client that is gone."""
+"""Reads from a connection whose client takes no more answers; a socket holds less of a client that is gone."""
 TURN_PUSH_BYTES = 8 * MIB
 """Bytes that are read from one connection before the others have their turn."""
 
@@ -267,7 +267,7 @@ class Connections:
             return
         if session.is_unfinished:
             return
-        if session.connection.is_one_way and not self._may_read(session):
+        if session in self._reads_left and not _take_one(self._reads_left, session):
             self._end(session)
             return
         try:
@@ -359,10 +359,6 @@ class Connections:
             else:
                 self._watch(session)
 
-    def _may_read(self, session: Session) -> bool:
-        self._reads_left[session] -= 1
-        return self._reads_left[session] >= 0
-
     def _put_off(self, session: Session) -> None:
         """Postpone the rest of a session's frames or of its request to a later turn, or until the session may go on."""
         session.is_unfinished = True
@@ -398,3 +394,9 @@ class Connections:
             session.refuse(tag, error)
             session.connection.flush()
         session.close()
+
+
+def _take_one(left: dict[Session, int], session: Session) -> bool:
+    """Count one down; whether there was one left."""
+    left[session] -= 1
+    return left[session] >= 0

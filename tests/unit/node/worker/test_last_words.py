@@ -30,6 +30,14 @@ def greeted(worker: SteppedWorker) -> tuple[WireClient, Session]:
     return client, session
 
 
+def step_until_closed(worker: SteppedWorker, session: Session) -> None:
+    def is_closed() -> bool:
+        worker.step()
+        return session.is_closed
+
+    until(is_closed, "the end of the session")
+
+
 def registered(worker: SteppedWorker) -> set[str]:
     """Subscribers that the topic knows."""
     return {name for host in worker.worker.loop._hosts.values() for name in host.engine.registrations.names()}
@@ -49,7 +57,7 @@ def test_what_lies_in_the_socket_of_a_client_that_is_gone_is_handled(tmp_path: P
     with stepped(tmp_path) as worker:
         client, session = greeted(worker)
         leave_with_an_answer_on_its_way(worker, client, session, count=20)
-        until(lambda: worker.step() or session.is_closed, "the end of the session")
+        step_until_closed(worker, session)
         assert registered(worker) >= {f"s{number}" for number in range(20)}
 
 
@@ -66,7 +74,7 @@ def test_a_client_that_is_gone_while_it_pauses_is_heard_out(tmp_path: Path, monk
         worker.step()
         client.send(m.Register(asked, "default", "late", "earliest", m.Terms()))
         client.close()
-        until(lambda: worker.step() or session.is_closed, "the end of the session")
+        step_until_closed(worker, session)
         assert "late" in registered(worker)
 
 
@@ -92,13 +100,13 @@ def test_a_client_that_takes_no_answers_and_keeps_still_is_left(
         client, session = greeted(worker)
         client.socket.shutdown(socket.SHUT_RD)
         session.send(m.Done(1))
-        until(lambda: worker.step() or session.is_closed, "the end of the session")
+        step_until_closed(worker, session)
 
 
 def test_a_guest_that_is_gone_is_not_heard_out(tmp_path: Path) -> None:
     with stepped(tmp_path, settings(topic(allowed_uids=(GUEST,)))) as worker:
         # One test process has one user: the worker is told that another one is at the other end.
-        worker.worker.loop.connections.peer_of = lambda _: Peer(os.getpid(), GUEST, GUEST)
+        worker.worker.loop.connections.peer_of = lambda connection: Peer(os.getpid(), GUEST, GUEST)
         client, session = greeted(worker)
         assert session.guest is not None
         leave_with_an_answer_on_its_way(worker, client, session)
