@@ -108,6 +108,6 @@ def _to_socket(descriptor: int) -> Outlet:
 
 
 def _to_pipe(descriptor: int) -> Outlet:
-    """Opened anew: whether a write waits is a property of an open file, and the one at hand is shared with other programs."""
+    """Open the pipe a second time, without waiting writes: that flag belongs to the open file, which other programs share."""
     own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     return Outlet(lambda data: os.write(own, data), lambda: os.close(own))

@@ -13,13 +13,14 @@ from typing import Any, NoReturn, TypeVar
 
 from quiver_actors.aio.client import Client
 from quiver_actors.aio.exchange import LoopExchange
+from quiver_actors.client.archived import Wanted
 from quiver_actors.client.exchange import Flow
 from quiver_actors.client.topic_commands import TopicCommands
 from quiver_actors.embedded.directory import StoreDirectory
 from quiver_actors.embedded.exchange import Driver, StoreExchange
 from quiver_actors.embedded.node import EmbeddedNode
 from quiver_actors.embedded.push_channel import DirectPushChannel
-from quiver_actors.embedded.store import StoreTopicCommands, open_node, refuse_pickle
+from quiver_actors.embedded.store import StoreTopicCommands, open_node, refuse_archive, refuse_pickle
 
 T = TypeVar("T")
 
@@ -122,6 +123,9 @@ class Store(Client):
 
     def __repr__(self) -> str:
         return f"<Store {self._node.data_dir} {'closed' if self._exchange.is_closed else 'open'}>"
+
+    async def _await_archived(self, wanted: list[Wanted], timeout_seconds: float) -> None:
+        refuse_archive()
 
     def _new_exchange(self) -> StoreLoopExchange:
         return StoreLoopExchange(self._node.drive)

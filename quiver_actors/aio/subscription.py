@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
-from functools import partial
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from quiver_actors.aio.delivery import Delivery, DeliveryBatch
 from quiver_actors.aio.exchange import LoopExchange
@@ -17,7 +18,7 @@ from quiver_actors.client.batches import ROWS_MAX_DEFAULT, WAIT_SECONDS_DEFAULT
 from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.exchange import deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
-from quiver_actors.client.gathering import Gathering
+from quiver_actors.client.gathering import Gathering, Part
 from quiver_actors.client.grants import Portion
 from quiver_actors.client.leases import extending
 from quiver_actors.client.node_view import WorkerDirectory
@@ -201,8 +202,12 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
                     gathering.add(await self._portion(gathering.bundles_wanted, gathering.timeout_seconds))
             except ClosedError:
                 return
-            for batch in gathering.take(partial(DeliveryBatch, self._consumer.resolutions)):
+            for batch in gathering.take(self._batch):
                 yield batch
+
+    def _batch(self, parts: Sequence[Part], tables: Mapping[int, pa.Table]) -> DeliveryBatch:
+        self._consumer.tell_taken((part.portion.parcel, part.portion.indexes) for part in parts)
+        return DeliveryBatch(self._consumer.resolutions, parts, tables)
 
     async def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
         """Return the next bundles, all of one parcel, or the next notice that `get` would return; None when nothing came in time."""

@@ -1,4 +1,4 @@
-"""Who this data directory is to an archive: a small file in it, and the start of an archiver that becomes the owner.
+"""Identity of this data directory to an archive: a small file in it, and the start of an archiver that becomes the owner.
 
 Owner: the one archiver of the node. The file `quiver.archive` is JSON. What is about to be written into the archive's head is durable
 here before, and what was written is noted after; so a start that was killed between the two is told from a copy of the directory.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.archive.errors import ArchiveRefused
+from quiver_actors.archive.errors import ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.keys import head_key
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import ManifestWriter, read_head
@@ -45,7 +45,7 @@ class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[Place, ...] = ()
 
     def place(self, url: str, node: str) -> Place:
-        """What is known for a URL and a node."""
+        """The place that was kept for a URL and a node, else a new one."""
         found = (each for each in self.places if (each.url, each.node) == (url, node))
         return next(found, Place(url=url, node=node))
 
@@ -115,8 +115,8 @@ def take_over(disk: Disk, store: ObjectStore, node: str) -> Owner | None:
 def prove_conditional_puts(store: ObjectStore, node: str) -> None:
     """Try whether the store refuses what its conditions forbid. Raises ArchiveRefused: it does not; ArchiveError."""
     key = f"{head_key(node)}.probe-{os.urandom(6).hex()}"
-    version = store.create(key, b"first")
     try:
+        version = store.create(key, b"first")
         store.replace(key, b"second", version)
         if _is_done(lambda: store.create(key, b"third"), ObjectExists) or _is_done(
             lambda: store.replace(key, b"third", version), ObjectChanged
@@ -125,6 +125,9 @@ def prove_conditional_puts(store: ObjectStore, node: str) -> None:
                 f"{store.url} does not keep the conditions of puts (If-None-Match, If-Match): without them two nodes could "
                 "overwrite each other's manifest. Use a store that has them"
             )
+    except (ObjectExists, ObjectChanged) as error:
+        # Nobody else has this key: a request was sent twice, and the second answer came.
+        raise ArchiveUnavailable(f"the conditions of puts could not be tried: {error}") from error
     finally:
         store.delete(key)
 

@@ -24,7 +24,7 @@ class ArchivedStream(msgspec.Struct, frozen=True, kw_only=True):
     archived_through: int = -1
     """The highest segment number up to which everything is archived, or is told never to be; -1: nothing yet."""
     known_from: int = 0
-    """Of lower segment numbers this file does not tell which are archived."""
+    """The lowest segment number of which this file tells whether it is archived."""
     runs: tuple[tuple[int, int], ...] = ()
     """First and last number of archived segments that follow each other."""
     holes: tuple[tuple[int, int, int, str], ...] = ()

@@ -31,6 +31,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "quiver transactions list": ("quiver transactions list --json",),
     "quiver transactions publish": ("quiver transactions publish nightly-2026-01-31",),
     "quiver transactions drop": ("quiver transactions drop nightly-2026-01-31 --dry-run",),
+    "quiver archive": ("quiver archive ls --archive file:///srv/archive --node worker-1",),
+    "quiver archive ls": ("quiver archive ls --archive file:///srv/archive --node worker-1 --json",),
+    "quiver archive status": ("quiver archive status --archive file:///srv/archive --node worker-1",),
+    "quiver archive verify": ("quiver archive verify --archive file:///srv/archive --node worker-1",),
+    "quiver archive get": ("quiver archive get taken-out --archive file:///srv/archive --node worker-1",),
+    "quiver archive take-over": (
+        "quiver archive take-over --archive file:///srv/archive --node worker-1 --data-dir /var/lib/quiver --dry-run",
+    ),
     "quiver deploy print": ("quiver deploy print systemd",),
 }
 _HEADING = "examples:\n"

@@ -7,6 +7,7 @@ meaning, never a traceback; a traceback is a bug of ours.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import io
 import os
@@ -15,7 +16,6 @@ from collections.abc import Sequence
 
 from quiver_actors import __version__
 from quiver_actors.cli.examples import add_examples
-from quiver_actors.cli.parser import CommandParser
 from quiver_actors.errors import (
     AlreadyRunning,
     DiskError,
@@ -36,8 +36,10 @@ COMMANDS = (
     "topics",
     "subscribers",
     "transactions",
+    "archive",
     "push",
     "tail",
+    "query",
     "export",
     "drain",
     "config",
@@ -63,6 +65,18 @@ _EXIT_CODES: tuple[tuple[type[QuiverError], ExitCode], ...] = (
     (DiskError, ExitCode.DATA_DIR_UNUSABLE),
     (StorageFull, ExitCode.DATA_DIR_UNUSABLE),
 )
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of every command. Its error for a wrong choice suggests the nearest right one."""
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(choices)}"
+        raise argparse.ArgumentError(action, f"there is no {value!r}; {hint}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 """Pushing bundles to a node and reading them back: `connect`, then `Client.push` and `Client.subscribe`."""
 
+from quiver_actors.client.archived import NotArchived
 from quiver_actors.client.batches import BatchTicket, DeliveryBatch
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.client import Client, connect
@@ -16,6 +17,7 @@ __all__ = [
     "DeliveryBatch",
     "GapNotice",
     "GapSubscription",
+    "NotArchived",
     "Receipts",
     "RefusedResolution",
     "StoredBundle",

@@ -16,6 +16,9 @@ from typing import Literal, NoReturn, Unpack, overload
 
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
+from quiver_actors.client.archive_door import ArchiveDoor
+from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, ArchiveWaiting, check_until, flushed_through
+from quiver_actors.client.archived_reads import ArchivedReads
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
@@ -26,6 +29,7 @@ from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
 from quiver_actors.client.pickling import refuse_pickle
 from quiver_actors.client.producer import Producer, with_counts
 from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.querying import QueryingClient
 from quiver_actors.client.reading import ReadingClient
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests
@@ -67,7 +71,7 @@ def connect(
     return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
-class Client(StagingClient, ReadingClient, SubscriberCommands, TopicCommands):
+class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, SubscriberCommands, TopicCommands):
     """See `connect`. A context manager; `close` is idempotent."""
 
     _channel_kind: type[PushChannel] = PushChannel
@@ -83,6 +87,7 @@ class Client(StagingClient, ReadingClient, SubscriberCommands, TopicCommands):
         self._channels = ChannelSet(self._exchange, directory, lambda core: kind(*shared, core, name))
         self._producer = Producer(self._channels)
         self._requests = Requests(self._channels, timeout)
+        self._archived = ArchivedReads(ArchiveDoor(directory))
         self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
 
     @property
@@ -317,15 +322,25 @@ class Client(StagingClient, ReadingClient, SubscriberCommands, TopicCommands):
         """
         return self._exchange.run(self._requests.topics())
 
-    def flush(self, topic: str = DEFAULT_TOPIC) -> None:
+    def flush(
+        self, topic: str = DEFAULT_TOPIC, *, until: str = "sealed", timeout: float = ARCHIVE_TIMEOUT_SECONDS
+    ) -> None:
         """Seal what is open on all workers: all that was acknowledged before can be delivered and read when this returns.
 
+        Args:
+            until: `archived`: wait also until all of it is in the archive, as far as it still exists.
+            timeout: how many seconds to wait for that.
+
         Raises:
+            NotArchived: it is not in the archive in time.
             UnknownTopic: no such topic.
             WorkerUnavailable: a worker did not answer in time.
             EngineFailed, Draining, StorageFull: what a worker could not do.
         """
-        self._exchange.run(self._requests.flush(topic))
+        if check_until(until):
+            self._await_archived(self._exchange.run(flushed_through(self._requests, topic)), timeout)
+        else:
+            self._exchange.run(self._requests.flush(topic))
 
     # --- life ----------------------------------------------------------------------------------------------------------------
 
@@ -349,6 +364,7 @@ class Client(StagingClient, ReadingClient, SubscriberCommands, TopicCommands):
         except ClosedError:
             return
         self._exchange.close()
+        self._archived.close()
 
     def __enter__(self) -> Client:
         return self

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +20,7 @@ from quiver_actors.base.units import MICROSECOND_NS
 from quiver_actors.client.delivery import ClaimedBundle
 from quiver_actors.client.exchange import Exchange, Flow
 from quiver_actors.client.gaps import WaitingGap
-from quiver_actors.client.grants import Parcel, Portion
+from quiver_actors.client.grants import Bundles, Parcel, Portion
 from quiver_actors.client.inbox import Inbox
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.resolutions import Resolutions
@@ -92,7 +92,7 @@ class Consumer(Generic[D, X]):
         return self._waiting_for(partial(self.take_portion, bundles_max), deadline_ns)
 
     def _waiting_for(self, take: Callable[[int], T | None], deadline_ns: int) -> Flow[T | None]:
-        """Return what `take`, called with the time, finds."""
+        """Wait until `take(now_ns)` returns something, and return it; None at the deadline."""
         has_looked = False
         while True:
             now_ns = time.monotonic_ns()
@@ -122,6 +122,16 @@ class Consumer(Generic[D, X]):
                 break
             found.append(item)
         return found
+
+    def tell_taken(self, bundles: Iterable[Bundles]) -> None:
+        """Note that the caller is about to be handed bundles that `take_portion` has returned. Takes the lock."""
+        with self._exchange.lock:
+            if self._exchange.is_closed:
+                return
+            for parcel, indexes in bundles:
+                channel = parcel.channel
+                if parcel.is_current and channel.handed.is_told:
+                    channel.send([channel.handed.message(parcel.grant, indexes)])
 
     def claiming(self, bundle_id: BundleId, timeout_seconds: float) -> Flow[D]:
         """Claim one bundle by its id. Raises as `SubscriberRequests.claiming`."""

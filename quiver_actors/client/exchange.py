@@ -94,7 +94,7 @@ class Exchange:
     def __init__(self) -> None:
         self._watched: dict[int, Watched] = {}
         self.is_closed = False
-        """Written by `close` alone."""
+        """Whether `close` was called; nothing else sets it."""
         self._poller: Waiter | None = None
         self._waiting: set[Waiter] = set()
         """Waiters that do not poll, until they are woken."""

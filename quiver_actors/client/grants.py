@@ -5,20 +5,32 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from quiver_actors.base.model import BundleId
-from quiver_actors.base.protocol.messages import Deliver
+from quiver_actors.base.protocol.messages import Deliver, Message
 from quiver_actors.client.calls import Call
 from quiver_actors.client.channel import Channel
 from quiver_actors.client.refused import Refusals
 from quiver_actors.client.segments import MappedSegment
 
 
+class HandedReports(Protocol):
+    """The messages that tell a worker what the caller was handed. `handed_over` implements it."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the worker is told."""
+
+    def message(self, grant: Grant, bundle_indexes: Sequence[int]) -> Message:
+        """Return the message that the caller is about to be handed bundles of a grant."""
+
+
 class ClaimChannel(Channel, ABC):
     """The connection by which claims come and by which their resolutions leave. `subscriber_channel` implements it."""
 
     refusals: Refusals
+    handed: HandedReports
     durable_counts: dict[int, int]
     """Up to which number of the consumer resolutions are known to be durable, or refused, by the generation of their connection."""
 

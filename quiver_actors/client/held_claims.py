@@ -6,7 +6,8 @@ worker has said that it is withdrawn.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from quiver_actors.base.protocol.messages import Terms
@@ -64,6 +65,14 @@ class HeldClaims:
         """Drop all claims of a segment of which nothing is owed any more, like `withdraw` for each of its grants."""
         retired = [grant for grant in self._grants.values() if grant.segment_seq == segment_seq]
         return sum(self.withdraw(grant, is_lost=False) for grant in retired)
+
+    def taken(self) -> Iterator[tuple[Grant, array[int]]]:
+        """Yield the bundles that the caller was handed and that are held, grant by grant."""
+        for grant in self._grants.values():
+            waiting = self._inbox.waiting_of(grant)
+            held = set(grant.delivered).difference(grant.finished, grant.withdrawn, waiting)
+            if held:
+                yield grant, array("I", sorted(held))
 
     def take_over(self, terms: Terms, lease_until_ns: int) -> None:
         """Take over new terms for all consumers; leases end at `lease_until_ns`; -1: when they ended before."""

@@ -85,9 +85,13 @@ class Inbox(Generic[D]):
             return
         taken = parcel.laid_out - len(self._laid_out) - parcel.position
         if taken:
+            first = parcel.position
             parcel.take(taken)
             if parcel.is_current:
-                parcel.channel.take(taken)
+                channel = parcel.channel
+                channel.take(taken)
+                if channel.handed.is_told:
+                    channel.send([channel.handed.message(parcel.grant, parcel.indexes[first : parcel.position])])
 
     def give_back(self) -> int:
         """Return everything without counting it as a delivery; returns how many parcels had something left."""
@@ -113,6 +117,12 @@ class Inbox(Generic[D]):
         dropped = sum(parcel.drop(gone) for parcel in parcels)
         self.lost_count += dropped if is_lost else 0
         return dropped
+
+    def waiting_of(self, grant: Grant) -> set[int]:
+        """Return the indexes of the bundles of a grant that wait."""
+        self._recall()
+        parcels = [item for item in self._items if isinstance(item, Parcel) and item.grant is grant]
+        return {index for parcel in parcels for index in parcel.indexes[parcel.position :]}
 
     def end(self) -> None:
         """Forget everything, for ever: also who makes deliveries, as that is the consumer which refers to this inbox."""
@@ -163,7 +173,9 @@ class Inbox(Generic[D]):
     def _lay_out(self, parcel: Parcel) -> None:
         make, first = self.make, parcel.position
         assert make is not None, "nothing is taken of an inbox that has ended"
-        parcel.laid_out = min(first + self._portion, len(parcel.indexes))
+        # Whatever is told as taken is told before it is handed over: one at a time.
+        portion = 1 if parcel.channel.handed.is_told else self._portion
+        parcel.laid_out = min(first + portion, len(parcel.indexes))
         indexes, counts = parcel.indexes[first : parcel.laid_out], parcel.counts[first : parcel.laid_out]
         self._laid_out.extend([make(parcel, index, count) for index, count in zip(indexes, counts, strict=True)])
         self._source = parcel

@@ -43,7 +43,7 @@ class ReplayReport:
     not_wanted: int = 0
     """Dead letters of subscribers or topics that were not requested."""
     no_letters: int = 0
-    """Bundles of the topic that do not say where they come from."""
+    """Bundles of the topic that do not name their origin: they are no dead letters."""
     failed: int = 0
     """Dead letters that could not be sent back and stay stored."""
     error: str = ""

@@ -70,6 +70,17 @@ class WantedRange(NamedTuple):
     projection: Projection
 
 
+class OnDisk(NamedTuple):
+    """What one core has of a topic that can be read now."""
+
+    segments: list[SegmentInfo]
+    incarnation: str
+    """Incarnation of the core's directory; empty: the worker does not say."""
+    slots: TopicSlots
+    projection: Projection
+    """The slots and columns that are asked for."""
+
+
 class Requests:
     """Flows over a client's channels. What they do and raise is said at the methods of `Client` that drive them."""
 
@@ -97,6 +108,11 @@ class Requests:
         """Return the sealed segments of a topic by core, oldest first."""
         calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
         return {core: _segments_in(call) for core, call in calls.items()}
+
+    def incarnations(self, topic: str) -> Flow[dict[int, str]]:
+        """Return the incarnation of a topic's directory by core; empty where the worker does not say."""
+        calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
+        return {core: call.answer.incarnation for core, call in calls.items() if isinstance(call.answer, SegmentList)}
 
     def readable(self, topic: str) -> Flow[dict[int, ReadableSegments]]:
         """Return what can be read of a topic by core, sealed or not."""
@@ -146,9 +162,9 @@ class Requests:
 
     def _looked_at(self, core: int, topic: str, wanted: Collection[int] | None) -> Flow[list[HeldSchema]]:
         """The schemas of these segments, by a look at each; None: of all. One that is gone by now has none."""
-        listed = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
+        readable = _readable_segments_in((yield from self._ask(core, lambda tag: ListSegments(tag, topic))))
         found: dict[tuple[int, bytes], HeldSchema] = {}
-        for info in _readable_in(listed):
+        for info in [*readable.sealed, *readable.unsealed]:
             if wanted is not None and info.segment_seq not in wanted:
                 continue
             try:
@@ -164,10 +180,17 @@ class Requests:
         self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked
     ) -> Flow[WantedRange]:
         """Resolve the bundles from `start` up to, not including, `end` of one core into parts of segments."""
+        found = yield from self.on_disk(topic, core, asked)
+        return WantedRange(parts_of(found.segments, start, end, topic, core), core, found.slots, found.projection)
+
+    def on_disk(self, topic: str, core: int, asked: Asked) -> Flow[OnDisk]:
+        """What one core has of a topic that can be read now, and what is asked of it."""
         slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
         projection = asked.resolve(slots)
         call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
-        return WantedRange(parts_of(_readable_in(call), start, end, topic, core), core, slots, projection)
+        listed = call.answer
+        assert isinstance(listed, SegmentList), "only this answers ListSegments"
+        return OnDisk([*listed.segments, *listed.open_segments], listed.incarnation, slots, projection)
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
         """Open and map the segment of a part, sealed or not."""
@@ -292,11 +315,6 @@ class Requests:
         yield from self._channels.completing({core: call}, self._timeout_seconds)
         raise_refusals([call])
         return call
-
-
-def _readable_in(call: Call) -> list[SegmentInfo]:
-    assert isinstance(call.answer, SegmentList), "only this answers ListSegments"
-    return [*call.answer.segments, *call.answer.open_segments]
 
 
 def _readable_segments_in(call: Call) -> ReadableSegments:

@@ -85,7 +85,7 @@ class Stage:
 
     @property
     def core(self) -> int:
-        """The worker that it is on."""
+        """The core whose worker holds the stage."""
         return self._core
 
     @property

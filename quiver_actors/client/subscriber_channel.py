@@ -41,6 +41,7 @@ from quiver_actors.client.credit_line import CreditLine
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.gaps import GapNotices, WaitingGap
 from quiver_actors.client.grants import ClaimChannel, Grant, Parcel
+from quiver_actors.client.handed_over import HandedOver
 from quiver_actors.client.held_claims import HeldClaims
 from quiver_actors.client.inbox import Inbox
 from quiver_actors.client.node_view import WorkerDirectory
@@ -77,6 +78,7 @@ class SubscriberChannel(ClaimChannel):
         super().__init__(exchange, directory, core, client_name)
         self.segments: dict[int, MappedSegment | MappedLog] = {}
         self.claims = HeldClaims(wanted.terms, inbox)
+        self.handed: HandedOver = HandedOver(wanted.topic, wanted.subscriber, self.claims)
         self.is_registered = False
         self.refusals = Refusals(core, wanted.topic, wanted.subscriber)
         self.durable_counts = {}
@@ -229,7 +231,9 @@ class SubscriberChannel(ClaimChannel):
             return
         self._register_tag = self.next_tag()
         known_as = self.topics.incarnation_of(wanted.topic)
-        self.send([Register(self._register_tag, wanted.topic, wanted.subscriber, self._start, wanted.terms, known_as)])
+        tells_taken = self.handed.welcomed(self.features)
+        place = wanted.topic, wanted.subscriber, self._start
+        self.send([Register(self._register_tag, *place, wanted.terms, known_as, tells_taken)])
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
         if isinstance(message, Deliver):
@@ -248,7 +252,7 @@ class SubscriberChannel(ClaimChannel):
             logger.info(
                 "quiver.subscription.terms subscriber=%s core=%d %s", message.subscriber, self.core, message.terms
             )
-            self.claims.take_over(message.terms, message.lease_until_ns)
+            self.send(self.handed.take_over(message, self._inbox))
         elif isinstance(message, Gap):
             self._gap(message)
         elif isinstance(message, Done) and message.tag == self._register_tag:

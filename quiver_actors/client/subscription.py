@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from quiver_actors.base.model import BundleId
 from quiver_actors.client.batches import ROWS_MAX_DEFAULT, WAIT_SECONDS_DEFAULT, DeliveryBatch
@@ -22,7 +23,7 @@ from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.client.exchange import Exchange, deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
-from quiver_actors.client.gathering import Gathering
+from quiver_actors.client.gathering import Gathering, Part
 from quiver_actors.client.grants import Portion
 from quiver_actors.client.leases import extending
 from quiver_actors.client.node_view import WorkerDirectory
@@ -246,7 +247,11 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
                     gathering.add(self._portion(gathering.bundles_wanted, gathering.timeout_seconds))
             except ClosedError:
                 return
-            yield from gathering.take(partial(DeliveryBatch, self._consumer.resolutions))
+            yield from gathering.take(self._batch)
+
+    def _batch(self, parts: Sequence[Part], tables: Mapping[int, pa.Table]) -> DeliveryBatch:
+        self._consumer.tell_taken((part.portion.parcel, part.portion.indexes) for part in parts)
+        return DeliveryBatch(self._consumer.resolutions, parts, tables)
 
     def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
         """The next bundles, all of one parcel, or the next notice that `get` would return; None when nothing came in time. Raises as

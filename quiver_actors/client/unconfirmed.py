@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from quiver_actors.base.ranges import runs_by_segment
+
 Place = tuple[int, int]
 """Segment and bundle index on the worker's core."""
 Range = tuple[Place, Place]
@@ -86,11 +88,9 @@ class Unconfirmed:
 
 def ranges_of(places: Iterable[Place], ranges_max: int) -> list[Range]:
     """Return ranges of exactly these rising places; above `ranges_max`, the last range also holds the places in between."""
-    found: list[Range] = []
-    for place in places:
-        end = (place[0], place[1] + 1)
-        if found and (found[-1][1] == place or len(found) >= ranges_max):
-            found[-1] = (found[-1][0], end)
-        else:
-            found.append((place, end))
+    found = [
+        ((segment_seq, first), (segment_seq, first + count)) for segment_seq, first, count in runs_by_segment(places)
+    ]
+    if len(found) > ranges_max:
+        found[ranges_max - 1 :] = [(found[ranges_max - 1][0], found[-1][1])]
     return found

@@ -12,6 +12,7 @@ from quiver_actors.base.config.reading import resolve
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, Receipt
 from quiver_actors.base.protocol.topic_requests import Change, Create, Delete
+from quiver_actors.client.archived import Wanted
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS, Client
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.slots import Bundle
@@ -147,6 +148,9 @@ class Store(Client):
         self._exchange.check_open()
         return self._node.figures()
 
+    def _await_archived(self, wanted: list[Wanted], timeout_seconds: float) -> None:
+        refuse_archive()
+
     # --- what differs from a client of a node ----------------------------------------------------------------------------------
 
     def _new_exchange(self) -> Exchange:
@@ -175,6 +179,13 @@ def _change_topics(
         raise ClosedError("it was closed: open a new one")
     reply = node.change_topics(request)
     exchange.run(node.applying(reply.version, gone, timeout_seconds))
+
+
+def refuse_archive() -> NoReturn:
+    """Raise UsageError: such a store has no archiver."""
+    raise UsageError(
+        "a store in this process has no archiver: nothing of it comes into an archive; run a node (`quiver up`) with archive.url"
+    )
 
 
 def refuse_pickle() -> NoReturn:

@@ -42,7 +42,7 @@ class Look(msgspec.Struct, frozen=True, tag=True):
     flush: bool = False
     hold: HoldTerms | None = None
     reads_unsealed: bool = False
-    """The asker knows `CoreContents.unsealed`: what can be read need not be sealed for it."""
+    """Whether the asker knows `CoreContents.unsealed`. If it does, bundles that can be read before their seal are not sealed for it."""
 
 
 class CoreContents(msgspec.Struct, frozen=True):

@@ -58,7 +58,7 @@ class Stored(Protocol):
 
 
 def make_readable(client: Client, request: Look) -> None:
-    """See to it that all that was acknowledged before can be read by the asker. What can be read before its seal is not sealed for it."""
+    """Flush the topic unless the asker can read everything that was acknowledged before without a seal."""
     topic = request.topic
     if not (request.reads_unsealed and all(core.is_complete for core in client.readable(topic).values())):
         client.flush(topic)

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from quiver_actors.base.ranges import runs_by_segment
 from quiver_actors.errors import InvalidFormat
 
 SUFFIX = ".parquet"
@@ -58,13 +59,7 @@ class Run(NamedTuple):
 
 def runs_of(places: Iterable[Place]) -> list[Run]:
     """Distinct places as rising runs."""
-    runs: list[Run] = []
-    for segment_seq, index in sorted(set(places)):
-        if runs and runs[-1].segment_seq == segment_seq and runs[-1].last_index + 1 == index:
-            runs[-1] = Run(segment_seq, runs[-1].first_index, runs[-1].bundle_count + 1)
-        else:
-            runs.append(Run(segment_seq, index, 1))
-    return runs
+    return [Run(*run) for run in runs_by_segment(sorted(set(places)))]
 
 
 def encode_runs(runs: Sequence[Run]) -> bytes:

@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 import pyarrow as pa
 
 from quiver_actors.archive.reading.archive import Archive, nodes_at, open_archive
-from quiver_actors.archive.reading.segments import ArchivedReader
+from quiver_actors.client.archived_reader import ArchivedReader
 from quiver_actors.client.projection import Projection
 from quiver_actors.client.segments import ReadableSegments
 from quiver_actors.errors import UnknownTopic, UsageError
@@ -162,11 +162,11 @@ class _SomeSlots:
         self._projection = projection
 
     def readable(self, topic: str) -> dict[int, ReadableSegments]:
-        """As of the archive."""
+        """See `Archive.readable`."""
         return self._archive.readable(topic)
 
     def read_segment(self, core: int, topic: str, segment_seq: int) -> ArchivedReader:
-        """As of the archive."""
+        """See `Archive.read_segment`."""
         return self._archive.read_segment(core, topic, segment_seq)
 
     def read_part(

@@ -2,7 +2,7 @@
 
     id >= 100 AND kind IN ('a', 'b') AND _quiver_ingestion_time >= '2026-11-21T00:00:00Z'
 
-`client/conditions.py` has the language. The conditions are part of the frame, as its topic is, so every query of the frame has them.
+`query/conditions.py` has the language. The conditions are part of the frame, as its topic is, so every query of the frame has them.
 Spark's own filter pushdown is not taken: it keeps the filters of a frame's first query for the frame's later queries, and has one place
 for both sides of a join (`PythonDataSourceV2.setReadInfo`, Spark 4.1 to 4.3), so that rows would be missing.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from quiver_actors.client.conditions import COMPARISONS, Term, parse_terms, wanted_mask
 from quiver_actors.errors import UsageError
 from quiver_actors.flight.rows import METADATA
+from quiver_actors.query.conditions import COMPARISONS, Term, parse_terms, wanted_mask
 from quiver_actors.spark.offsets import Place
 
 _UNBOUNDED = (-(1 << 62), 1 << 62)

@@ -57,6 +57,7 @@ def _client_messages() -> list[Message | bytes]:
         messages.Credit("default", "reader", 64),
         messages.Resolve(8, "default", "reader", 7, 4711, "ack", bytes(8), 5),
         messages.FlushProgress(9, "default", "reader"),
+        messages.Taken("default", "reader", 7, 4711, bytes(8)),
         messages.Extend(10, "default", "reader", bytes(16)),
         messages.ClaimRef(11, "default", "reader", 7, 1),
         messages.AckThrough(12, "default", "reader", 7, 1),

@@ -22,6 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from quiver_actors.archive.manifest import Owner
+from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.opening import open_store
 from quiver_actors.base.model import ONLOOKER_PREFIX
 from quiver_actors.cli.commands.top import TopView
 from quiver_actors.cli.examples import all_parsers, examples_of
@@ -76,6 +79,9 @@ def _fill(client: Client) -> None:
 def place(tmp_path_factory: pytest.TempPathFactory, node: ClientNode) -> Path:
     """The directory in which the examples run."""
     place = tmp_path_factory.mktemp("examples")
+    store = open_store(f"file://{place}/archive")
+    ManifestWriter.own(store, "worker-1", Owner(epoch=1, directory="here", start="first", since_unix_ns=1), None)
+    store.close()
     pq.write_table(FLIGHTS, place / "flights.parquet")
     (place / "quiver.toml").write_text(
         f"data_dir = '{place}/own'\nrun_dir = '{node.directories.base}/own'\ncores = 1\n"
@@ -90,6 +96,7 @@ def fitted(example: str, place: Path, node: ClientNode) -> str:
     line = example.replace("/var/lib/quiver", str(place / "data")).replace(
         "unix:/run/quiver/", f"unix:{node.directories.base}/"
     )
+    line = line.replace("file:///srv/archive", f"file://{place}/archive")
     if line.startswith("quiver subscribers export"):
         # The subscriber's files are the node's.
         line = example.replace("/var/lib/quiver", str(node.directories.data)).replace(

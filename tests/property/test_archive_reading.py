@@ -1,4 +1,5 @@
-"""What is read of an archive equals the model: lost bundles, holes, several generations, some of them damaged; ranges and projections."""
+"""Bundles that are read from an archive equal the model: lost bundles, holes, several generations, some of them damaged; ranges and
+projections."""
 
 from __future__ import annotations
 

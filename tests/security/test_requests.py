@@ -248,6 +248,8 @@ NONSENSE = {
     "acknowledge what is not there": m.AckThrough(1, "open", "mine", 1 << 40, 0),
     "outcome": m.Resolve(1, "open", "mine", 0, 1, "explode", packed(0), 0),
     "indexes": m.Resolve(1, "open", "mine", 0, 1, "ack", b"abc", 0),
+    "taken": m.Taken("open", "mine", 0, 1, b"abc"),
+    "taken of nobody": m.Taken("open", "nobody", 0, 1, packed(0)),
     "arena": m.AttachArena(1, 1 << 62),
     "pending of nobody": m.Pending(1, "open", "nobody"),
 }

@@ -129,6 +129,7 @@ CALLS: dict[str, Callable[[Client, str, str], Any]] = {
     "ClaimRef": claimed,
     "Resolve": lambda client, topic, name: consumed(client, topic, name, lambda _, delivery: delivery.ack().wait()),
     "Extend": lambda client, topic, name: consumed(client, topic, name, lambda _, delivery: delivery.extend()),
+    "Taken": lambda client, topic, name: consumed(client, topic, name, lambda _, delivery: None),
     "Unreadable": lambda client, topic, name: consumed(client, topic, name, deferred),
     "FlushProgress": lambda client, topic, name: consumed(client, topic, name, lambda all_, _: all_.flush()),
     "AckThrough": lambda client, topic, name: client.ack_through(BundleId(topic, 0, 0, 0), subscriber=name),
@@ -144,7 +145,7 @@ CALLS: dict[str, Callable[[Client, str, str], Any]] = {
     "ListStages": lambda client, topic, name: client.staged(topic),
     "Decide": lambda client, topic, name: client.find_decision(name),
 }
-BY_CONSUMER = {"Credit", "ClaimRef", "Resolve", "Extend", "Unreadable", "FlushProgress", "GapAck", "Pending"}
+BY_CONSUMER = {"Credit", "ClaimRef", "Resolve", "Extend", "Taken", "Unreadable", "FlushProgress", "GapAck", "Pending"}
 """Only a consumer that is attached sends them: the client registers a subscriber that nobody has registered."""
 
 

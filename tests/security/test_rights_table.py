@@ -61,6 +61,7 @@ MESSAGES: dict[str, Callable[[str, str], m.Message]] = {
     "Resolve": lambda topic, name: m.Resolve(TAG, topic, name, 0, NO_TOKEN, "ack", indexes(0), 0),
     "Extend": lambda topic, name: m.Extend(TAG, topic, name, tokens(NO_TOKEN)),
     "Unreadable": lambda topic, name: m.Unreadable(TAG, topic, name, 0, NO_TOKEN, indexes(0), "test"),
+    "Taken": lambda topic, name: m.Taken(topic, name, 0, NO_TOKEN, indexes(0)),
     "FlushProgress": lambda topic, name: m.FlushProgress(TAG, topic, name),
     "AckThrough": lambda topic, name: m.AckThrough(TAG, topic, name, 0, 0),
     "GapAck": lambda topic, name: m.GapAck(TAG, topic, name, 0),
@@ -75,7 +76,16 @@ MESSAGES: dict[str, Callable[[str, str], m.Message]] = {
     "ListStages": lambda topic, name: m.ListStages(TAG, topic),
     "Decide": lambda topic, name: m.Decide(TAG, "txn", 0, "find"),
 }
-HARMFUL = ("Register: destroying terms", "Unregister", "Seek", "AckThrough", "ClaimRef", "Resolve", "Unreadable")
+HARMFUL = (
+    "Register: destroying terms",
+    "Unregister",
+    "Seek",
+    "AckThrough",
+    "ClaimRef",
+    "Resolve",
+    "Taken",
+    "Unreadable",
+)
 """What must not touch another's subscriber where it is refused."""
 CELLS = [
     (name, caller)
@@ -181,7 +191,8 @@ def test_every_cell(stage: Stage, name: str, caller: Caller) -> None:
     else:
         assert code not in (NOT_ALLOWED, UNKNOWN)
     if verdict is Verdict.HELD:
-        assert isinstance(answer, m.NotResolved) or code == NOT_CLAIMED or _has_ended(answer) or name == "GapAck"
+        is_silent = name in ("GapAck", "Taken")
+        assert isinstance(answer, m.NotResolved) or code == NOT_CLAIMED or _has_ended(answer) or is_silent
     if verdict in (Verdict.NO, Verdict.HELD) and name in HARMFUL:
         assert stage.pending(topic, subscriber) == before
     stage.node.check_undisturbed()
@@ -217,6 +228,29 @@ def test_what_a_connection_holds_is_its_to_resolve(stage: Stage, caller: Caller)
     assert isinstance(before, m.PendingInfo)
     assert isinstance(counts, m.PendingInfo)
     assert counts.in_range == before.in_range - len(held)
+
+
+def test_what_another_connection_holds_is_not_marked_as_seen(stage: Stage) -> None:
+    """A mark makes a bundle count as delivered, and by that an exhausted one."""
+    name = f"s{next(_numbers)}"
+    owner, joiner = stage.connect(OTHER_UID), stage.connect(GUEST_UID)
+    terms = m.Terms(max_deliveries=1, exhausted="drop")
+    owner.send(m.Register(TAG, "open", name, "earliest", terms, tells_taken=True))
+    owner.done(TAG)
+    owner.send(m.ShareSubscriber(TAG, "open", name, [GUEST_UID]))
+    owner.done(TAG)
+    owner.credit(name, 2, topic="open")
+    deliver, held = owner.delivered(name)
+    joiner.register(name, topic="open")
+    before = stage.pending("open", name)
+    answer_to(joiner, m.Taken("open", name, deliver.segment_seq, deliver.token, indexes(*held)))
+    stage.clients.remove(owner)
+    owner.close()
+    stage.node._guests.remove(owner)
+    after = stage.pending("open", name)
+    assert isinstance(before, m.PendingInfo)
+    assert isinstance(after, m.PendingInfo)
+    assert after.in_range == before.in_range, "nothing was dropped"
 
 
 def test_lists_name_what_the_caller_may_use(stage: Stage) -> None:

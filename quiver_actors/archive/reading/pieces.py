@@ -27,16 +27,16 @@ class Numbered(NamedTuple):
             return self.segment.bundle_count
         return max(hole.first_bundle + max(1, hole.bundle_count) for hole in self.holes)
 
-    def loss(self, index: int) -> Hole | None:
-        """The hole that a bundle lies in; None: it lies in none."""
+    def loss_reason(self, index: int) -> str:
+        """Why a bundle of which nothing is stored is lost."""
         for hole in self.holes:
             if hole.bundle_count == 0 or 0 <= index - hole.first_bundle < hole.bundle_count:
-                return hole
-        return None
+                return hole.reason
+        return "damaged"
 
     @property
     def info(self) -> SegmentInfo:
-        """As a worker lists a segment. One of which nothing is archived has no bytes and no rows."""
+        """The segment in the form in which a worker lists segments. If nothing of it is archived, it has no bytes and no rows."""
         found = self.segment
         if found is None:
             return SegmentInfo(self.segment_seq, self.bundle_count, 0, 0, 0, 0)

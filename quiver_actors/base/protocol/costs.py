@@ -37,6 +37,7 @@ COSTS_NS: Mapping[type[Message], int] = {
     m.ShareSubscriber: 2 * MILLISECOND_NS,
     m.Seek: 2 * MILLISECOND_NS,
     m.Credit: 5 * MICROSECOND_NS,
+    m.Taken: 5 * MICROSECOND_NS,
     m.Resolve: 5 * MICROSECOND_NS,
     m.FlushProgress: 200 * MICROSECOND_NS,
     m.Extend: 5 * MICROSECOND_NS,

@@ -5,8 +5,8 @@ The others are defined beside this one by their subject, and all are imported fr
     module                tags of the client  tags of the worker  subject
     messages              1, 50               64, 67, 68, 120     greeting, topics, answers that say no more than yes or no
     push_messages         2-5, 41, 48         65, 66              arenas, schemas, bundles and their receipts
-    segment_messages      6, 7, 20, 24-26     69, 70, 81, 82        segments, their schemas and their descriptors
-    subscriber_messages   8-19, 22-23         71-80               registration, claims, acknowledgements, gap notices
+    segment_messages      6, 7, 20, 24, 26-27  69, 70, 81, 82      segments, their schemas and their descriptors
+    subscriber_messages   8-19, 22-23, 25     71-80               registration, claims, acknowledgements, gap notices
     stage_messages        40, 42-47           90-92               transactions
 
 A tag is not used again when its message is gone.
@@ -87,6 +87,7 @@ from quiver_actors.base.protocol.subscriber_messages import (
     Sought,
     SubscriberInfo,
     SubscriberList,
+    Taken,
     Terms,
     Unreadable,
     Unregister,
@@ -99,7 +100,7 @@ FRAME_BYTES_MAX = 16 << 20
 SCHEMA_MESSAGE_BYTES_MAX = FRAME_BYTES_MAX - (4 << 10)
 """What fits a DeclareSchema."""
 
-SCHEMA_LISTS = 1 << 1
+SCHEMA_LISTS = 1 << 2
 """Bit of `Welcome.features`: the worker answers `ListSchemas` and `ListStatistics`."""
 
 # --- client to worker --------------------------------------------------------------------------------------------------
@@ -142,8 +143,8 @@ class Welcome(Message, tag=64, frozen=True):
     pid: int
     topics: list[TopicInfo]
     features: int = 0
-    """Bits: `lone.LONE_PUSHES`, `SCHEMA_LISTS`. A worker that does not know the field has none; a client that does not know it passes over
-    it."""
+    """Bits: `lone.LONE_PUSHES`, `subscriber_messages.HEARS_TAKEN`, `SCHEMA_LISTS`. A worker that does not know the field has none; a client
+    that does not know it passes over it."""
 
 
 class TopicList(Message, tag=120, frozen=True):
@@ -197,6 +198,7 @@ ClientMessage = (
     | BundleTime
     | CheckSegment
     | Seek
+    | Taken
     | ShareSubscriber
     | BeginStage
     | StagePush

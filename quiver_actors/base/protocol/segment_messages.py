@@ -47,14 +47,14 @@ class CheckSegment(Message, tag=24, frozen=True):
     """The bundle that is damaged; needed where the segment is not sealed. -1: not said."""
 
 
-class ListSchemas(Message, tag=25, frozen=True):
+class ListSchemas(Message, tag=26, frozen=True):
     """Ask for the schemas of everything that a topic has on this core, sealed or not. Answer: `SchemaList`."""
 
     tag: int
     topic: str
 
 
-class ListStatistics(Message, tag=26, frozen=True):
+class ListStatistics(Message, tag=27, frozen=True):
     """Ask what is known of the columns of a topic's sealed segments, from segment `first` on. Answer: `StatisticsList`."""
 
     tag: int

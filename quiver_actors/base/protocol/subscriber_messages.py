@@ -9,6 +9,9 @@ import msgspec
 
 from quiver_actors.base.protocol.base import Message
 
+HEARS_TAKEN = 1 << 1
+"""Bit of `Welcome.features`: the worker understands `Taken`."""
+
 # --- client to worker --------------------------------------------------------------------------------------------------
 
 
@@ -48,6 +51,8 @@ class Register(Message, tag=8, frozen=True):
     terms: Terms = Terms()
     incarnation: str = ""
     """Incarnation of the topic that the consumer was attached to before; any other is refused (`topic_recreated`). Empty: none."""
+    tells_taken: bool = False
+    """Whether this connection sends `Taken` while the terms have `max_deliveries`; if not, all that it is sent counts as delivered."""
 
 
 class Unregister(Message, tag=9, frozen=True):
@@ -189,6 +194,18 @@ class Seek(Message, tag=22, frozen=True):
     """Where the subscriber continues; same form as `Register.start`."""
     is_dry: bool = False
     """Whether the worker only reports what it would do."""
+
+
+class Taken(Message, tag=25, frozen=True):
+    """These bundles of one Deliver were handed over to the consumer's caller. Sent before that, while the terms have `max_deliveries`:
+    only such bundles count as delivered when their lease or their connection ends. Has no answer; what is not held is passed over."""
+
+    topic: str
+    subscriber: str
+    segment_seq: int
+    token: int
+    bundle_indexes: bytes
+    """u32 array."""
 
 
 class ShareSubscriber(Message, tag=23, frozen=True):

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quiver_actors.cli import confirm, run_dir
+from quiver_actors.cli import run_dir
+from quiver_actors.cli.consent import add_confirmation, is_confirmed
 from quiver_actors.cli.documents.json_document import print_json
 from quiver_actors.cli.progress_bar import StatusLine
 
@@ -36,7 +37,7 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument("topic", help="the dead letter topic, such as default-dead")
     parser.add_argument("--subscriber", metavar="ID", help="only what this subscriber could not take")
     parser.add_argument("--origin", metavar="TOPIC", help="only what came from this topic")
-    confirm.add_options(parser)
+    add_confirmation(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object that says what was done")
     parser.set_defaults(run=run)
 
@@ -73,7 +74,7 @@ def _agrees(arguments: argparse.Namespace, client: Client, wants: Callable[[Orig
 
     report = count_letters(client, arguments.topic, wants)
     letters = _sent(report)
-    return letters == 0 or confirm.is_confirmed(arguments, f"Send {letters:,} bundles back to their topics?")
+    return letters == 0 or is_confirmed(arguments, f"Send {letters:,} bundles back to their topics?")
 
 
 def _show(report: ReplayReport, arguments: argparse.Namespace) -> None:

@@ -7,7 +7,8 @@ import datetime
 from typing import TYPE_CHECKING
 
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId
-from quiver_actors.cli import confirm, run_dir
+from quiver_actors.cli import run_dir
+from quiver_actors.cli.consent import add_confirmation, is_confirmed
 from quiver_actors.cli.documents.json_document import print_json
 from quiver_actors.errors import UsageError
 
@@ -40,7 +41,7 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument("subscriber")
     parser.add_argument("position", help="earliest, latest, a time, or a bundle: see above")
     parser.add_argument("--topic", metavar="TOPIC", default=DEFAULT_TOPIC, help=f"of this topic ({DEFAULT_TOPIC})")
-    confirm.add_options(parser)
+    add_confirmation(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object that says what was done")
     parser.set_defaults(run=run)
 
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     with run_dir.connect_to_node(arguments) as client:
         report = client.seek(subscriber, start, topic=topic, dry_run=True)
         question = f"Let {subscriber} skip {report.skipped:,} bundles for good, and get {report.again:,} again?"
-        is_done = not arguments.dry_run and confirm.is_confirmed(arguments, question)
+        is_done = not arguments.dry_run and is_confirmed(arguments, question)
         if is_done:
             report = client.seek(subscriber, start, topic=topic)
     _show(report, is_done, arguments)

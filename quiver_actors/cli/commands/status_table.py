@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quiver_actors.base.units import format_duration, format_size
+from quiver_actors.cli.documents.archive_view import archive_lines
 from quiver_actors.cli.documents.status_document import (
     EngineView,
     ErrorView,
@@ -54,6 +55,7 @@ def render(status: StatusView, *, colour: bool, in_full: bool = False) -> str:
         render_subscribers(status.subscribers, most=None if in_full else ROWS_SHOWN),
         _transactions(status.engines),
         _storage(status),
+        archive_lines(status.archives),
         _upkeep(status.engines),
         _memory(status),
         _errors(status),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import select
 import sys
 import time
 from collections.abc import Sequence
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quiver_actors.base.model import ONLOOKER_PREFIX
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.durations import duration_seconds
-from quiver_actors.cli.output import has_reader
+from quiver_actors.cli.values import json_text, value_of
 from quiver_actors.errors import FormatError, UnknownSubscriber
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from quiver_actors.client import Delivery
-    from quiver_actors.client.conditions import Term
+    from quiver_actors.query.conditions import Term
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -83,7 +84,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises UnknownTopic, UnknownSlot, NotRunning, ConfigError (conditions that are not understood), UsageError (that do not fit)."""
-    from quiver_actors.client.conditions import parse_terms
+    from quiver_actors.query.conditions import parse_terms
 
     terms = () if arguments.where is None else parse_terms(arguments.where)
     slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
@@ -160,7 +161,7 @@ class Wanted:
         return {name: rows for name, rows in found.items() if rows.indexes} or None
 
     def _indexes(self, batch: pa.RecordBatch) -> list[int]:
-        from quiver_actors.client.conditions import wanted_mask
+        from quiver_actors.query.conditions import wanted_mask
 
         for term in self._terms:
             term.check(batch.schema.field(term.column).type)
@@ -197,8 +198,6 @@ def _trace(delivery: Delivery) -> str:
 
 
 def _show_json(delivery: Delivery, found: dict[str | int, Rows], rows: int) -> None:
-    import json
-
     bundle = delivery.bundle_id
     slots = {
         str(name): {
@@ -215,28 +214,30 @@ def _show_json(delivery: Delivery, found: dict[str | int, Rows], rows: int) -> N
         "trace_context": delivery.trace_context,
         "slots": slots,
     }
-    text = json.dumps(document, default=str)
-    if "NaN" in text or "Infinity" in text:
-        # JSON has no such numbers: null, as in the other commands.
-        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
-    print(text)
+    print(json_text(document))
 
 
 def _values(wanted: Rows, rows: int) -> list[dict[str, Any]]:
     """The first rows that are wanted."""
     columns = dict(zip(wanted.batch.schema.names, wanted.batch.columns, strict=True))
-    return [{name: _value(column, row) for name, column in columns.items()} for row in wanted.indexes[:rows]]
-
-
-def _value(column: pa.Array, row: int) -> Any:
-    """Return the value as a Python object, or as Arrow's text where Python has no such value (a time after the year 9999)."""
-    try:
-        return column[row].as_py()
-    except (ArithmeticError, LookupError, ValueError):
-        return column.slice(row, 1).to_string(skip_new_lines=True)[1:-1].strip()
+    return [{name: value_of(column, row) for name, column in columns.items()} for row in wanted.indexes[:rows]]
 
 
 def _named(delivery: Delivery) -> dict[str | int, pa.RecordBatch]:
     """Batches by the slot's name, or its number where it has none."""
     table = delivery.slot_table
     return {table.name_of(slot_id) or slot_id: batch for slot_id, batch in delivery.slots.items()}
+
+
+def has_reader() -> bool:
+    """Whether standard output has a reader. The reader of a pipe may have left, as `head` does after its last line.
+
+    A command that waits for events has to ask: it would learn of it only by its next line, which may never come.
+    """
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return True
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return not any(events & select.POLLERR for _, events in poll.poll(0))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from quiver_actors.cli.documents.archive_view import ArchiveStreamView, ArchiveView
 from quiver_actors.cli.documents.status_storage import CoreStorageView, LossView, RetentionView, ShareView, StorageView
 
 SCHEMA_VERSION = 1
@@ -222,6 +223,9 @@ class StatusView(msgspec.Struct, kw_only=True):
     retention: list[RetentionView] = []
     losses: list[LossView] = []
     shares: list[ShareView] = []
+    archives: list[ArchiveView] = []
+    """The archiver; empty where the node has none."""
+    archive_streams: list[ArchiveStreamView] = []
 
 
 def worst(states: Iterable[str]) -> str:

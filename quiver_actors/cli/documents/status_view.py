@@ -23,6 +23,7 @@ from quiver_actors.base.metrics.figures import (
     WorkerState,
 )
 from quiver_actors.cli.documents.advice import advice_on, problems_of_topics
+from quiver_actors.cli.documents.archive_view import archive_of, archive_warnings
 from quiver_actors.cli.documents.room import LIMIT_NAMES, advice_on_room, quarantined, waiting_for_room
 from quiver_actors.cli.documents.status_document import (
     EngineView,
@@ -177,6 +178,7 @@ class _View:
     def whole(self) -> StatusView:
         workers = sorted(self._workers(), key=lambda worker: (severity(worker.state), worker.core))
         engines = sorted(self._engines(workers), key=lambda engine: (severity(engine.state), engine.topic, engine.core))
+        archives, archive_streams = archive_of(self._run_dir, self._unix_ns)
         status = StatusView(
             taken_unix_ns=self._unix_ns,
             node=self._node(workers, engines),
@@ -193,9 +195,11 @@ class _View:
             retention=sorted(retention_of(self._regions), key=lambda each: (each.topic, each.core)),
             losses=sorted(losses_of(self._regions), key=lambda each: (each.topic, each.core, each.reason)),
             shares=shares_of(self._regions),
+            archives=archives,
+            archive_streams=archive_streams,
         )
         if status.node.running:
-            status.node.warnings = [*waiting_for_room(status), *quarantined(status)]
+            status.node.warnings = [*waiting_for_room(status), *quarantined(status), *archive_warnings(archives)]
             status.node.advice += advice_on_room(status)
         return status
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from quiver_actors.cli.documents.archive_view import ArchiveStreamView, ArchiveView
 from quiver_actors.cli.documents.status_document import EngineView, SubscriberView, WorkerView
 from quiver_actors.cli.documents.status_storage import CoreStorageView, LossView, RetentionView, ShareView
 
@@ -219,6 +220,28 @@ LOSS: tuple[Metric, ...] = (
     Metric("quiver_retention_lost_bytes_total", "size_bytes", Kind.COUNTER, "Bytes of these bundles"),
 )
 
+ARCHIVE_LABELS = ("url",)
+ARCHIVE: tuple[Metric, ...] = (
+    Metric("quiver_archive_working", "working", Kind.GAUGE, "1 while the archiver can do its work, 0 while it fails"),
+    Metric("quiver_archive_uploaded_segments_total", "uploaded_segments", Kind.COUNTER, "Segments archived"),
+    Metric("quiver_archive_uploaded_bytes_total", "uploaded_bytes", Kind.COUNTER, "Bytes of these segments"),
+    Metric("quiver_archive_errors_total", "error_count", Kind.COUNTER, "Attempts of the archiver that failed"),
+    Metric("quiver_archive_figures_age_seconds", "age_ns", Kind.GAUGE, "Age of the archiver's figures", _SECONDS),
+)
+
+ARCHIVE_STREAM_LABELS = ("topic", "core")
+ARCHIVE_STREAM: tuple[Metric, ...] = (
+    Metric("quiver_archive_lag_segments", "lag_segments", Kind.GAUGE, "Sealed segments that are not archived yet"),
+    Metric("quiver_archive_lag_bytes", "lag_bytes", Kind.GAUGE, "Bytes of these segments"),
+    Metric(
+        "quiver_archive_lag_seconds",
+        "lag_age_ns",
+        Kind.GAUGE,
+        "Age of the oldest bundle that is not archived yet, sealed or not",
+        _SECONDS,
+    ),
+)
+
 TABLES: tuple[tuple[str, type, tuple[str, ...], tuple[Metric, ...]], ...] = (
     ("workers", WorkerView, WORKER_LABELS, WORKER),
     ("engines", EngineView, ENGINE_LABELS, ENGINE),
@@ -227,5 +250,7 @@ TABLES: tuple[tuple[str, type, tuple[str, ...], tuple[Metric, ...]], ...] = (
     ("retention", RetentionView, RETENTION_LABELS, RETENTION),
     ("shares", ShareView, SHARE_LABELS, SHARE),
     ("losses", LossView, LOSS_LABELS, LOSS),
+    ("archives", ArchiveView, ARCHIVE_LABELS, ARCHIVE),
+    ("archive_streams", ArchiveStreamView, ARCHIVE_STREAM_LABELS, ARCHIVE_STREAM),
 )
 """Field of the status document with the views, their type, what labels them, their metrics."""

@@ -27,8 +27,8 @@ from quiver_actors.node.worker.session_arena import SessionArena, Spans
 UNSENT_BYTES_MAX = 1 << 20
 """Unsent bytes from which on a peer counts as not reading."""
 DESCRIPTORS_UNREAD_MAX = 64
-"""The same for descriptors that another user has been sent and has not received: the kernel lets a process have so many on their way to all
-its peers as it may have open, and then refuses them to everybody."""
+"""Descriptors sent to another user and not received, from which on the peer counts as not reading. The kernel limits the descriptors that a
+process has on their way to all its peers together; above that limit it refuses to send any to anybody."""
 
 
 NO_LIMIT = 1 << 62

@@ -216,7 +216,7 @@ class Connections:
         self._epoll.register(session.connection.fd, session.watched)
 
     def _connection_of(self, accepted: Any) -> tuple[ClientConnection, Peer]:
-        """Return the connection of who has come through a door, and who that is."""
+        """Wrap an accepted socket; returns the connection and the identity of its peer."""
         return Connection(accepted, frame_bytes_max=GREETING_BYTES_MAX), self.peer_of(accepted)
 
     def _note_guest(self, session: Session, mask: int, now_ns: int) -> None:

@@ -26,6 +26,7 @@ from quiver_actors.base.protocol.messages import (
     Seek,
     ShareSubscriber,
     Sought,
+    Taken,
     Unreadable,
     Unregister,
 )
@@ -101,6 +102,7 @@ class Deliveries:
         self._journal.event("subscriber.register", level=level, topic=self._topic, subscriber=subscriber, new=is_new)
         before = self.attachments.terms.get(subscriber)
         self.attachments.attach(session, subscriber, terms, sets_terms=sets_terms)
+        self._engine.claims.expect_taken(subscriber, session, tells=message.tells_taken)
         # Taken before the leases begin anew: nobody is told a later end than the worker knows.
         now_ns = self._clock.monotonic_ns()
         self._set_terms(subscriber)
@@ -252,6 +254,15 @@ class Deliveries:
                 f"segment {message.segment_seq} of topic {self._topic!r} cannot be opened now: it is being checked; try again"
             )
         self._dispatcher.wake(message.subscriber)
+
+    def taken(self, session: Session, message: Taken) -> None:
+        """
+        Raises:
+            UnknownSubscriber: no such subscriber.
+            ProtocolError: the message makes no sense.
+        """
+        indexes = _indexes(message.bundle_indexes)
+        self._engine.claims.note_taken(message.subscriber, session, message.segment_seq, message.token, indexes)
 
     def resolve(self, session: Session, message: Resolve) -> None:
         """

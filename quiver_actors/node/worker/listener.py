@@ -76,7 +76,7 @@ class Listener:
             return None
 
     def close(self) -> None:
-        """Take the name away and refuse whoever waits. Idempotent."""
+        """Unlink the socket and refuse the connections that wait. Calling it again does nothing."""
         if self.fd >= 0:
             self.fd = -1
             self._socket.close()

@@ -19,7 +19,7 @@ class ProgressAnswers:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: deque[tuple[int, Session, Done | Sought]] = deque()
-        """(progress ticket, session that waits for it, answer), by rising ticket."""
+        """Answers that wait for a flush: (progress ticket, session that waits, answer), by rising ticket."""
         self._failed_by: QuiverError | None = None
 
     def wait(self, ticket: int, session: Session, answer: Done | Sought) -> None:

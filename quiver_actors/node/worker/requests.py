@@ -45,11 +45,13 @@ from quiver_actors.base.protocol.messages import (
     Resolve,
     Seek,
     ShareSubscriber,
+    Taken,
     TopicList,
     Unreadable,
     Unregister,
     Welcome,
 )
+from quiver_actors.base.protocol.subscriber_messages import HEARS_TAKEN
 from quiver_actors.base.units import MIB, format_size
 from quiver_actors.errors import (
     ArrowError,
@@ -92,6 +94,7 @@ _OF_DELIVERIES: Mapping[type[Message], Callable[[Deliveries, Session, Any], None
     ShareSubscriber: Deliveries.share,
     Seek: Deliveries.seek,
     Credit: Deliveries.credit,
+    Taken: Deliveries.taken,
     ClaimRef: Deliveries.claim_ref,
     Resolve: Deliveries.resolve,
     Extend: Deliveries.extend,
@@ -262,7 +265,8 @@ class Requests:
         session.greet(message)
         session.topics_version = self._topics.catalogue.version
         incarnation, infos = self._incarnation, self._topics.infos(session)
-        session.send(Welcome(PROTOCOL_VERSION, self._core, incarnation, os.getpid(), infos, LONE_PUSHES | SCHEMA_LISTS))
+        features = LONE_PUSHES | HEARS_TAKEN | SCHEMA_LISTS
+        session.send(Welcome(PROTOCOL_VERSION, self._core, incarnation, os.getpid(), infos, features))
 
     def _list_topics(self, session: Session, message: ListTopics, now_ns: int) -> None:
         session.send(TopicList(message.tag, self._topics.infos(session)))

@@ -94,6 +94,14 @@ class Claims:
             self._progress.note_resolved()
         return refused
 
+    def expect_taken(self, subscriber: str, owner: object, *, tells: bool) -> None:
+        """Note whether `owner` will say by `note_taken` what its caller was handed; if not, all that it is given counts as delivered."""
+        self._progress.registry.get(subscriber).leases.owner(owner).tells_taken = tells
+
+    def note_taken(self, subscriber: str, owner: object, segment_seq: int, token: int, indexes: Sequence[int]) -> None:
+        """Note what the caller of `owner` was handed; see `Leases.note_taken`. Raises UnknownSubscriber."""
+        self._progress.registry.get(subscriber).leases.note_taken(token, owner, segment_seq, indexes)
+
     def ack_through(self, subscriber: str, segment_seq: int, bundle_index: int) -> int:
         """Resolve everything up to and including that bundle; returns the ticket that makes it durable.
 

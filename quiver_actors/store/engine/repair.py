@@ -15,6 +15,7 @@ import msgspec
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.base.ranges import runs_of
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.events import Event, Replaced
 from quiver_actors.store.engine.faults import Faults
@@ -29,7 +30,6 @@ from quiver_actors.store.jobs.rescue import Rescued, RescueJob, SwapJob
 from quiver_actors.store.jobs.upkeep import CompactJob, SlicedJob, Upkeep
 from quiver_actors.store.recovery import Recovered
 from quiver_actors.store.recovery.missing_logs import MissingLog
-from quiver_actors.store.subscriber.bitmap import runs_of
 from quiver_actors.store.wal.contract import segment_cfg_hash
 
 CHECK_REST = 9

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.base.ranges import Runs
 from quiver_actors.errors import DiskError, NotStored, StorageUnavailable
 from quiver_actors.store.disk.held import lock_for_reader, unlock_for_guest
 from quiver_actors.store.disk.protocol import Disk, DiskFile
@@ -31,7 +32,6 @@ from quiver_actors.store.jobs.upkeep import Upkeep
 from quiver_actors.store.recovery import Recovered
 from quiver_actors.store.retention.losses import Losses
 from quiver_actors.store.segment.stored_manifest import ingestion_times_of
-from quiver_actors.store.subscriber.bitmap import Runs
 
 
 class SealedSegments:

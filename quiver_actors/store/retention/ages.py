@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 
 FORGOTTEN_MAX = 64
-"""Entries of forgotten segments beyond twice those that are there: nobody asks for the oldest while there is no `max_age`."""
+"""Entries of deleted segments that the heap may hold beyond twice the number of segments; without `max_age` nothing else removes them."""
 
 
 class Ages:

@@ -63,7 +63,7 @@ EXTRA_STREAMS_MIN = 8
 _ENTRY_OVERHEAD_BYTES = 33
 _SLOT_OVERHEAD_BYTES = 42 + 32 + 8
 _FOOTER_OVERHEAD_BYTES = 64
-"""What an Arrow footer takes beside its blocks and its schema: its own fields, and padding on average."""
+"""Size of an Arrow footer without its blocks and its schema: its own fields, and the average padding."""
 BUNDLE_FIELDS = np.dtype([("sequence", "<u8"), ("time", "<i8"), ("item_count", "<i8"), ("byte_count", "<u8")])
 _REF_FIELDS = np.dtype([("slot_id", "<u4"), ("crc", "<u4")])
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quiver_actors.base.ranges import Runs
 from quiver_actors.store.subscriber import bitmap as bitmaps
-from quiver_actors.store.subscriber.bitmap import Runs
 from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.progress import SegmentProgress
 

@@ -6,14 +6,11 @@ from the bundle count on are zero. `b""` stands for "no bit set" wherever a bitm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-WORD_BITS = 64
+from quiver_actors.base.ranges import Runs
 
-Runs = list[tuple[int, int]]
-"""Bundles of one segment as (first index, count), ascending; where a count may be 0, nobody knows how many they are."""
+WORD_BITS = 64
 
 
 def word_count(bundle_count: int) -> int:
@@ -69,14 +66,3 @@ def unresolved_runs(bitmap: bytes, bundle_count: int) -> Runs:
     bits[1:-1] = np.unpackbits(packed, count=bundle_count, bitorder="little")
     edges = np.flatnonzero(np.diff(bits)).reshape(-1, 2).tolist()
     return [(first, end - first) for first, end in edges]
-
-
-def runs_of(indexes: Sequence[int]) -> Runs:
-    """Rising indexes as (first, count)."""
-    runs: Runs = []
-    for index in indexes:
-        if runs and sum(runs[-1]) == index:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((index, 1))
-    return runs

@@ -256,11 +256,16 @@ class BundleStates:
             self._tokens[index] |= GIVEN_BACK
             self._counts[index] -= not is_counted
 
-    def split_exhausted(self, indexes: Sequence[int], deliveries_max: int) -> tuple[Sequence[int], list[int]]:
-        """Split bundles into those that may be delivered again and those that were delivered `deliveries_max` times (0 = no limit)."""
+    def split_exhausted(
+        self, indexes: Sequence[int], deliveries_max: int, untaken: Sequence[int] = ()
+    ) -> tuple[Sequence[int], list[int]]:
+        """Split bundles into those that may be delivered again and those that were delivered `deliveries_max` times (0 = no limit). The
+        last delivery of those that nobody was handed, the `untaken` ones, is taken off their counts before."""
         if not deliveries_max:
             return indexes, []
         counts = self._counts
+        for index in untaken:
+            counts[index] -= 1
         gone = [index for index in indexes if counts[index] >= deliveries_max]
         if not gone:
             return indexes, gone

@@ -221,6 +221,7 @@ class SubscriberState:
         if not self.aside.claim_one(states, bundle_index, live.token):
             raise NotClaimed(f"bundle {segment_seq}/{bundle_index} is held by another consumer or being moved away")
         live.add(range(bundle_index, bundle_index + 1), Room(1, None))
+        live.note_taken([bundle_index])
         return self._grant(owner, [live], now_ns)[0]
 
     # --- ends of claims ----------------------------------------------------------------------------------------------------
@@ -291,9 +292,12 @@ class SubscriberState:
             states.set_claimed(indexes, RELEASED)
             self.order.offer(segment_seq, first, last + 1)
 
-    def _without_exhausted(self, segment_seq: int, states: BundleStates, indexes: Sequence[int]) -> Sequence[int]:
-        """Set aside what was delivered too often of claimed bundles that come back; returns the others."""
-        again, gone = states.split_exhausted(indexes, self.aside.max_deliveries)
+    def _without_exhausted(
+        self, segment_seq: int, states: BundleStates, indexes: Sequence[int], untaken: Sequence[int] = ()
+    ) -> Sequence[int]:
+        """Set aside what was delivered too often of claimed bundles that come back, not counting now the `untaken` ones of them; returns
+        the others."""
+        again, gone = states.split_exhausted(indexes, self.aside.max_deliveries, untaken)
         if gone:
             target = self.aside.target
             states.set_claimed(gone, target)
@@ -318,8 +322,11 @@ class SubscriberState:
         for segment_seq, group in by_segment.items():
             states = group[0].states
             indexes = states.held_under(group)
+            # A bundle that nobody was handed was not delivered: the fate of those in front of it is not its own.
+            untaken = [index for live in group for index in live.untaken()] if self.aside.max_deliveries else []
+            self.counts.note_returned(len(untaken))
             self.leases.take_away(group)
-            self._make_pending(segment_seq, states, self._without_exhausted(segment_seq, states, indexes))
+            self._make_pending(segment_seq, states, self._without_exhausted(segment_seq, states, indexes, untaken))
             states.rest()
         return taken
 

@@ -205,7 +205,7 @@ class GapLedger:
         return has_returned
 
     def next_due_ns(self) -> int | None:
-        """When `due` should be called next."""
+        """The monotonic time at which `due` should be called next; None: never."""
         while self._retries:
             retry_ns, number = self._retries[0]
             notice = self._given.get(number)

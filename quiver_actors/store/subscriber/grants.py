@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from quiver_actors.store.subscriber.bundle_states import BundleStates
@@ -52,7 +52,7 @@ class TokenSource:
 class Owner:
     """The holdings of one consumer: its tokens, and the number and bytes of the bundles under them."""
 
-    __slots__ = ("held_bytes", "held_count", "mix", "tokens")
+    __slots__ = ("held_bytes", "held_count", "mix", "tells_taken", "tokens")
 
     def __init__(self) -> None:
         self.tokens: set[int] = set()
@@ -60,12 +60,15 @@ class Owner:
         self.held_bytes = 0
         self.mix = 0
         """How many bundles were claimed in mixed order so far."""
+        self.tells_taken = False
+        """Whether it tells which bundles its caller was handed; if not, all that it holds counts as delivered."""
 
 
 class Live:
     """A grant that is put together from runs of one segment, and then belongs to its owner as long as something of it is held."""
 
     __slots__ = (
+        "_taken",
         "counts",
         "held",
         "held_bytes",
@@ -97,6 +100,19 @@ class Live:
         self.states = states
         self.held = 0
         self.held_bytes = 0
+        self._taken: set[int] | None = None
+
+    def note_taken(self, indexes: Iterable[int]) -> None:
+        """Note that the owner's caller was handed these bundles, all of them held."""
+        self._taken = self._taken or set()
+        self._taken.update(indexes)
+
+    def untaken(self) -> list[int]:
+        """Return the indexes of held bundles that nobody was handed; none if the owner does not tell."""
+        if not self.owner.tells_taken:
+            return []
+        taken = self._taken or ()
+        return [index for index in self.states.held_under([self]) if index not in taken]
 
     def add(self, run: range, room: Room) -> None:
         """Add a run of bundles that was claimed under the grant's token, in the order in which it is to be delivered: rising or falling."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from quiver_actors.store.subscriber.grants import Grant, Live, Owner, TokenSource
 
@@ -112,6 +112,12 @@ class Leases:
         live = self._live.get(token)
         return live if live is not None and live.owner_key is key and live.segment_seq == segment_seq else None
 
+    def note_taken(self, token: int, key: object, segment_seq: int, indexes: Sequence[int]) -> None:
+        """Note that the caller of an owner was handed bundles. What the owner does not hold under that token is passed over."""
+        live = self.find(token, key, segment_seq)
+        if live is not None:
+            live.note_taken(live.states.held(indexes, token)[0])
+
     def count_off(self, live: Live, count: int, size_bytes: int | None = None) -> None:
         """Note that so many bundles of a grant are held no more; the last one ends the grant.
 
@@ -149,6 +155,12 @@ class Leases:
         """Take the place of `former`: everything that is held there is taken from its owners."""
         for token in former.withdraw_all():
             self.note_ended(token, given_up=True)
+        for key in former.telling():
+            self.owner(key).tells_taken = True
+
+    def telling(self) -> list[object]:
+        """Return the owners that tell which bundles their callers were handed."""
+        return [key for key, holder in self._owners.items() if holder.tells_taken]
 
     def withdraw_all(self) -> Iterable[int]:
         """Tell every owner that it holds nothing any more. Returns the tokens of what was held."""

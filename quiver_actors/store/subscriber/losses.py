@@ -6,8 +6,8 @@ holds it, and the runs that each function returns are what a gap notice must nam
 
 from __future__ import annotations
 
+from quiver_actors.base.ranges import Runs
 from quiver_actors.store.subscriber import bitmap as bitmaps
-from quiver_actors.store.subscriber.bitmap import Runs
 from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.claims import SubscriberState
 from quiver_actors.store.subscriber.outcomes import DROPPED

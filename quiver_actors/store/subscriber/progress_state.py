@@ -11,11 +11,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 
+from quiver_actors.base.ranges import Runs
 from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from quiver_actors.errors import UsageError
 from quiver_actors.store.subscriber import bitmap as bitmaps
 from quiver_actors.store.subscriber.awaited import Awaited
-from quiver_actors.store.subscriber.bitmap import Runs
 from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.changes import Changes, tell_nobody
 from quiver_actors.store.subscriber.completed import Completed

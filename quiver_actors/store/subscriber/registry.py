@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from quiver_actors.base.config import ArchiveSettings
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ONLOOKER_PREFIX, check_id
+from quiver_actors.base.ranges import Runs
 from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from quiver_actors.errors import UnknownSubscriber, UsageError
 from quiver_actors.store.subscriber import losses
 from quiver_actors.store.subscriber.attention import Attention
-from quiver_actors.store.subscriber.bitmap import Runs
 from quiver_actors.store.subscriber.claim_order import SizesOf
 from quiver_actors.store.subscriber.claims import SubscriberState
 from quiver_actors.store.subscriber.flushes import Flushes

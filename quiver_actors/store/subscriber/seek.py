@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from quiver_actors.base.ranges import Runs
 from quiver_actors.store.subscriber import bitmap as bitmaps
-from quiver_actors.store.subscriber.bitmap import Runs
 from quiver_actors.store.subscriber.claims import SubscriberState
 from quiver_actors.store.subscriber.gaps import GapNotice
 from quiver_actors.store.subscriber.outcomes import PASSED

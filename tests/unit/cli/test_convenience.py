@@ -21,7 +21,7 @@ from quiver_actors.cli.main import COMMANDS, build_parser, main
 
 _PIPE_PROGRAM = """
 import sys
-from quiver_actors.cli.output import has_reader
+from quiver_actors.cli.commands.tail import has_reader
 assert has_reader()
 print("ready", flush=True)
 sys.stdin.readline()

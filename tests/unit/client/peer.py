@@ -143,6 +143,8 @@ class Peer:
         self.cores = cores
         self.arena_bytes = arena_bytes
         self.version = PROTOCOL_VERSION
+        self.features = 0
+        """Bits of `Welcome.features`."""
         self.changed = threading.Condition()
         self.received: list[tuple[int, ClientMessage]] = []
         self.sessions: list[PeerSession] = []
@@ -226,7 +228,7 @@ class Peer:
     def _usual(self, session: PeerSession, message: ClientMessage) -> None:
         if isinstance(message, Hello):
             session.pid = message.pid
-            session.send(Welcome(self.version, session.core, "00" * 16, os.getpid(), TOPICS))
+            session.send(Welcome(self.version, session.core, "00" * 16, os.getpid(), TOPICS, self.features))
         elif isinstance(message, AttachArena):
             self.attach_arena(session, message)
         elif isinstance(message, DeclareSchema):

@@ -14,6 +14,16 @@ from quiver_actors.client.grants import Grant, Parcel, Portion
 from quiver_actors.client.inbox import Inbox
 
 
+class Handed:
+    """What an inbox asks of the channel about bundles that are handed over."""
+
+    is_told = False
+
+    def message(self, grant: Grant, bundle_indexes: array[int]) -> array[int]:
+        assert self.is_told
+        return bundle_indexes
+
+
 class Sender:
     """What an inbox asks of the channel that a parcel came by."""
 
@@ -25,6 +35,12 @@ class Sender:
         self.asked: list[int] = []
         """Tokens whose lease is over by the clock."""
         self.returned: list[int] = []
+        self.handed = Handed()
+        self.told: list[int] = []
+
+    def send(self, messages: list[array[int]]) -> None:
+        for message in messages:
+            self.told += message
 
     def take(self, bundles: int) -> None:
         self.taken += bundles
@@ -84,6 +100,30 @@ def test_every_bundle_is_handed_over_lost_or_given_back_once(prefetch: int) -> N
         assert handed + sender.returned == list(range(arrived))
         assert sender.taken == len(handed)
         assert inbox.take(1) is None
+
+
+def test_what_is_handed_over_one_by_one_was_told_before() -> None:
+    """Whoever dies of a bundle says no more: the worker has to know by then, and of no other bundle."""
+    sender, inbox = Sender(), inbox_of(64)
+    inbox.append(parcel_of(sender, 0, 40))
+    assert [inbox.take(1), inbox.take(1)] == [0, 1]
+    inbox.count_taken()
+    sender.handed.is_told = True
+    inbox.append(parcel_of(sender, 40, 10))
+    inbox.waiting_of(parcel_of(sender, 90, 1).grant)
+    assert sender.told == [], "what was handed over before is not the inbox's to tell"
+    for number in range(2, 50):
+        assert inbox.take(1) == number
+        assert sender.told == list(range(2, number + 1))
+
+
+def test_what_waits_of_a_grant() -> None:
+    sender, inbox = Sender(), inbox_of(64)
+    parcel = parcel_of(sender, 0, 40)
+    inbox.append(parcel)
+    inbox.append(parcel_of(sender, 40, 10))
+    assert [inbox.take(1), inbox.take(1)] == [0, 1]
+    assert inbox.waiting_of(parcel.grant) == set(range(2, 40))
 
 
 def test_a_portion_is_of_one_parcel_that_is_held() -> None:

@@ -25,6 +25,7 @@ def test_the_configuration_page_is_what_the_table_says() -> None:
 def test_the_initial_file_sets_nothing() -> None:
     assert tomllib.loads(initial_file()) == {
         "access": {},
+        "archive": {},
         "log": {},
         "serve": {},
         "segment": {},

@@ -70,6 +70,46 @@ def test_returned_bundle_was_not_delivered() -> None:
     assert state.counts.delivered == 1
 
 
+@pytest.mark.parametrize("way", ["release", "lease"])
+def test_a_bundle_that_nobody_was_handed_was_not_delivered(way: str) -> None:
+    state = leased((0, 4), max_deliveries=1, exhausted="drop")
+    state.leases.owner(ALICE).tells_taken = True
+    for taken in (1, 3):
+        (grant,) = state.claim(ALICE, 4, 0)
+        # What it does not hold is passed over, and so is what others say.
+        state.leases.note_taken(grant.token, ALICE, 0, [taken, 0, 99] if taken == 1 else [taken])
+        state.leases.note_taken(grant.token, BOB, 0, [2])
+        state.leases.note_taken(grant.token, ALICE, 1, [2])
+        if way == "release":
+            state.release(ALICE)
+            state.leases.owner(ALICE).tells_taken = True
+        else:
+            state.due(LEASE)
+    assert state.counts.rejected == 3
+    (grant,) = state.claim(BOB, 4, 0)
+    assert indexes([grant]) == [(0, 2)]
+    assert array("H", grant.counts).tolist() == [1]
+    assert state.counts.delivered == 4, "the counter does not fall, and counts nothing twice"
+    state.release(BOB)
+    assert state.progress.is_complete(0), "what an owner holds that tells nothing counts as delivered"
+
+
+def test_a_bundle_that_was_claimed_by_its_id_was_delivered() -> None:
+    state = leased((0, 1), max_deliveries=1, exhausted="drop")
+    state.leases.owner(ALICE).tells_taken = True
+    state.claim_ref(ALICE, 0, 0, 0)
+    state.release(ALICE)
+    assert state.progress.is_complete(0)
+
+
+def test_without_a_limit_of_deliveries_nothing_is_told_and_all_count() -> None:
+    state = leased((0, 1))
+    state.leases.owner(ALICE).tells_taken = True
+    state.claim(ALICE, 1, 0)
+    state.due(LEASE)
+    assert array("H", state.claim(BOB, 1, LEASE)[0].counts).tolist() == [2]
+
+
 def test_the_count_of_deliveries_does_not_fall_when_bundles_are_returned() -> None:
     """Prometheus takes a counter that falls for one that began anew, and adds all of it once more."""
     state = leased((0, 10))

@@ -67,6 +67,18 @@ class Term(NamedTuple):
             return pc.is_in(column, value_set=pa.array([value.as_py() for value in values], column.type))
         return COMPARISONS[self.kind](column, values[0])
 
+    def expression(self, kind: pa.DataType) -> pc.Expression:
+        """True for rows that are wanted, null or false for others; `kind` is the type of the column."""
+        column = pc.field(self.column)
+        if self.kind == "IS NULL":
+            return column.is_null()
+        if self.kind == "IS NOT NULL":
+            return column.is_valid()
+        values = self.values_as(kind)
+        if self.kind == "IN":
+            return column.isin(pa.array([value.as_py() for value in values], values[0].type))
+        return COMPARISONS[self.kind](column, values[0])
+
     def values_as(self, kind: pa.DataType) -> list[Any]:
         """
         Raises:
@@ -101,6 +113,21 @@ def wanted_mask(batch: pa.RecordBatch, terms: Iterable[Term]) -> Any:
     for term in terms:
         wanted = pc.and_(wanted, pc.fill_null(term.mask(batch), fill_value=False))
     return wanted
+
+
+def expression_of(terms: Iterable[Term], schema: pa.Schema) -> pc.Expression:
+    """Return what is true of the rows for which every term is true.
+
+    Raises:
+        UsageError: a column is not in the schema, or its type cannot be compared with the given value.
+    """
+    found = pc.scalar(value=True)
+    for term in terms:
+        if term.column not in schema.names:
+            raise UsageError(f"where: there is no column {term.column!r}: expected one of {', '.join(schema.names)}")
+        term.check(schema.field(term.column).type)
+        found = found & term.expression(schema.field(term.column).type)
+    return found
 
 
 def _tokens(text: str) -> Iterator[Token]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from quiver_actors.client.conditions import parse_terms, wanted_mask
 from quiver_actors.errors import ConfigError, UsageError
+from quiver_actors.query.conditions import parse_terms, wanted_mask
 
 BATCH = pa.record_batch(
     {

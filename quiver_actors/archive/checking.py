@@ -1,0 +1,49 @@
+"""Reads archived segments whole and proves them against their checksums and the manifest."""
+
+from __future__ import annotations
+
+from quiver_actors.archive.blocks import BlockSums, decode_sums
+from quiver_actors.archive.keys import crc_key
+from quiver_actors.archive.manifest import Segment
+from quiver_actors.archive.object_store import ObjectMissing, ObjectStore
+from quiver_actors.base.checksum import crc32
+from quiver_actors.errors import ChecksumMismatch, FormatError
+
+
+def read_sums(store: ObjectStore, key: str) -> BlockSums:
+    """The checksums of a segment's blocks. Raises ObjectMissing, FormatError, ArchiveError."""
+    found = store.get(crc_key(key))
+    if found is None:
+        raise ObjectMissing(f"{store.url}: the checksums {crc_key(key)} are not there")
+    return decode_sums(found.content)
+
+
+def read_segment(store: ObjectStore, key: str, segment: Segment) -> bytes:
+    """An archived segment, whole and proven.
+
+    Raises:
+        ObjectMissing: it is not there. ChecksumMismatch: it is not what was uploaded. ArchiveError: the store cannot be read.
+    """
+    found = store.get(key)
+    if found is None:
+        raise ObjectMissing(f"{store.url}: segment {key} is not there")
+    content = found.content
+    if (len(content), crc32(content)) != (segment.size_bytes, segment.crc32):
+        raise ChecksumMismatch(
+            f"{store.url}: {key} has {len(content)} bytes with CRC-32 {crc32(content):#010x}: the manifest says {segment.size_bytes} "
+            f"and {segment.crc32:#010x}"
+        )
+    return content
+
+
+def check_segment(store: ObjectStore, key: str, segment: Segment) -> str:
+    """What is wrong with an archived segment or its checksums; empty if nothing is. Raises ArchiveError: the store cannot be read."""
+    try:
+        content = read_segment(store, key, segment)
+        sums = read_sums(store, key)
+        if (sums.size_bytes, sums.crc32) != (segment.size_bytes, segment.crc32):
+            return "the checksums of its blocks are those of another content"
+        sums.check(0, content)
+    except (ObjectMissing, FormatError) as error:
+        return str(error)
+    return ""

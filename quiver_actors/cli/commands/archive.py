@@ -1,0 +1,259 @@
+"""`quiver archive`: what is in the archive of a node, whether it is whole, and taking it out or over. Asks the store, not the node."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quiver_actors.base.units import format_size
+from quiver_actors.cli.consent import add_consent
+from quiver_actors.cli.documents.json_document import print_json
+from quiver_actors.errors import ConfigError, UsageError
+from quiver_actors.supervisor.exitcodes import ExitCode
+
+if TYPE_CHECKING:
+    from quiver_actors.archive.manifest import Head, Segment, StreamRef
+    from quiver_actors.archive.object_store import ObjectStore
+    from quiver_actors.base.config import NodeSettings
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EPILOG = """\
+The store and the node's name are those of the configuration; --archive and --node name others, for which no node is needed.
+
+exit codes:
+  0    shown, whole, or done
+  1    the object store cannot be asked, or what is in it is damaged or missing
+  2    wrong arguments or configuration, or there is no such archive
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `quiver archive` with its commands to the command line."""
+    parser = subparsers.add_parser(
+        "archive",
+        help="look at the archive of a node in its object store, check it, take segments out of it",
+        description="Look at the archive of a node in its object store, check it, and take segments out of it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = _add(commands, "ls", "what is archived, by topic and core; with --topic each segment and hole", _ls)
+    listing.add_argument("--topic", help="only this one, segment by segment")
+    _add(commands, "status", "who owns the archive, and how much is in it", _status)
+    verify = _add(commands, "verify", "read every archived segment, and compare it with its checksums", _verify)
+    verify.add_argument("--topic", help="only this one")
+    get = _add(commands, "get", "copy archived segments into a directory, each proven", _get)
+    get.add_argument(
+        "directory", help="where the files are put, below TOPIC/INCARNATION/core_N; must not hold them yet"
+    )
+    get.add_argument("--topic", help="only this one")
+    take_over = _add(
+        commands, "take-over", "let this data directory continue an archive that another one owns", _take_over
+    )
+    take_over.add_argument("--data-dir", metavar="DIR", help="the data directory (default: that of the configuration)")
+    add_consent(take_over)
+
+
+def _add(
+    commands: Subparsers, name: str, help_text: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
+    parser.add_argument("--config", metavar="FILE", help="the node's configuration")
+    parser.add_argument("--archive", metavar="URL", help="the object store (default: archive.url)")
+    parser.add_argument("--node", metavar="NAME", help="the node's name (default: that of the configuration)")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _settings(arguments: argparse.Namespace) -> NodeSettings:
+    from quiver_actors.base.config import load_config
+
+    return load_config(arguments.config)
+
+
+def _open(arguments: argparse.Namespace) -> tuple[ObjectStore, str]:
+    """The store, and the name of the node."""
+    from quiver_actors.archive.opening import open_store
+
+    settings = _settings(arguments)
+    url = arguments.archive or settings.archive.url
+    if not url:
+        raise ConfigError("no archive is named: give --archive URL, or --config of a node with archive.url")
+    return open_store(url), arguments.node or settings.node_name()
+
+
+def _head(store: ObjectStore, node: str) -> Head:
+    from quiver_actors.archive.manifest_store import read_head
+
+    head = read_head(store, node)
+    if head is None:
+        known = ", ".join(store.directories("")) or "none"
+        raise UsageError(f"{store.url} has no archive of node {node!r}; nodes there: {known}")
+    return head
+
+
+def _streams(head: Head, topic: str | None) -> list[StreamRef]:
+    found = [each for each in head.streams if topic in (None, each.topic)]
+    if topic is not None and not found:
+        known = ", ".join(sorted({each.topic for each in head.streams})) or "none"
+        raise UsageError(f"topic {topic!r} is not in the archive of node {head.node!r}; topics there: {known}")
+    return found
+
+
+def _segments(store: ObjectStore, stream: StreamRef) -> Iterator[Segment]:
+    from quiver_actors.archive.manifest_store import read_parts
+
+    for part in read_parts(store, stream):
+        yield from part.segments
+
+
+# --- commands ------------------------------------------------------------------------------------------------------------
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    store, node = _open(arguments)
+    streams = _streams(_head(store, node), arguments.topic)
+    rows = [_with_segments(store, each) if arguments.topic else _stream_row(each) for each in streams]
+    if arguments.json:
+        print_json({"node": node, "streams": rows})
+        return ExitCode.CLEAN
+    for row in rows:
+        print(
+            f"{row['topic']}  core {row['core']}  incarnation {row['incarnation']}  {row['segments']:,} segments  "
+            f"{row['bundles']:,} bundles  {format_size(row['bytes'])}  {row['holes']:,} holes"
+        )
+        for segment in row.get("listed", ()):
+            print(
+                f"  segment {segment['segment_seq']:>8}  {segment['bundle_count']:,} bundles  {format_size(segment['size_bytes'])}"
+            )
+        for hole in row.get("listed_holes", ()):
+            count = hole["bundle_count"] or "all"
+            print(
+                f"  hole in segment {hole['segment_seq']}: {count} bundles from {hole['first_bundle']} on: {hole['reason']}"
+            )
+    return ExitCode.CLEAN
+
+
+def _stream_row(stream: StreamRef) -> dict[str, Any]:
+    return {
+        "topic": stream.topic,
+        "core": stream.core,
+        "incarnation": stream.incarnation,
+        "archived_through": stream.archived_through,
+        "expired_through": stream.expired_through,
+        "segments": sum(ref.segment_count for ref in stream.parts),
+        "bundles": sum(ref.bundle_count for ref in stream.parts),
+        "bytes": sum(ref.bytes_archived for ref in stream.parts),
+        "holes": sum(ref.hole_count for ref in stream.parts),
+    }
+
+
+def _with_segments(store: ObjectStore, stream: StreamRef) -> dict[str, Any]:
+    import msgspec
+
+    from quiver_actors.archive.manifest_store import read_parts
+
+    parts = list(read_parts(store, stream))
+    listed = [msgspec.to_builtins(each) for part in parts for each in part.segments]
+    holes = [msgspec.to_builtins(each) for part in parts for each in part.holes]
+    return {**_stream_row(stream), "listed": listed, "listed_holes": holes}
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    store, node = _open(arguments)
+    head = _head(store, node)
+    rows = [_stream_row(each) for each in head.streams]
+    found = {
+        "url": store.url,
+        "node": node,
+        "epoch": head.owner.epoch,
+        "directory": head.owner.directory,
+        "commits": head.commit,
+        "segments": sum(row["segments"] for row in rows),
+        "bundles": sum(row["bundles"] for row in rows),
+        "bytes": sum(row["bytes"] for row in rows),
+        "holes": sum(row["holes"] for row in rows),
+    }
+    if arguments.json:
+        print_json(found)
+    else:
+        print(
+            f"{store.url}  node {node}  owner {head.owner.directory}  epoch {head.owner.epoch}  commit {head.commit:,}"
+        )
+        print(
+            f"{found['segments']:,} segments  {found['bundles']:,} bundles  {format_size(int(found['bytes']))}  {found['holes']:,} holes"
+        )
+    return ExitCode.CLEAN
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from quiver_actors.archive.checking import check_segment
+    from quiver_actors.archive.manifest import key_of
+
+    store, node = _open(arguments)
+    count, problems = 0, []
+    for stream in _streams(_head(store, node), arguments.topic):
+        for segment in _segments(store, stream):
+            count += 1
+            if problem := check_segment(store, key_of(node, stream.key, segment), segment):
+                problems.append({"key": key_of(node, stream.key, segment), "problem": problem})
+    if arguments.json:
+        print_json({"node": node, "checked": count, "problems": problems})
+    else:
+        print(f"{count:,} segments read: {len(problems):,} are damaged or missing")
+        for each in problems:
+            print(f"{each['key']}: {each['problem']}", file=sys.stderr)
+    return ExitCode.UNEXPECTED if problems else ExitCode.CLEAN
+
+
+def _get(arguments: argparse.Namespace) -> int:
+    from quiver_actors.archive.checking import read_segment
+    from quiver_actors.archive.manifest import key_of
+
+    store, node = _open(arguments)
+    count = size_bytes = 0
+    for stream in _streams(_head(store, node), arguments.topic):
+        directory = Path(arguments.directory, stream.topic, stream.incarnation, f"core_{stream.core}")
+        directory.mkdir(parents=True, exist_ok=True)
+        for segment in _segments(store, stream):
+            content = read_segment(store, key_of(node, stream.key, segment), segment)
+            try:
+                with open(directory / f"{segment.segment_seq:020d}.qseg", "xb") as file:
+                    file.write(content)
+            except FileExistsError as error:
+                raise UsageError(f"{error.filename} is there already: name another directory") from error
+            count, size_bytes = count + 1, size_bytes + len(content)
+    if arguments.json:
+        print_json({"node": node, "segments": count, "bytes": size_bytes})
+    else:
+        print(f"{count:,} segments, {format_size(size_bytes)}, in {arguments.directory}")
+    return ExitCode.CLEAN
+
+
+def _take_over(arguments: argparse.Namespace) -> int:
+    from contextlib import closing
+
+    from quiver_actors.archive.ownership import take_over
+    from quiver_actors.store.disk.posix import PosixDisk
+
+    store, node = _open(arguments)
+    data_dir = arguments.data_dir or _settings(arguments).data_dir
+    if arguments.dry_run:
+        present = _head(store, node).owner
+        print(
+            f"{data_dir} would take over from data directory {present.directory}, epoch {present.epoch}, which is fenced then"
+        )
+        return ExitCode.CLEAN
+    with closing(PosixDisk(data_dir)) as disk:
+        owner = take_over(disk, store, node)
+    said = "nobody owned it" if owner is None else f"data directory {owner.directory} owned it, epoch {owner.epoch}"
+    if arguments.json:
+        print_json({"node": node, "directory": None if owner is None else owner.directory})
+    else:
+        print(f"{data_dir} continues the archive of node {node} with the next start of its archiver; {said}")
+    return ExitCode.CLEAN

@@ -1,0 +1,101 @@
+"""The archiver in the status document: what it says of itself in the run directory, and how far each topic is behind."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quiver_actors.base.archive_status import ArchiveStatus, read_archive_status
+from quiver_actors.base.units import format_duration, format_size
+
+
+class ArchiveView(msgspec.Struct, kw_only=True):
+    """The archiver as a whole."""
+
+    url: str
+    state: str
+    """`starting`, `archiving`, `waiting`, `refused` or `fenced`; see `base.archive_status`."""
+    working: bool
+    """Whether the last attempt succeeded."""
+    error: str
+    age_ns: int
+    """How long ago the archiver said this."""
+    epoch: int
+    uploaded_segments: int
+    uploaded_bytes: int
+    error_count: int
+    lag_segments: int
+    lag_bytes: int
+    lag_age_ns: int
+    """Age of the oldest bundle that is not archived yet, sealed or not."""
+
+
+class ArchiveStreamView(msgspec.Struct, kw_only=True):
+    """One topic on one core."""
+
+    topic: str
+    core: int
+    lag_segments: int
+    lag_bytes: int
+    lag_age_ns: int
+    archived_through: int
+
+
+def archive_of(run_dir: str, unix_ns: int) -> tuple[list[ArchiveView], list[ArchiveStreamView]]:
+    """The archiver of a run directory, and its topics; both empty where none runs."""
+    status = read_archive_status(run_dir)
+    return ([], []) if status is None else ([_whole(status, unix_ns)], _streams(status, unix_ns))
+
+
+def _whole(status: ArchiveStatus, unix_ns: int) -> ArchiveView:
+    return ArchiveView(
+        url=status.url,
+        state=status.state,
+        working=status.state == "archiving",
+        error=status.error,
+        age_ns=max(0, unix_ns - status.updated_unix_ns),
+        epoch=status.epoch,
+        uploaded_segments=status.uploaded_segments,
+        uploaded_bytes=status.uploaded_bytes,
+        error_count=status.error_count,
+        lag_segments=status.lag_segments,
+        lag_bytes=status.lag_bytes,
+        lag_age_ns=_age_ns(status.oldest_unix_ns, unix_ns),
+    )
+
+
+def _streams(status: ArchiveStatus, unix_ns: int) -> list[ArchiveStreamView]:
+    found = [
+        ArchiveStreamView(
+            topic=each.topic,
+            core=each.core,
+            lag_segments=each.lag_segments,
+            lag_bytes=each.lag_bytes,
+            lag_age_ns=_age_ns(each.oldest_unix_ns, unix_ns),
+            archived_through=each.archived_through,
+        )
+        for each in status.streams
+    ]
+    return sorted(found, key=lambda each: (-each.lag_bytes, each.topic, each.core))
+
+
+def _age_ns(oldest_unix_ns: int, unix_ns: int) -> int:
+    return max(0, unix_ns - oldest_unix_ns) if oldest_unix_ns else 0
+
+
+def archive_warnings(archives: list[ArchiveView]) -> list[str]:
+    """A line for each archiver that cannot work."""
+    return [
+        f"archive {each.state}: {each.error or each.url}"
+        for each in archives
+        if each.state in ("waiting", "refused", "fenced")
+    ]
+
+
+def archive_lines(archives: list[ArchiveView]) -> str:
+    """The section of `quiver status`; empty without an archive."""
+    return "\n".join(
+        f"ARCHIVE  {each.state}  {each.url}  {each.uploaded_segments:,} segments ({format_size(each.uploaded_bytes)}) since its start, "
+        f"{each.lag_segments:,} ({format_size(each.lag_bytes)}) to go, oldest {format_duration(each.lag_age_ns)}, "
+        f"{each.error_count:,} errors"
+        for each in archives
+    )

@@ -1,0 +1,166 @@
+"""Waiting until bundles are in the archive. The archiver says in a file of the run directory what it has; no object store is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from quiver_actors.base.archive_status import ArchivedStream, ArchiveStatus, read_archive_status
+from quiver_actors.base.model import BundleId, Receipt
+from quiver_actors.client.exchange import Exchange, Flow
+from quiver_actors.client.requests import Requests
+from quiver_actors.errors import QuiverError, UsageError
+
+ARCHIVE_TIMEOUT_SECONDS = 60.0
+LOOK_SECONDS = 0.02
+UNTIL = ("sealed", "archived")
+
+
+class NotArchived(QuiverError):
+    """The bundles are durable on this node and not in the archive yet, or never will be. The message says which and why."""
+
+    code = "not_archived"
+    retriable = True
+
+
+class Wanted(NamedTuple):
+    """The bundles of one topic and core that are to be archived."""
+
+    topic: str
+    core: int
+    incarnation: str
+    """Incarnation of the core's directory."""
+    bundles: tuple[tuple[int, int], ...] = ()
+    """Segments and indexes of bundles."""
+    through: int = -1
+    """Everything up to this segment is to be archived, or known never to be."""
+
+
+def check_until(until: str) -> bool:
+    """Whether a flush is to wait for the archive. Raises UsageError."""
+    if until not in UNTIL:
+        raise UsageError(f"until {until!r} is not possible: expected one of {', '.join(UNTIL)}")
+    return until == "archived"
+
+
+def wanted_of(receipts: Iterable[Receipt | BundleId], incarnations: Mapping[int, str]) -> list[Wanted]:
+    """What receipts, or bundle ids, of one topic ask for."""
+    found: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    for each in receipts:
+        bundle_id = each.bundle_id if isinstance(each, Receipt) else each
+        found.setdefault((bundle_id.topic, bundle_id.core), set()).add((bundle_id.segment_seq, bundle_id.bundle_index))
+    return [
+        Wanted(topic, core, incarnations.get(core, ""), tuple(sorted(bundles)))
+        for (topic, core), bundles in found.items()
+    ]
+
+
+def topics_of(receipts: Iterable[Receipt | BundleId]) -> set[str]:
+    """The topics that receipts, or bundle ids, are of."""
+    return {(each.bundle_id if isinstance(each, Receipt) else each).topic for each in receipts}
+
+
+def is_archived(status: ArchiveStatus | None, wanted: Wanted) -> bool:
+    """Whether all that is wanted of a topic and core is in the archive.
+
+    Raises:
+        NotArchived: some of it never will be, or nobody can tell any more.
+    """
+    stream = _stream_of(status, wanted)
+    if stream is None:
+        return False
+    if wanted.through > stream.archived_through:
+        return False
+    return all(_has(stream, wanted, *bundle) for bundle in wanted.bundles)
+
+
+def _stream_of(status: ArchiveStatus | None, wanted: Wanted) -> ArchivedStream | None:
+    key = (wanted.topic, wanted.core, wanted.incarnation)
+    streams = () if status is None else status.streams
+    return next((each for each in streams if (each.topic, each.core, each.incarnation) == key), None)
+
+
+def _has(stream: ArchivedStream, wanted: Wanted, segment_seq: int, index: int) -> bool:
+    if segment_seq > stream.archived_through:
+        return False
+    what = f"bundle {index} of segment {segment_seq} of topic {wanted.topic!r}, core {wanted.core},"
+    if reason := stream.hole(segment_seq, index):
+        raise NotArchived(f"{what} is not archived and never will be: it was {reason}")
+    if stream.is_archived(segment_seq):
+        return True
+    if segment_seq < stream.known_from:
+        raise NotArchived(f"{what} is older than what the archiver can tell of: look with `quiver archive ls`")
+    raise NotArchived(f"{what} is not archived and never will be: it was gone before the archiver came to it")
+
+
+def await_archived(run_dir: str, wanted: Iterable[Wanted], timeout_seconds: float) -> None:
+    """Wait until all that is wanted is in the archive.
+
+    Raises:
+        NotArchived: it is not after the time, or never will be.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    left = list(wanted)
+    while True:
+        status = read_archive_status(run_dir)
+        left = [each for each in left if not is_archived(status, each)]
+        if not left:
+            return
+        if time.monotonic() >= deadline:
+            raise _timed_out(status, left[0], timeout_seconds)
+        time.sleep(LOOK_SECONDS)
+
+
+def _timed_out(status: ArchiveStatus | None, wanted: Wanted, timeout_seconds: float) -> NotArchived:
+    what = f"topic {wanted.topic!r}, core {wanted.core}: durable here, not archived after {timeout_seconds:g} s"
+    if status is None:
+        return NotArchived(f"{what}: this node has no archiver, or it has not begun yet (archive.url)")
+    if status.error:
+        return NotArchived(f"{what}: the archiver is {status.state}: {status.error}")
+    if not any(each.topic == wanted.topic for each in status.streams):
+        return NotArchived(f"{what}: the topic is not archived (archive.enabled)")
+    return NotArchived(
+        f"{what}: the archiver is behind by {status.lag_segments} segments; the bundles may not be sealed yet"
+    )
+
+
+def flushed_through(requests: Requests, topic: str) -> Flow[list[Wanted]]:
+    """Seal what is open on all workers; what is sealed then is wanted in the archive."""
+    yield from requests.flush(topic)
+    segments = yield from requests.segments(topic)
+    incarnations = yield from requests.incarnations(topic)
+    return [
+        Wanted(topic, core, incarnations.get(core, ""), through=infos[-1].segment_seq)
+        for core, infos in segments.items()
+        if infos
+    ]
+
+
+class ArchiveWaiting:
+    """Methods of `Client` that wait for the archive."""
+
+    _exchange: Exchange
+    _requests: Requests
+
+    @property
+    def run_dir(self) -> str:
+        """Path of the node's run directory."""
+        raise NotImplementedError
+
+    def wait_archived(self, receipts: Iterable[Receipt | BundleId], timeout: float = ARCHIVE_TIMEOUT_SECONDS) -> None:
+        """Wait until the bundles of these receipts are in the archive: uploaded, and recorded in its manifest.
+
+        Raises:
+            NotArchived: they are not after `timeout` seconds, or never will be, for example because they were evicted before.
+            UnknownTopic, WorkerUnavailable: as everywhere.
+        """
+        receipts = list(receipts)
+        wanted: list[Wanted] = []
+        for topic in topics_of(receipts):
+            incarnations = self._exchange.run(self._requests.incarnations(topic))
+            wanted += [each for each in wanted_of(receipts, incarnations) if each.topic == topic]
+        self._await_archived(wanted, timeout)
+
+    def _await_archived(self, wanted: list[Wanted], timeout_seconds: float) -> None:
+        await_archived(self.run_dir, wanted, timeout_seconds)

@@ -1,0 +1,113 @@
+"""Takes a snapshot of a topic: lists what can be read of it, and maps all of that. Nothing is sealed or claimed for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
+from quiver_actors.base.topic_hints import unknown_topic
+from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.client.exchange import Flow
+from quiver_actors.client.projection import EVERYTHING
+from quiver_actors.client.ranges import SegmentPart
+from quiver_actors.client.requests import Requests, WantedRange
+from quiver_actors.client.segments import MappedSegment, ReadableSegments
+from quiver_actors.client.slots import TopicSlots
+from quiver_actors.errors import NotStored, StorageUnavailable, UsageError
+from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot, SnapshotPart
+from quiver_actors.query.span import Span
+from quiver_actors.query.sql import Material, Mentions
+
+_READABLE_NS = 60 * SECOND_NS
+"""How long to wait for a worker that has just started: it looks at what it has before it shows any of it."""
+_LOOK_NS = 50 * MILLISECOND_NS
+_COMPLETE_NS = 250 * MILLISECOND_NS
+_COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
+
+
+def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[Snapshot]:
+    """Map everything of a topic that can be read and lies in the span. What is deleted meanwhile is not in the snapshot.
+
+    Raises:
+        UsageError: these are more segments than one process can map.
+        StorageUnavailable: a segment could not be read for a long time.
+        UnknownTopic, WorkerUnavailable, FormatError: as everywhere.
+    """
+    found = yield from _readable(requests, topic)
+    topics = yield from requests.topics()
+    if topic not in topics:
+        raise unknown_topic(topic, topics)
+    slots = TopicSlots(topics[topic])
+    wanted = _wanted(found, span)
+    if len(wanted) > SEGMENTS_MAX:
+        raise UsageError(
+            f"topic {topic!r} has {len(wanted):,} segments in that span, and a dataset holds {SEGMENTS_MAX:,}: give start= or end="
+        )
+    parts = []
+    for core, info, bundles in wanted:
+        pinned = yield from _pinned(requests, slots, core, info, bundles, verifies_checksums=verifies_checksums)
+        if pinned is not None:
+            oldest_ns, newest_ns = sorted((info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos))
+            parts.append(
+                SnapshotPart(core, info.segment_seq, bundles.start, bundles.stop, oldest_ns, newest_ns, pinned)
+            )
+    return Snapshot(topic, slots.table, tuple(parts), all(each.is_complete for each in found.values()))
+
+
+def _readable(requests: Requests, topic: str) -> Flow[dict[int, ReadableSegments]]:
+    """List what can be read. Between two logs what was just acknowledged is not shown for a moment, which is waited for."""
+    deadline_ns = time.monotonic_ns() + _COMPLETE_NS
+    while True:
+        found = yield from requests.readable(topic)
+        now_ns = time.monotonic_ns()
+        if all(each.is_complete for each in found.values()) or now_ns > deadline_ns:
+            return found
+        yield now_ns + _COMPLETE_LOOK_NS
+
+
+def _wanted(found: Mapping[int, ReadableSegments], span: Span) -> list[tuple[int, SegmentInfo, range]]:
+    """Core, segment and bundles of what lies in the span, core by core, oldest first."""
+    segments = [
+        (core, info)
+        for core, each in sorted(found.items())
+        for info in sorted([*each.sealed, *each.unsealed], key=lambda info: info.segment_seq)
+    ]
+    spans = [(core, info, span.bundles_of(core, info)) for core, info in segments]
+    return [each for each in spans if each[2]]
+
+
+def _pinned(
+    requests: Requests, slots: TopicSlots, core: int, info: SegmentInfo, bundles: range, *, verifies_checksums: bool
+) -> Flow[MappedSegment | None]:
+    """Map some bundles of a segment; None: it is not stored any more."""
+    part = SegmentPart(info.segment_seq, bundles.start, bundles.stop)
+    wanted = WantedRange([part], core, slots, EVERYTHING)
+    deadline_ns = time.monotonic_ns() + _READABLE_NS
+    while True:
+        try:
+            return (yield from requests.mapped_part(wanted, part, verifies_checksums=verifies_checksums))
+        except NotStored:
+            return None
+        except StorageUnavailable:
+            now_ns = time.monotonic_ns()
+            if now_ns > deadline_ns:
+                raise
+            yield now_ns + _LOOK_NS
+
+
+def gathering_material(requests: Requests, statement: str, *, verifies_checksums: bool) -> Flow[Material]:
+    """Take what a SQL statement may be about: snapshots of the topics that it names, and what it asks of the node. Raises as above."""
+    mentions, topics = Mentions(statement), (yield from requests.topics())
+    snapshots = {}
+    for topic in mentions.topics(topics):
+        snapshots[topic] = yield from taking_snapshot(requests, topic, Span(), verifies_checksums=verifies_checksums)
+    segments: dict[str, dict[int, list[SegmentInfo]]] = {}
+    subscribers: dict[str, dict[int, list[SubscriberInfo]]] = {}
+    for topic in topics:
+        if mentions.asks_about("segments"):
+            found = yield from requests.readable(topic)
+            segments[topic] = {core: [*each.sealed, *each.unsealed] for core, each in found.items()}
+        if mentions.asks_about("subscribers") or mentions.asks_about("gaps"):
+            subscribers[topic] = yield from requests.subscribers(topic)
+    return Material(topics, snapshots, segments, subscribers)

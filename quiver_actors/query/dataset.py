@@ -1,0 +1,228 @@
+"""A slot of a topic as a `pyarrow.dataset.Dataset`: for pandas, Polars, DuckDB, DataFusion and whatever else takes one.
+
+Scans read mapped bundles directly. Arrow's own C++ readers, which some calls use (`join`, `sort_by`, a union of datasets), do not know
+bundles: to them each segment is a file that is made when they open it (`segment_files`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from quiver_actors.errors import QuiverError, UsageError
+from quiver_actors.query.conditions import expression_of, parse_terms
+from quiver_actors.query.rows import METADATA, Rows
+from quiver_actors.query.scan import Scan
+from quiver_actors.query.schemas import chosen_slot, stored_schema
+from quiver_actors.query.segment_files import segment_file_system
+from quiver_actors.query.snapshot import Snapshot, SnapshotPart
+from quiver_actors.query.span import Span
+
+
+class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has no types
+    """What a slot of a topic held when this was made: the same rows at every scan, in the order of cores, segments and bundles.
+
+    The snapshot's files stay mapped as long as this, a fragment or a batch of it lives. The columns of `rows.METADATA` can always be asked
+    for by name, in `columns` and `filter`; they are in `schema` only where that was wanted.
+    """
+
+    def __init__(self, rows: Rows, stored: pa.Schema, schema: pa.Schema, where: pc.Expression | None = None) -> None:
+        """Use `dataset_of`, which makes these.
+
+        Args:
+            stored: what the bundles conform to.
+            schema: what a scan gives by default: fields of `stored`, and of `METADATA`.
+            where: rows that are left out of every scan are those for which this is not true.
+        """
+        self._rows = rows
+        self._stored = stored
+        self._where = where
+        self._parts = parts = {f"{part.core}/{part.segment_seq}": part for part in rows.snapshot.parts}
+        self._scan = scan = Scan(rows, stored, schema)
+        self._guarantees = _guarantees(parts, scan)
+        # Without this dataset: what Arrow holds in C++ could not be found to be a circle, and the files would stay mapped for ever.
+        files = segment_file_system(lambda path: scan.table([parts[path]], where), list(parts))
+        form = ds.IpcFileFormat()
+        fragments = [form.make_fragment(path, filesystem=files) for path in self._parts]
+        super().__init__(fragments, schema, form, files)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that had been acknowledged is in it; see `Snapshot.is_complete`."""
+        return self._rows.snapshot.is_complete
+
+    @property
+    def failure(self) -> QuiverError | None:
+        """What the last failed scan raised, for callers to whom it came as a text only."""
+        return next(reversed(self._rows.failures), None)
+
+    def scanner(
+        self, columns: Sequence[str] | Mapping[str, pc.Expression] | None = None, filter: Any = None, **options: Any
+    ) -> ds.Scanner:
+        """Make a scanner, which can be used once. Segments that cannot have rows of the filter are not read.
+
+        Args:
+            columns: names, or expressions by name; None: those of `schema`.
+            filter: an expression; None: all rows of the dataset.
+            options: as of `pyarrow.dataset.Dataset.scanner`; those that concern files do nothing.
+
+        Raises:
+            ChecksumMismatch, DataLost, FormatError, UnsupportedType: while rows are read, as `Rows.batches`.
+        """
+        wanted = self._wanted(filter)
+        return self._scan.scanner(self._matching(wanted), columns, wanted, options)
+
+    def get_fragments(self, filter: Any = None) -> Iterator[SegmentFragment]:
+        """The segments that can have rows of the filter, each of which can be scanned by itself."""
+        return iter([SegmentFragment(self, part) for part in self._matching(self._wanted(filter))])
+
+    def scan_part(
+        self, part: SnapshotPart, columns: Any = None, filter: Any = None, options: Mapping[str, Any] = {}
+    ) -> ds.Scanner:
+        """Make a scanner of one segment's rows; see `scanner`."""
+        return self._scan.scanner([part], columns, self._wanted(filter), options)
+
+    def guarantee_of(self, part: SnapshotPart) -> pc.Expression:
+        """Return an expression that is true for all rows of a segment."""
+        return _guarantee(part, self._stored)
+
+    def filter(self, expression: Any) -> TopicDataset:
+        """The same snapshot without the rows for which the expression is not true."""
+        return TopicDataset(self._rows, self._stored, self.schema, self._wanted(expression))
+
+    def replace_schema(self, schema: pa.Schema) -> TopicDataset:
+        """The same snapshot in another schema: stored columns by name in the given types, null where nothing is stored."""
+        stored = pa.schema(
+            [field for field in schema if field.name not in METADATA.names or field.name in self._stored.names]
+        )
+        return TopicDataset(self._rows, stored, schema, self._where)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """All rows, for any library that takes Arrow streams."""
+        return self.scanner().to_reader().__arrow_c_stream__(requested_schema)
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a dataset of a topic cannot be pickled: it is made of memory of this process. Make another one in the other process"
+        )
+
+    def __repr__(self) -> str:
+        snapshot = self._rows.snapshot
+        return f"<TopicDataset topic={snapshot.topic} slot={self._rows.slot_id} segments={len(self._parts)}>"
+
+    def _wanted(self, expression: Any) -> pc.Expression | None:
+        if expression is not None and not isinstance(expression, pc.Expression):
+            raise UsageError(f"filter={expression!r} is not possible: expected an expression of pyarrow.compute")
+        if self._where is None or expression is None:
+            return self._where if expression is None else expression
+        return self._where & expression
+
+    def _matching(self, expression: pc.Expression | None) -> list[SnapshotPart]:
+        if expression is None:
+            return list(self._parts.values())
+        return [self._parts[fragment.path] for fragment in self._guarantees.get_fragments(expression)]
+
+
+class SegmentFragment:
+    """The rows of one segment of a dataset, with the methods of `pyarrow.dataset.Fragment`."""
+
+    def __init__(self, dataset: TopicDataset, part: SnapshotPart) -> None:
+        self._dataset = dataset
+        self._part = part
+
+    @property
+    def physical_schema(self) -> pa.Schema:
+        """The schema of the dataset: bundles are read in it."""
+        return self._dataset.schema
+
+    @property
+    def partition_expression(self) -> pc.Expression:
+        """An expression that is true for all rows: of their core, segment and span of time."""
+        return self._dataset.guarantee_of(self._part)
+
+    def scanner(
+        self, schema: pa.Schema | None = None, columns: Any = None, filter: Any = None, **options: Any
+    ) -> ds.Scanner:
+        """Make a scanner, which can be used once; see `TopicDataset.scanner`. `schema`: None, or that of the dataset."""
+        if schema is not None and not schema.equals(self._dataset.schema):
+            return self._dataset.replace_schema(schema).scan_part(self._part, columns, filter, options)
+        return self._dataset.scan_part(self._part, columns, filter, options)
+
+    def to_batches(self, schema: pa.Schema | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
+        """Read the rows as batches."""
+        return iter(self.scanner(schema, **options).to_batches())
+
+    def to_table(self, schema: pa.Schema | None = None, **options: Any) -> pa.Table:
+        """Read the rows as a table."""
+        return self.scanner(schema, **options).to_table()
+
+    def head(self, num_rows: int, **options: Any) -> pa.Table:
+        """Read the first rows."""
+        return self.scanner(**options).head(num_rows)
+
+    def count_rows(self, **options: Any) -> int:
+        """Count the rows."""
+        count: int = self.scanner(**({"columns": []} | options)).count_rows()
+        return count
+
+    def __repr__(self) -> str:
+        return f"<SegmentFragment {self._part}>"
+
+
+def dataset_of(
+    snapshot: Snapshot,
+    span: Span,
+    *,
+    slot: str | int | None = None,
+    where: str | pc.Expression | None = None,
+    metadata: bool | Iterable[str] = False,
+    skip_damaged: bool = False,
+) -> TopicDataset:
+    """The dataset of one slot of a snapshot.
+
+    Args:
+        span: what the snapshot was taken for.
+        where: rows to keep: an expression, or conditions as Spark's option `where` has them.
+        metadata: whether the columns of `rows.METADATA` are in the dataset's schema; or which of them.
+        skip_damaged: leave out bundles that are damaged or lost, instead of raising.
+
+    Raises:
+        UsageError: the topic has several slots, and none was chosen; or the conditions do not fit their columns.
+        UnknownSlot, ConfigError: the topic has no such slot; the conditions are not understood.
+        SchemaConflict, ChecksumMismatch, FormatError: as `stored_schema`.
+    """
+    rows = Rows(snapshot, chosen_slot(snapshot, slot), span, skip_damaged)
+    stored = stored_schema(rows)
+    shown = METADATA.names if metadata is True else list(metadata or ())
+    schema = pa.schema(
+        [*stored, *(field for field in METADATA if field.name in shown and field.name not in stored.names)]
+    )
+    condition = expression_of(parse_terms(where), Scan(rows, stored, schema).full) if isinstance(where, str) else where
+    return TopicDataset(rows, stored, schema, condition)
+
+
+def _guarantees(parts: Mapping[str, SnapshotPart], scan: Scan) -> ds.FileSystemDataset:
+    """A dataset that is never read: Arrow finds with it which segments can have rows of an expression."""
+    form, files = ds.IpcFileFormat(), segment_file_system(None, ())
+    fragments = [
+        form.make_fragment(path, filesystem=files, partition_expression=_guarantee(part, scan.stored))
+        for path, part in parts.items()
+    ]
+    return ds.FileSystemDataset(fragments, scan.full, form, files)
+
+
+def _guarantee(part: SnapshotPart, stored: pa.Schema) -> pc.Expression:
+    """Return an expression that is true for all rows of a part. It says nothing of stored columns, also where they have names of ours."""
+    values = {"_quiver_core": (part.core, part.core), "_quiver_segment": (part.segment_seq, part.segment_seq)}
+    if part.oldest_unix_ns:
+        values["_quiver_ingestion_time"] = (part.oldest_unix_ns // 1000, part.newest_unix_ns // 1000)
+    found = pc.scalar(value=True)
+    for name, span in values.items():
+        if name not in stored.names:
+            low, high = pa.array(span, pa.int64()).cast(METADATA.field(name).type)
+            found = found & (pc.field(name) >= low) & (pc.field(name) <= high)
+    return found

@@ -1,0 +1,125 @@
+"""The SQL engines: each runs one reading statement over given tables, and reaches neither files nor the network.
+
+An engine is a function of a statement and tables. Packages of engines are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from quiver_actors.errors import QuiverError, UsageError
+from quiver_actors.query.dataset import TopicDataset
+
+_MEMORY_SHARE = 4
+"""DuckDB may use one of so many parts of the machine's memory: it runs beside the workers, and spills nothing to files."""
+_ROWS_AT_ONCE = 65_536
+
+
+class Table(NamedTuple):
+    """A table that a statement can name, as `schema.name`, or as `name` where there is no schema."""
+
+    schema: str | None
+    name: str
+    content: TopicDataset | pa.Table
+
+    def __str__(self) -> str:
+        return self.name if self.schema is None else f"{self.schema}.{self.name}"
+
+
+Engine: TypeAlias = Callable[[str, Sequence[Table]], pa.RecordBatchReader]
+
+
+def run_statement(engine: str, statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:
+    """Run a statement and return its rows, which are computed as they are read.
+
+    Raises:
+        UsageError: there is no such engine, its package is not installed, or it refuses the statement; the last also while rows are read.
+        FormatError, DataLost, UnsupportedType: stored bundles cannot be read, also while rows are read.
+    """
+    run = ENGINES.get(engine)
+    if run is None:
+        raise UsageError(f"engine {engine!r} is unknown: expected one of {', '.join(ENGINES)}")
+    try:
+        reader = run(statement, tables)
+    except QuiverError:
+        raise
+    except ImportError as error:
+        raise UsageError(f"SQL with {engine} needs an extra: pip install 'quiver-actors[query]'") from error
+    except Exception as error:
+        raise _explained(engine, error, tables) from error
+    return pa.RecordBatchReader.from_batches(reader.schema, _explaining(engine, reader, tables))
+
+
+def _explaining(engine: str, reader: pa.RecordBatchReader, tables: Sequence[Table]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from reader
+    except Exception as error:
+        raise _explained(engine, error, tables) from error
+
+
+def _explained(engine: str, error: Exception, tables: Sequence[Table]) -> QuiverError:
+    """What a table could not read, which an engine passes on as a text; else what the engine says."""
+    failures = [each.content.failure for each in tables if isinstance(each.content, TopicDataset)]
+    found = next((failure for failure in failures if failure is not None), None)
+    known = f"; tables: {', '.join(map(str, tables))}" if tables else ""
+    return found or UsageError(f"{engine} cannot run the statement{known}: {error}")
+
+
+def _duckdb(statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:
+    import duckdb
+
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE
+    closed = dict.fromkeys(
+        (
+            "enable_external_access",
+            "autoinstall_known_extensions",
+            "autoload_known_extensions",
+            "python_enable_replacements",
+        ),
+        "false",
+    )
+    connection = duckdb.connect(":memory:", config={**closed, "temp_directory": "", "memory_limit": f"{memory_bytes}B"})
+    connection.execute("SET TimeZone = 'UTC'")
+    for number, table in enumerate(tables):
+        connection.register(f"_quiver_{number}", table.content)
+        schema = "main" if table.schema is None else table.schema
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)}")
+        connection.execute(f"CREATE VIEW {_quoted(schema)}.{_quoted(table.name)} AS FROM _quiver_{number}")
+    connection.execute("SET lock_configuration = true")
+    reading = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+    statements = connection.extract_statements(statement)
+    if len(statements) != 1 or statements[0].type not in reading:
+        raise UsageError("expected one statement that reads, such as SELECT, DESCRIBE, SUMMARIZE or EXPLAIN")
+    reader: Any = connection.sql(statement).to_arrow_reader(_ROWS_AT_ONCE)
+    return reader
+
+
+def _datafusion(statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:
+    import pyarrow.dataset as ds
+    from datafusion import SessionContext, SQLOptions
+    from datafusion.catalog import Schema
+    from datafusion.catalog import Table as CatalogTable
+
+    context = SessionContext()
+    catalog = context.catalog()
+    schemas = {"": catalog.schema()}
+    for table in tables:
+        schema = table.schema or ""
+        if schema not in schemas:
+            schemas[schema] = Schema.memory_schema()
+            catalog.register_schema(schema, schemas[schema])
+        content = table.content if isinstance(table.content, TopicDataset) else ds.InMemoryDataset(table.content)
+        schemas[schema].register_table(table.name, CatalogTable(content))
+    reads_only = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
+    return pa.RecordBatchReader.from_stream(context.sql_with_options(statement, reads_only))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+ENGINES: dict[str, Engine] = {"duckdb": _duckdb, "datafusion": _datafusion}

@@ -1,0 +1,136 @@
+"""The rows of a snapshot's bundles in one slot, as Arrow batches of one schema.
+
+Guarantee: no value is shown before its bundle has been proven against its checksum (unless the client does not verify). Value buffers point
+into the mapped files wherever a stored column already has the wanted type; small bundles of equal layout are copied into one batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from quiver_actors.base.conform import conform
+from quiver_actors.errors import DataLost, FormatError, QuiverError, SlotNotInBundle
+from quiver_actors.query.snapshot import Snapshot, SnapshotPart
+from quiver_actors.query.span import Span
+
+METADATA = pa.schema(
+    [
+        ("_quiver_core", pa.int32()),
+        ("_quiver_segment", pa.int64()),
+        ("_quiver_bundle", pa.int32()),
+        ("_quiver_ingestion_time", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""Columns that say where a row is stored. A stored column of the same name takes their place."""
+
+logger = logging.getLogger("quiver.query")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Everything that one slot of a snapshot has in a span.
+
+    Any number of threads may read, each with its own iterator.
+    """
+
+    snapshot: Snapshot
+    slot_id: int
+    span: Span
+    skips_damaged: bool
+    """Bundles that are damaged or lost are left out, with a warning in the log. Otherwise they raise."""
+    failures: list[QuiverError] = field(default_factory=list)
+    """What was raised while rows were read, for callers to whom it comes through code that keeps its text only."""
+
+    def batches(self, parts: Iterable[SnapshotPart], schema: pa.Schema, stored: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Read the rows of some parts.
+
+        Args:
+            schema: of the batches: fields of `stored`, and of `METADATA`.
+            stored: what all bundles conform to.
+
+        Raises:
+            ChecksumMismatch, DataLost, FormatError: a bundle is damaged or lost; names it. Not where damage is skipped.
+            UnsupportedType: a value does not fit the type that its column has.
+        """
+        wanted = pa.schema([field for field in schema if field.name in stored.names])
+        for part in parts:
+            for indexes, batch, rows_each in self._read(part, wanted.names or stored.names[:1]):
+                if batch.num_rows:
+                    yield _placed(self._conformed(batch, wanted, part), schema, part, indexes, rows_each)
+
+    def _read(self, part: SnapshotPart, columns: Sequence[str]) -> Iterator[tuple[Sequence[int], pa.RecordBatch, int]]:
+        """Yield bundles, what they hold one behind the other, and how many rows each of them has."""
+        times = part.bundles.ingestion_ts_nanos
+        indexes: Sequence[int] = range(part.first, part.end)
+        if self.span.start_ns is not None or self.span.end_ns is not None:
+            indexes = [index for index in indexes if self.span.holds(times(index))]
+        done = 0
+        for run in part.bundles.reader.runs(indexes, (self.slot_id,), {self.slot_id: columns}):
+            yield from self._read_singly(part, indexes[done : run.first])
+            done = run.first + run.bundle_count
+            if self.slot_id in run.batches:
+                yield indexes[run.first : done], run.batches[self.slot_id], run.row_counts[self.slot_id]
+        yield from self._read_singly(part, indexes[done:])
+
+    def _read_singly(
+        self, part: SnapshotPart, indexes: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], pa.RecordBatch, int]]:
+        bundles = part.bundles
+        for index in indexes:
+            try:
+                bundles.check(index)
+                batch = bundles.batch(index, self.slot_id)
+            except SlotNotInBundle:
+                continue
+            except (FormatError, DataLost) as error:
+                self.pass_over(error, part)
+                continue
+            yield (index,), batch, batch.num_rows
+
+    def pass_over(self, error: QuiverError, part: SnapshotPart) -> None:
+        """Leave out what is damaged or lost, with a warning, or raise what says where it lies."""
+        where = f"topic {self.snapshot.topic!r}, core {part.core}: {error}"
+        if not self.skips_damaged:
+            raise self._failed(type(error)(f"{where}. To go on with what is left, skip what is damaged")) from error
+        logger.warning("quiver.query.left_out %s", where)
+
+    def _conformed(self, batch: pa.RecordBatch, wanted: pa.Schema, part: SnapshotPart) -> pa.RecordBatch:
+        try:
+            return conform(batch, wanted)
+        except QuiverError as error:
+            raise self._failed(type(error)(f"topic {self.snapshot.topic!r}, {part}: {error}")) from error
+
+    def _failed(self, error: QuiverError) -> QuiverError:
+        self.failures.append(error)
+        return error
+
+
+def _placed(
+    batch: pa.RecordBatch, schema: pa.Schema, part: SnapshotPart, indexes: Sequence[int], rows_each: int
+) -> pa.RecordBatch:
+    """The batch with the columns that say where its rows lie."""
+    if len(schema) == batch.num_columns:
+        return batch
+    columns = [
+        batch.column(field.name) if field.name in batch.schema.names else _place(field, part, indexes, rows_each)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _place(field: pa.Field, part: SnapshotPart, indexes: Sequence[int], rows_each: int) -> pa.Array:
+    if field.name in ("_quiver_core", "_quiver_segment"):
+        value = part.core if field.name == "_quiver_core" else part.segment_seq
+        return pa.repeat(pa.scalar(value, field.type), len(indexes) * rows_each)
+    if field.name == "_quiver_bundle":
+        return pa.array(np.repeat(np.asarray(indexes, np.int32), rows_each), field.type)
+    times = [part.bundles.ingestion_ts_nanos(index) for index in indexes]
+    values = pa.array([None if time is None else time // 1000 for time in times], pa.int64()).cast(field.type)
+    if len(indexes) == 1:
+        return pa.repeat(values[0], rows_each)
+    return values.take(pa.array(np.repeat(np.arange(len(indexes)), rows_each)))

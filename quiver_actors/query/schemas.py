@@ -1,0 +1,112 @@
+"""The schema that all rows of a dataset conform to, found in the stream directories of sealed segments and the bundles of open logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyarrow import types
+
+from quiver_actors.base.model import ENVELOPE_SLOT, SlotTable
+from quiver_actors.base.widening import plain_type, widen
+from quiver_actors.errors import FormatError, UsageError
+from quiver_actors.query.rows import Rows
+from quiver_actors.query.snapshot import Snapshot, SnapshotPart
+from quiver_actors.store.segment.reader import SegmentReader
+
+_NOT_FILTERED = (
+    types.is_string_view,
+    types.is_binary_view,
+    types.is_list_view,
+    types.is_large_list_view,
+    types.is_run_end_encoded,
+)
+
+
+def chosen_slot(snapshot: Snapshot, slot: str | int | None) -> int:
+    """The id of a slot, by default of the only one that the topic declares or, if it declares none, has stored.
+
+    Raises:
+        UnknownSlot: the topic has no such slot.
+        UsageError: there are several.
+    """
+    if slot is not None:
+        return snapshot.slots.resolve(slot)
+    ids = slots_of(snapshot)
+    if len(ids) > 1:
+        raise UsageError(
+            f"topic {snapshot.topic!r} has the slots {', '.join(names_of(snapshot.slots, ids))}: choose one"
+        )
+    return ids[0] if ids else 0
+
+
+def names_of(table: SlotTable, slot_ids: Iterable[int]) -> list[str]:
+    """The names of slots, or their numbers where they have none."""
+    return [table.name_of(slot_id) or str(slot_id) for slot_id in slot_ids]
+
+
+def stored_schema(rows: Rows) -> pa.Schema:
+    """The widest schema of everything that the rows' slot has.
+
+    Raises:
+        SchemaConflict: two bundles have types of one column that no type holds; names their segments.
+        ChecksumMismatch, FormatError: a segment is damaged where it says what it holds. Not where damage is skipped.
+    """
+    holders: dict[bytes, SnapshotPart] = {}
+    for part in rows.snapshot.parts:
+        try:
+            for message in _messages_in(part, rows):
+                holders.setdefault(message, part)
+        except FormatError as error:
+            rows.pass_over(error, part)
+    schemas = [pa.ipc.read_schema(pa.py_buffer(message)) for message in holders]
+    widest = widen(schemas, [str(part) for part in holders.values()]) if schemas else pa.schema([])
+    return pa.schema([each.with_type(_filterable(each.type)) for each in widest], widest.metadata)
+
+
+def _filterable(kind: pa.DataType) -> pa.DataType:
+    """The type of the same values that Arrow can filter: it has no kernel for views and run-ends (pyarrow 26)."""
+    return plain_type(kind) if _has_view(kind) else kind
+
+
+def _has_view(kind: pa.DataType) -> bool:
+    if any(is_kind(kind) for is_kind in _NOT_FILTERED):
+        return True
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_view(kind.storage_type)
+    if types.is_dictionary(kind):
+        return _has_view(kind.value_type)
+    return any(_has_view(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _messages_in(part: SnapshotPart, rows: Rows) -> Iterator[bytes]:
+    reader = part.bundles.reader
+    if isinstance(reader, SegmentReader):
+        for stream in reader.streams:
+            if stream.slot_id == rows.slot_id:
+                yield bytes(reader.schema(stream.stream_id).serialize())
+        return
+    for index in range(part.first, part.end):
+        try:
+            reader.check(index)
+            message = reader.schema_messages(index).get(rows.slot_id)
+        except FormatError as error:
+            rows.pass_over(error, part)
+            continue
+        if message is not None:
+            yield bytes(pa.ipc.read_schema(pa.py_buffer(message)).serialize())
+
+
+def slots_of(snapshot: Snapshot) -> list[int]:
+    """The ids of the slots that the topic declares or, if it declares none, has stored."""
+    if snapshot.slots.declared:
+        return sorted(snapshot.slots.declared.values())
+    found: set[int] = set()
+    for part in snapshot.parts:
+        reader = part.bundles.reader
+        if isinstance(reader, SegmentReader):
+            found.update(stream.slot_id for stream in reader.streams)
+        else:
+            for index in range(part.first, part.end):
+                found.update(reader.slot_ids(index))
+    return sorted(found - {ENVELOPE_SLOT})

@@ -1,0 +1,62 @@
+"""What a topic held at one moment: the bundles of each segment, sealed or open, in the memory of this process.
+
+Guarantee: a snapshot gives the same bundles however often it is read, whatever becomes of their segments: a file that is deleted, replaced
+or cut meanwhile stays mapped. Its room on the disk comes back when the last snapshot that holds it goes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from quiver_actors.base.model import SlotTable
+
+SEGMENTS_MAX = 16_384
+"""Most segments of one snapshot: each is a mapping, of which Linux gives a process 65,530."""
+
+
+class PinnedBundles(Protocol):
+    """Bundles of one mapped segment. Any number of threads may read them."""
+
+    @property
+    def reader(self) -> Any:
+        """What reads the file: a `SegmentReader`, or an `EntryReader` where it is not sealed."""
+
+    def check(self, index: int) -> None:
+        """Prove a bundle against its checksum. Raises FormatError, or DataLost where nothing of it is stored."""
+
+    def slot_ids(self, index: int) -> tuple[int, ...]:
+        """The slots that a bundle has."""
+
+    def batch(self, index: int, slot_id: int) -> pa.RecordBatch:
+        """One slot of a bundle, after `check`."""
+
+    def ingestion_ts_nanos(self, index: int) -> int | None:
+        """Return when a bundle was ingested, UNIX nanoseconds; None where its writer did not say."""
+
+
+class SnapshotPart(NamedTuple):
+    """The bundles `[first, end)` of one segment."""
+
+    core: int
+    segment_seq: int
+    first: int
+    end: int
+    oldest_unix_ns: int
+    """Earliest ingestion time of the segment's bundles; 0: not known."""
+    newest_unix_ns: int
+    bundles: PinnedBundles
+
+    def __str__(self) -> str:
+        return f"segment {self.segment_seq} of core {self.core}"
+
+
+class Snapshot(NamedTuple):
+    """The bundles of a topic that could be read at one moment, core by core, oldest first."""
+
+    topic: str
+    slots: SlotTable
+    parts: tuple[SnapshotPart, ...]
+    is_complete: bool
+    """Everything that had been acknowledged is in it. False: some of it could be read only once it is synced or sealed."""
