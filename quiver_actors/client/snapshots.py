@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
 from quiver_actors.base.topic_hints import unknown_topic
@@ -96,9 +96,16 @@ def _pinned(
             yield now_ns + _LOOK_NS
 
 
-def gathering_material(requests: Requests, statement: str, *, verifies_checksums: bool) -> Flow[Material]:
-    """Take what a SQL statement may be about: snapshots of the topics that it names, and what it asks of the node. Raises as above."""
-    mentions, topics = Mentions(statement), (yield from requests.topics())
+def gathering_material(
+    requests: Requests, statement: str, only: Collection[str] | None, *, verifies_checksums: bool
+) -> Flow[Material]:
+    """Take what a SQL statement may be about: snapshots of the topics that it names, and what it asks of the node. Raises as above.
+
+    Args:
+        only: there are no topics but these; None: there are all.
+    """
+    mentions, known = Mentions(statement), (yield from requests.topics())
+    topics = {topic: info for topic, info in known.items() if only is None or topic in only}
     snapshots = {}
     for topic in mentions.topics(topics):
         snapshots[topic] = yield from taking_snapshot(requests, topic, Span(), verifies_checksums=verifies_checksums)

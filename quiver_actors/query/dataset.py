@@ -51,6 +51,11 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         super().__init__(fragments, schema, form, files)
 
     @property
+    def slot_id(self) -> int:
+        """The slot that it is of."""
+        return self._rows.slot_id
+
+    @property
     def is_complete(self) -> bool:
         """Whether everything that had been acknowledged is in it; see `Snapshot.is_complete`."""
         return self._rows.snapshot.is_complete
