@@ -43,6 +43,7 @@ from quiver_actors.client.requests import Requests
 from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
 from quiver_actors.client.slots import Bundle
+from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.client.subscribe_request import Gaps, SeekReport, Start, SubscribeOptions, SubscribeRequest
 from quiver_actors.client.topic_commands import TopicCommands, TopicCommandsOf
 from quiver_actors.store.segment.reader import SegmentReader
@@ -292,6 +293,10 @@ class Client(QueryingClient):
     async def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:
         """Return every distinct schema that a topic has stored, by core, sealed or not."""
         return await self._exchange.complete(self._requests.schemas(topic))
+
+    async def statistics(self, topic: str = DEFAULT_TOPIC) -> dict[int, dict[int, SegmentStatistics]]:
+        """Return what is known of the columns of sealed segments; see `Client.statistics` of threads."""
+        return await self._exchange.complete(self._requests.statistics(topic))
 
     async def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
         """Return the one schema to which everything that is stored in a slot conforms; see `Client.schema` of threads."""

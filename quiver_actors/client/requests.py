@@ -18,6 +18,7 @@ from quiver_actors.base.protocol.messages import (
     Flush,
     ListSchemas,
     ListSegments,
+    ListStatistics,
     ListSubscribers,
     ListTopics,
     Message,
@@ -27,6 +28,7 @@ from quiver_actors.base.protocol.messages import (
     SegmentList,
     SegmentOpened,
     ShareSubscriber,
+    StatisticsList,
     SubscriberInfo,
     SubscriberList,
     TopicList,
@@ -43,6 +45,7 @@ from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.schemas import HeldSchema, held_schema, of_slot, schemas_in
 from quiver_actors.client.segments import BundleReader, MappedLog, MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
+from quiver_actors.client.statistics import SegmentStatistics, statistics_in
 from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoints
 from quiver_actors.errors import NotStored, UsageError
 
@@ -65,6 +68,17 @@ class WantedRange(NamedTuple):
     core: int
     slots: TopicSlots
     projection: Projection
+
+
+class OnDisk(NamedTuple):
+    """What one core has of a topic that can be read now."""
+
+    segments: list[SegmentInfo]
+    incarnation: str
+    """Incarnation of the core's directory; empty: the worker does not say."""
+    slots: TopicSlots
+    projection: Projection
+    """The slots and columns that are asked for."""
 
 
 class Requests:
@@ -132,11 +146,25 @@ class Requests:
                 found += yield from self._looked_at(core, topic, unknown)
         return found
 
+    def statistics(self, topic: str) -> Flow[dict[int, dict[int, SegmentStatistics]]]:
+        """Return what is known of the columns of sealed segments, by core and segment; nothing of those of an older worker."""
+        found: dict[int, dict[int, SegmentStatistics]] = {}
+        for core in self._channels.directory.cores:
+            yield from self._channels.finding(core, topic, self._timeout_seconds)
+            found[core] = {}
+            first = 0 if self._channels.channel(core).features & SCHEMA_LISTS else -1
+            while first >= 0:
+                call = yield from self._ask(core, partial(ListStatistics, topic=topic, first=first))
+                assert isinstance(call.answer, StatisticsList), "only this answers ListStatistics"
+                found[core] |= statistics_in(call.answer)
+                first = call.answer.next_segment_seq
+        return found
+
     def _looked_at(self, core: int, topic: str, wanted: Collection[int] | None) -> Flow[list[HeldSchema]]:
         """The schemas of these segments, by a look at each; None: of all. One that is gone by now has none."""
-        listed = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
+        readable = _readable_segments_in((yield from self._ask(core, lambda tag: ListSegments(tag, topic))))
         found: dict[tuple[int, bytes], HeldSchema] = {}
-        for info in _readable_in(listed):
+        for info in [*readable.sealed, *readable.unsealed]:
             if wanted is not None and info.segment_seq not in wanted:
                 continue
             try:
@@ -152,10 +180,17 @@ class Requests:
         self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked
     ) -> Flow[WantedRange]:
         """Resolve the bundles from `start` up to, not including, `end` of one core into parts of segments."""
+        found = yield from self.on_disk(topic, core, asked)
+        return WantedRange(parts_of(found.segments, start, end, topic, core), core, found.slots, found.projection)
+
+    def on_disk(self, topic: str, core: int, asked: Asked) -> Flow[OnDisk]:
+        """What one core has of a topic that can be read now, and what is asked of it."""
         slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
         projection = asked.resolve(slots)
         call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
-        return WantedRange(parts_of(_readable_in(call), start, end, topic, core), core, slots, projection)
+        listed = call.answer
+        assert isinstance(listed, SegmentList), "only this answers ListSegments"
+        return OnDisk([*listed.segments, *listed.open_segments], listed.incarnation, slots, projection)
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
         """Open and map the segment of a part, sealed or not."""
@@ -280,11 +315,6 @@ class Requests:
         yield from self._channels.completing({core: call}, self._timeout_seconds)
         raise_refusals([call])
         return call
-
-
-def _readable_in(call: Call) -> list[SegmentInfo]:
-    assert isinstance(call.answer, SegmentList), "only this answers ListSegments"
-    return [*call.answer.segments, *call.answer.open_segments]
 
 
 def _readable_segments_in(call: Call) -> ReadableSegments:
