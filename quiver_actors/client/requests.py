@@ -177,7 +177,7 @@ class Requests:
         call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
         listed = call.answer
         assert isinstance(listed, SegmentList), "only this answers ListSegments"
-        return OnDisk([*listed.segments, *listed.open_segments], listed.incarnation, slots, projection)
+        return OnDisk(_readable_in(call), listed.incarnation, slots, projection)
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
         """Open and map the segment of a part, sealed or not."""
@@ -302,6 +302,11 @@ class Requests:
         yield from self._channels.completing({core: call}, self._timeout_seconds)
         raise_refusals([call])
         return call
+
+
+def _readable_in(call: Call) -> list[SegmentInfo]:
+    assert isinstance(call.answer, SegmentList), "only this answers ListSegments"
+    return [*call.answer.segments, *call.answer.open_segments]
 
 
 def _readable_segments_in(call: Call) -> ReadableSegments:
