@@ -106,11 +106,6 @@ class Requests:
         calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
         return {core: _segments_in(call) for core, call in calls.items()}
 
-    def incarnations(self, topic: str) -> Flow[dict[int, str]]:
-        """Return the incarnation of a topic's directory by core; empty where the worker does not say."""
-        calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
-        return {core: call.answer.incarnation for core, call in calls.items() if isinstance(call.answer, SegmentList)}
-
     def readable(self, topic: str) -> Flow[dict[int, ReadableSegments]]:
         """Return what can be read of a topic by core, sealed or not."""
         calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
