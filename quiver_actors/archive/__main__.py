@@ -12,17 +12,25 @@ import sys
 import msgspec
 
 from quiver_actors.archive.archiver import Archiver
+from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
+from quiver_actors.archive.reading.segment_files import SegmentFiles
+from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
 from quiver_actors.base.archive_status import ARCHIVE_STATUS_FILE, ArchiveStatus
 from quiver_actors.base.config import ArchiveSettings
+from quiver_actors.base.protocol.archive_messages import ARCHIVE_SOCKET
 from quiver_actors.client import Client, connect
 from quiver_actors.errors import QuiverError
 from quiver_actors.node.archiver_process import ArchiverTask
 from quiver_actors.node.topics.catalogue import read_catalogue
+from quiver_actors.node.worker.listener import Listener
 from quiver_actors.store.disk.posix import PosixDisk
-from quiver_actors.store.disk.protocol import write_atomically
+from quiver_actors.store.disk.protocol import Disk, write_atomically
 from quiver_actors.supervisor.log import configure_logging, log_event
 from quiver_actors.supervisor.spawn import die_with
+
+CACHE_BYTES = 256 << 20
+"""Fetched blocks that are kept in the data directory, in files without a name."""
 
 
 def main(text: str) -> int:
@@ -51,13 +59,29 @@ def main(text: str) -> int:
             log_event("archive.status_not_written", {"error": str(error)}, logging.WARNING)
 
     archiver = Archiver(task.node, task.settings, data, store, client, topics, show)
+    server = serve_reads(task, store, data)
     signal.signal(signal.SIGTERM, lambda number, frame: archiver.stop())
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # a terminal sends it to the node too, which ends this process when it is done
     archiver.run()
+    if server is not None:
+        server.close()
     store.close()
     return 0
+
+
+def serve_reads(task: ArchiverTask, store: ObjectStore, data: Disk) -> ArchiveServer | None:
+    """Let users of the node read what is archived; None where the socket cannot be made, which is logged."""
+    files = SegmentFiles(store, task.node, task.data_dir, CACHE_BYTES)
+    try:
+        listener = Listener(task.run_dir, ARCHIVE_SOCKET, task.gid)
+    except OSError as error:
+        log_event("archive.not_served", {"error": str(error)}, logging.ERROR)
+        return None
+    server = ArchiveServer(listener, ArchiveReads(store, task.node, lambda: read_catalogue(data), files))
+    server.start()
+    return server
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
+from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused
 from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.object_store import ObjectStore
@@ -125,10 +125,12 @@ class Archiver:
     def _follow(self, client: Client, settings: dict[str, ArchiveSettings]) -> None:
         """Begin with topics that are to be archived now, and leave those that are not any more."""
         wanted = {topic for topic, each in settings.items() if each.enabled}
-        for topic in wanted - self._archives.keys():
+        new = wanted - self._archives.keys()
+        found = client.topics() if new else {}
+        for topic in new & found.keys():
             hold = client.hold(ARCHIVE_SUBSCRIBER, topic=topic, start="earliest")
             self._archives[topic] = TopicArchive(
-                self._node, topic, hold, self._throttle, self._note_upload, self._stopping.is_set
+                self._node, topic, found[topic].slots, hold, self._throttle, self._note_upload, self._stopping.is_set
             )
         for topic in self._archives.keys() - wanted:
             self._archives.pop(topic).close()
@@ -167,7 +169,7 @@ class Archiver:
         """The state that an error means, and how many seconds to wait before the next attempt."""
         if isinstance(error, ArchiveFenced):
             return "fenced", self._settings.refused_interval_ns / SECOND_NS
-        if isinstance(error, ArchiveError) and not isinstance(error, ArchiveUnavailable):
+        if isinstance(error, ArchiveRefused):
             return "refused", self._settings.refused_interval_ns / SECOND_NS
         longest = self._settings.retry_interval_max_ns / SECOND_NS
         seconds = min(longest, FIRST_RETRY_SECONDS * 2 ** min(self._failures, 30))

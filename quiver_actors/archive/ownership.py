@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.archive.errors import ArchiveRefused
+from quiver_actors.archive.errors import ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.keys import head_key
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import ManifestWriter, read_head
@@ -115,8 +115,8 @@ def take_over(disk: Disk, store: ObjectStore, node: str) -> Owner | None:
 def prove_conditional_puts(store: ObjectStore, node: str) -> None:
     """Try whether the store refuses what its conditions forbid. Raises ArchiveRefused: it does not; ArchiveError."""
     key = f"{head_key(node)}.probe-{os.urandom(6).hex()}"
-    version = store.create(key, b"first")
     try:
+        version = store.create(key, b"first")
         store.replace(key, b"second", version)
         if _is_done(lambda: store.create(key, b"third"), ObjectExists) or _is_done(
             lambda: store.replace(key, b"third", version), ObjectChanged
@@ -125,6 +125,9 @@ def prove_conditional_puts(store: ObjectStore, node: str) -> None:
                 f"{store.url} does not keep the conditions of puts (If-None-Match, If-Match): without them two nodes could "
                 "overwrite each other's manifest. Use a store that has them"
             )
+    except (ObjectExists, ObjectChanged) as error:
+        # Nobody else has this key: a request was sent twice, and the second answer came.
+        raise ArchiveUnavailable(f"the conditions of puts could not be tried: {error}") from error
     finally:
         store.delete(key)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -90,6 +90,7 @@ class TopicArchive:
     """One enabled topic and its hold. One thread.
 
     Args:
+        slots: the topic's slots by name; a reader of the archive needs them.
         note_upload: told the size of each segment that was uploaded and recorded.
     """
 
@@ -97,6 +98,7 @@ class TopicArchive:
         self,
         node: str,
         topic: str,
+        slots: Mapping[str, int],
         hold: Hold,
         throttle: Throttle,
         note_upload: Callable[[int], None],
@@ -106,6 +108,7 @@ class TopicArchive:
         self.streams: dict[int, ArchivedStream] = {}
         """The state of each core, for the status."""
         self._node = node
+        self._slots = slots
         self._hold = hold
         self._throttle = throttle
         self._note_upload = note_upload
@@ -153,7 +156,7 @@ class TopicArchive:
             through = max([through, *(gap.segment_seq for gap in gaps)])
             # A notice about what is archived already is none for the archive.
             holes = [hole_of(gap, time.time_ns()) for gap in gaps if not known.is_archived(gap.segment_seq)]
-            writer.commit({stream: Addition(segments, holes, through)})
+            writer.commit({stream: Addition(segments, holes, through, self._slots)})
             for segment in segments:
                 self._note_upload(segment.size_bytes)
         for info in [*step.known, *step.new[: len(segments)]][-1:]:

@@ -3,9 +3,9 @@
 A *principal* is whoever makes a request: a user of this machine, as the kernel names it (`User`), or the holder of a token (`TokenHolder`).
 For one request a principal is one `Caller`, a column of the table; the request is a row. The cell is the `Verdict`.
 
-Everybody consults the table before a request is carried out: workers (`node.worker.access`), the supervisor (`node.topics.rights`), and
-whoever serves holders of tokens. docs/security.md shows it, `python -m quiver_actors.base.rights` prints it, and tests/security tries each
-of its cells.
+Everybody consults the table before a request is carried out: workers (`node.worker.access`), the supervisor (`node.topics.rights`), the
+archiver (`archive.serving`), and whoever serves holders of tokens. docs/security.md shows it, `python -m quiver_actors.base.rights` prints
+it, and tests/security tries each of its cells.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Row(NamedTuple):
     """Row of the table of rights: what each kind of caller may do with one request."""
 
     name: str
-    """Name of the message, with a case behind a colon where the case has its own rights; `topics.` and `flight.` mark other doors."""
+    """Name of the message, with a case behind a colon where the case has its own rights; `topics.`, `flight.` and
+    `archive.` mark other doors."""
     verdicts: str
     """Verdict for each `Caller`, in the order of that enum."""
     doing: str
@@ -128,8 +129,13 @@ _OF_FLIGHT = (
     Row("flight.Publish", "- - - - - - no no yes yes", "publish transactions of the topic"),
     Row("flight.DropRun", "- - - - - - no no yes yes", "drop transactions of the topic"),
 )
+_OF_ARCHIVERS = (
+    Row("archive.ListArchived", "yes yes - - - yes no - - -", "read the topic"),
+    Row("archive.OpenArchived", "yes yes - - - yes no - - -", "read the topic"),
+    Row("archive.FetchArchived", "yes yes - - - yes no - - -", "read the topic"),
+)
 
-TABLE = {row.name: row for row in (*_OF_WORKERS, *_OF_TOPICS, *_OF_FLIGHT)}
+TABLE = {row.name: row for row in (*_OF_WORKERS, *_OF_TOPICS, *_OF_FLIGHT, *_OF_ARCHIVERS)}
 _VERDICTS = {
     (row.name, caller): Verdict(word)
     for row in TABLE.values()
@@ -265,6 +271,7 @@ def markdown() -> str:
     parts = [
         _part("request to a worker", _OF_WORKERS, USERS),
         _part("request about topics", _OF_TOPICS, (Caller.OPERATOR, Caller.OWNER, Caller.GUEST, Caller.STRANGER)),
+        _part("request to the archiver", _OF_ARCHIVERS, (Caller.OPERATOR, Caller.OWNER, Caller.GUEST, Caller.STRANGER)),
         _part("Flight call", _OF_FLIGHT, (*ROLES, Caller.STRANGER)),
     ]
     return "\n\n".join(parts)

@@ -16,7 +16,9 @@ from typing import Literal, NoReturn, Unpack, overload
 
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
+from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, ArchiveWaiting, check_until, flushed_through
+from quiver_actors.client.archived_reads import ArchivedReads
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
@@ -85,6 +87,7 @@ class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, Subsc
         self._channels = ChannelSet(self._exchange, directory, lambda core: kind(*shared, core, name))
         self._producer = Producer(self._channels)
         self._requests = Requests(self._channels, timeout)
+        self._archived = ArchivedReads(ArchiveDoor(directory))
         self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
 
     @property
@@ -361,6 +364,7 @@ class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, Subsc
         except ClosedError:
             return
         self._exchange.close()
+        self._archived.close()
 
     def __enter__(self) -> Client:
         return self

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from quiver_actors.base.default_run_dir import default_run_dir
+from quiver_actors.base.protocol.archive_messages import ARCHIVE_SOCKET
 from quiver_actors.base.trust import check_peer, named_users, trusted_directory
 from quiver_actors.client.connection import Connection, WorkerConnection
 from quiver_actors.errors import NotRunning, UnknownCore
@@ -85,6 +86,14 @@ class WorkerDirectory(Protocol):
             OSError, WorkerUnavailable: nobody is there now.
         """
 
+    def connect_to_archiver(self) -> socket.socket | None:
+        """A socket to the node's archiver; None where there is none.
+
+        Raises:
+            NotRunning, UntrustedNode: it will not do.
+            OSError: nobody is there now.
+        """
+
     def another(self) -> Self:
         """A directory of the same node for another exchange."""
 
@@ -154,14 +163,25 @@ class NodeDirectory:
             OSError: nobody listens there, or not now.
         """
         path = self._socket_of(core)
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        return Connection(self._connected(path, socket.SOCK_NONBLOCK))
+
+    def connect_to_archiver(self) -> socket.socket | None:
+        """A blocking socket to the node's archiver, whose user is trusted; None where there is none. Raises as `connect`."""
+        self.refresh()
+        try:
+            return self._connected(os.path.join(self.run_dir, ARCHIVE_SOCKET), 0)
+        except FileNotFoundError:
+            return None
+
+    def _connected(self, path: str, flags: int) -> socket.socket:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | flags)
         try:
             connected.connect(path)
             check_peer(connected, self._peers)
         except BaseException:
             connected.close()
             raise
-        return Connection(connected)
+        return connected
 
     def check_core(self, core: int) -> None:
         """Look whether the node has a worker, by a fresh look.

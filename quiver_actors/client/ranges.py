@@ -25,9 +25,17 @@ class SegmentPart(NamedTuple):
 
 
 def parts_of(
-    segments: Sequence[SegmentInfo], start: BundleId | None, end: BundleId | None, topic: str, core: int
+    segments: Sequence[SegmentInfo],
+    start: BundleId | None,
+    end: BundleId | None,
+    topic: str,
+    core: int,
+    known_through: int = -1,
 ) -> list[SegmentPart]:
     """The parts of segments that make up `[start, end)`; None: from the first, up to the last bundle that can be read.
+
+    Args:
+        known_through: all segments up to this number that there ever were are among `segments`.
 
     Raises:
         UsageError: a bound is of another topic or core.
@@ -44,11 +52,11 @@ def parts_of(
         last_seq, last_end = end[2:]
         if last_end == 0:
             last_seq, last_end = last_seq - 1, None
-    return list(_parts(stored, (first_seq, first_index), (last_seq, last_end)))
+    return list(_parts(stored, (first_seq, first_index), (last_seq, last_end), known_through))
 
 
 def _parts(
-    stored: dict[int, SegmentInfo], first: tuple[int, int], last: tuple[int, int | None]
+    stored: dict[int, SegmentInfo], first: tuple[int, int], last: tuple[int, int | None], known_through: int
 ) -> Iterator[SegmentPart]:
     numbers = list(stored)
     segment_seq = first[0]
@@ -56,6 +64,9 @@ def _parts(
         raise _not_stored(stored, last[0])
     while segment_seq <= last[0]:
         info = stored.get(segment_seq)
+        if info is None and segment_seq <= known_through:
+            segment_seq += 1
+            continue
         if info is None:
             segment_seq = _behind_unused(stored, numbers, segment_seq)
             continue

@@ -12,20 +12,23 @@ import pyarrow as pa
 
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.projection import Asked
-from quiver_actors.client.ranges import SegmentPart
+from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.requests import Requests, WantedRange
 from quiver_actors.client.schemas import HeldSchema
-from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
+from quiver_actors.client.segments import BundleReader, MappedSegment, ReadableSegments, reader_of
 from quiver_actors.client.stored_range import StoredRange
+from quiver_actors.errors import NotStored
 from quiver_actors.store.segment.reader import SegmentReader
 
 
 class ReadingClient:
     """Methods of `Client` that read stored bundles without claiming them."""
 
+    _archived: ArchivedReads
     _exchange: Exchange
     _requests: Requests
     _verifies_checksums: bool
@@ -88,7 +91,7 @@ class ReadingClient:
             verify_checksums: whether each bundle is proven against its checksum before it is returned; None: as the client was connected.
 
         Raises:
-            NotStored, StorageUnavailable: the segment is not there (any more), or cannot be read now.
+            NotStored, StorageUnavailable: the segment is neither there nor in the node's archive (any more), or cannot be read now.
             UsageError: it is not sealed, and some of these bundles cannot be read yet.
             ChecksumMismatch: it is damaged; the methods of the reader raise it too. The worker is told.
             FormatError: it cannot be read.
@@ -96,7 +99,12 @@ class ReadingClient:
         """
         verifies = self._verifies_checksums if verify_checksums is None else verify_checksums
         part = SegmentPart(segment_seq, first, end)
-        return self._exchange.run(self._requests.part_reader(core, topic, part, verifies_checksums=verifies))
+        try:
+            return self._exchange.run(self._requests.part_reader(core, topic, part, verifies_checksums=verifies))
+        except NotStored:
+            found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse()))
+            archived = self._archived.again(ArchivedStream(topic, core, found.incarnation), segment_seq)
+            return self._archived.reader(archived, part, found.projection)
 
     def read(
         self,
@@ -111,13 +119,15 @@ class ReadingClient:
         """Read stored bundles of one core in order, from `start` up to and not including `end`, without claiming anything.
 
         The same range gives the same bytes again, at least until every subscriber has resolved it. The segments are fixed and checked by
-        this call, and mapped one after the other as the iterator comes to them. A bundle that was lost to damage is among those of the
-        range: it raises DataLost when anything is asked of it. One that is found damaged raises ChecksumMismatch, and the worker is told.
+        this call, and mapped one after the other as the iterator comes to them. Where the range begins before what is on the disk, or a
+        segment leaves the disk meanwhile, what the node has archived is read (docs/archive.md). A bundle that was lost is among those of
+        the range: it raises DataLost when anything is asked of it. One that is found damaged raises ChecksumMismatch, and the worker is
+        told.
 
         What is returned is an iterator, and a table for whoever takes Arrow streams: `polars.DataFrame(client.read(...))`.
 
         Args:
-            start: None: the first that is stored.
+            start: None: the first that is on the disk.
             end: None: up to the last that can be read: what is durable need not be sealed.
             slots, columns: as of `subscribe`.
 
@@ -125,13 +135,25 @@ class ReadingClient:
             NotStored: a bundle of the range is not stored any more, or cannot be read yet.
             UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: as everywhere.
         """
-        asked = Asked.parse(slots, columns)
-        wanted = self._exchange.run(self._requests.wanted_range(topic, core, start, end, asked))
-        return StoredRange(lambda: self._read(wanted))
+        found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
+        archived = self._archived.before(topic, core, start, found)
+        parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)
+        wanted = WantedRange(parts, core, found.slots, found.projection)
+        return StoredRange(lambda: self._read(wanted, archived))
 
-    def _read(self, wanted: WantedRange) -> Iterator[StoredBundle]:
+    def _read(self, wanted: WantedRange, archived: ArchivedStream) -> Iterator[StoredBundle]:
         for part in wanted.parts:
-            flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
-            segment = self._exchange.run(flow)
+            segment = self._segment(wanted, part, archived)
             for index in range(part.first, part.end):
                 yield StoredBundle(segment, index)
+
+    def _segment(self, wanted: WantedRange, part: SegmentPart, archived: ArchivedStream) -> MappedSegment:
+        """The segment of a part: from the disk, else from the archive."""
+        if part.segment_seq not in archived.gone:
+            try:
+                flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
+                return self._exchange.run(flow)
+            except NotStored:
+                archived = self._archived.again(archived, part.segment_seq)
+        reader = self._archived.reader(archived, part, wanted.projection)
+        return MappedSegment(lambda: reader, part.segment_seq, wanted.slots, wanted.core, wanted.projection)

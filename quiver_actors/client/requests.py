@@ -67,6 +67,17 @@ class WantedRange(NamedTuple):
     projection: Projection
 
 
+class OnDisk(NamedTuple):
+    """What one core has of a topic that can be read now."""
+
+    segments: list[SegmentInfo]
+    incarnation: str
+    """Incarnation of the core's directory; empty: the worker does not say."""
+    slots: TopicSlots
+    projection: Projection
+    """The slots and columns that are asked for."""
+
+
 class Requests:
     """Flows over a client's channels. What they do and raise is said at the methods of `Client` that drive them."""
 
@@ -156,10 +167,17 @@ class Requests:
         self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked
     ) -> Flow[WantedRange]:
         """Resolve the bundles from `start` up to, not including, `end` of one core into parts of segments."""
+        found = yield from self.on_disk(topic, core, asked)
+        return WantedRange(parts_of(found.segments, start, end, topic, core), core, found.slots, found.projection)
+
+    def on_disk(self, topic: str, core: int, asked: Asked) -> Flow[OnDisk]:
+        """What one core has of a topic that can be read now, and what is asked of it."""
         slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
         projection = asked.resolve(slots)
         call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
-        return WantedRange(parts_of(_readable_in(call), start, end, topic, core), core, slots, projection)
+        listed = call.answer
+        assert isinstance(listed, SegmentList), "only this answers ListSegments"
+        return OnDisk([*listed.segments, *listed.open_segments], listed.incarnation, slots, projection)
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
         """Open and map the segment of a part, sealed or not."""
@@ -284,11 +302,6 @@ class Requests:
         yield from self._channels.completing({core: call}, self._timeout_seconds)
         raise_refusals([call])
         return call
-
-
-def _readable_in(call: Call) -> list[SegmentInfo]:
-    assert isinstance(call.answer, SegmentList), "only this answers ListSegments"
-    return [*call.answer.segments, *call.answer.open_segments]
 
 
 def _readable_segments_in(call: Call) -> ReadableSegments:

@@ -57,6 +57,9 @@ class StoreDirectory:
         """Connect to a core. Raises UnknownCore, WorkerUnavailable: it is not served, or not now."""
         return self._store.connect(core)
 
+    def connect_to_archiver(self) -> None:
+        """Return None: a store has no archiver."""
+
     def another(self) -> StoreDirectory:
         """A directory for another exchange."""
         return StoreDirectory(self._store, self._data_dir)

@@ -15,6 +15,7 @@ import sys
 import msgspec
 
 from quiver_actors.base.config import NodeArchiveSettings, NodeSettings
+from quiver_actors.node.node_dirs import group_of
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.supervisor.spec import SECOND_NS, Steward
 
@@ -33,6 +34,8 @@ class ArchiverTask(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
     run_dir: str
     settings: NodeArchiveSettings
+    gid: int | None
+    """Group whose members may connect to the archiver; None: only the node's user may."""
     log_format: str
     log_level: str
 
@@ -105,6 +108,7 @@ class ArchiverProcess:
             data_dir=settings.data_dir,
             run_dir=settings.run_dir,
             settings=settings.archive,
+            gid=group_of(settings.access),
             log_format=settings.log.format,
             log_level=settings.log.level,
         )

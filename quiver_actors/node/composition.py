@@ -13,6 +13,7 @@ make and remove.
     run directory    supervisor.lock     held by the supervisor alone: its life
                      supervisor.sock     control socket
                      core_<n>.sock       the workers'
+                     archive.sock         the archiver's, for readers of what is archived (archive/serving.py)
                      archive.json         what the archiver says of itself (base/archive_status.py)
                      node.json           where to find all of it, the counters page included
                      opened/             which directories of cores the workers have had open (opened_directories.py)

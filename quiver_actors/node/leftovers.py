@@ -20,7 +20,14 @@ from quiver_actors.supervisor.figures import RUN_DIRECTORY_ROW, SUPERVISOR_REGIO
 from quiver_actors.supervisor.log import log_event
 
 NODE_RECORD = "node.json"
-_PATTERNS = (f"{NODE_RECORD}*", "core_*.sock*", ".core_*.sock*", "supervisor.sock*", f"{ARCHIVE_STATUS_FILE}*")
+_PATTERNS = (
+    f"{NODE_RECORD}*",
+    "core_*.sock*",
+    ".core_*.sock*",
+    "supervisor.sock*",
+    "archive.sock*",
+    f"{ARCHIVE_STATUS_FILE}*",
+)
 
 
 def sweep(run_dir: str) -> None:

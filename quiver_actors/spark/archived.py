@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 import pyarrow as pa
 
 from quiver_actors.archive.reading.archive import Archive, nodes_at, open_archive
-from quiver_actors.archive.reading.segments import ArchivedReader
+from quiver_actors.client.archived_reader import ArchivedReader
 from quiver_actors.client.projection import Projection
 from quiver_actors.client.segments import ReadableSegments
 from quiver_actors.errors import UnknownTopic, UsageError

@@ -13,7 +13,9 @@ import quiver_actors
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.reading.archive import Archive
 from quiver_actors.archive.reading.contents import NodeContents
-from quiver_actors.errors import ChecksumMismatch
+from quiver_actors.errors import ChecksumMismatch, UsageError
+from tests.integration.capped_node import wait_until
+from tests.integration.test_archive import archiving_node
 from tests.support.archived import NODE, ArchiveWriter, sealed_segments
 from tests.support.object_servers import serving
 
@@ -89,3 +91,37 @@ def test_a_server_is_read_with_its_credentials_alone(server: str, tmp_path: Path
             else:
                 with pytest.raises(ChecksumMismatch):
                     each.slots  # noqa: B018 - a property that raises
+
+
+def test_what_a_node_has_archived_is_read_when_the_node_is_gone(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/archive"
+    with archiving_node(url, "[topics.travel.slots]\npage = 3\n") as node:
+        with node.connect() as client:
+            for start in range(0, 30, 10):
+                client.push_many(
+                    [{"page": pa.record_batch({"id": [n]})} for n in range(start, start + 10)], topic="travel"
+                )
+                client.flush("travel")
+            stored = {
+                each.bundle_id: (dict(each.slots), each.ingestion_unix_ns, each.incarnation)
+                for core in client.readable("travel")
+                for each in client.read("travel", core)
+            }
+        wait_until(lambda: archived_count(url, "travel") == len(stored) == 30, "all is archived")
+    with quiver_actors.open_archive(url) as archive:
+        found = {
+            each.bundle_id: (dict(each.slots), each.ingestion_unix_ns, each.incarnation)
+            for core in archive.segments("travel")
+            for each in archive.read("travel", core, slots=["page"])
+        }
+        assert found == stored
+        assert archive.topics()["travel"].slots == {"page": 3}
+
+
+def archived_count(url: str, topic: str) -> int:
+    """How many bundles of a topic the archive has."""
+    try:
+        with quiver_actors.open_archive(url) as archive:
+            return sum(info.bundle_count for infos in archive.segments(topic).values() for info in infos)
+    except UsageError:
+        return 0

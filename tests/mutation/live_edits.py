@@ -146,4 +146,18 @@ LIVE_EDITS: tuple[Edit, ...] = (
         "        if job is None and not journal:\n",
         _JOURNAL,
     ),
+    Edit(
+        "count what nobody was handed as delivered",
+        "quiver_actors/store/subscriber/claims.py",
+        " if self.aside.max_deliveries else []\n",
+        " if False else []\n",
+        ("tests/unit/store/subscriber/test_exhausted.py",),
+    ),
+    Edit(
+        "hand bundles over before the worker is told",
+        "quiver_actors/client/inbox.py",
+        "portion = 1 if parcel.channel.handed.is_told else self._portion\n",
+        "portion = self._portion\n",
+        ("tests/unit/client/test_inbox.py",),
+    ),
 )

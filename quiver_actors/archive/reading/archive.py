@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from urllib.parse import unquote, urlsplit
 
-from quiver_actors.archive.blocks import BlockSums, decode_sums
-from quiver_actors.archive.keys import StreamKey, crc_key, parse_segment_key, segment_key, stream_prefix
+from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import StreamRef
-from quiver_actors.archive.object_store import ObjectMissing, ObjectStore
+from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import TIMEOUT_SECONDS, check_url, open_store
-from quiver_actors.archive.reading.block_cache import BlockCache
-from quiver_actors.archive.reading.cached_file import CachedFile
 from quiver_actors.archive.reading.contents import NodeContents, StreamContents, nodes_in
 from quiver_actors.archive.reading.pieces import Numbered, Piece, numbered_in, pieces_of
-from quiver_actors.archive.reading.segments import ArchivedReader
+from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo, TopicInfo
 from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.base.units import GIB
+from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.gaps import GapNotice
 from quiver_actors.client.projection import EVERYTHING, Asked, Projection
 from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import ChecksumMismatch, InvalidFormat, NotStored, UsageError
+from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.store.segment.ranged import RangedReader
-
-TellStored = Callable[[int], None]
-"""Is told of bytes that were stored in the cache."""
 
 
 def open_archive(
@@ -110,8 +105,7 @@ class Archive:
     def __init__(self, store: ObjectStore, contents: NodeContents, cache_dir: str, cache_bytes: int) -> None:
         self._store = store
         self._contents = contents
-        self._cache_dir = cache_dir
-        self._cache = BlockCache(cache_bytes)
+        self._files = SegmentFiles(store, contents.node, cache_dir, cache_bytes)
 
     @property
     def url(self) -> str:
@@ -253,7 +247,7 @@ class Archive:
 
     def close(self) -> None:
         """Forget what was fetched, and close connections. Bundles that were read stay readable. Idempotent."""
-        self._cache.close()
+        self._files.close()
         self._store.close()
 
     def __enter__(self) -> Archive:
@@ -298,57 +292,26 @@ class Archive:
         self, key: StreamKey, numbered: Numbered, projection: Projection = EVERYTHING, end: int | None = None
     ) -> ArchivedReader:
         return ArchivedReader(
-            key,
-            numbered,
-            partial(self._open_copy, key, numbered),
-            partial(self._generations, key, numbered.segment_seq),
-            projection,
-            end,
+            ArchivedSegment(
+                f"segment {numbered.segment_seq} of topic {key.topic!r}, core {key.core}",
+                numbered.bundle_count,
+                numbered.info.row_count,
+                numbered.segment is not None,
+                numbered.loss_reason,
+            ),
+            partial(self._open_copy, key, numbered, projection, end),
         )
 
     def _open_copy(
-        self, key: StreamKey, numbered: Numbered, generation: int, projection: Projection, end: int
+        self, key: StreamKey, numbered: Numbered, projection: Projection, end: int | None, copy: int
     ) -> RangedReader:
-        of_segment = segment_key(self.node, key, numbered.segment_seq, generation)
-        file = self._cache.file(of_segment, lambda tell: self._file(of_segment, numbered, generation, tell))
-        reader = RangedReader(
-            file, segment_seq=numbered.segment_seq, slots=projection.slots, columns=projection.columns, end=end
+        return RangedReader(
+            self._files.file(key, numbered, copy),
+            segment_seq=numbered.segment_seq,
+            slots=projection.slots,
+            columns=projection.columns,
+            end=end,
         )
-        expected = numbered.segment
-        if expected is not None and reader.bundle_count != expected.bundle_count:
-            raise InvalidFormat(
-                f"object {of_segment} has {reader.bundle_count} bundles: the manifest says {expected.bundle_count}"
-            )
-        return reader
-
-    def _file(self, of_segment: str, numbered: Numbered, generation: int, tell: TellStored) -> CachedFile:
-        sums = self._sums(of_segment)
-        expected = numbered.segment
-        if (
-            expected is not None
-            and expected.generation == generation
-            and sums[:2] != (expected.size_bytes, expected.crc32)
-        ):
-            raise ChecksumMismatch(
-                f"object {crc_key(of_segment)} has the checksums of another content than the manifest names"
-            )
-        where = f"object {of_segment}"
-        return CachedFile(self._cache_dir, sums, partial(self._read_range, of_segment), where, tell)
-
-    def _sums(self, of_segment: str) -> BlockSums:
-        found = self._store.get(crc_key(of_segment))
-        if found is None:
-            raise ObjectMissing(f"{self.url}: object {crc_key(of_segment)} is missing")
-        return decode_sums(found.content)
-
-    def _read_range(self, of_segment: str, start: int, end: int) -> bytes:
-        return self._store.get_ranges(of_segment, [(start, end)])[0]
-
-    def _generations(self, key: StreamKey, segment_seq: int) -> list[int]:
-        """The generations of a segment that the store has, the newest first."""
-        keys = (parse_segment_key(info.key) for info in self._store.objects(stream_prefix(self.node, key)))
-        found = {each.generation for each in keys if each is not None and each.segment_seq == segment_seq}
-        return sorted(found, reverse=True)
 
 
 def _itself(reader: ArchivedReader) -> ArchivedReader:

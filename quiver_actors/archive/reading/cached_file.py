@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from quiver_actors.archive.blocks import BlockSums
+from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import ChecksumMismatch, DiskError, Truncated
 from quiver_actors.store.segment.mapping import SegmentMapping
 
@@ -32,7 +33,7 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class CachedFile:
-    """The blocks of one object; a `BlockSource` of `store.segment.ranged`.
+    """The blocks of one object; a `BlockSource` of `store.segment.proven_blocks`.
 
     Args:
         directory: where the file is made.
@@ -129,36 +130,38 @@ class CachedFile:
             raise Truncated(
                 f"{self._where} ends at byte {start + content.nbytes}: it should have {self._sums.size_bytes}"
             )
-        damaged = []
-        for block in range(first, stop):
-            piece = content[(block - first) * self.block_bytes :][: self.block_bytes]
-            try:
-                self._sums.check(block * self.block_bytes, piece)
-            except ChecksumMismatch:
-                damaged.append(block)
-            else:
-                self._store(block, piece)
+        damaged = [block for block in range(first, stop) if not self._is_whole(block, content, start)]
+        whole = [block for block in range(first, stop) if block not in set(damaged)]
+        # As few writes as possible: each of them costs the file system more than its bytes do.
+        for run_first, run_stop in _coalesced(whole, stop - first, gap_blocks=0):
+            run_start = run_first * self.block_bytes
+            self._write(content[run_start - start : run_stop * self.block_bytes - start], run_start)
+        new = [block for block in whole if block not in self._present]
+        self._present.update(new)
+        self._tell_stored(sum(self._size_of(block) for block in new))
         return damaged
 
-    def _store(self, block: int, piece: memoryview) -> None:
-        if block in self._present:
-            return
-        offset = block * self.block_bytes
+    def _is_whole(self, block: int, content: memoryview, start: int) -> bool:
+        offset = block * self.block_bytes - start
+        return bool(crc32(content[offset : offset + self.block_bytes]) == self._sums.blocks[block])
+
+    def _size_of(self, block: int) -> int:
+        return min(self.block_bytes, self._sums.size_bytes - block * self.block_bytes)
+
+    def _write(self, content: memoryview, offset: int) -> None:
         try:
-            while piece.nbytes:
-                written = os.pwrite(self._descriptor, piece, offset)
-                piece, offset = piece[written:], offset + written
+            while content.nbytes:
+                written = os.pwrite(self._descriptor, content, offset)
+                content, offset = content[written:], offset + written
         except OSError as error:
             raise DiskError("write", f"the cached blocks of {self._where}", error.errno or 0) from error
-        self._present.add(block)
-        self._tell_stored(offset - block * self.block_bytes)
 
 
-def _coalesced(blocks: Sequence[int], count_max: int) -> Iterator[tuple[int, int]]:
+def _coalesced(blocks: Sequence[int], count_max: int, gap_blocks: int = _GAP_BLOCKS) -> Iterator[tuple[int, int]]:
     """Rising blocks as spans `[first, stop)` of at most so many; those that lie close are in one."""
     first = stop = -1
     for block in blocks:
-        if first >= 0 and block - stop <= _GAP_BLOCKS and block + 1 - first <= count_max:
+        if first >= 0 and block - stop <= gap_blocks and block + 1 - first <= count_max:
             stop = block + 1
             continue
         if first >= 0:

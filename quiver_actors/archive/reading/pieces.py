@@ -27,12 +27,12 @@ class Numbered(NamedTuple):
             return self.segment.bundle_count
         return max(hole.first_bundle + max(1, hole.bundle_count) for hole in self.holes)
 
-    def loss(self, index: int) -> Hole | None:
-        """The hole that a bundle lies in; None: it lies in none."""
+    def loss_reason(self, index: int) -> str:
+        """Why a bundle of which nothing is stored is lost."""
         for hole in self.holes:
             if hole.bundle_count == 0 or 0 <= index - hole.first_bundle < hole.bundle_count:
-                return hole
-        return None
+                return hole.reason
+        return "damaged"
 
     @property
     def info(self) -> SegmentInfo:

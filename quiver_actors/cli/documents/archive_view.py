@@ -14,6 +14,8 @@ class ArchiveView(msgspec.Struct, kw_only=True):
     url: str
     state: str
     """`starting`, `archiving`, `waiting`, `refused` or `fenced`; see `base.archive_status`."""
+    working: bool
+    """Whether the last attempt succeeded."""
     error: str
     age_ns: int
     """How long ago the archiver said this."""
@@ -48,6 +50,7 @@ def _whole(status: ArchiveStatus, unix_ns: int) -> ArchiveView:
     return ArchiveView(
         url=status.url,
         state=status.state,
+        working=status.state == "archiving",
         error=status.error,
         age_ns=max(0, unix_ns - status.updated_unix_ns),
         epoch=status.epoch,

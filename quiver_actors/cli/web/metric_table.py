@@ -220,8 +220,9 @@ LOSS: tuple[Metric, ...] = (
     Metric("quiver_retention_lost_bytes_total", "size_bytes", Kind.COUNTER, "Bytes of these bundles"),
 )
 
-ARCHIVE_LABELS = ("state",)
+ARCHIVE_LABELS = ("url",)
 ARCHIVE: tuple[Metric, ...] = (
+    Metric("quiver_archive_working", "working", Kind.GAUGE, "1 while the archiver can do its work, 0 while it fails"),
     Metric("quiver_archive_uploaded_segments_total", "uploaded_segments", Kind.COUNTER, "Segments archived"),
     Metric("quiver_archive_uploaded_bytes_total", "uploaded_bytes", Kind.COUNTER, "Bytes of these segments"),
     Metric("quiver_archive_errors_total", "error_count", Kind.COUNTER, "Attempts of the archiver that failed"),

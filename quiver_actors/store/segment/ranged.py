@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from quiver_actors.base.checksum import crc32
 from quiver_actors.base.model import ENVELOPE_SLOT
-from quiver_actors.errors import ChecksumMismatch, InvalidFormat, SlotNotInBundle
+from quiver_actors.errors import InvalidFormat, SlotNotInBundle
 from quiver_actors.store.segment.arrow_file import read_file_footer
 from quiver_actors.store.segment.blocks import Spans, are_inside, unpack_blocks
 from quiver_actors.store.segment.column_buffers import Range, column_ranges
+from quiver_actors.store.segment.proven_blocks import BlockSource, ProvenBlocks
 from quiver_actors.store.segment.reader import SegmentReader, StreamInfo, read_footer
 from quiver_actors.store.segment.runs import Run
 
@@ -31,30 +29,6 @@ _END_BLOCKS = 2
 """Blocks at the end of a file that are fetched first: they hold the footer, and mostly all that stands behind the streams."""
 _STREAM_END_BYTES = 10
 """The length of an Arrow file's footer, and the magic behind it."""
-
-
-class BlockSource(Protocol):
-    """Blocks of one file that are fetched when they are asked for. Any thread may call `fetch`."""
-
-    @property
-    def memory(self) -> memoryview:
-        """The file at its full size, read-only; undefined where nothing was fetched."""
-
-    @property
-    def block_bytes(self) -> int:
-        """The size of each block; the last one may be shorter."""
-
-    @property
-    def checksums(self) -> Sequence[int]:
-        """CRC-32 of each block."""
-
-    def fetch(self, blocks: Sequence[int]) -> None:
-        """Bring blocks, rising numbers, into the memory; those that are there stay.
-
-        Raises:
-            ChecksumMismatch: what is stored of a block is damaged.
-            QuiverError: it cannot be had.
-        """
 
 
 class _Messages(NamedTuple):
@@ -89,21 +63,19 @@ class RangedReader:
         columns: Mapping[int, Sequence[str]] | None = None,
         end: int | None = None,
     ) -> None:
-        self._source = source
-        self._view = source.memory
-        self._segment_seq = segment_seq
+        self._where = "the segment" if segment_seq is None else f"segment {segment_seq}"
         self._slots = slots
         self._columns = columns or {}
-        self._proven: npt.NDArray[np.bool_] = np.zeros(len(source.checksums), np.bool_)
+        self._blocks = blocks = ProvenBlocks(source, self._where)
+        self._view = view = blocks.view
         self._messages: dict[int, _Messages] = {}
         self._checked: set[int] = set()
         self._lock = threading.RLock()
-        self._block_bytes = source.block_bytes
-        self._need([(self._view.nbytes - _END_BLOCKS * self._block_bytes, self._view.nbytes)])
-        footer = read_footer(self._read, self._view.nbytes)
+        blocks.need([(view.nbytes - _END_BLOCKS * blocks.block_bytes, view.nbytes)])
+        footer = read_footer(blocks.read, view.nbytes)
         directory_end = footer.directory_offset + footer.directory_length
         manifest_end = footer.manifest_offset + footer.manifest_length
-        self._need([(footer.directory_offset, directory_end), (footer.manifest_offset, manifest_end)])
+        blocks.need([(footer.directory_offset, directory_end), (footer.manifest_offset, manifest_end)])
         self._reader = SegmentReader(self._view, segment_seq=segment_seq)
         self._end = self.bundle_count if end is None else end
         self._infos = {info.stream_id: info for info in self._reader.streams}
@@ -169,10 +141,10 @@ class RangedReader:
         with self._lock:
             wanted = self._ranges([index], self._slots)
             if index in self._checked:
-                self._proven[self._blocks(wanted)] = False
-            elif not self._is_proven(wanted):
-                self._need(self._ranges(self._window(index), self._slots))
-            self._need(wanted)
+                self._blocks.doubt(wanted)
+            elif not self._blocks.have(wanted):
+                self._blocks.need(self._ranges(self._window(index), self._slots))
+            self._blocks.need(wanted)
             self._checked.add(index)
 
     def bundle(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
@@ -183,7 +155,8 @@ class RangedReader:
     def decode(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
         """Read what `bundle` reads, for a caller that has called `check` before; slots that were not wanted are fetched now."""
         with self._lock:
-            self._need(self._ranges([index], slots))
+            if index not in self._checked or (slots != self._slots and self._slots is not None):
+                self._blocks.need(self._ranges([index], slots))
             found = self._reader.decode(index, slots)
         return {slot_id: self._selected(slot_id, batch) for slot_id, batch in found.items()}
 
@@ -212,7 +185,7 @@ class RangedReader:
         """The bundles that are fetched together with one."""
         size_bytes = 0
         for each in range(index, max(index + 1, min(self._end, self.bundle_count))):
-            size_bytes += self.byte_count(each) or self._block_bytes
+            size_bytes += self.byte_count(each) or self._blocks.block_bytes
             if size_bytes > WINDOW_BYTES and each > index:
                 return
             yield each
@@ -239,7 +212,7 @@ class RangedReader:
                 heads.append((stream_id, slot_id, offset, metadata_bytes, body_bytes))
             else:
                 whole.append((offset, offset + metadata_bytes + body_bytes))
-        self._need([(offset, offset + metadata_bytes) for _, _, offset, metadata_bytes, _ in heads])
+        self._blocks.need([(offset, offset + metadata_bytes) for _, _, offset, metadata_bytes, _ in heads])
         return whole + [piece for head in heads for piece in self._column_ranges(*head)]
 
     def _column_ranges(
@@ -259,12 +232,12 @@ class RangedReader:
             return
         ends = [(info, info.byte_offset + info.byte_length) for info in infos]
         if any(end > self._view.nbytes for _, end in ends):
-            raise InvalidFormat(f"{self._where()} has a stream that ends behind the file's {self._view.nbytes} bytes")
-        self._need([(end - _STREAM_END_BYTES, end) for _, end in ends])
+            raise InvalidFormat(f"{self._where} has a stream that ends behind the file's {self._view.nbytes} bytes")
+        self._blocks.need([(end - _STREAM_END_BYTES, end) for _, end in ends])
         # The footers of all of them with one request, not one after the other.
-        self._need([(max(info.byte_offset, end - self._footer_bytes(end)), end) for info, end in ends])
+        self._blocks.need([(max(info.byte_offset, end - self._footer_bytes(end)), end) for info, end in ends])
         found = {info.stream_id: self._messages_of(info) for info in infos}
-        self._need([piece for each in found.values() for piece in _pieces(each.dictionaries)])
+        self._blocks.need([piece for each in found.values() for piece in _pieces(each.dictionaries)])
         self._messages.update(found)
 
     def _footer_bytes(self, end: int) -> int:
@@ -273,7 +246,7 @@ class RangedReader:
 
     def _messages_of(self, info: StreamInfo) -> _Messages:
         end = info.byte_offset + info.byte_length
-        footer = read_file_footer(self._read, info.byte_offset, end)
+        footer = read_file_footer(self._blocks.read, info.byte_offset, end)
         return _Messages(
             self._spans(footer.dictionary_blocks, info),
             self._spans(footer.batch_blocks, info),
@@ -283,47 +256,9 @@ class RangedReader:
     def _spans(self, blocks: bytes, info: StreamInfo) -> Spans:
         spans = unpack_blocks(blocks)
         if not are_inside(spans, info.byte_length).all():
-            raise InvalidFormat(f"{self._where()}: stream {info.stream_id} refers to messages outside of it")
+            raise InvalidFormat(f"{self._where}: stream {info.stream_id} refers to messages outside of it")
         spans[:, 0] += info.byte_offset
         return spans
-
-    def _read(self, length: int, offset: int) -> bytes:
-        """Read as a disk does."""
-        self._need([(offset, offset + length)])
-        return bytes(self._view[offset : offset + length])
-
-    def _is_proven(self, ranges: Sequence[Range]) -> bool:
-        return bool(self._proven[self._blocks(ranges)].all())
-
-    def _blocks(self, ranges: Iterable[Range]) -> npt.NDArray[np.int64]:
-        """The blocks that hold some of these bytes, rising."""
-        size_bytes = self._view.nbytes
-        found: set[int] = set()
-        for start, end in ranges:
-            found.update(range(max(0, start) // self._block_bytes, -(-min(end, size_bytes) // self._block_bytes)))
-        return np.array(sorted(found), np.int64)
-
-    def _need(self, ranges: Sequence[Range]) -> None:
-        """Fetch and prove the blocks of these bytes, those that are not proven yet."""
-        blocks = self._blocks(ranges)
-        missing = blocks[~self._proven[blocks]].tolist()
-        if not missing:
-            return
-        self._source.fetch(missing)
-        for block in missing:
-            self._prove(block)
-        self._proven[missing] = True
-
-    def _prove(self, block: int) -> None:
-        start = block * self._block_bytes
-        if crc32(self._view[start : start + self._block_bytes]) != self._source.checksums[block]:
-            raise ChecksumMismatch(
-                f"{self._where()} is damaged: the {self._block_bytes} bytes from byte {start} on do not have the checksum that was "
-                "stored with them"
-            )
-
-    def _where(self) -> str:
-        return "the segment" if self._segment_seq is None else f"segment {self._segment_seq}"
 
 
 def _numbers(schema: pa.Schema, names: Iterable[str]) -> list[int]:

@@ -9,6 +9,7 @@ import pytest
 
 from quiver_actors.base import rights
 from quiver_actors.base.config import TopicSettings
+from quiver_actors.base.protocol.archive_messages import ArchiveRequest
 from quiver_actors.base.protocol.messages import ClientMessage
 from quiver_actors.base.protocol.topic_requests import Request as TopicRequest
 from quiver_actors.base.rights import Caller, Ownership, TokenHolder, User, Verdict
@@ -30,15 +31,17 @@ def test_every_message_of_a_client_has_a_row(name: str) -> None:
     assert rights.verdict(name, Caller.STRANGER) is Verdict.NO
 
 
-def test_every_request_about_topics_and_every_flight_call_has_a_row() -> None:
+def test_every_request_at_another_door_has_a_row() -> None:
     wanted = {f"topics.{name}" for name in names_of(TopicRequest)}
     wanted |= {f"flight.{name}" for name in [*FLIGHT_REQUESTS, "ReadTicket"]}
+    wanted |= {f"archive.{name}" for name in names_of(ArchiveRequest)}
     assert wanted <= rights.TABLE.keys()
 
 
 def test_no_row_is_of_a_request_that_does_not_exist() -> None:
     known = {*names_of(ClientMessage), *(f"topics.{name}" for name in names_of(TopicRequest))}
     known |= {f"flight.{name}" for name in [*FLIGHT_REQUESTS, "ReadTicket"]}
+    known |= {f"archive.{name}" for name in names_of(ArchiveRequest)}
     assert {name.partition(":")[0] for name in rights.TABLE} <= known
 
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 import quiver_actors
-from quiver_actors.archive.errors import ArchiveError
 from quiver_actors.archive.keys import crc_key
 from quiver_actors.archive.reading.archive import Archive
 from quiver_actors.base.model import BundleId
@@ -252,7 +251,7 @@ def test_damage_without_another_copy_raises_and_the_rest_is_read(archived: Archi
 
 def test_a_missing_object_is_told(archived: Archived, archive: Archive) -> None:
     archived.path(crc_key(archived.writer.key(1))).unlink()
-    with pytest.raises(ArchiveError, match="missing"):
+    with pytest.raises(FormatError, match="is missing"):
         next(archive.read("default", 0, at(1, 0))).slots  # noqa: B018
 
 

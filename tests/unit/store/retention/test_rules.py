@@ -12,8 +12,10 @@ from quiver_actors.supervisor.figures import EvictionClass
 
 CLASSES = (0, *EvictionClass)
 ALL_FACTS = [
-    Facts(is_processed, is_held, is_expired, in_spool, policy, claimed, is_young)
-    for is_processed, is_held, is_expired, in_spool, is_young in itertools.product((False, True), repeat=5)
+    Facts(is_processed, is_held, is_expired, in_spool, policy, claimed, is_young, is_unarchived)
+    for is_processed, is_held, is_expired, in_spool, is_young, is_unarchived in itertools.product(
+        (False, True), repeat=6
+    )
     for policy in POLICIES
     for claimed in CLASSES
     if not (in_spool and not is_processed)
@@ -22,6 +24,8 @@ ALL_FACTS = [
 
 def expected(facts: Facts) -> Outcome:
     """The promises in the order of docs/retention.md, written down another way."""
+    if facts.is_unarchived:
+        return Outcome(Verdict.KEEP)
     if facts.is_expired and not facts.is_held:
         return Outcome(Verdict.DELETE if facts.is_processed else Verdict.DROP, "expired")
     if facts.is_processed:

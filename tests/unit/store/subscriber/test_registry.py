@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quiver_actors.base.model import ONLOOKER_PREFIX
+from quiver_actors.base.config import ArchiveSettings
+from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ONLOOKER_PREFIX
 from quiver_actors.errors import InvalidId, UnknownSubscriber, UsageError
 from quiver_actors.store.subscriber import terms
 from quiver_actors.store.subscriber.bitmap import full
@@ -193,6 +194,45 @@ def test_nothing_is_deletable_that_only_an_onlooker_has_seen() -> None:
     finish(registry, "sub")
     flush(registry, 2)
     assert registry.deletable([0, 1]) == [0, 1], "beside a consumer it is as any other"
+
+
+def with_archive(registry: SubscriberRegistry, settings: ArchiveSettings, done: int) -> SubscriberRegistry:
+    """The registry with an archiver that has archived so many bundles, durably."""
+    registry.archive = settings
+    registry.register(ARCHIVE_SUBSCRIBER, (0, 0))
+    if done:
+        finish(registry, ARCHIVE_SUBSCRIBER, done)
+    flush(registry, 9)
+    return registry
+
+
+def test_what_only_the_archiver_has_seen_goes_where_the_topic_says_so() -> None:
+    two = ((1, 4), (2, 4))
+    plain, local = ArchiveSettings(enabled=True), ArchiveSettings(enabled=True, keep_local_size_bytes=1)
+    assert with_archive(registry_with(*two), plain, 4).deletable([1, 2]) == []
+    assert with_archive(registry_with(*two), local, 4).deletable([1, 2]) == [1]
+    assert not with_archive(registry_with(*two), local, 4).has_consumers
+
+
+def test_what_is_not_archived_is_not_deletable_unless_the_topic_is_not_archived_any_more() -> None:
+    registry = registry_with((1, 4), (2, 4))
+    registry.register("reader", (0, 0))
+    finish(registry, "reader")
+    with_archive(registry, ArchiveSettings(enabled=True), 4)
+    assert registry.deletable([1, 2]) == [1]
+    registry.archive = ArchiveSettings()
+    assert registry.deletable([1, 2]) == [1, 2]
+
+
+def test_a_topic_that_requires_its_archive_keeps_all_before_the_archiver_has_come() -> None:
+    registry = registry_with((1, 4), (2, 4))
+    registry.register("reader", (0, 0))
+    finish(registry, "reader")
+    flush(registry, 9)
+    registry.archive = ArchiveSettings(enabled=True, require=True)
+    assert (registry.deletable([1, 2]), registry.unarchived([1, 2])) == ([], {1, 2})
+    with_archive(registry, registry.archive, 4)
+    assert (registry.deletable([1, 2]), registry.unarchived([1, 2])) == ([1], {2})
 
 
 def test_deletable_needs_every_subscriber_also_one_that_nobody_attends() -> None:

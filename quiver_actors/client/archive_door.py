@@ -1,0 +1,245 @@
+"""The way of a client to the archiver of its node, by which it reads what is no longer on the disk.
+
+Waits for its answers; any thread may ask, one at a time. It connects when it is first used, and again after a loss or a fork. What the
+archiver sends is believed of the archive's contents alone: each block is proven against its checksum before it is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quiver_actors.base.protocol.archive_messages import (
+    BLOCKS_MAX,
+    ArchiveAnswer,
+    ArchivedList,
+    ArchivedOpened,
+    ArchiveRequest,
+    FetchArchived,
+    ListArchived,
+    OpenArchived,
+    decode_archive_answer,
+)
+from quiver_actors.base.protocol.framing import FrameReader, encode_frame
+from quiver_actors.base.protocol.messages import Done, Refused
+from quiver_actors.client.calls import refusal_error
+from quiver_actors.client.node_view import WorkerDirectory
+from quiver_actors.errors import ProtocolError, UsageError, WorkerUnavailable
+from quiver_actors.store.segment.mapping import SegmentMapping
+
+TIMEOUT_SECONDS = 120.0
+"""How long an answer may take: the archiver may have to fetch from an object store that is slow."""
+RESTART_SECONDS = 30.0
+"""How long an archiver is waited for that has died."""
+_LOOK_SECONDS = 0.05
+_ATTEMPTS = 2
+_DESCRIPTORS_MAX = 4
+
+
+class _Answered(NamedTuple):
+    answer: ArchiveAnswer
+    descriptor: int | None
+    generation: int
+
+
+class ArchiveDoor:
+    """See above. `directory` says where the archiver is."""
+
+    def __init__(self, directory: WorkerDirectory, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self._directory = directory
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._generation = 0
+        """Rises with each connection: numbers of files are those of one connection."""
+
+    def listed(self, topic: str, core: int, incarnation: str, first_segment_seq: int) -> ArchivedList | None:
+        """Ask for what is archived of a topic on a core, from a segment on. Returns None where the node has no archiver.
+
+        Raises:
+            NotAllowed, UnknownTopic, StorageUnavailable, WorkerUnavailable: it cannot be told.
+        """
+        try:
+            found = self._ask(ListArchived(topic, core, incarnation, first_segment_seq))
+        except _NoArchiver:
+            return None
+        if not isinstance(found.answer, ArchivedList):
+            raise _unexpected(found.answer)
+        return found.answer
+
+    def opened(self, request: OpenArchived) -> DoorFile:
+        """The file of one copy of an archived segment.
+
+        Raises:
+            NotStored: there is none.
+            FormatError: its checksums are damaged.
+            And as `listed`.
+        """
+        return DoorFile(self, request)
+
+    def ask_open(self, request: OpenArchived) -> tuple[ArchivedOpened, int, int]:
+        """The answer, the descriptor of the file, for the caller to close, and the connection's generation. Raises as `opened`."""
+        try:
+            found = self._ask(request)
+        except _NoArchiver as error:
+            raise WorkerUnavailable("the archiver of the node is gone") from error
+        if not isinstance(found.answer, ArchivedOpened) or found.descriptor is None:
+            raise _unexpected(found.answer)
+        return found.answer, found.descriptor, found.generation
+
+    def ask_fetch(self, topic: str, file: int, generation: int, blocks: Sequence[int]) -> bool:
+        """Have blocks fetched into a file; False if the file was opened on another connection, or is not open any more."""
+        for first in range(0, len(blocks), BLOCKS_MAX):
+            try:
+                found = self._ask(FetchArchived(topic, file, list(blocks[first : first + BLOCKS_MAX])))
+            except (UsageError, _NoArchiver):
+                return False
+            if found.generation != generation:
+                return False
+            if not isinstance(found.answer, Done):
+                raise _unexpected(found.answer)
+        return True
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        with self._lock:
+            self._disconnect()
+
+    def _ask(self, request: ArchiveRequest) -> _Answered:
+        with self._lock:
+            for attempt in range(_ATTEMPTS):
+                connected = self._connected()
+                try:
+                    answer, descriptor = _exchange(connected, request)
+                    break
+                except (OSError, ProtocolError) as error:
+                    self._disconnect()
+                    if isinstance(error, ProtocolError) or attempt + 1 == _ATTEMPTS:
+                        raise _unavailable(error) from error
+            answered = _Answered(answer, descriptor, self._generation)
+        if isinstance(answer, Refused):
+            raise refusal_error(answer)
+        return answered
+
+    def _connected(self) -> socket.socket:
+        if self._pid != os.getpid():
+            # A child has its parent's socket, and must say nothing on it.
+            self._disconnect()
+        if self._socket is None:
+            connected = self._connect()
+            connected.settimeout(self._timeout_seconds)
+            self._socket, self._pid = connected, os.getpid()
+            self._generation += 1
+        return self._socket
+
+    def _connect(self) -> socket.socket:
+        """Connect; an archiver that has just died is waited for, as its node starts another one."""
+        # Another one than that of the client's exchange, which threads may be using.
+        directory, deadline = self._directory.another(), time.monotonic() + RESTART_SECONDS
+        while True:
+            try:
+                connected = directory.connect_to_archiver()
+            except OSError as error:
+                if not isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
+                    raise _unavailable(error) from error
+                time.sleep(_LOOK_SECONDS)
+            else:
+                if connected is None:
+                    raise _NoArchiver
+                return connected
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class DoorFile:
+    """An archived segment in a file of the archiver; a `BlockSource` of `store.segment.proven_blocks`. It ends with its connection."""
+
+    def __init__(self, door: ArchiveDoor, request: OpenArchived) -> None:
+        self._door = door
+        self._request = request
+        self._lock = threading.Lock()
+        opened, descriptor, self._generation = door.ask_open(request)
+        self._file = opened.file
+        self._opened = opened
+        self._mapping = _mapped(opened, descriptor, request.segment_seq)
+        self._checksums = array("I", opened.checksums)
+
+    @property
+    def memory(self) -> memoryview:
+        """The mapped file; zeros where nothing was fetched."""
+        return self._mapping.memory[: self._opened.size_bytes]
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of each block but the last one."""
+        return self._opened.block_bytes
+
+    @property
+    def checksums(self) -> Sequence[int]:
+        """CRC-32 of each block."""
+        return self._checksums
+
+    def fetch(self, blocks: Sequence[int]) -> None:
+        """Have the archiver fetch blocks.
+
+        Raises:
+            ChecksumMismatch: a block is damaged in the object store.
+            NotAllowed, StorageUnavailable, WorkerUnavailable: it cannot be had.
+        """
+        with self._lock:
+            if not self._door.ask_fetch(self._request.topic, self._file, self._generation, blocks):
+                raise WorkerUnavailable("the archiver of the node was restarted: read again")
+
+
+class _NoArchiver(Exception):
+    """The node has no archiver."""
+
+
+def _exchange(connected: socket.socket, request: ArchiveRequest) -> tuple[ArchiveAnswer, int | None]:
+    """Send a request and wait for its answer.
+
+    Raises:
+        OSError: the connection is lost, or the time is over.
+        ProtocolError: what came is no answer.
+    """
+    connected.sendall(encode_frame(request))
+    reader = FrameReader()
+    descriptors: list[int] = []
+    try:
+        while True:
+            data, received, _, _ = socket.recv_fds(connected, 1 << 20, _DESCRIPTORS_MAX)
+            descriptors += received
+            if not data:
+                raise ConnectionResetError("the archiver closed the connection")
+            reader.feed(data)
+            for frame in reader.frames():
+                answer = decode_archive_answer(frame)
+                is_wanted = isinstance(answer, ArchivedOpened) and descriptors
+                return answer, descriptors.pop(0) if is_wanted else None
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _mapped(opened: ArchivedOpened, descriptor: int, segment_seq: int) -> SegmentMapping:
+    try:
+        return SegmentMapping(descriptor, max(1, opened.size_bytes), segment_seq)
+    finally:
+        os.close(descriptor)
+
+
+def _unavailable(error: Exception) -> WorkerUnavailable:
+    return WorkerUnavailable(f"the archiver of the node cannot be asked: {error}")
+
+
+def _unexpected(answer: ArchiveAnswer) -> ProtocolError:
+    return ProtocolError(f"the archiver sent {type(answer).__name__}, which answers another request")

@@ -1,0 +1,120 @@
+"""Reads that go on where the disk ends: what a node has archived, through its archiver.
+
+Guarantee: the segments of a stream that are on the disk are read there, and all others from the archive; no number is in both. The disk is
+looked at first: what leaves it afterwards was archived before, and is found in the archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.protocol.archive_messages import ArchivedHole, OpenArchived
+from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.client.archive_door import ArchiveDoor
+from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
+from quiver_actors.client.projection import Projection
+from quiver_actors.client.ranges import SegmentPart
+from quiver_actors.client.requests import OnDisk
+from quiver_actors.errors import NotStored
+from quiver_actors.store.segment.ranged import RangedReader
+
+
+class ArchivedStream(NamedTuple):
+    """The archived bundles of a topic on one core, as far as somebody has asked."""
+
+    topic: str
+    core: int
+    incarnation: str
+    segments: Mapping[int, SegmentInfo] = {}
+    holes: Sequence[ArchivedHole] = ()
+    through: int = -1
+    """All segments up to this number are among those of the disk and of the archive; -1: nobody has asked."""
+    gone: frozenset[int] = frozenset()
+    """The numbers that are not on the disk."""
+
+    def and_disk(self, on_disk: Sequence[SegmentInfo]) -> list[SegmentInfo]:
+        """All segments, each once: those that are on the disk as they are there."""
+        return list({**self.segments, **{info.segment_seq: info for info in on_disk}}.values())
+
+    def loss_reason(self, segment_seq: int, index: int) -> str:
+        """Why a bundle of which nothing is stored is lost."""
+        for hole in self.holes:
+            if hole.segment_seq == segment_seq and (
+                hole.bundle_count == 0 or 0 <= index - hole.first_bundle < hole.bundle_count
+            ):
+                return hole.reason
+        return "damaged"
+
+
+class ArchivedReads:
+    """The archived part of what a client reads. Any thread may ask."""
+
+    def __init__(self, door: ArchiveDoor) -> None:
+        self._door = door
+
+    def before(self, topic: str, core: int, start: BundleId | None, on_disk: OnDisk) -> ArchivedStream:
+        """Ask for what is archived from `start` on, if that is older than what is on the disk; else nothing is asked.
+
+        Raises:
+            NotAllowed, StorageUnavailable, WorkerUnavailable: the archiver cannot tell.
+        """
+        stream = ArchivedStream(topic, core, on_disk.incarnation)
+        numbers = {info.segment_seq for info in on_disk.segments}
+        if start is None or not stream.incarnation or start.segment_seq >= min(numbers, default=start.segment_seq + 1):
+            return stream
+        return self._listed(stream, start.segment_seq, numbers)
+
+    def again(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
+        """Look for a segment that has left the disk since it was listed.
+
+        Raises:
+            NotStored: it is not in the archive either.
+            And as `before`.
+        """
+        found = self._listed(stream, segment_seq, set())
+        if segment_seq not in found.segments:
+            raise NotStored(
+                f"segment {segment_seq} of topic {stream.topic!r}, core {stream.core}, is not stored any more"
+            )
+        return found
+
+    def reader(self, stream: ArchivedStream, part: SegmentPart, projection: Projection) -> ArchivedReader:
+        """A reader of one archived segment, which fetches what is wanted of the part."""
+        info = stream.segments[part.segment_seq]
+        segment = ArchivedSegment(
+            f"segment {info.segment_seq} of topic {stream.topic!r}, core {stream.core}",
+            info.bundle_count,
+            info.row_count,
+            info.size_bytes > 0,
+            partial(stream.loss_reason, info.segment_seq),
+        )
+        return ArchivedReader(segment, partial(self._open_copy, stream, part, projection))
+
+    def close(self) -> None:
+        """Close the connection to the archiver. Idempotent."""
+        self._door.close()
+
+    def _listed(self, stream: ArchivedStream, first_segment_seq: int, on_disk: set[int]) -> ArchivedStream:
+        listed = self._door.listed(stream.topic, stream.core, stream.incarnation, first_segment_seq)
+        if listed is None:
+            return stream
+        segments = {info.segment_seq: info for info in listed.segments}
+        return stream._replace(
+            segments=segments,
+            holes=listed.holes,
+            through=listed.archived_through,
+            gone=frozenset(segments.keys() - on_disk),
+        )
+
+    def _open_copy(self, stream: ArchivedStream, part: SegmentPart, projection: Projection, copy: int) -> RangedReader:
+        request = OpenArchived(stream.topic, stream.core, stream.incarnation, part.segment_seq, copy)
+        return RangedReader(
+            self._door.opened(request),
+            segment_seq=part.segment_seq,
+            slots=projection.slots,
+            columns=projection.columns,
+            end=part.end,
+        )

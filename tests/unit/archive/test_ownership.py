@@ -1,0 +1,114 @@
+"""A data directory and its archive: starts, kills between the two records, copies, and stores without conditional puts."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
+from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.object_store import ObjectStore, Version
+from quiver_actors.archive.opening import check_url, open_store
+from quiver_actors.archive.ownership import RECORD_FILE, become_owner, read_record, take_over
+from quiver_actors.errors import ConfigError, InvalidFormat
+from quiver_actors.store.disk.posix import PosixDisk
+from tests.support.faulty_objects import FAULTS, FaultyStore
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStore]:
+    made = open_store(f"memory://{uuid.uuid4().hex}")
+    yield made
+    made.close()
+
+
+def own(place: Path, store: ObjectStore) -> ManifestWriter:
+    disk = PosixDisk(str(place))
+    try:
+        return become_owner(disk, store, "node")
+    finally:
+        disk.close()
+
+
+def test_each_start_takes_the_next_epoch_and_fences_the_one_before(store: ObjectStore, tmp_path: Path) -> None:
+    first = own(tmp_path, store)
+    second = own(tmp_path, store)
+    assert (first.head.owner.epoch, second.head.owner.epoch) == (1, 2)
+    assert first.head.owner.directory == second.head.owner.directory
+    with pytest.raises(ArchiveFenced):
+        first.check_owner()
+    second.check_owner()
+
+
+def test_of_a_directory_and_its_copy_the_later_start_is_the_owner(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    own(tmp_path / "a", store)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copy = own(tmp_path / "b", store)
+    for _ in range(2):
+        with pytest.raises(ArchiveFenced, match="take-over"):
+            own(tmp_path / "a", store)
+    copy.check_owner()
+    disk = PosixDisk(str(tmp_path / "a"))
+    owner = take_over(disk, store, "node")
+    disk.close()
+    assert owner == copy.head.owner
+    assert own(tmp_path / "a", store).head.owner.epoch == 3
+    with pytest.raises(ArchiveFenced):
+        own(tmp_path / "b", store)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("at", range(9))
+def test_a_start_that_fails_anywhere_is_made_again(store: ObjectStore, tmp_path: Path, at: int, fault: str) -> None:
+    own(tmp_path, store)
+    with contextlib.suppress(ArchiveUnavailable):
+        own(tmp_path, FaultyStore(store, at, fault))
+    own(tmp_path, store).check_owner()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("at", range(9))
+def test_so_is_the_very_first_one(store: ObjectStore, tmp_path: Path, at: int, fault: str) -> None:
+    with contextlib.suppress(ArchiveUnavailable):
+        own(tmp_path, FaultyStore(store, at, fault))
+    own(tmp_path, store).check_owner()
+
+
+def test_a_store_that_ignores_conditions_is_refused(store: ObjectStore, tmp_path: Path) -> None:
+    class Careless(FaultyStore):
+        """Overwrites whatever is there."""
+
+        def create(self, key: str, content: bytes) -> Version:
+            self.inner.put(key, [content], len(content))
+            found = self.inner.get(key)
+            assert found is not None
+            return found.version
+
+        def replace(self, key: str, content: bytes, version: Version) -> Version:
+            return self.create(key, content)
+
+    with pytest.raises(ArchiveRefused, match="If-None-Match"):
+        own(tmp_path, Careless(store))
+    assert list(store.objects("")) == []
+
+
+def test_a_damaged_record_is_told(tmp_path: Path) -> None:
+    (tmp_path / RECORD_FILE).write_bytes(b"nonsense")
+    disk = PosixDisk(str(tmp_path))
+    with pytest.raises(InvalidFormat, match=RECORD_FILE):
+        read_record(disk)
+    disk.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["", "bucket/prefix", "ftp://host/x", "file://relative/path", "file:x", "s3://key:secret@bucket/prefix"]
+)
+def test_urls_that_name_no_archive_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"archive\.url"):
+        check_url(url)

@@ -1,0 +1,58 @@
+"""What is archived next of one core, decided from what its worker holds."""
+
+from __future__ import annotations
+
+from quiver_actors.archive.topic_archive import BATCH_BYTES_MAX, BATCH_SEGMENTS_MAX, add_to_runs, hole_of, is_same, plan
+from quiver_actors.base.protocol.messages import Gap, SegmentInfo
+from quiver_actors.client.hold import HeldCore
+from tests.unit.archive.test_manifest_store import a_segment
+
+
+def info(segment_seq: int, size_bytes: int = 1000) -> SegmentInfo:
+    return SegmentInfo(segment_seq, 10, 100, size_bytes, segment_seq * 10, segment_seq * 10 + 9)
+
+
+def gap(segment_seq: int) -> Gap:
+    return Gap("topic", "quiver-archive", segment_seq, segment_seq, 0, 3, 4, 12, "evicted")
+
+
+def held(segments: list[SegmentInfo], gaps: list[Gap] | None = None, unsettled: list[int] | None = None) -> HeldCore:
+    return HeldCore(segments, [], gaps or [], None, unsettled or [], 100, "17", False)
+
+
+def numbers(infos: list[SegmentInfo]) -> list[int]:
+    return [each.segment_seq for each in infos]
+
+
+def test_segments_behind_the_archived_ones_are_next_and_others_are_known() -> None:
+    step = plan(held([info(3), info(4), info(5)]), 3)
+    assert (numbers(step.known), numbers(step.new), numbers(step.missing)) == ([3], [4, 5], [4, 5])
+
+
+def test_nothing_behind_what_is_still_to_come_is_archived() -> None:
+    step = plan(held([info(3), info(5), info(6)], [gap(2), gap(4), gap(5)], [4, 7]), -1)
+    assert (numbers(step.new), [each.segment_seq for each in step.gaps]) == ([3], [2])
+    assert numbers(step.missing) == [3, 5, 6]
+
+
+def test_batches_are_bounded_and_notices_wait_for_their_place() -> None:
+    many = [info(number) for number in range(3 * BATCH_SEGMENTS_MAX)]
+    step = plan(held(many, [gap(BATCH_SEGMENTS_MAX + 1)]), -1)
+    assert (numbers(step.new), step.gaps) == (list(range(BATCH_SEGMENTS_MAX)), [])
+    large = [info(number, BATCH_BYTES_MAX) for number in range(3)]
+    assert numbers(plan(held(large), -1).new) == [0]
+
+
+def test_a_notice_without_segments_is_recorded() -> None:
+    step = plan(held([], [gap(8)], [9]), 7)
+    hole = hole_of(step.gaps[0], 5)
+    assert (hole.segment_seq, hole.first_bundle, hole.bundle_count, hole.reason) == (8, 0, 4, "evicted")
+
+
+def test_a_compacted_segment_is_the_same_and_another_one_is_not() -> None:
+    assert is_same(a_segment(1), info(1, size_bytes=1))
+    assert not is_same(a_segment(1), info(2))
+
+
+def test_runs_grow_and_begin_anew_behind_a_number_left_out() -> None:
+    assert add_to_runs(((0, 2),), [3, 4, 6, 7]) == ((0, 4), (6, 7))

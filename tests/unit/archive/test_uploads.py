@@ -1,0 +1,148 @@
+"""One segment on its way into a store whose calls fail, and its content that may change in between."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import quiver_actors
+from quiver_actors.archive.blocks import decode_sums
+from quiver_actors.archive.errors import ArchiveUnavailable
+from quiver_actors.archive.keys import StreamKey, crc_key, segment_key
+from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.archive.opening import open_store
+from quiver_actors.archive.uploads import Throttle, sparse_index, upload
+from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.errors import ChecksumMismatch
+from tests.support.faulty_objects import FAULTS, FaultyStore
+
+STREAM = StreamKey("topic", "17", 0)
+UNLIMITED = Throttle(0, lambda seconds: None)
+BUNDLES = 2001
+
+
+@pytest.fixture(scope="module")
+def segment(tmp_path_factory: pytest.TempPathFactory) -> tuple[SegmentInfo, bytes]:
+    """A sealed segment with so many bundles, and what its worker says of it."""
+    place = tmp_path_factory.mktemp("store")
+    with quiver_actors.open(place) as store:
+        store.push_many([pa.record_batch({"id": pa.array([n], pa.int64())}) for n in range(BUNDLES)])
+        store.flush()
+        (info,) = store.segments()[0]
+        (path,) = place.rglob("*.qseg")
+        return info, path.read_bytes()
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStore]:
+    made = open_store(f"memory://{uuid.uuid4().hex}")
+    yield made
+    made.close()
+
+
+def content_at(store: ObjectStore, key: str) -> bytes:
+    found = store.get(key)
+    assert found is not None
+    return found.content
+
+
+def test_a_segment_is_described_and_lies_beside_its_checksums(
+    store: ObjectStore, segment: tuple[SegmentInfo, bytes]
+) -> None:
+    info, content = segment
+    done = upload(store, "node", STREAM, info, memoryview(content), UNLIMITED)
+    key = segment_key("node", STREAM, info.segment_seq, 0)
+    assert content_at(store, key) == content
+    sums = decode_sums(content_at(store, crc_key(key)))
+    sums.check(0, content)
+    assert (done.size_bytes, done.crc32, done.bundle_count, done.row_count) == (
+        len(content),
+        sums.crc32,
+        BUNDLES,
+        BUNDLES,
+    )
+    assert len(done.index) == 3
+    assert sorted(done.index) == list(done.index)
+    assert done.etag
+
+
+def test_the_sparse_index_points_at_messages(segment: tuple[SegmentInfo, bytes]) -> None:
+    for offset in sparse_index(memoryview(segment[1])):
+        assert segment[1][offset : offset + 4] == b"\xff\xff\xff\xff"  # how an encapsulated Arrow message begins
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("at", range(5))
+def test_each_call_may_fail_and_the_segment_is_one_object(
+    store: ObjectStore, segment: tuple[SegmentInfo, bytes], at: int, fault: str
+) -> None:
+    info, content = segment
+    faulty = FaultyStore(store, at, fault)
+    for _ in range(3):
+        try:
+            done = upload(faulty, "node", STREAM, info, memoryview(content), UNLIMITED)
+            break
+        except ArchiveUnavailable:
+            pass
+    else:
+        raise AssertionError("the same call was to succeed at last")
+    assert done.generation == 0
+    assert {each.key for each in store.objects("")} == {
+        segment_key("node", STREAM, info.segment_seq, 0),
+        crc_key(segment_key("node", STREAM, info.segment_seq, 0)),
+    }
+
+
+def test_another_content_takes_the_next_generation_and_keeps_the_first(
+    store: ObjectStore, segment: tuple[SegmentInfo, bytes], tmp_path: Path
+) -> None:
+    info, content = segment
+    with quiver_actors.open(tmp_path / "other") as other:
+        other.push(pa.record_batch({"id": pa.array([7], pa.int64())}))
+        other.flush()
+        (path,) = (tmp_path / "other").rglob("*.qseg")
+        changed = path.read_bytes()
+    for each, generation in ((content, 0), (changed, 1), (content, 0), (changed, 1)):
+        assert upload(store, "node", STREAM, info, memoryview(each), UNLIMITED).generation == generation
+    assert content_at(store, segment_key("node", STREAM, info.segment_seq, 0)) == content
+    assert content_at(store, segment_key("node", STREAM, info.segment_seq, 1)) == changed
+
+
+def test_a_torn_object_is_sent_again(store: ObjectStore, segment: tuple[SegmentInfo, bytes]) -> None:
+    info, content = segment
+    key = segment_key("node", STREAM, info.segment_seq, 0)
+    store.put(key, [content[:100]], 100)
+    upload(store, "node", STREAM, info, memoryview(content), UNLIMITED)
+    assert content_at(store, key) == content
+
+
+def test_a_damaged_segment_is_not_sent(store: ObjectStore, segment: tuple[SegmentInfo, bytes]) -> None:
+    info, content = segment
+    damaged = bytearray(content)
+    damaged[len(damaged) // 2] ^= 1
+    with pytest.raises(ChecksumMismatch):
+        upload(store, "node", STREAM, info, memoryview(bytes(damaged)), UNLIMITED)
+    assert list(store.objects("")) == []
+
+
+def test_the_throttle_waits_as_long_as_its_limit_says() -> None:
+    waited: list[float] = []
+
+    class Enough(Exception):
+        """The throttle waits."""
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        raise Enough
+
+    throttle = Throttle(4 << 20, wait)
+    pieces = throttle.pieces(memoryview(bytes(8 << 20)))
+    assert len(next(pieces)) == 1 << 20
+    with pytest.raises(Enough):
+        next(pieces)
+    assert 0 < waited[0] <= 0.25
+    assert sum(piece.nbytes for piece in UNLIMITED.pieces(memoryview(bytes(20 << 20)))) == 20 << 20
