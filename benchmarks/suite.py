@@ -31,6 +31,7 @@ MODULES = (
     "ingest",
     "peers",
     "deliver",
+    "query",
     "live",
     "scale",
     "recovery",

@@ -8,11 +8,12 @@ import sys
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, overload
+from typing import Any, Literal, NoReturn, Unpack, overload
 
 import pyarrow as pa
 
 from quiver_actors.aio.exchange import LoopExchange
+from quiver_actors.aio.querying import QueryingClient
 from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
@@ -42,16 +43,10 @@ from quiver_actors.client.requests import Requests
 from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
 from quiver_actors.client.slots import Bundle
+from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.client.subscribe_request import Gaps, SeekReport, Start, SubscribeOptions, SubscribeRequest
 from quiver_actors.client.topic_commands import TopicCommands, TopicCommandsOf
 from quiver_actors.store.segment.reader import SegmentReader
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from quiver_actors.query.dataset import TopicDataset
-    from quiver_actors.query.span import Bound
 
 
 def connect(
@@ -69,7 +64,7 @@ def connect(
     return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
-class Client:
+class Client(QueryingClient):
     """See `connect`. An asynchronous context manager; `close` is idempotent."""
 
     _channel_kind: type[PushChannel] = PushChannel
@@ -299,6 +294,10 @@ class Client:
         """Return every distinct schema that a topic has stored, by core, sealed or not."""
         return await self._exchange.complete(self._requests.schemas(topic))
 
+    async def statistics(self, topic: str = DEFAULT_TOPIC) -> dict[int, dict[int, SegmentStatistics]]:
+        """Return what is known of the columns of sealed segments; see `Client.statistics` of threads."""
+        return await self._exchange.complete(self._requests.statistics(topic))
+
     async def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
         """Return the one schema to which everything that is stored in a slot conforms; see `Client.schema` of threads."""
         return await self._exchange.complete(self._requests.schema(topic, slot))
@@ -342,36 +341,6 @@ class Client:
             segment = await self._exchange.complete(flow)
             for index in range(part.first, part.end):
                 yield StoredBundle(segment, index)
-
-    async def dataset(
-        self,
-        topic: str = DEFAULT_TOPIC,
-        slot: str | int | None = None,
-        *,
-        start: Bound = None,
-        end: Bound = None,
-        where: str | pc.Expression | None = None,
-        metadata: bool | Iterable[str] = False,
-        skip_damaged: bool = False,
-    ) -> TopicDataset:
-        """Return what a slot of a topic holds now as a `pyarrow.dataset.Dataset`; see `quiver_actors.client.Client.dataset`.
-
-        A scan reads mapped files and does not wait for the node; a large one belongs into a thread.
-        """
-        from quiver_actors.client.querying import dataset_from, taking_dataset
-
-        span, flow = taking_dataset(self._requests, topic, start, end, verifies_checksums=self._verifies_checksums)
-        snapshot = await self._exchange.complete(flow)
-        choice = {"slot": slot, "where": where, "metadata": metadata, "skip_damaged": skip_damaged}
-        return await asyncio.to_thread(dataset_from, snapshot, span, **choice)
-
-    async def sql(self, statement: str, *, engine: str = "duckdb", skip_damaged: bool = False) -> pa.RecordBatchReader:
-        """Run one reading SQL statement over what is stored now; see `quiver_actors.client.Client.sql`."""
-        from quiver_actors.client.querying import answer, taking_material
-
-        flow = taking_material(self._requests, statement, verifies_checksums=self._verifies_checksums)
-        material = await self._exchange.complete(flow)
-        return await asyncio.to_thread(answer, statement, material, engine, skip_damaged=skip_damaged)
 
     async def close(self) -> None:
         """Close all connections and subscriptions, also where it is cancelled. Idempotent."""

@@ -43,9 +43,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_ingestion_unix_ns: int
     position_start: int = 0
     position_end: int = 0
-    """Log positions: where one segment ends and the next begins at the same, nothing was stored in between. Both 0: unknown."""
+    """Log positions. If one segment ends where the next begins, nothing was stored in between. Both 0: unknown."""
     index: tuple[int, ...] = ()
-    """The byte at which the bundles 0, 1000, 2000 and so on begin; -1: that one was lost. Empty: not said."""
+    """The byte at which the bundles 0, 1000, 2000 and so on begin; -1: that bundle was lost. Empty: not recorded."""
     labels: tuple[str, ...] | None = None
     first_event_unix_ns: int | None = None
     last_event_unix_ns: int | None = None
@@ -78,7 +78,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartRef(msgspec.Struct, frozen=True, kw_only=True):
-    """The head's entry of a part, with what decides whether a reader needs it."""
+    """The head's entry of a part, with the facts by which a reader decides whether it needs the part."""
 
     key: str
     size_bytes: int

@@ -80,6 +80,7 @@ _OF_WORKERS = (
     Row("Flush", "yes yes - - - yes no - - -", "seal what the topic holds"),
     Row("ListSegments", "yes yes - - - yes no - - -", "read the topic"),
     Row("ListSchemas", "yes yes - - - yes no - - -", "read the topic"),
+    Row("ListStatistics", "yes yes - - - yes no - - -", "read the topic"),
     Row("OpenSegment", "yes yes - - - yes no - - -", "read the topic"),
     Row("CheckSegment", "yes yes - - - yes no - - -", "read the topic"),
     Row("BundleTime", "yes yes - - - yes no - - -", "read the topic"),

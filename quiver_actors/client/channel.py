@@ -35,6 +35,7 @@ from quiver_actors.base.protocol.messages import (
     Sought,
     StageList,
     StageReady,
+    StatisticsList,
     SubscriberList,
     TopicList,
     Welcome,
@@ -73,6 +74,7 @@ Answer: TypeAlias = (
     | SubscriberList
     | Sought
     | StageReady
+    | StatisticsList
     | StageList
     | Decided
     | TopicList

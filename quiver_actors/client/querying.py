@@ -43,7 +43,7 @@ class QueryingClient:
         """Return what a slot of a topic holds now, sealed or not, as a `pyarrow.dataset.Dataset`: the same rows at every scan.
 
         Bundles of different schemas come as one table, by the rules of `base.widening`. The files stay mapped for as long as the dataset
-        lives, also if they are deleted meanwhile; the disk gets their room back when it goes.
+        lives; those that are deleted meanwhile count as used space until it goes.
 
         Args:
             slot: name or id; None: the only one.

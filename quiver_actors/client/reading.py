@@ -20,6 +20,7 @@ from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.requests import Requests, WantedRange
 from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, MappedSegment, ReadableSegments, reader_of
+from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.client.stored_range import StoredRange
 from quiver_actors.errors import NotStored
 from quiver_actors.store.segment.reader import SegmentReader
@@ -44,6 +45,14 @@ class ReadingClient:
     def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:
         """Every distinct schema that a topic has stored, by core, sealed or not. Raises as `flush`."""
         return self._exchange.run(self._requests.schemas(topic))
+
+    def statistics(self, topic: str = DEFAULT_TOPIC) -> dict[int, dict[int, SegmentStatistics]]:
+        """How many rows and nulls the columns of sealed segments have, and their smallest and largest values, by core and segment.
+
+        They are made in the background, ten seconds after a seal at the earliest. Who leaves out segments by them reads those that are not
+        named; see `SegmentStatistics.may_have`. Raises as `flush`.
+        """
+        return self._exchange.run(self._requests.statistics(topic))
 
     def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
         """The one schema to which everything that is stored in a slot conforms, sealed or not; docs/delivery.md has the rules.

@@ -18,6 +18,7 @@ from quiver_actors.base.protocol.messages import (
     Flush,
     ListSchemas,
     ListSegments,
+    ListStatistics,
     ListSubscribers,
     ListTopics,
     Message,
@@ -27,6 +28,7 @@ from quiver_actors.base.protocol.messages import (
     SegmentList,
     SegmentOpened,
     ShareSubscriber,
+    StatisticsList,
     SubscriberInfo,
     SubscriberList,
     TopicList,
@@ -43,6 +45,7 @@ from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.schemas import HeldSchema, held_schema, of_slot, schemas_in
 from quiver_actors.client.segments import BundleReader, MappedLog, MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
+from quiver_actors.client.statistics import SegmentStatistics, statistics_in
 from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoints
 from quiver_actors.errors import NotStored, UsageError
 
@@ -123,10 +126,6 @@ class Requests:
         assert call.descriptor is not None, "the connection checks that this message carries a descriptor"
         return call.descriptor, call.answer.size_bytes
 
-    def topic_slots(self, core: int, topic: str) -> Flow[TopicSlots]:
-        """Return the slots of a topic, as a worker knows them."""
-        return (yield from self._channels.finding(core, topic, self._timeout_seconds))
-
     def schema(self, topic: str, slot: str | int | None) -> Flow[pa.Schema]:
         """Return the one schema of a slot."""
         slots = yield from self._channels.finding(self._channels.directory.cores[0], topic, self._timeout_seconds)
@@ -147,11 +146,25 @@ class Requests:
                 found += yield from self._looked_at(core, topic, unknown)
         return found
 
+    def statistics(self, topic: str) -> Flow[dict[int, dict[int, SegmentStatistics]]]:
+        """Return what is known of the columns of sealed segments, by core and segment; nothing of those of an older worker."""
+        found: dict[int, dict[int, SegmentStatistics]] = {}
+        for core in self._channels.directory.cores:
+            yield from self._channels.finding(core, topic, self._timeout_seconds)
+            found[core] = {}
+            first = 0 if self._channels.channel(core).features & SCHEMA_LISTS else -1
+            while first >= 0:
+                call = yield from self._ask(core, partial(ListStatistics, topic=topic, first=first))
+                assert isinstance(call.answer, StatisticsList), "only this answers ListStatistics"
+                found[core] |= statistics_in(call.answer)
+                first = call.answer.next_segment_seq
+        return found
+
     def _looked_at(self, core: int, topic: str, wanted: Collection[int] | None) -> Flow[list[HeldSchema]]:
         """The schemas of these segments, by a look at each; None: of all. One that is gone by now has none."""
-        listed = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
+        readable = _readable_segments_in((yield from self._ask(core, lambda tag: ListSegments(tag, topic))))
         found: dict[tuple[int, bytes], HeldSchema] = {}
-        for info in _readable_in(listed):
+        for info in [*readable.sealed, *readable.unsealed]:
             if wanted is not None and info.segment_seq not in wanted:
                 continue
             try:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
+from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client.exchange import Flow
 from quiver_actors.client.projection import EVERYTHING
@@ -21,6 +22,8 @@ from quiver_actors.query.sql import Material, Mentions
 _READABLE_NS = 60 * SECOND_NS
 """How long to wait for a worker that has just started: it looks at what it has before it shows any of it."""
 _LOOK_NS = 50 * MILLISECOND_NS
+_COMPLETE_NS = 250 * MILLISECOND_NS
+_COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
 
 
 def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[Snapshot]:
@@ -31,8 +34,11 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
         StorageUnavailable: a segment could not be read for a long time.
         UnknownTopic, WorkerUnavailable, FormatError: as everywhere.
     """
-    found = yield from requests.readable(topic)
-    slots = yield from requests.topic_slots(next(iter(found)), topic)
+    found = yield from _readable(requests, topic)
+    topics = yield from requests.topics()
+    if topic not in topics:
+        raise unknown_topic(topic, topics)
+    slots = TopicSlots(topics[topic])
     wanted = _wanted(found, span)
     if len(wanted) > SEGMENTS_MAX:
         raise UsageError(
@@ -47,6 +53,17 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
                 SnapshotPart(core, info.segment_seq, bundles.start, bundles.stop, oldest_ns, newest_ns, pinned)
             )
     return Snapshot(topic, slots.table, tuple(parts), all(each.is_complete for each in found.values()))
+
+
+def _readable(requests: Requests, topic: str) -> Flow[dict[int, ReadableSegments]]:
+    """List what can be read. Between two logs what was just acknowledged is not shown for a moment, which is waited for."""
+    deadline_ns = time.monotonic_ns() + _COMPLETE_NS
+    while True:
+        found = yield from requests.readable(topic)
+        now_ns = time.monotonic_ns()
+        if all(each.is_complete for each in found.values()) or now_ns > deadline_ns:
+            return found
+        yield now_ns + _COMPLETE_LOOK_NS
 
 
 def _wanted(found: Mapping[int, ReadableSegments], span: Span) -> list[tuple[int, SegmentInfo, range]]:

@@ -266,7 +266,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
                 return notice
 
     def _tell(self, gap: WaitingGap) -> E | None:
-        """Outside the lock: what the caller does with a notice is its own business. Confirmed when `on_gap` has returned."""
+        """Pass a notice to `on_gap`, outside the lock, since the caller may do anything there; then confirm the notice."""
         notice = gap.notice
         logger.warning("quiver.subscription.gap subscriber=%s %s", self.subscriber, notice)
         if self._wanted.on_gap is not None:

@@ -16,12 +16,11 @@ import pyarrow.dataset as ds
 from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.query.conditions import expression_of, parse_terms
 from quiver_actors.query.rows import METADATA, Rows
+from quiver_actors.query.scan import Scan
 from quiver_actors.query.schemas import chosen_slot, stored_schema
 from quiver_actors.query.segment_files import segment_file_system
 from quiver_actors.query.snapshot import Snapshot, SnapshotPart
 from quiver_actors.query.span import Span
-
-_SCANNER_OPTIONS = ("batch_size", "batch_readahead", "fragment_readahead", "use_threads", "memory_pool")
 
 
 class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has no types
@@ -42,10 +41,11 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         self._rows = rows
         self._stored = stored
         self._where = where
-        self._full = pa.schema([*stored, *(field for field in METADATA if field.name not in stored.names)])
-        self._parts = {f"{part.core}/{part.segment_seq}": part for part in rows.snapshot.parts}
-        self._guarantees = _guarantees(self._parts, stored, self._full)
-        files = segment_file_system(self._file_table, list(self._parts))
+        self._parts = parts = {f"{part.core}/{part.segment_seq}": part for part in rows.snapshot.parts}
+        self._scan = scan = Scan(rows, stored, schema)
+        self._guarantees = _guarantees(parts, scan)
+        # Without this dataset: what Arrow holds in C++ could not be found to be a circle, and the files would stay mapped for ever.
+        files = segment_file_system(lambda path: scan.table([parts[path]], where), list(parts))
         form = ds.IpcFileFormat()
         fragments = [form.make_fragment(path, filesystem=files) for path in self._parts]
         super().__init__(fragments, schema, form, files)
@@ -74,7 +74,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
             ChecksumMismatch, DataLost, FormatError, UnsupportedType: while rows are read, as `Rows.batches`.
         """
         wanted = self._wanted(filter)
-        return self._scanner(self._matching(wanted), columns, wanted, options)
+        return self._scan.scanner(self._matching(wanted), columns, wanted, options)
 
     def get_fragments(self, filter: Any = None) -> Iterator[SegmentFragment]:
         """The segments that can have rows of the filter, each of which can be scanned by itself."""
@@ -84,7 +84,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         self, part: SnapshotPart, columns: Any = None, filter: Any = None, options: Mapping[str, Any] = {}
     ) -> ds.Scanner:
         """Make a scanner of one segment's rows; see `scanner`."""
-        return self._scanner([part], columns, self._wanted(filter), options)
+        return self._scan.scanner([part], columns, self._wanted(filter), options)
 
     def guarantee_of(self, part: SnapshotPart) -> pc.Expression:
         """Return an expression that is true for all rows of a segment."""
@@ -125,19 +125,6 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         if expression is None:
             return list(self._parts.values())
         return [self._parts[fragment.path] for fragment in self._guarantees.get_fragments(expression)]
-
-    def _scanner(
-        self, parts: Iterable[SnapshotPart], columns: Any, wanted: pc.Expression | None, options: Mapping[str, Any]
-    ) -> ds.Scanner:
-        columns = self.schema.names if columns is None else columns
-        schema = _read_for(self._full, columns, wanted)
-        reader = pa.RecordBatchReader.from_batches(schema, self._rows.batches(parts, schema, self._stored))
-        passed = {name: options[name] for name in _SCANNER_OPTIONS if options.get(name) is not None}
-        return ds.Scanner.from_batches(reader, columns=columns, filter=wanted, **passed)
-
-    def _file_table(self, path: str) -> pa.Table:
-        """The rows of a segment as Arrow's own readers see them."""
-        return self.scan_part(self._parts[path]).to_table().unify_dictionaries()
 
 
 class SegmentFragment:
@@ -214,29 +201,18 @@ def dataset_of(
     schema = pa.schema(
         [*stored, *(field for field in METADATA if field.name in shown and field.name not in stored.names)]
     )
-    full = pa.schema([*stored, *(field for field in METADATA if field.name not in stored.names)])
-    condition = expression_of(parse_terms(where), full) if isinstance(where, str) else where
+    condition = expression_of(parse_terms(where), Scan(rows, stored, schema).full) if isinstance(where, str) else where
     return TopicDataset(rows, stored, schema, condition)
 
 
-def _read_for(full: pa.Schema, columns: Any, wanted: pc.Expression | None) -> pa.Schema:
-    """The columns that a scan needs. The text of an expression says which it names: perhaps too many, never too few."""
-    names = set(columns) if not isinstance(columns, Mapping) else set()
-    expressions = [*(columns.values() if isinstance(columns, Mapping) else ()), *(() if wanted is None else (wanted,))]
-    text = " ".join(map(str, expressions))
-    if "FieldPath" in text:
-        return full
-    return pa.schema([field for field in full if field.name in names or field.name in text])
-
-
-def _guarantees(parts: Mapping[str, SnapshotPart], stored: pa.Schema, full: pa.Schema) -> ds.FileSystemDataset:
-    """A dataset that is never read: Arrow finds with it which segments can have rows of an expression."""
+def _guarantees(parts: Mapping[str, SnapshotPart], scan: Scan) -> ds.FileSystemDataset:
+    """Return a dataset that is never read: Arrow uses it to find the segments that can have rows of an expression."""
     form, files = ds.IpcFileFormat(), segment_file_system(None, ())
     fragments = [
-        form.make_fragment(path, filesystem=files, partition_expression=_guarantee(part, stored))
+        form.make_fragment(path, filesystem=files, partition_expression=_guarantee(part, scan.stored))
         for path, part in parts.items()
     ]
-    return ds.FileSystemDataset(fragments, full, form, files)
+    return ds.FileSystemDataset(fragments, scan.full, form, files)
 
 
 def _guarantee(part: SnapshotPart, stored: pa.Schema) -> pc.Expression:

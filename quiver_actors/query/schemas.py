@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
+from pyarrow import types
 
 from quiver_actors.base.model import ENVELOPE_SLOT, SlotTable
-from quiver_actors.base.widening import widen
+from quiver_actors.base.widening import plain_type, widen
 from quiver_actors.errors import FormatError, UsageError
 from quiver_actors.query.rows import Rows
 from quiver_actors.query.snapshot import Snapshot, SnapshotPart
 from quiver_actors.store.segment.reader import SegmentReader
+
+_NOT_FILTERED = (
+    types.is_string_view,
+    types.is_binary_view,
+    types.is_list_view,
+    types.is_large_list_view,
+    types.is_run_end_encoded,
+)
 
 
 def chosen_slot(snapshot: Snapshot, slot: str | int | None) -> int:
@@ -37,11 +46,11 @@ def names_of(table: SlotTable, slot_ids: Iterable[int]) -> list[str]:
 
 
 def stored_schema(rows: Rows) -> pa.Schema:
-    """The widest schema of everything that the rows' slot has.
+    """Return the one schema that holds all bundles of the rows' slot.
 
     Raises:
         SchemaConflict: two bundles have types of one column that no type holds; names their segments.
-        ChecksumMismatch, FormatError: a segment is damaged where it says what it holds. Not where damage is skipped.
+        ChecksumMismatch, FormatError: the table of contents of a segment is damaged, and damage is not skipped.
     """
     holders: dict[bytes, SnapshotPart] = {}
     for part in rows.snapshot.parts:
@@ -51,7 +60,23 @@ def stored_schema(rows: Rows) -> pa.Schema:
         except FormatError as error:
             rows.pass_over(error, part)
     schemas = [pa.ipc.read_schema(pa.py_buffer(message)) for message in holders]
-    return widen(schemas, [str(part) for part in holders.values()]) if schemas else pa.schema([])
+    widest = widen(schemas, [str(part) for part in holders.values()]) if schemas else pa.schema([])
+    return pa.schema([each.with_type(_filterable(each.type)) for each in widest], widest.metadata)
+
+
+def _filterable(kind: pa.DataType) -> pa.DataType:
+    """The type of the same values that Arrow can filter: it has no kernel for views and run-ends (pyarrow 26)."""
+    return plain_type(kind) if _has_view(kind) else kind
+
+
+def _has_view(kind: pa.DataType) -> bool:
+    if any(is_kind(kind) for is_kind in _NOT_FILTERED):
+        return True
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_view(kind.storage_type)
+    if types.is_dictionary(kind):
+        return _has_view(kind.value_type)
+    return any(_has_view(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _messages_in(part: SnapshotPart, rows: Rows) -> Iterator[bytes]:

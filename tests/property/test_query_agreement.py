@@ -52,8 +52,9 @@ def topics(draw: st.DrawFn) -> list[tuple[pa.RecordBatch, bool]]:
         names = draw(st.lists(st.sampled_from(sorted(columns)), min_size=1, unique=True))
         kinds = {name: draw(st.sampled_from(columns[name][0])) for name in names}
         row_count = draw(st.integers(0, 4))
+        nothing = draw(st.sampled_from([st.none(), st.nothing()]))
         arrays = [
-            pa.array(draw(st.lists(st.none() | columns[name][1], min_size=row_count, max_size=row_count)), kind)
+            pa.array(draw(st.lists(nothing | columns[name][1], min_size=row_count, max_size=row_count)), kind)
             for name, kind in kinds.items()
         ]
         repeats = draw(st.sampled_from([1, 1, 20]))  # Many bundles of one layout are read together.

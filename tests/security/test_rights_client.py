@@ -109,6 +109,7 @@ CALLS: dict[str, Callable[[Client, str, str], Any]] = {
     "Flush": lambda client, topic, name: client.flush(topic),
     "ListSegments": lambda client, topic, name: client.segments(topic),
     "ListSchemas": lambda client, topic, name: client.schemas(topic),
+    "ListStatistics": lambda client, topic, name: client.statistics(topic),
     "OpenSegment": lambda client, topic, name: list(client.read(topic, 0)),
     "CheckSegment": lambda client, topic, name: client._exchange.run(
         client._requests._ask(0, lambda tag: CheckSegment(tag, topic, 0, "test"))

@@ -44,6 +44,7 @@ MESSAGES: dict[str, Callable[[str, str], m.Message]] = {
     "Flush": lambda topic, name: m.Flush(TAG, topic),
     "ListSegments": lambda topic, name: m.ListSegments(TAG, topic),
     "ListSchemas": lambda topic, name: m.ListSchemas(TAG, topic),
+    "ListStatistics": lambda topic, name: m.ListStatistics(TAG, topic),
     "OpenSegment": lambda topic, name: m.OpenSegment(TAG, topic, 0),
     "CheckSegment": lambda topic, name: m.CheckSegment(TAG, topic, 0, "test"),
     "BundleTime": lambda topic, name: m.BundleTime(TAG, topic, 0, 0),

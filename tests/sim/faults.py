@@ -74,7 +74,7 @@ TOLERATED_SITES = frozenset(
         CallSite("unlink", "quiver_actors.store.jobs.upkeep", "CompactJob._drop"),
         *(
             CallSite(kind, "quiver_actors.store.jobs.summaries", "SaveSummariesJob.work")
-            for kind in ("create", "write", "rename")
+            for kind in ("create", "write", "fdatasync", "rename")
         ),
         *(CallSite(kind, _STAGE_JOBS, "PrepareJob.work") for kind in ("unlink", "truncate", "fsync", "sync_directory")),
         *(CallSite(kind, _STAGE_JOBS, "StageAllocateJob._create") for kind in ("make_directory", "create", "allocate")),

@@ -243,6 +243,10 @@ _TOPIC = (
         about="auto: segments of many small bundles are rewritten in the background where that pays. off: only by `quiver compact`.",
     ),
     Setting(
+        key="segment.statistics", field="segment.statistics", kind=TEXT, choices=COMPACTION_MODES,
+        about="auto: smallest and largest values of columns are noted in the background, so that readers can leave out segments. off: not.",
+    ),
+    Setting(
         key="wal.flush_interval", field="wal.flush_interval_ns", kind=DURATION, maximum=60 * SECOND_NS,
         about="0ms: a push returns after its fdatasync. Longer: after the write, and a crash of the machine may lose one interval.",
     ),

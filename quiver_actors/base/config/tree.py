@@ -27,6 +27,7 @@ class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_stream_count: int = 512
     max_bundle_count: int = SEGMENT_BUNDLES_MAX
     compaction: str = "auto"
+    statistics: str = "auto"
     """`auto`: sealed segments are rewritten in the background where it pays; `off`: only by `quiver compact`."""
 
 

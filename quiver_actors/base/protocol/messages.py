@@ -5,7 +5,7 @@ The others are defined beside this one by their subject, and all are imported fr
     module                tags of the client  tags of the worker  subject
     messages              1, 50               64, 67, 68, 120     greeting, topics, answers that say no more than yes or no
     push_messages         2-5, 41, 48         65, 66              arenas, schemas, bundles and their receipts
-    segment_messages      6, 7, 20, 24, 26    69, 70, 81          segments, their schemas and their descriptors
+    segment_messages      6, 7, 20, 24, 26-27  69, 70, 81, 82      segments, their schemas and their descriptors
     subscriber_messages   8-19, 22-23, 25     71-80               registration, claims, acknowledgements, gap notices
     stage_messages        40, 42-47           90-92               transactions
 
@@ -40,12 +40,15 @@ from quiver_actors.base.protocol.segment_messages import (
     CheckSegment,
     ListSchemas,
     ListSegments,
+    ListStatistics,
     OpenSegment,
     SchemaInfo,
     SchemaList,
+    SegmentColumns,
     SegmentInfo,
     SegmentList,
     SegmentOpened,
+    StatisticsList,
 )
 from quiver_actors.base.protocol.stage_messages import (
     AbandonStage,
@@ -98,7 +101,7 @@ SCHEMA_MESSAGE_BYTES_MAX = FRAME_BYTES_MAX - (4 << 10)
 """What fits a DeclareSchema."""
 
 SCHEMA_LISTS = 1 << 2
-"""Bit of `Welcome.features`: the worker answers `ListSchemas`."""
+"""Bit of `Welcome.features`: the worker answers `ListSchemas` and `ListStatistics`."""
 
 # --- client to worker --------------------------------------------------------------------------------------------------
 
@@ -178,6 +181,7 @@ ClientMessage = (
     | Flush
     | ListSchemas
     | ListSegments
+    | ListStatistics
     | OpenSegment
     | Register
     | Unregister
@@ -216,6 +220,7 @@ WorkerMessage = (
     | Done
     | SchemaList
     | SegmentList
+    | StatisticsList
     | SegmentOpened
     | Deliver
     | SegmentRetired

@@ -54,6 +54,14 @@ class ListSchemas(Message, tag=26, frozen=True):
     topic: str
 
 
+class ListStatistics(Message, tag=27, frozen=True):
+    """Ask what is known of the columns of a topic's sealed segments, from segment `first` on. Answer: `StatisticsList`."""
+
+    tag: int
+    topic: str
+    first: int = 0
+
+
 # --- worker to client --------------------------------------------------------------------------------------------------
 
 
@@ -114,6 +122,27 @@ class SchemaList(Message, tag=81, frozen=True):
     schemas: list[SchemaInfo]
     unknown: tuple[int, ...] = ()
     """Sealed segments whose schemas the worker does not know yet, or that are too many for one message: look at these."""
+
+
+class SegmentColumns(msgspec.Struct, array_like=True, frozen=True):
+    """The schemas and rows of one sealed segment, and the statistics of its columns."""
+
+    segment_seq: int
+    streams: list[tuple[int, int]]
+    """Its schemas: the place of each in `StatisticsList.schemas`, and the rows of it."""
+    statistics: bytes
+    """Statistics of the columns of these streams, encoded by `store.segment.statistics`; empty: there are none, or none yet."""
+
+
+class StatisticsList(Message, tag=82, frozen=True):
+    """Answer to `ListStatistics`. Segments that are not named are not known yet."""
+
+    tag: int
+    schemas: list[tuple[int, bytes]]
+    """Slot and encapsulated Arrow schema message of each schema that the segments have."""
+    segments: list[SegmentColumns]
+    next_segment_seq: int = -1
+    """Where to go on: the message has an end; -1: these were all."""
 
 
 class SegmentOpened(Message, tag=70, frozen=True):

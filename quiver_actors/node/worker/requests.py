@@ -34,6 +34,7 @@ from quiver_actors.base.protocol.messages import (
     KeyedPush,
     ListSchemas,
     ListSegments,
+    ListStatistics,
     ListSubscribers,
     ListTopics,
     Message,
@@ -161,6 +162,7 @@ class Requests:
             Flush: self._flush,
             ListSegments: self._list_segments,
             ListSchemas: self._list_schemas,
+            ListStatistics: self._list_statistics,
             OpenSegment: self._open_segment,
             Register: self._register,
             Pending: lambda session, message, _: self._host(message.topic, session).deliveries.questions.pending(
@@ -323,6 +325,9 @@ class Requests:
 
     def _list_schemas(self, session: Session, message: ListSchemas, now_ns: int) -> None:
         session.send(self._host(message.topic, session).engine.owed.schemas(message.tag))
+
+    def _list_statistics(self, session: Session, message: ListStatistics, now_ns: int) -> None:
+        session.send(self._host(message.topic, session).engine.owed.statistics(message.tag, message.first))
 
     def _open_segment(self, session: Session, message: OpenSegment, now_ns: int) -> None:
         send_segment(session, self._host(message.topic, session).engine, message)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from quiver_actors.base.protocol.messages import SchemaList
+from quiver_actors.base.protocol.messages import SchemaList, StatisticsList
 from quiver_actors.store.engine.engine_figures import PendingCounts, SubscriberFigures
 from quiver_actors.store.engine.log_queue import LogQueue
 from quiver_actors.store.engine.progress import Progress
@@ -26,6 +26,10 @@ class Owed:
     def schemas(self, tag: int) -> SchemaList:
         """Return every schema of what is stored, sealed or not; see `Summaries.schemas`."""
         return self._sealed_segments.summaries.schemas(tag, self._logs)
+
+    def statistics(self, tag: int, first: int) -> StatisticsList:
+        """Return what is known of the columns of sealed segments; see `Summaries.statistics`."""
+        return self._sealed_segments.summaries.statistics(tag, first)
 
     def pending(
         self, subscriber: str, start: tuple[int, int] = (0, 0), end: tuple[int, int] | None = None

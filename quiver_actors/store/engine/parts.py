@@ -70,6 +70,7 @@ class Parts:
         self.retention.settings = settings.retention
         self.sealed_segments.deletions.search_again()
         free_bytes_min, compacts = settings.retention.min_free_bytes, settings.segment.compaction == "auto"
+        self.sealed_segments.summaries.has_statistics = settings.segment.statistics == "auto"
         self.ballast.change_reserve(free_bytes_min)
         self.upkeep.change_limits(compacts=compacts, free_bytes_min=free_bytes_min)
 
@@ -115,7 +116,8 @@ def assemble(
     producers = Producers(disk, paths, recovered.windows, core, homes)
     progress = Progress(disk, paths, settings, clock, condition, recovered.registry)
     upkeep = Upkeep(disk, paths, clock, compacts=compacts, free_bytes_min=free_bytes_min)
-    sealed_segments = SealedSegments(disk, paths, recovered, progress, upkeep)
+    sealed_segments = SealedSegments(disk, paths, clock, recovered, progress, upkeep)
+    sealed_segments.summaries.has_statistics = settings.segment.statistics == "auto"
     ballast = Ballast(disk, paths.ballast, free_bytes_min)
     retention = Retention(settings, clock, progress, logs, sealed_segments)
     held_files = HeldFiles(disk, paths, clock)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from quiver_actors.base.clock import Clock
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.ranges import Runs
 from quiver_actors.errors import DiskError, NotStored, StorageUnavailable
@@ -48,7 +49,7 @@ class SealedSegments:
     """
 
     def __init__(
-        self, disk: Disk, paths: EnginePaths, recovered: Recovered, progress: Progress, upkeep: Upkeep
+        self, disk: Disk, paths: EnginePaths, clock: Clock, recovered: Recovered, progress: Progress, upkeep: Upkeep
     ) -> None:
         self.segments = SegmentTable(recovered.segments)
         self.waiting = Unchecked([*recovered.segments, *recovered.damaged], self.segments.known_bundle_count)
@@ -57,7 +58,7 @@ class SealedSegments:
         self.losses = Losses()
         self.suspect: Callable[[int], None] = _unheard
         self.foreign = ForeignSegments(recovered.foreign)
-        self.summaries = Summaries(disk, paths, self.segments, self.waiting, recovered.foreign.segments)
+        self.summaries = Summaries(disk, paths, clock, self.segments, self.waiting, recovered.foreign.segments)
         self.deletions = Deletions(disk, paths, progress, self.segments, self.foreign, self.losses)
         self._disk = disk
         self._paths = paths

@@ -8,12 +8,14 @@ that does not tell is looked at in the background. Until then such a segment is 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Collection, Iterable
 
 import msgspec
 
-from quiver_actors.base.protocol.messages import SchemaInfo, SchemaList
-from quiver_actors.base.units import MIB
+from quiver_actors.base.clock import Clock
+from quiver_actors.base.protocol.messages import SchemaInfo, SchemaList, SegmentColumns, StatisticsList
+from quiver_actors.base.units import MIB, SECOND_NS
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import Disk, read_whole
 from quiver_actors.store.engine.events import Event
@@ -27,6 +29,7 @@ from quiver_actors.store.files.summaries import (
     decode_summaries,
     identity_of,
 )
+from quiver_actors.store.jobs.statistics import StatisticsJob
 from quiver_actors.store.jobs.summaries import SaveSummariesJob, SummaryJob
 from quiver_actors.store.segment.stored_schemas import schemas_of
 from quiver_actors.store.wal.log import Log
@@ -35,15 +38,29 @@ SAVE_CHANGES_MIN = 64
 """The file is written after so many segments have come, and at a clean end: a crash costs a look at these."""
 ANSWER_BYTES_MAX = 4 * MIB
 """Bytes of schemas in one answer; the segments of others count as unknown."""
+STATISTICS_AGE_NS = 10 * SECOND_NS
+"""How old a segment is when its statistics are made: most are gone by then where consumers keep up."""
+STATISTICS_REST = 49
+"""Pause after the statistics of a segment, in durations of that work: it takes a fiftieth of the time at most."""
 NAMED_MAX = 4
 """How many of the segments that have a schema an answer names."""
 
 
 class Summaries:
-    """The summaries of one engine's sealed segments."""
+    """The summaries of one engine's sealed segments.
+
+    Attributes:
+        has_statistics: whether statistics are made of those that have none.
+    """
 
     def __init__(
-        self, disk: Disk, paths: EnginePaths, segments: SegmentTable, waiting: Collection[int], foreign: Collection[int]
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        clock: Clock,
+        segments: SegmentTable,
+        waiting: Collection[int],
+        foreign: Collection[int],
     ) -> None:
         """Read the file.
 
@@ -53,6 +70,7 @@ class Summaries:
         """
         self._disk = disk
         self._paths = paths
+        self._clock = clock
         self._segments = segments
         self._waiting = waiting
         self._foreign = frozenset(foreign)
@@ -66,6 +84,11 @@ class Summaries:
         self._unreadable: set[int] = set()
         """Segments that had a look which told nothing; they are as they were then."""
         self._unsaved_count = 0
+        self.has_statistics = True
+        self._bare: deque[tuple[int, int]] = deque()
+        """When to make the statistics of which segment, in that order; some may be gone, or have them by now."""
+        self._job: StatisticsJob | None = None
+        self._resumes_ns = self._spent_ns = 0
         found = _load(disk, paths)
         for segment_seq, info in segments.items():
             summary = found.get(segment_seq)
@@ -92,6 +115,28 @@ class Summaries:
                 some = tuple(itertools.islice(holders, NAMED_MAX))
                 found.append(SchemaInfo(schema.slot_id, schema.message, len(holders), some, tuple(logs_of_it)))
         return SchemaList(tag, found, tuple(sorted(left_out)))
+
+    def statistics(self, tag: int, first: int) -> StatisticsList:
+        """Return what is known of the columns of the segments from `first` on, as far as one message holds it."""
+        self._follow()
+        schemas: dict[StoredSchema, int] = {}
+        found: list[SegmentColumns] = []
+        size_bytes = 0
+        for segment_seq in sorted(seq for seq in self._known if seq >= first):
+            summary = self._known[segment_seq]
+            size_bytes += len(summary.statistics) + sum(
+                len(each.message) for each, _ in summary.streams if each not in schemas
+            )
+            if found and size_bytes > ANSWER_BYTES_MAX:
+                return StatisticsList(tag, _listed(schemas), found, segment_seq)
+            streams = [(schemas.setdefault(schema, len(schemas)), rows) for schema, rows in summary.streams]
+            found.append(SegmentColumns(segment_seq, streams, summary.statistics))
+        return StatisticsList(tag, _listed(schemas), found)
+
+    def of(self, segment_seq: int) -> Summary | None:
+        """Return the summary of a segment, None if there is none."""
+        self._follow()
+        return self._known.get(segment_seq)
 
     # --- segments come and go --------------------------------------------------------------------------------------------------
 
@@ -120,6 +165,8 @@ class Summaries:
     def _put(self, segment_seq: int, summary: Summary) -> None:
         if segment_seq in self._known:
             self._take(segment_seq)
+        if not summary.statistics:
+            self._bare.append((self._clock.monotonic_ns() + STATISTICS_AGE_NS, segment_seq))
         streams = tuple((self._same.setdefault(schema, schema), rows) for schema, rows in summary.streams)
         self._known[segment_seq] = msgspec.structs.replace(summary, streams=streams)
         for schema, _ in streams:
@@ -158,6 +205,46 @@ class Summaries:
             self._unsaved_count += 1
         return []
 
+    def statistics_job(self) -> StatisticsJob | None:
+        """Return the next slice of the job that makes a segment's statistics; None if none is due."""
+        due_ns = self.statistics_due_ns()
+        if due_ns is None or self._clock.monotonic_ns() < due_ns:
+            return None
+        if self._job is None:
+            _, segment_seq = self._bare.popleft()
+            self._job = StatisticsJob(self._disk, self._paths, segment_seq, self._known[segment_seq].identity)
+        return self._job
+
+    def statistics_due_ns(self) -> int | None:
+        """When a segment's statistics are to be made, by the monotonic clock; None if there is nothing to do."""
+        self._follow()
+        if not self.has_statistics:
+            return None
+        if self._job is not None:
+            return 0
+        while self._bare and not self._is_bare(self._bare[0][1]):
+            self._bare.popleft()
+        return max(self._bare[0][0], self._resumes_ns) if self._bare else None
+
+    def _is_bare(self, segment_seq: int) -> bool:
+        known = self._known.get(segment_seq)
+        return known is not None and not known.statistics
+
+    def finish_statistics(self, job: StatisticsJob) -> list[Event]:
+        """Take back a slice. Slices of one segment follow each other, as its copy takes memory; then there is a rest."""
+        self._spent_ns += job.took_ns
+        if not job.is_done:
+            return []
+        self._job = None
+        self._resumes_ns = self._clock.monotonic_ns() + STATISTICS_REST * self._spent_ns
+        self._spent_ns = 0
+        self._follow()
+        known = self._known.get(job.segment_seq)
+        if job.statistics and known is not None and known.identity == job.identity:
+            self._put(job.segment_seq, Summary(job.identity, job.streams, job.statistics))
+            self._unsaved_count += 1
+        return []
+
     def save_job(self) -> SaveSummariesJob | None:
         """Return the job that writes the file, if enough has changed."""
         if self._unsaved_count < SAVE_CHANGES_MIN:
@@ -169,7 +256,8 @@ class Summaries:
         return []
 
     def save(self) -> None:
-        """Write the file now, if anything has changed. Blocking; errors are logged."""
+        """Write the file now, if anything has changed, and stop making statistics. Blocking; errors are logged."""
+        self._job = None
         self._follow()
         if self._unsaved_count:
             self._write().run()
@@ -178,6 +266,10 @@ class Summaries:
         self._unsaved_count = 0
         saved = {seq: summary for seq, summary in self._known.items() if seq not in self._foreign}
         return SaveSummariesJob(self._disk, self._paths, saved)
+
+
+def _listed(schemas: Iterable[StoredSchema]) -> list[tuple[int, bytes]]:
+    return [(schema.slot_id, schema.message) for schema in schemas]
 
 
 def _load(disk: Disk, paths: EnginePaths) -> dict[int, Summary]:

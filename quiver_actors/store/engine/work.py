@@ -24,6 +24,7 @@ from quiver_actors.store.jobs.records import ProgressJob, ReserveJob
 from quiver_actors.store.jobs.removal import DeleteJob, QuarantineJob, TrimJob, UnlinkJob
 from quiver_actors.store.jobs.rescue import RescueJob, SwapJob
 from quiver_actors.store.jobs.room import AllocateJob, BallastJob
+from quiver_actors.store.jobs.statistics import StatisticsJob
 from quiver_actors.store.jobs.summaries import SaveSummariesJob, SummaryJob
 from quiver_actors.store.jobs.upkeep import ScrubJob, SlicedJob
 from quiver_actors.store.segment.stored_schemas import schemas_of
@@ -39,7 +40,7 @@ from quiver_actors.store.staged.jobs import (
 _RETRY_BALLAST_NS = 1 * SECOND_NS
 _RETRY_RESCUE_NS = 10 * SECOND_NS
 """How long no rescue is tried after one found no room: a rescue writes a whole segment before it can find that."""
-_CHANGES_NO_SIZE = (MeasureJob, ScrubJob, LossJob, VerifyJob, StageReadJob, SummaryJob)
+_CHANGES_NO_SIZE = (MeasureJob, ScrubJob, LossJob, VerifyJob, StageReadJob, SummaryJob, StatisticsJob)
 
 
 class Work:
@@ -179,6 +180,12 @@ class Tasks:
             Line(LogCheckJob, open_checks.job, open_checks.finish, due_ns=open_checks.due_ns),
             Line(VerifyJob, repair.verify_job, repair.finish_verify, due_ns=repair.verify_due_ns),
             Line(SummaryJob, summaries.look_job, summaries.finish_look),
+            Line(
+                StatisticsJob,
+                self._statistics_job,
+                summaries.finish_statistics,
+                due_ns=self._statistics_due_ns,
+            ),
             Line(SaveSummariesJob, summaries.save_job, summaries.finish_save),
             Line(BallastJob, self._ballast_job, self._finish_ballast),
             Line(UnlinkJob, self._release_spare_job, logs.spare.finish_release),
@@ -237,6 +244,13 @@ class Tasks:
     def _release_spare_job(self) -> UnlinkJob | None:
         logs = self._parts.logs
         return logs.spare.release_job() if self.releases_spare and logs.active is None else None
+
+    def _statistics_job(self) -> StatisticsJob | None:
+        return None if self.defers_upkeep else self._parts.sealed_segments.summaries.statistics_job()
+
+    def _statistics_due_ns(self) -> int | None:
+        may_run = self._parts.condition.takes_bundles and not self.defers_upkeep
+        return self._parts.sealed_segments.summaries.statistics_due_ns() if may_run else None
 
     def _upkeep_job(self) -> SlicedJob | None:
         if self.defers_upkeep:

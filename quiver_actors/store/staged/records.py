@@ -102,7 +102,7 @@ class JournalRecord(msgspec.Struct, frozen=True):
     dropped: list[DroppedRecord] = []
     """The newest dropped stages, by rising number."""
     dropped_floor: int = 0
-    """Dropped stages with lower numbers are not remembered any more."""
+    """Dropped stages with lower numbers have no record any more."""
 
 
 R = TypeVar("R", PreparedRecord, JournalRecord)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -213,6 +214,23 @@ def test_values_are_not_copied_where_types_agree(store: Store) -> None:
     dataset = store.dataset("clicks")
     addresses = {next(iter(dataset.to_batches())).column("id").buffers()[1].address for _ in range(2)}
     assert len(addresses) == 1
+
+
+def mapped_segments() -> list[str]:
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if ".qseg" in line]
+
+
+def test_files_are_let_go_of_with_the_dataset(store: Store) -> None:
+    fill(store)
+    before = len(mapped_segments())
+    dataset = store.dataset("clicks")
+    table = ds.Scanner.from_dataset(dataset.filter(pc.field("id") >= 0)).to_table()
+    fragments = list(dataset.get_fragments())
+    assert len(mapped_segments()) > before
+    del dataset, fragments
+    gc.collect()
+    assert len(mapped_segments()) == before
+    assert table.num_rows == 84
 
 
 def test_a_dataset_stays_in_its_process(store: Store) -> None:

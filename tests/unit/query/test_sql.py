@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+import quiver_actors
 from quiver_actors import Store
 from quiver_actors.errors import ChecksumMismatch, UsageError
 from quiver_actors.query.engines import ENGINES
@@ -17,6 +19,13 @@ from tests.unit.query.test_dataset import clicks, damage, fill
 def engine(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
+
+
+@pytest.fixture(scope="module")
+def one_row(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with quiver_actors.open(tmp_path_factory.mktemp("row"), settings={"topics": {"clicks": {}}}) as opened:
+        opened.push(clicks(1), topic="clicks")
+        yield opened
 
 
 def rows(store: Store, statement: str, engine: str) -> list[tuple[object, ...]]:
@@ -124,9 +133,9 @@ def test_damage_is_named_or_left_out(store: Store, data_dir: Path, engine: str) 
     ],
 )
 def test_a_statement_reaches_neither_files_nor_settings(
-    store: Store, tmp_path: Path, engine: str, statement: str
+    one_row: Store, tmp_path: Path, engine: str, statement: str
 ) -> None:
-    store.push(clicks(1), topic="clicks")
+    store = one_row
     file, out = tmp_path / "secret.csv", tmp_path / "written"
     file.write_text("secret\n42\n")
     with pytest.raises(UsageError) as refused:

@@ -1,0 +1,148 @@
+"""How fast is what is stored read as a table, by `pyarrow.dataset` and by DuckDB, and what does a condition on the time of a push save?
+
+One topic of bundles of 4,096 rows (64 KiB), all sealed, in segments of 32 MiB, in a store of this process. The limit, interleaved in
+the same run, is `pyarrow.dataset` over Arrow files with the same batches, one file a segment. Every bundle is checked against its checksum; Arrow
+checks nothing. A scan sums two columns, so that all values are read; the clock of `from scratch` includes making the dataset.
+
+`recent` asks for the newest 1 % of the segments by `_quiver_ingestion_time`; its ratio is to the same statement over all of them.
+
+`command` is `quiver query "SELECT count(*) ..."` from the start of its process to its end, over an empty topic.
+
+    python -m benchmarks.query [--quick] [--json] [--rounds N] [--dir D]
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+import quiver_actors
+from benchmarks.harness import Candidate, Measurements, Report, arguments, begun, run_interleaved
+from quiver_actors import Store
+
+ROWS = 4096
+SEGMENTS, SEGMENTS_QUICK = 32, 2
+BUNDLES_PER_SEGMENT = 512
+SMALL_SEGMENTS, SMALL_SEGMENTS_QUICK = 300, 100
+BUNDLES_PER_SMALL_SEGMENT = 32
+_SUMS = "SELECT sum(a), sum(b) FROM rows"
+
+
+def bundle(number: int) -> pa.RecordBatch:
+    first = number * ROWS
+    return pa.record_batch({"a": np.arange(first, first + ROWS, dtype=np.int64), "b": np.full(ROWS, number / 7)})
+
+
+def fill(store: Store, topic: str, segments: int, bundles: int, files: Path | None = None) -> None:
+    """Push and seal; write the same batches to Arrow files."""
+    store.create_topic(topic)
+    for segment in range(segments):
+        batches = [bundle(segment * bundles + number) for number in range(bundles)]
+        store.push_many(batches, topic=topic)
+        store.flush(topic)
+        if files is not None:
+            with pa.ipc.new_file(files / f"{segment:04}.arrow", batches[0].schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+
+
+def clocked(action: Callable[[], Any]) -> Candidate:
+    def measure() -> Measurements:
+        start = time.perf_counter()
+        action()
+        return {"seconds": time.perf_counter() - start}
+
+    return measure
+
+
+def scanned(dataset: ds.Dataset) -> None:
+    """Read all values."""
+    for batch in dataset.to_batches():
+        pc.sum(batch.column("a")), pc.sum(batch.column("b"))
+
+
+def asked(dataset: ds.Dataset) -> None:
+    connection = duckdb.connect()
+    connection.register("rows", dataset)
+    connection.execute(_SUMS).fetchall()
+
+
+def counted(store: Store, since: str = "") -> None:
+    store.sql(f"SELECT sum(a), sum(b) FROM small {since}").read_all()
+
+
+def scans(report: Report, store: Store, base: Path, segments: int, rounds: int) -> None:
+    files = base / "files"
+    files.mkdir()
+    fill(store, "rows", segments, BUNDLES_PER_SEGMENT, files)
+    ours, theirs = store.dataset("rows"), ds.dataset(files, format="ipc")
+    found = run_interleaved(
+        {
+            "arrow": clocked(lambda: scanned(theirs)),
+            "ours": clocked(lambda: scanned(ours)),
+            "from scratch": clocked(lambda: scanned(store.dataset("rows"))),
+            "arrow, DuckDB": clocked(lambda: asked(theirs)),
+            "ours, DuckDB": clocked(lambda: asked(ours)),
+        },
+        rounds,
+    )
+    size = f"{segments * BUNDLES_PER_SEGMENT * ROWS * 16 / 2**30:.2f}GiB"
+    for name, against in (("ours", "arrow"), ("from scratch", "arrow"), ("ours, DuckDB", "arrow, DuckDB")):
+        report.show_rounds(
+            f"query/{size}/{name}", found[name], "seconds", "s", against=(against, found[against]), as_speed=True
+        )
+
+
+def selections(report: Report, store: Store, segments: int, rounds: int) -> None:
+    fill(store, "small", segments, BUNDLES_PER_SMALL_SEGMENT)
+    wanted = store.segments("small")[0][-max(1, segments // 100) :]
+    since = f"WHERE _quiver_segment >= {wanted[0].segment_seq}"
+    for name, narrowed in (
+        ("SQL", lambda: counted(store, since)),
+        ("dataset", lambda: scanned(store.dataset("small", start=wanted[0].first_ingestion_ts_nanos))),
+    ):
+        found = run_interleaved({"all": clocked(lambda: counted(store)), "recent": clocked(narrowed)}, rounds)
+        report.show_rounds(
+            f"query/{segments}segments/recent/{name}",
+            found["recent"],
+            "seconds",
+            "s",
+            against=("all", found["all"]),
+            as_speed=True,
+        )
+
+
+def command(report: Report, base: Path, rounds: int) -> None:
+    with quiver_actors.open(base / "small"):
+        pass
+    line = [sys.executable, "-m", "quiver_actors.cli.main", "query", "--data-dir", str(base / "small")]
+    statement = 'SELECT count(*) FROM "default"'
+    run = clocked(lambda: subprocess.run([*line, statement], check=True, stdout=subprocess.DEVNULL, env=os.environ))
+    found = run_interleaved({"command": run}, rounds)
+    report.show_rounds("query/command", found["command"], "seconds", "s")
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments(__doc__)
+    with begun(options) as (report, directory):
+        base = Path(directory)
+        with quiver_actors.open(base / "data", settings={"segment.compaction": "off"}) as store:
+            scans(report, store, base, SEGMENTS_QUICK if options.quick else SEGMENTS, options.rounds)
+            selections(report, store, SMALL_SEGMENTS_QUICK if options.quick else SMALL_SEGMENTS, options.rounds)
+        command(report, base, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The questions of an asynchronous client to what is stored, as datasets and in SQL. Mixed into `Client`; see `client.querying`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from quiver_actors.aio.exchange import LoopExchange
+from quiver_actors.base.model import DEFAULT_TOPIC
+from quiver_actors.client.requests import Requests
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from quiver_actors.query.dataset import TopicDataset
+    from quiver_actors.query.span import Bound
+
+
+class QueryingClient:
+    """Methods of `Client` that ask."""
+
+    _exchange: LoopExchange
+    _requests: Requests
+    _verifies_checksums: bool
+
+    async def dataset(
+        self,
+        topic: str = DEFAULT_TOPIC,
+        slot: str | int | None = None,
+        *,
+        start: Bound = None,
+        end: Bound = None,
+        where: str | pc.Expression | None = None,
+        metadata: bool | Iterable[str] = False,
+        skip_damaged: bool = False,
+    ) -> TopicDataset:
+        """Return what a slot of a topic holds now as a `pyarrow.dataset.Dataset`; see `quiver_actors.client.Client.dataset`.
+
+        A scan reads mapped files and does not wait for the node; a large one belongs into a thread.
+        """
+        from quiver_actors.client.querying import dataset_from, taking_dataset
+
+        span, flow = taking_dataset(self._requests, topic, start, end, verifies_checksums=self._verifies_checksums)
+        snapshot = await self._exchange.complete(flow)
+        choice = {"slot": slot, "where": where, "metadata": metadata, "skip_damaged": skip_damaged}
+        return await asyncio.to_thread(dataset_from, snapshot, span, **choice)
+
+    async def sql(self, statement: str, *, engine: str = "duckdb", skip_damaged: bool = False) -> pa.RecordBatchReader:
+        """Run one reading SQL statement over what is stored now; see `quiver_actors.client.Client.sql`."""
+        from quiver_actors.client.querying import answer, taking_material
+
+        flow = taking_material(self._requests, statement, verifies_checksums=self._verifies_checksums)
+        material = await self._exchange.complete(flow)
+        return await asyncio.to_thread(answer, statement, material, engine, skip_damaged=skip_damaged)

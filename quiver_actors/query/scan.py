@@ -1,0 +1,54 @@
+"""One way to read rows: what a scan of a dataset, of a segment, and of a segment as a file have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from quiver_actors.query.rows import METADATA, Rows
+from quiver_actors.query.snapshot import SnapshotPart
+
+_SCANNER_OPTIONS = ("batch_size", "batch_readahead", "fragment_readahead", "use_threads", "memory_pool")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Rows in a schema. `schema`: what a scan gives by default; `stored`: what the bundles conform to."""
+
+    rows: Rows
+    stored: pa.Schema
+    schema: pa.Schema
+
+    @property
+    def full(self) -> pa.Schema:
+        """All columns that a scan can name."""
+        return pa.schema([*self.stored, *(field for field in METADATA if field.name not in self.stored.names)])
+
+    def scanner(
+        self, parts: Iterable[SnapshotPart], columns: Any, wanted: pc.Expression | None, options: Mapping[str, Any]
+    ) -> ds.Scanner:
+        """Make a scanner of some parts, which can be used once. Arguments as of `TopicDataset.scanner`."""
+        columns = self.schema.names if columns is None else columns
+        schema = _read_for(self.full, columns, wanted)
+        reader = pa.RecordBatchReader.from_batches(schema, self.rows.batches(parts, schema, self.stored))
+        passed = {name: options[name] for name in _SCANNER_OPTIONS if options.get(name) is not None}
+        return ds.Scanner.from_batches(reader, columns=columns, filter=wanted, **passed)
+
+    def table(self, parts: Iterable[SnapshotPart], wanted: pc.Expression | None) -> pa.Table:
+        """Read some parts into a table whose columns have one dictionary each, as an Arrow file has."""
+        return self.scanner(parts, None, wanted, {}).to_table().unify_dictionaries()
+
+
+def _read_for(full: pa.Schema, columns: Any, wanted: pc.Expression | None) -> pa.Schema:
+    """The columns that a scan needs. The text of an expression says which it names: perhaps too many, never too few."""
+    names = set(columns) if not isinstance(columns, Mapping) else set()
+    expressions = [*(columns.values() if isinstance(columns, Mapping) else ()), *(() if wanted is None else (wanted,))]
+    text = " ".join(map(str, expressions))
+    if "FieldPath" in text:
+        return full
+    return pa.schema([field for field in full if field.name in names or field.name in text])
