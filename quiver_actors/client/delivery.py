@@ -59,7 +59,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
 
     @property
     def is_resolved(self) -> bool:
-        """Whether this object has said what becomes of the bundle."""
+        """Whether this object has resolved the bundle, or has reported it as unreadable."""
         return bool(self._outcome)
 
     @property

@@ -140,7 +140,7 @@ class Hold:
             flush: seal open segments first, so that everything acknowledged before is included.
 
         Raises:
-            UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         self._directory.refresh()
         if flush:

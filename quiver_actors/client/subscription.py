@@ -113,7 +113,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
         Raises:
             AlreadyResolved: it is done with, or gone.
             NotClaimed: a consumer holds it, or it is not sealed yet.
-            UsageError, WorkerUnavailable: as everywhere.
+            UsageError, WorkerUnavailable: see `quiver_actors.errors`.
         """
         return self._exchange.run(self._consumer.claiming(bundle_id, timeout))
 
@@ -161,7 +161,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
 
         Raises:
             UsageError: no such bundle was appended yet.
-            WorkerUnavailable: as everywhere.
+            WorkerUnavailable: see `quiver_actors.errors`.
         """
         self._exchange.run(self._consumer.requests.acking_through(bundle_id, timeout))
 
