@@ -62,7 +62,7 @@ class Piece(NamedTuple):
 
 
 def numbered_in(contents: StreamContents) -> dict[int, Numbered]:
-    """What the archive knows, by segment number, rising."""
+    """Return the archive's segments and holes by segment number, in rising order."""
     segments = {segment.segment_seq: segment for segment in contents.segments}
     holes: dict[int, list[Hole]] = {}
     for hole in contents.holes:
