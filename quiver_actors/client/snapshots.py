@@ -33,7 +33,7 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
     Raises:
         UsageError: these are more segments than one process can map.
         StorageUnavailable: a segment could not be read for a long time.
-        UnknownTopic, WorkerUnavailable, FormatError: as everywhere.
+        UnknownTopic, WorkerUnavailable, FormatError: see `quiver_actors.errors`.
     """
     found = yield from _readable(requests, topic)
     info = yield from _info(requests, topic)

@@ -191,7 +191,7 @@ def dataset_of(
     """The dataset of one slot of a snapshot.
 
     Args:
-        span: what the snapshot was taken for.
+        span: the bounds for which the snapshot was taken.
         where: rows to keep: an expression, or conditions as Spark's option `where` has them.
         metadata: whether the columns of `rows.METADATA` are in the dataset's schema; or which of them.
         skip_damaged: leave out bundles that are damaged or lost, instead of raising.

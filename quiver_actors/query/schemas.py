@@ -46,11 +46,11 @@ def names_of(table: SlotTable, slot_ids: Iterable[int]) -> list[str]:
 
 
 def stored_schema(rows: Rows) -> pa.Schema:
-    """The widest schema of everything that the rows' slot has.
+    """Return the one schema that holds all bundles of the rows' slot.
 
     Raises:
         SchemaConflict: two bundles have types of one column that no type holds; names their segments.
-        ChecksumMismatch, FormatError: a segment is damaged where it says what it holds. Not where damage is skipped.
+        ChecksumMismatch, FormatError: the table of contents of a segment is damaged, and damage is not skipped.
     """
     holders: dict[bytes, SnapshotPart] = {}
     for part in rows.snapshot.parts:
