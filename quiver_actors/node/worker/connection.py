@@ -70,7 +70,7 @@ class ClientConnection(Protocol):
         """Let `messages` yield a lone push that `receive_lone` has returned."""
 
     def messages(self) -> Iterator[ClientMessage | LonePush]:
-        """Yield every whole message that was taken in. Raises ProtocolError: one of them is none."""
+        """Yield every complete message that was received. Raises ProtocolError: a message is malformed."""
 
     def send(self, message: Message) -> None:
         """Queue a message for the next `flush()`."""

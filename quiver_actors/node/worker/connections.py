@@ -255,7 +255,7 @@ class Connections:
 
     def _read(self, session: Session, mask: int, now_ns: int) -> None:
         if session in self.paused:
-            # Not read from, so what woke the loop is the end of the connection, or something to read from before it paused in this turn.
+            # The loop reads nothing from it. It woke for the end of the connection, or for data from before the pause in this turn.
             if mask & (select.EPOLLHUP | select.EPOLLERR):
                 self._end(session)
             return
