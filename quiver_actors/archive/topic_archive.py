@@ -30,7 +30,7 @@ logger = logging.getLogger("quiver.archive")
 
 BATCH_SEGMENTS_MAX = 16
 BATCH_BYTES_MAX = 256 << 20
-"""The most that is uploaded of one stream before it is recorded."""
+"""Most segments and bytes of one stream that are uploaded before they are recorded in the manifest."""
 KNOWN_RUNS_MAX = 1000
 
 
