@@ -136,7 +136,7 @@ class SegmentFragment:
 
     @property
     def physical_schema(self) -> pa.Schema:
-        """The schema of the dataset: bundles are read in it."""
+        """The schema of the dataset, in which bundles are read."""
         return self._dataset.schema
 
     @property

@@ -50,11 +50,11 @@ class Rows:
         """Read the rows of some parts.
 
         Args:
-            schema: of the batches: fields of `stored`, and of `METADATA`.
-            stored: what all bundles conform to.
+            schema: schema of the batches, with fields of `stored` and of `METADATA`.
+            stored: the one schema of all bundles.
 
         Raises:
-            ChecksumMismatch, DataLost, FormatError: a bundle is damaged or lost; names it. Not where damage is skipped.
+            ChecksumMismatch, DataLost, FormatError: a bundle is damaged or lost; names it. Not raised if damage is skipped.
             UnsupportedType: a value does not fit the type that its column has.
         """
         wanted = pa.schema([field for field in schema if field.name in stored.names])
