@@ -95,8 +95,6 @@ class ArchivedReader:
             ChecksumMismatch: every copy of it is damaged.
             ArchiveError: the store cannot be read.
         """
-        if not 0 <= index < self.bundle_count:
-            raise IndexError(f"bundle {index} is not in 0..{self.bundle_count - 1}")
         if self.is_lost(index):
             raise DataLost(self._loss(index))
         self._ask(lambda reader: reader.check(index))

@@ -61,7 +61,12 @@ def stored_schema(rows: Rows) -> pa.Schema:
             rows.pass_over(error, part)
     schemas = [pa.ipc.read_schema(pa.py_buffer(message)) for message in holders]
     widest = widen(schemas, [str(part) for part in holders.values()]) if schemas else pa.schema([])
-    return pa.schema([each.with_type(_filterable(each.type)) for each in widest], widest.metadata)
+    return filterable(widest)
+
+
+def filterable(schema: pa.Schema) -> pa.Schema:
+    """The schema in which a dataset shows rows that conform to a stored one."""
+    return pa.schema([each.with_type(_filterable(each.type)) for each in schema], schema.metadata)
 
 
 def _filterable(kind: pa.DataType) -> pa.DataType:

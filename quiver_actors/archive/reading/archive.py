@@ -168,7 +168,8 @@ class Archive:
                 hole.reason,
             )
             for core in self.segments(topic)
-            for hole in self._stream_contents(topic, core).holes
+            for numbered in numbered_in(self._stream_contents(topic, core)).values()
+            for hole in numbered.holes
         ]
 
     def read(

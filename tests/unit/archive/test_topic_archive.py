@@ -1,4 +1,4 @@
-"""The next segments of one core to archive, chosen from the segments that its worker holds."""
+"""The next work of one core, decided from what its worker holds."""
 
 from __future__ import annotations
 
