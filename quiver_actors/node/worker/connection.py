@@ -123,7 +123,7 @@ class Connection:
         return self.descriptors_out >= self.descriptors_max and not self._is_read()
 
     def _is_read(self) -> bool:
-        """Whether the peer has read everything; then no descriptor is on its way to it."""
+        """Whether the peer has read everything; then no descriptor is in transit to the peer."""
         if self.unsent_bytes or struct.unpack("i", fcntl.ioctl(self.fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]:
             return False
         self.descriptors_out = 0
