@@ -35,7 +35,7 @@ KNOWN_RUNS_MAX = 1000
 
 
 class Step(NamedTuple):
-    """The work that one stream needs now. `plan` makes it."""
+    """The work that one stream needs now, as `plan` returns it."""
 
     new: list[SegmentInfo]
     """Segments to be uploaded, oldest first."""
