@@ -147,7 +147,7 @@ class SegmentFragment:
 
     @property
     def partition_expression(self) -> pc.Expression:
-        """An expression that is true for all rows: of their core, segment and span of time."""
+        """Return an expression about core, segment and time that is true for all rows of the part."""
         return self._dataset.guarantee_of(self._part)
 
     def scanner(

@@ -64,7 +64,7 @@ class Rows:
                     yield _placed(self._conformed(batch, wanted, part), schema, part, indexes, rows_each)
 
     def _read(self, part: SnapshotPart, columns: Sequence[str]) -> Iterator[tuple[Sequence[int], pa.RecordBatch, int]]:
-        """Yield bundles, what they hold one behind the other, and how many rows each of them has."""
+        """Yield groups of bundles, with their rows one after another and the number of rows of each bundle."""
         times = part.bundles.ingestion_ts_nanos
         indexes: Sequence[int] = range(part.first, part.end)
         if self.span.start_ns is not None or self.span.end_ns is not None:
