@@ -1,4 +1,4 @@
-"""What is certain of all rows of a segment before it is read, as expressions: by these Arrow finds which segments a filter leaves out.
+"""Expressions that are true of all rows of a segment, before it is read: by these Arrow finds which segments a filter leaves out.
 
 A guarantee may say less than is true, and never more: otherwise rows would be missing.
 """

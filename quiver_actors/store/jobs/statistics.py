@@ -65,7 +65,7 @@ class StatisticsJob(SlicedJob):
         """The bytes of the file; None if they are too many. It is open during a step only: a deletion must find no reader."""
         memory: mmap.mmap | None = None
         while memory is None or memory.tell() < len(memory):
-            file = self._disk.open_piece(path)
+            file = self._disk.open_read(path)
             try:
                 if memory is None:
                     if not 0 < file.size() <= SEGMENT_BYTES_MAX:
