@@ -12,21 +12,14 @@ from typing import Any, Literal, NoReturn, Unpack, overload
 
 import pyarrow as pa
 
+from quiver_actors.aio.archived import ArchiveWaiting
 from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.aio.querying import QueryingClient
 from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
-from quiver_actors.client.archived import (
-    ARCHIVE_TIMEOUT_SECONDS,
-    Wanted,
-    await_archived,
-    check_until,
-    flushed_through,
-    topics_of,
-    wanted_of,
-)
+from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, check_until, flushed_through
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
@@ -64,7 +57,7 @@ def connect(
     return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
-class Client(QueryingClient):
+class Client(QueryingClient, ArchiveWaiting):
     """See `connect`. An asynchronous context manager; `close` is idempotent."""
 
     _channel_kind: type[PushChannel] = PushChannel
@@ -268,20 +261,6 @@ class Client(QueryingClient):
         else:
             await self._exchange.complete(self._requests.flush(topic))
 
-    async def wait_archived(
-        self, receipts: Iterable[Receipt | BundleId], timeout: float = ARCHIVE_TIMEOUT_SECONDS
-    ) -> None:
-        """Wait until the bundles of these receipts are in the archive; see `Client.wait_archived` of threads. Raises NotArchived."""
-        receipts = list(receipts)
-        wanted: list[Wanted] = []
-        for topic in topics_of(receipts):
-            incarnations = await self._exchange.complete(self._requests.incarnations(topic))
-            wanted += [each for each in wanted_of(receipts, incarnations) if each.topic == topic]
-        await self._await_archived(wanted, timeout)
-
-    async def _await_archived(self, wanted: list[Wanted], timeout_seconds: float) -> None:
-        await asyncio.to_thread(await_archived, self.run_dir, wanted, timeout_seconds)
-
     async def segments(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
         """Return the sealed segments of a topic by core, oldest first."""
         return await self._exchange.complete(self._requests.segments(topic))
@@ -334,8 +313,8 @@ class Client(QueryingClient):
         columns: Mapping[str | int, Iterable[str]] | None = None,
     ) -> AsyncIterator[StoredBundle]:
         """Read stored bundles with `async for`; the range is fixed and checked when the first bundle is asked for."""
-        asked = Asked.parse(slots, columns)
-        wanted = await self._exchange.complete(self._requests.wanted_range(topic, core, start, end, asked))
+        found = await self._exchange.complete(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
+        wanted = found.between(start, end)
         for part in wanted.parts:
             flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
             segment = await self._exchange.complete(flow)

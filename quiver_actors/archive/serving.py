@@ -89,7 +89,8 @@ class ArchiveReads:
         if self._contents is not None:
             self._contents.refresh()
         contents = self._manifest().contents(_stream_of(request))
-        known = [each for each in numbered_in(contents).values() if each.segment_seq >= request.first_segment_seq]
+        first = request.first_segment_seq
+        known = [each for each in numbered_in(contents, first).values() if each.segment_seq >= first]
         holes = [
             ArchivedHole(hole.segment_seq, hole.first_bundle, hole.bundle_count, hole.reason)
             for each in known

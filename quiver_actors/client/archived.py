@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from quiver_actors.base.archive_status import ArchivedStream, ArchiveStatus, read_archive_status
 from quiver_actors.base.model import BundleId, Receipt
+from quiver_actors.base.protocol.messages import ListSegments, SegmentList
 from quiver_actors.client.exchange import Exchange, Flow
 from quiver_actors.client.requests import Requests
 from quiver_actors.errors import QuiverError, UsageError
@@ -125,11 +126,17 @@ def _timed_out(status: ArchiveStatus | None, wanted: Wanted, timeout_seconds: fl
     )
 
 
+def incarnations_of(requests: Requests, topic: str) -> Flow[dict[int, str]]:
+    """Return the incarnation of a topic's directory by core; empty where the worker does not say."""
+    calls = yield from requests.ask_all(lambda tag: ListSegments(tag, topic))
+    return {core: call.answer.incarnation for core, call in calls.items() if isinstance(call.answer, SegmentList)}
+
+
 def flushed_through(requests: Requests, topic: str) -> Flow[list[Wanted]]:
     """Seal what is open on all workers; what is sealed then is wanted in the archive."""
     yield from requests.flush(topic)
     segments = yield from requests.segments(topic)
-    incarnations = yield from requests.incarnations(topic)
+    incarnations = yield from incarnations_of(requests, topic)
     return [
         Wanted(topic, core, incarnations.get(core, ""), through=infos[-1].segment_seq)
         for core, infos in segments.items()
@@ -153,12 +160,12 @@ class ArchiveWaiting:
 
         Raises:
             NotArchived: they are not after `timeout` seconds, or never will be, for example because they were evicted before.
-            UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         receipts = list(receipts)
         wanted: list[Wanted] = []
         for topic in topics_of(receipts):
-            incarnations = self._exchange.run(self._requests.incarnations(topic))
+            incarnations = self._exchange.run(incarnations_of(self._requests, topic))
             wanted += [each for each in wanted_of(receipts, incarnations) if each.topic == topic]
         self._await_archived(wanted, timeout)
 

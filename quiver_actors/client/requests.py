@@ -71,14 +71,20 @@ class WantedRange(NamedTuple):
 
 
 class OnDisk(NamedTuple):
-    """What one core has of a topic that can be read now."""
+    """The segments of a topic that one core can be asked for now, and what is wanted of them."""
 
     segments: list[SegmentInfo]
     incarnation: str
     """Incarnation of the core's directory; empty: the worker does not say."""
+    core: int
     slots: TopicSlots
     projection: Projection
     """The slots and columns that are asked for."""
+
+    def between(self, start: BundleId | None, end: BundleId | None) -> WantedRange:
+        """The bundles from `start` up to, not including, `end`. Raises as `parts_of`."""
+        parts = parts_of(self.segments, start, end, self.slots.topic, self.core)
+        return WantedRange(parts, self.core, self.slots, self.projection)
 
 
 class Requests:
@@ -108,11 +114,6 @@ class Requests:
         """Return the sealed segments of a topic by core, oldest first."""
         calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
         return {core: _segments_in(call) for core, call in calls.items()}
-
-    def incarnations(self, topic: str) -> Flow[dict[int, str]]:
-        """Return the incarnation of a topic's directory by core; empty where the worker does not say."""
-        calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
-        return {core: call.answer.incarnation for core, call in calls.items() if isinstance(call.answer, SegmentList)}
 
     def readable(self, topic: str) -> Flow[dict[int, ReadableSegments]]:
         """Return what can be read of a topic by core, sealed or not."""
@@ -176,21 +177,14 @@ class Requests:
                 found.setdefault((held.slot_id, held.message), held)
         return list(found.values())
 
-    def wanted_range(
-        self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked
-    ) -> Flow[WantedRange]:
-        """Resolve the bundles from `start` up to, not including, `end` of one core into parts of segments."""
-        found = yield from self.on_disk(topic, core, asked)
-        return WantedRange(parts_of(found.segments, start, end, topic, core), core, found.slots, found.projection)
-
     def on_disk(self, topic: str, core: int, asked: Asked) -> Flow[OnDisk]:
-        """What one core has of a topic that can be read now, and what is asked of it."""
+        """Find out what one core has of a topic that can be read now."""
         slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
         projection = asked.resolve(slots)
         call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
         listed = call.answer
         assert isinstance(listed, SegmentList), "only this answers ListSegments"
-        return OnDisk([*listed.segments, *listed.open_segments], listed.incarnation, slots, projection)
+        return OnDisk(_readable_in(call), listed.incarnation, core, slots, projection)
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
         """Open and map the segment of a part, sealed or not."""
@@ -266,23 +260,20 @@ class Requests:
         answers = {core: call.answer for core, call in calls.items()}
         return {core: list(each.subscribers) for core, each in answers.items() if isinstance(each, SubscriberList)}
 
-    def unregister(self, subscriber: str, topic: str) -> Flow[int]:
+    def unregister(self, subscriber: str, topic: str, *, only_orphan: bool = False) -> Flow[int]:
         """Delete a subscriber on every worker and return how many bundles it had not resolved."""
-        return (yield from self._unregister(subscriber, topic, only_orphan=False))
+        check_id("subscriber", subscriber)
+        calls = yield from self._channels.asking_all(
+            lambda core: Call(lambda tag: Unregister(tag, topic, subscriber, only_orphan)), self._timeout_seconds
+        )
+        return dropped_by(calls.values())
 
     def drop_orphan(self, subscriber: str, topic: str) -> Flow[int]:
         """Delete a subscriber as `unregister` does, but raise UsageError if a consumer is attached to it."""
         infos = yield from self.subscribers(topic)
         if any(info.subscriber == subscriber and info.connections for each in infos.values() for info in each):
             raise UsageError(f"subscriber {subscriber!r} of topic {topic!r} is no orphan: a consumer is attached to it")
-        return (yield from self._unregister(subscriber, topic, only_orphan=True))
-
-    def _unregister(self, subscriber: str, topic: str, *, only_orphan: bool) -> Flow[int]:
-        check_id("subscriber", subscriber)
-        calls = yield from self._channels.asking_all(
-            lambda core: Call(lambda tag: Unregister(tag, topic, subscriber, only_orphan)), self._timeout_seconds
-        )
-        return dropped_by(calls.values())
+        return (yield from self.unregister(subscriber, topic, only_orphan=True))
 
     def seek(self, subscriber: str, start: Start, topic: str, *, is_dry: bool) -> Flow[SeekReport]:
         """Move a subscriber to another position on every worker; `is_dry` only reports what the move would do."""
@@ -315,6 +306,11 @@ class Requests:
         yield from self._channels.completing({core: call}, self._timeout_seconds)
         raise_refusals([call])
         return call
+
+
+def _readable_in(call: Call) -> list[SegmentInfo]:
+    assert isinstance(call.answer, SegmentList), "only this answers ListSegments"
+    return [*call.answer.segments, *call.answer.open_segments]
 
 
 def _readable_segments_in(call: Call) -> ReadableSegments:

@@ -43,6 +43,7 @@ ELSEWHERE: dict[tuple[str, str], str] = {
         "README",
         "make check     # lint",
     ): "runs these tests, or for hours; quick forms of every benchmark and torture are tested",
+    ("archive", "everything = client.read("): "a bucket; tests/integration/test_archive_one_read.py reads so",
     ("archive", "with quiver_actors.open_archive("): "a bucket; tests/integration/test_archive_reading.py reads one",
     ("developing", "make check     # lint"): "runs these tests",
     ("getting-started", "python3 -m venv .venv"): "installs the package from an index; make fresh-user runs it",

@@ -7,6 +7,8 @@ from importlib.resources import files
 
 import pytest
 
+import quiver_actors.archive.errors
+import quiver_actors.client.archived
 import quiver_actors.forward  # noqa: F401 - its errors are errors, too
 from quiver_actors.cli.documents.status_document import WORST_FIRST
 from quiver_actors.errors import error_classes
@@ -19,7 +21,12 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith("| ") and not line.startswith("| ---")
 ]
-PUBLIC = ("quiver_actors.errors", "quiver_actors.forward.errors")
+PUBLIC = (
+    "quiver_actors.errors",
+    "quiver_actors.forward.errors",
+    "quiver_actors.archive.errors",
+    "quiver_actors.client.archived",
+)
 ERRORS = {kind.__name__: kind for kind in error_classes().values() if kind.__module__ in PUBLIC}
 
 

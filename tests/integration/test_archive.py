@@ -260,8 +260,9 @@ def test_status_and_commands_show_the_archive(
         run = ["--run-dir", str(node.directories.run)]
         wait_until(lambda: (found := status_of(node)) is not None and not found.lag_segments, "no lag")
         assert main(["status", "--json", *run]) == 0
-        (view,) = json.loads(capsys.readouterr().out)["archives"]
-        assert (view["state"], view["uploaded_segments"], view["lag_segments"]) == ("archiving", 1, 0)
+        shown = json.loads(capsys.readouterr().out)
+        (view,), (stream,) = shown["archives"], shown["archive_streams"]
+        assert (view["state"], view["uploaded_segments"], stream["lag_segments"]) == ("archiving", 1, 0)
         assert main(["status", *run]) == 0
         assert "ARCHIVE  archiving" in capsys.readouterr().out
         assert main(["metrics", "--once", *run]) == 0

@@ -55,7 +55,7 @@ def render(status: StatusView, *, colour: bool, in_full: bool = False) -> str:
         render_subscribers(status.subscribers, most=None if in_full else ROWS_SHOWN),
         _transactions(status.engines),
         _storage(status),
-        archive_lines(status.archives),
+        archive_lines(status.archives, status.archive_streams),
         _upkeep(status.engines),
         _memory(status),
         _errors(status),

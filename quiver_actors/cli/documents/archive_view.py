@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from quiver_actors.base.archive_status import ArchiveStatus, read_archive_status
@@ -14,8 +16,8 @@ class ArchiveView(msgspec.Struct, kw_only=True):
     url: str
     state: str
     """`starting`, `archiving`, `waiting`, `refused` or `fenced`; see `base.archive_status`."""
-    working: bool
-    """Whether the last attempt succeeded."""
+    working: int
+    """1 where the last attempt succeeded, else 0."""
     error: str
     age_ns: int
     """How long ago the archiver said this."""
@@ -23,10 +25,6 @@ class ArchiveView(msgspec.Struct, kw_only=True):
     uploaded_segments: int
     uploaded_bytes: int
     error_count: int
-    lag_segments: int
-    lag_bytes: int
-    lag_age_ns: int
-    """Age of the oldest bundle that is not archived yet, sealed or not."""
 
 
 class ArchiveStreamView(msgspec.Struct, kw_only=True):
@@ -40,26 +38,40 @@ class ArchiveStreamView(msgspec.Struct, kw_only=True):
     archived_through: int
 
 
-def archive_of(run_dir: str, unix_ns: int) -> tuple[list[ArchiveView], list[ArchiveStreamView]]:
+class ArchiveViews(msgspec.Struct, kw_only=True):
     """The archiver of a run directory, and its topics; both empty where none runs."""
+
+    archives: list[ArchiveView] = []
+    archive_streams: list[ArchiveStreamView] = []
+
+    def warnings(self) -> list[str]:
+        """A line for each archiver that cannot work."""
+        return [
+            f"archive {each.state}: {each.error or each.url}"
+            for each in self.archives
+            if each.state in ("waiting", "refused", "fenced")
+        ]
+
+
+def archive_of(run_dir: str, unix_ns: int) -> ArchiveViews:
+    """What the archiver of a run directory says of itself."""
     status = read_archive_status(run_dir)
-    return ([], []) if status is None else ([_whole(status, unix_ns)], _streams(status, unix_ns))
+    if status is None:
+        return ArchiveViews()
+    return ArchiveViews(archives=[_whole(status, unix_ns)], archive_streams=_streams(status, unix_ns))
 
 
 def _whole(status: ArchiveStatus, unix_ns: int) -> ArchiveView:
     return ArchiveView(
         url=status.url,
         state=status.state,
-        working=status.state == "archiving",
+        working=int(status.state == "archiving"),
         error=status.error,
         age_ns=max(0, unix_ns - status.updated_unix_ns),
         epoch=status.epoch,
         uploaded_segments=status.uploaded_segments,
         uploaded_bytes=status.uploaded_bytes,
         error_count=status.error_count,
-        lag_segments=status.lag_segments,
-        lag_bytes=status.lag_bytes,
-        lag_age_ns=_age_ns(status.oldest_unix_ns, unix_ns),
     )
 
 
@@ -82,20 +94,12 @@ def _age_ns(oldest_unix_ns: int, unix_ns: int) -> int:
     return max(0, unix_ns - oldest_unix_ns) if oldest_unix_ns else 0
 
 
-def archive_warnings(archives: list[ArchiveView]) -> list[str]:
-    """A line for each archiver that cannot work."""
-    return [
-        f"archive {each.state}: {each.error or each.url}"
-        for each in archives
-        if each.state in ("waiting", "refused", "fenced")
-    ]
-
-
-def archive_lines(archives: list[ArchiveView]) -> str:
+def archive_lines(archives: Sequence[ArchiveView], streams: Sequence[ArchiveStreamView]) -> str:
     """The section of `quiver status`; empty without an archive."""
+    segments, size_bytes = sum(each.lag_segments for each in streams), sum(each.lag_bytes for each in streams)
+    oldest = format_duration(max((each.lag_age_ns for each in streams), default=0))
     return "\n".join(
         f"ARCHIVE  {each.state}  {each.url}  {each.uploaded_segments:,} segments ({format_size(each.uploaded_bytes)}) since its start, "
-        f"{each.lag_segments:,} ({format_size(each.lag_bytes)}) to go, oldest {format_duration(each.lag_age_ns)}, "
-        f"{each.error_count:,} errors"
+        f"{segments:,} ({format_size(size_bytes)}) to go, oldest {oldest}, {each.error_count:,} errors"
         for each in archives
     )

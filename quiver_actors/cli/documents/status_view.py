@@ -23,7 +23,7 @@ from quiver_actors.base.metrics.figures import (
     WorkerState,
 )
 from quiver_actors.cli.documents.advice import advice_on, problems_of_topics
-from quiver_actors.cli.documents.archive_view import archive_of, archive_warnings
+from quiver_actors.cli.documents.archive_view import archive_of
 from quiver_actors.cli.documents.room import LIMIT_NAMES, advice_on_room, quarantined, waiting_for_room
 from quiver_actors.cli.documents.status_document import (
     EngineView,
@@ -60,16 +60,8 @@ SUPERVISOR_LOCK = "supervisor.lock"
 FRESH_NS = 3_000_000_000
 """Older figures of a process that is said to run mean that it does not get to publish them: it is called silent."""
 
-ENGINE_STATES = {
-    1: "recovering",
-    2: "ready",
-    3: "full",
-    4: "draining",
-    5: "failed",
-    6: "closed",
-    7: "degraded",
-    8: "throttled",
-}
+_ENGINE_WORDS = ("recovering", "ready", "full", "draining", "failed", "closed", "degraded", "throttled")
+ENGINE_STATES = dict(enumerate(_ENGINE_WORDS, 1))
 """Names of `engine.EngineState`, which cannot be imported here: engines load pyarrow."""
 
 _WORKER_STATES = {state.value: state.name.lower() for state in WorkerState} | {WorkerState.STOPPED.value: "ended"}
@@ -178,7 +170,7 @@ class _View:
     def whole(self) -> StatusView:
         workers = sorted(self._workers(), key=lambda worker: (severity(worker.state), worker.core))
         engines = sorted(self._engines(workers), key=lambda engine: (severity(engine.state), engine.topic, engine.core))
-        archives, archive_streams = archive_of(self._run_dir, self._unix_ns)
+        archiver = archive_of(self._run_dir, self._unix_ns)
         status = StatusView(
             taken_unix_ns=self._unix_ns,
             node=self._node(workers, engines),
@@ -195,11 +187,11 @@ class _View:
             retention=sorted(retention_of(self._regions), key=lambda each: (each.topic, each.core)),
             losses=sorted(losses_of(self._regions), key=lambda each: (each.topic, each.core, each.reason)),
             shares=shares_of(self._regions),
-            archives=archives,
-            archive_streams=archive_streams,
+            archives=archiver.archives,
+            archive_streams=archiver.archive_streams,
         )
         if status.node.running:
-            status.node.warnings = [*waiting_for_room(status), *quarantined(status), *archive_warnings(archives)]
+            status.node.warnings = [*waiting_for_room(status), *quarantined(status), *archiver.warnings()]
             status.node.advice += advice_on_room(status)
         return status
 

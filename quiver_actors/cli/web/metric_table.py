@@ -223,6 +223,7 @@ LOSS: tuple[Metric, ...] = (
 ARCHIVE_LABELS = ("url",)
 ARCHIVE: tuple[Metric, ...] = (
     Metric("quiver_archive_working", "working", Kind.GAUGE, "1 while the archiver can do its work, 0 while it fails"),
+    Metric("quiver_archive_epoch", "epoch", Kind.GAUGE, "Number of the archiver's start; it rises with each"),
     Metric("quiver_archive_uploaded_segments_total", "uploaded_segments", Kind.COUNTER, "Segments archived"),
     Metric("quiver_archive_uploaded_bytes_total", "uploaded_bytes", Kind.COUNTER, "Bytes of these segments"),
     Metric("quiver_archive_errors_total", "error_count", Kind.COUNTER, "Attempts of the archiver that failed"),
@@ -231,6 +232,12 @@ ARCHIVE: tuple[Metric, ...] = (
 
 ARCHIVE_STREAM_LABELS = ("topic", "core")
 ARCHIVE_STREAM: tuple[Metric, ...] = (
+    Metric(
+        "quiver_archive_segment_through",
+        "archived_through",
+        Kind.GAUGE,
+        "Highest segment number up to which everything is archived, or never will be; -1: none",
+    ),
     Metric("quiver_archive_lag_segments", "lag_segments", Kind.GAUGE, "Sealed segments that are not archived yet"),
     Metric("quiver_archive_lag_bytes", "lag_bytes", Kind.GAUGE, "Bytes of these segments"),
     Metric(

@@ -21,6 +21,7 @@ from quiver_actors.store.retention.account import Kept, block_bytes
 from quiver_actors.store.retention.ages import Ages
 from quiver_actors.store.retention.choice import IN_LOGS, Candidate
 from quiver_actors.store.retention.rules import Facts, Verdict, class_of, judge
+from quiver_actors.store.subscriber.archiving import has_consumers, unarchived
 from quiver_actors.supervisor.figures import NO_LIMIT, EvictionClass
 
 HELD_RETRY_NS = SECOND_NS
@@ -132,7 +133,7 @@ class Retention:
     def _local(self, processed: Collection[int]) -> set[int]:
         """The archived segments that `archive.keep_local` keeps on the disk of a topic without consumers: young and within its size."""
         registry, limits = self._progress.registry, self._progress.registry.archive
-        if registry.has_consumers or not limits.lets_go or not processed:
+        if has_consumers(registry) or not limits.lets_go or not processed:
             return set()
         now_ns, kept = self._clock.monotonic_ns(), set(processed)
         if limits.keep_local_size_bytes:
@@ -145,6 +146,10 @@ class Retention:
                 until_ns = now_ns + limits.keep_local_age_ns - max(ages_ns[seq] for seq in kept)
                 self._kept_until_ns = min(until_ns, self._kept_until_ns or until_ns)
         return kept
+
+    def _unarchived(self, segment_seqs: Iterable[int]) -> set[int]:
+        registry = self._progress.registry
+        return unarchived(registry, registry.archive, segment_seqs)
 
     def _newest(self, processed: Collection[int]) -> set[int]:
         """The newest of the processed segments, as many as there is headroom for."""
@@ -170,13 +175,13 @@ class Retention:
 
     def _sealed_candidates(self, processed: set[int], held: set[int]) -> Iterator[Candidate]:
         oldest_unix_ns = NO_LIMIT
-        unarchived = self._progress.registry.unarchived(self._sealed_segments.segments)
+        awaited = self._unarchived(self._sealed_segments.segments)
         for segment_seq in sorted(self._sealed_segments.droppable(), reverse=True):
             info = self._sealed_segments.segments[segment_seq]
             # A segment is not younger than one that was sealed after it, whatever the clock was set to meanwhile.
             oldest_unix_ns = min(oldest_unix_ns, max(0, info.first_ingestion_ts_nanos))
             kind = class_of(segment_seq in processed, segment_seq in held, self.settings.size_cap_policy)
-            if kind and segment_seq not in unarchived:
+            if kind and segment_seq not in awaited:
                 yield Candidate(kind, oldest_unix_ns, self._topic, segment_seq, block_bytes(info.size_bytes))
 
     def _open_candidate(self) -> Iterator[Candidate]:
@@ -197,7 +202,7 @@ class Retention:
         young = self._young(processed)
         spool = self._newest(processed) | self._local(processed)
         droppable = set(self._sealed_segments.droppable())
-        unarchived = self._progress.registry.unarchived(droppable)
+        awaited = self._unarchived(droppable)
         for segment_seq in sorted(segment_seqs):
             if segment_seq not in droppable:
                 continue
@@ -209,7 +214,7 @@ class Retention:
                 policy=self.settings.size_cap_policy,
                 claimed_class=claimed.get(segment_seq, 0),
                 is_young=segment_seq in young,
-                is_unarchived=segment_seq in unarchived,
+                is_unarchived=segment_seq in awaited,
             )
             outcome = judge(facts)
             if outcome.verdict is Verdict.DELETE:

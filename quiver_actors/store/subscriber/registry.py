@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from quiver_actors.base.config import ArchiveSettings
-from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ONLOOKER_PREFIX, check_id
+from quiver_actors.base.model import check_id
 from quiver_actors.base.ranges import Runs
 from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from quiver_actors.errors import UnknownSubscriber, UsageError
-from quiver_actors.store.subscriber import losses
+from quiver_actors.store.subscriber import archiving, losses
 from quiver_actors.store.subscriber.attention import Attention
 from quiver_actors.store.subscriber.claim_order import SizesOf
 from quiver_actors.store.subscriber.claims import SubscriberState
@@ -284,30 +284,13 @@ class SubscriberRegistry:
         one look for the oldest. Else segments x subscribers, about 0.05 us each.
         """
         # What only an onlooker has seen was delivered to nobody yet: the next subscriber, or a reader of ranges, may want it.
-        left = list(segment_seqs) if self.has_consumers or (self.archive.lets_go and ARCHIVE_SUBSCRIBER in self) else []
-        for state in sorted(self._counting(), key=lambda state: state.progress.completed.floor):
+        left = list(segment_seqs) if archiving.may_be_done(self, self.archive) else []
+        for state in sorted(archiving.counting(self, self.archive), key=lambda state: state.progress.completed.floor):
             left = state.progress.completed.durable(left)
             if not left:
                 break
-        unarchived = self.unarchived(left)
-        return [seq for seq in left if seq not in unarchived] if unarchived else left
-
-    @property
-    def has_consumers(self) -> bool:
-        """Whether any subscriber is there to process bundles: neither one that only watches nor the archiver."""
-        return any(name != ARCHIVE_SUBSCRIBER and not name.startswith(ONLOOKER_PREFIX) for name in self._states)
-
-    def _counting(self) -> Iterator[SubscriberState]:
-        """The subscribers that keep what they have not resolved: the archiver only where the topic is archived."""
-        return (state for state in self if self.archive.enabled or state.subscriber != ARCHIVE_SUBSCRIBER)
-
-    def unarchived(self, segment_seqs: Iterable[int]) -> set[int]:
-        """The segments among these that must not be lost because they are not in the archive; none where it is not required."""
-        if not (self.archive.enabled and self.archive.require):
-            return set()
-        wanted = list(segment_seqs)
-        state = self._states.get(ARCHIVE_SUBSCRIBER)
-        return set(wanted).difference(() if state is None else state.progress.completed.durable(wanted))
+        kept = archiving.unarchived(self, self.archive, left)
+        return [seq for seq in left if seq not in kept] if kept else left
 
     def held_segments(self) -> set[int]:
         """Segments of which some consumer holds bundles now."""

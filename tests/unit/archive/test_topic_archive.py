@@ -1,4 +1,4 @@
-"""What is archived next of one core, decided from what its worker holds."""
+"""The next work of one core, decided from what its worker holds."""
 
 from __future__ import annotations
 

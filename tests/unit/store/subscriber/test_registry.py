@@ -8,7 +8,7 @@ import pytest
 from quiver_actors.base.config import ArchiveSettings
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ONLOOKER_PREFIX
 from quiver_actors.errors import InvalidId, UnknownSubscriber, UsageError
-from quiver_actors.store.subscriber import terms
+from quiver_actors.store.subscriber import archiving, terms
 from quiver_actors.store.subscriber.bitmap import full
 from quiver_actors.store.subscriber.claim_order import SizesOf
 from quiver_actors.store.subscriber.claims import NOTICE_LEASE_NS_MIN, SubscriberState
@@ -211,7 +211,7 @@ def test_what_only_the_archiver_has_seen_goes_where_the_topic_says_so() -> None:
     plain, local = ArchiveSettings(enabled=True), ArchiveSettings(enabled=True, keep_local_size_bytes=1)
     assert with_archive(registry_with(*two), plain, 4).deletable([1, 2]) == []
     assert with_archive(registry_with(*two), local, 4).deletable([1, 2]) == [1]
-    assert not with_archive(registry_with(*two), local, 4).has_consumers
+    assert not archiving.has_consumers(with_archive(registry_with(*two), local, 4))
 
 
 def test_what_is_not_archived_is_not_deletable_unless_the_topic_is_not_archived_any_more() -> None:
@@ -230,9 +230,9 @@ def test_a_topic_that_requires_its_archive_keeps_all_before_the_archiver_has_com
     finish(registry, "reader")
     flush(registry, 9)
     registry.archive = ArchiveSettings(enabled=True, require=True)
-    assert (registry.deletable([1, 2]), registry.unarchived([1, 2])) == ([], {1, 2})
+    assert (registry.deletable([1, 2]), archiving.unarchived(registry, registry.archive, [1, 2])) == ([], {1, 2})
     with_archive(registry, registry.archive, 4)
-    assert (registry.deletable([1, 2]), registry.unarchived([1, 2])) == ([1], {2})
+    assert (registry.deletable([1, 2]), archiving.unarchived(registry, registry.archive, [1, 2])) == ([1], {2})
 
 
 def test_deletable_needs_every_subscriber_also_one_that_nobody_attends() -> None:

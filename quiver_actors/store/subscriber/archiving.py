@@ -1,0 +1,41 @@
+"""What the archiver, which is a subscriber that needs nothing itself, means for the deletion of segments. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from quiver_actors.base.config import ArchiveSettings
+from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ONLOOKER_PREFIX
+from quiver_actors.store.subscriber.claims import SubscriberState
+
+
+def is_consumer(subscriber: str) -> bool:
+    """Whether a subscriber is there to process bundles: neither one that only watches nor the archiver."""
+    return subscriber != ARCHIVE_SUBSCRIBER and not subscriber.startswith(ONLOOKER_PREFIX)
+
+
+def has_consumers(states: Iterable[SubscriberState]) -> bool:
+    """Whether anybody is there to process bundles."""
+    return any(is_consumer(state.subscriber) for state in states)
+
+
+def may_be_done(states: Iterable[SubscriberState], archive: ArchiveSettings) -> bool:
+    """Whether any segment of a topic can be done with: what nobody but onlookers has seen was delivered to nobody yet."""
+    return any(
+        is_consumer(state.subscriber) or (archive.lets_go and state.subscriber == ARCHIVE_SUBSCRIBER)
+        for state in states
+    )
+
+
+def counting(states: Iterable[SubscriberState], archive: ArchiveSettings) -> Iterator[SubscriberState]:
+    """The subscribers that keep what they have not resolved: the archiver only where the topic is archived."""
+    return (state for state in states if archive.enabled or state.subscriber != ARCHIVE_SUBSCRIBER)
+
+
+def unarchived(states: Iterable[SubscriberState], archive: ArchiveSettings, segment_seqs: Iterable[int]) -> set[int]:
+    """The segments among these that must not be lost because they are not in the archive; none where it is not required."""
+    if not (archive.enabled and archive.require):
+        return set()
+    wanted = list(segment_seqs)
+    archiver = next((state for state in states if state.subscriber == ARCHIVE_SUBSCRIBER), None)
+    return set(wanted).difference(() if archiver is None else archiver.progress.completed.durable(wanted))
