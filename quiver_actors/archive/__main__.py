@@ -25,7 +25,7 @@ from quiver_actors.node.archiver_process import ArchiverTask
 from quiver_actors.node.topics.catalogue import read_catalogue
 from quiver_actors.node.worker.listener import Listener
 from quiver_actors.store.disk.posix import PosixDisk
-from quiver_actors.store.disk.protocol import Disk, write_atomically
+from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.supervisor.log import configure_logging, log_event
 from quiver_actors.supervisor.spawn import die_with
 
@@ -54,7 +54,7 @@ def main(text: str) -> int:
 
     def show(status: ArchiveStatus) -> None:
         try:
-            write_atomically(run, ARCHIVE_STATUS_FILE, msgspec.json.encode(status))
+            replace_file(run, ARCHIVE_STATUS_FILE, msgspec.json.encode(status))
         except QuiverError as error:
             log_event("archive.status_not_written", {"error": str(error)}, logging.WARNING)
 
@@ -69,6 +69,16 @@ def main(text: str) -> int:
         server.close()
     store.close()
     return 0
+
+
+def replace_file(disk: Disk, path: str, content: bytes) -> None:
+    """Replace a file as a whole, without a sync, which pushes would wait for: a run directory need not outlive the machine."""
+    file = disk.create(f"{path}.tmp")
+    try:
+        file.write([content], 0)
+    finally:
+        file.close()
+    disk.rename(f"{path}.tmp", path)
 
 
 def serve_reads(task: ArchiverTask, store: ObjectStore, data: Disk) -> ArchiveServer | None:

@@ -33,7 +33,9 @@ from quiver_actors.errors import QuiverError, UnknownSubscriber, UnknownTopic
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.supervisor.log import log_event
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 1.0
+SHOW_INTERVAL_NS = 5 * SECOND_NS
+"""How often the status is published although nothing of it has changed."""
 FIRST_RETRY_SECONDS = 0.5
 UPKEEP_NS = 3600 * SECOND_NS
 Topics = Callable[[], dict[str, ArchiveSettings]]
@@ -182,8 +184,11 @@ class Archiver:
 
     def _publish(self, **changes: object) -> None:
         streams = tuple(stream for archive in self._archives.values() for stream in archive.streams.values())
-        self._status = msgspec.structs.replace(self._status, **changes, streams=streams, updated_unix_ns=time.time_ns())
-        self._show(self._status)
+        before, now_unix_ns = self._status, time.time_ns()
+        new = msgspec.structs.replace(before, **changes, streams=streams)
+        if new != before or not 0 <= now_unix_ns - before.updated_unix_ns < SHOW_INTERVAL_NS:
+            self._status = msgspec.structs.replace(new, updated_unix_ns=now_unix_ns)
+            self._show(self._status)
 
 
 _LEVELS = {"waiting": logging.WARNING, "refused": logging.ERROR, "fenced": logging.ERROR}

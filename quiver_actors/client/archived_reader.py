@@ -107,7 +107,7 @@ class ArchivedReader:
         return self.decode(index, slots)
 
     def decode(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
-        """The record batches of a bundle by slot id; none of a lost one."""
+        """Read the record batches of a bundle by slot id; empty for a lost bundle."""
         if not self._segment.is_archived:
             return {}
         return self._ask(lambda reader: reader.decode(index, slots))

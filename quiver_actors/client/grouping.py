@@ -74,7 +74,7 @@ class Grouping:
                 yield from left
                 break
             except UsageError as error:
-                # In what is left one may be wrong, too: it stands in front of the one that was found first.
+                # Another wrong bundle may be among those that are left; it comes before the one that was found first.
                 wrong, left = error, self._take_all()
         if wrong is not None:
             raise wrong

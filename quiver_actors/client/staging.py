@@ -133,7 +133,7 @@ class StagingClient:
         """The stages of a topic that are not published yet, by core.
 
         Raises:
-            UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         return {core: infos for core, (_, infos) in self.staged_of(topic).items()}
 

@@ -15,7 +15,7 @@ from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.query.dataset import TopicDataset
 
 _MEMORY_SHARE = 4
-"""DuckDB may use one of so many parts of the machine's memory: it runs beside the workers, and spills nothing to files."""
+"""DuckDB may use the machine's memory divided by this: it runs beside the workers, and spills nothing to files."""
 _ROWS_AT_ONCE = 65_536
 
 

@@ -33,7 +33,7 @@ logger = logging.getLogger("quiver.query")
 
 @dataclass(frozen=True)
 class Rows:
-    """Everything that one slot of a snapshot has in a span.
+    """The rows of one slot of a snapshot within a span.
 
     Any number of threads may read, each with its own iterator.
     """

@@ -212,7 +212,7 @@ class Archive:
         """A reader of one archived segment. Checksums are always verified.
 
         Raises:
-            NotStored: the archive does not know it.
+            NotStored: the archive has no such segment.
         """
         contents = self._stream_contents(topic, core)
         found = numbered_in(contents).get(segment_seq)

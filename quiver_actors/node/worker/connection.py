@@ -222,7 +222,7 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Idempotent. Unsent answers are dropped."""
+        """Close the connection and drop unsent answers. Idempotent."""
         for piece in self._pieces:
             _close_descriptor(piece)
         self._pieces.clear()

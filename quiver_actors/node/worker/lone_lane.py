@@ -102,7 +102,7 @@ class LoneLane:
         return True
 
     def finished(self, commit: LoneCommit) -> None:
-        """Take back a commit that is done well. Nobody waits for it but who sent the push, unless others have come meanwhile."""
+        """Take back a commit that succeeded. Only the sender of the push waits for it, unless other pushes have come meanwhile."""
         happened = self._engine.finish(commit)
         is_more = not self._acknowledge()
         self._run_queue.note_activity(self._host)

@@ -131,8 +131,8 @@ class Disk(Protocol):
         """Bytes of blocks that the file takes, which may be more or less than its size."""
 
     def keep(self, path: str) -> HeldFile | None:
-        """A handle on the file at that path, which is about to lose its name: later the handle tells who has the file open, and can empty
-        it. None where there is no such file, or the disk cannot tell."""
+        """Return a handle on the file at that path, which is about to be unlinked. Later the handle says which users have the file open,
+        and can empty it. None if there is no such file, or the disk cannot tell."""
 
     def free_bytes(self, path: str) -> int:
         """Bytes that this process could still allocate in that directory."""

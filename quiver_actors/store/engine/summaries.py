@@ -42,6 +42,8 @@ STATISTICS_AGE_NS = 10 * SECOND_NS
 """How old a segment is when its statistics are made: most are gone by then where consumers keep up."""
 STATISTICS_REST = 49
 """Pause after the statistics of a segment, in durations of that work: it takes a fiftieth of the time at most."""
+ANSWER_SEGMENTS_MAX = 256
+"""Segments in one answer about statistics: other requests do not wait long for it."""
 NAMED_MAX = 4
 """How many of the segments that have a schema an answer names."""
 
@@ -127,7 +129,7 @@ class Summaries:
             size_bytes += len(summary.statistics) + sum(
                 len(each.message) for each, _ in summary.streams if each not in schemas
             )
-            if found and size_bytes > ANSWER_BYTES_MAX:
+            if len(found) == ANSWER_SEGMENTS_MAX or (found and size_bytes > ANSWER_BYTES_MAX):
                 return StatisticsList(tag, _listed(schemas), found, segment_seq)
             streams = [(schemas.setdefault(schema, len(schemas)), rows) for schema, rows in summary.streams]
             found.append(SegmentColumns(segment_seq, streams, summary.statistics))
