@@ -85,7 +85,7 @@ class ArchiveDoor:
         """The file of one copy of an archived segment.
 
         Raises:
-            NotStored: there is none.
+            NotStored: there is no such copy.
             FormatError: its checksums are damaged.
             And as `listed`.
         """
