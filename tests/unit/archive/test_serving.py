@@ -198,6 +198,24 @@ def test_a_reader_opens_its_segment_again_when_its_connection_is_lost(served: Se
     assert numbers(reader) == [0, 1, 2]
 
 
+def test_an_interrupted_request_leaves_no_answer_for_the_next_one(
+    served: Served, door: ArchiveDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert door.listed("default", 0, INCARNATION, 0) is not None
+    receive = socket.recv_fds
+
+    def interrupted(*arguments: int) -> None:
+        monkeypatch.setattr(socket, "recv_fds", receive)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(socket, "recv_fds", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        door.opened(request(0))
+    listed = door.listed("default", 0, INCARNATION, 0)
+    assert listed is not None
+    assert listed.archived_through == 2
+
+
 def test_damage_is_told_with_its_class_and_the_next_copy_is_read(served: Served, door: ArchiveDoor) -> None:
     served.writer.store.put(served.writer.key(0), [bytes(len(served.contents[0]))], len(served.contents[0]))
     with pytest.raises(ChecksumMismatch):
