@@ -43,7 +43,8 @@ class QueryingClient:
         """Return what a slot of a topic holds now, sealed or not, as a `pyarrow.dataset.Dataset`: the same rows at every scan.
 
         Bundles of different schemas come as one table, by the rules of `base.widening`. The files stay mapped for as long as the dataset
-        lives; those that are deleted meanwhile count as used space until it goes.
+        lives; those that are deleted meanwhile count as used space until it goes,
+        and evictions take others instead.
 
         Args:
             slot: name or id; None: the only one.

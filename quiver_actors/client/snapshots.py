@@ -14,6 +14,7 @@ from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.requests import Requests, WantedRange
 from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
+from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.errors import NotStored, StorageUnavailable, UsageError
 from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot, SnapshotPart
 from quiver_actors.query.span import Span
@@ -47,20 +48,12 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
     for core, segment, bundles in wanted:
         pinned = yield from _pinned(requests, slots, core, segment, bundles, verifies_checksums=verifies_checksums)
         if pinned is not None:
-            oldest_ns, newest_ns = sorted((segment.first_ingestion_ts_nanos, segment.last_ingestion_ts_nanos))
             known = statistics.get(core, {}).get(segment.segment_seq)
-            parts.append(
-                SnapshotPart(
-                    core,
-                    segment.segment_seq,
-                    bundles.start,
-                    bundles.stop,
-                    oldest_ns,
-                    newest_ns,
-                    pinned,
-                    None if known is None else known.streams,
-                )
-            )
+            parts.append(_part(core, segment, bundles, pinned, known))
+    if len(parts) < len(wanted):
+        # Some were deleted, and perhaps older ones behind them that are pinned already: what is left now is one moment's.
+        stored = _numbers((yield from _readable(requests, topic)))
+        parts = [part for part in parts if (part.core, part.segment_seq) in stored]
     if (yield from _info(requests, topic)).incarnation != info.incarnation:
         # Numbers of a topic's segments are used again by one that is made in its place: what is known may be of either.
         parts = [part._replace(statistics=None) for part in parts]
@@ -83,6 +76,19 @@ def _readable(requests: Requests, topic: str) -> Flow[dict[int, ReadableSegments
         if all(each.is_complete for each in found.values()) or now_ns > deadline_ns:
             return found
         yield now_ns + _COMPLETE_LOOK_NS
+
+
+def _part(
+    core: int, segment: SegmentInfo, bundles: range, pinned: MappedSegment, known: SegmentStatistics | None
+) -> SnapshotPart:
+    oldest_ns, newest_ns = sorted((segment.first_ingestion_ts_nanos, segment.last_ingestion_ts_nanos))
+    streams = None if known is None else known.streams
+    return SnapshotPart(core, segment.segment_seq, bundles.start, bundles.stop, oldest_ns, newest_ns, pinned, streams)
+
+
+def _numbers(found: Mapping[int, ReadableSegments]) -> set[tuple[int, int]]:
+    """Core and number of each segment."""
+    return {(core, info.segment_seq) for core, each in found.items() for info in [*each.sealed, *each.unsealed]}
 
 
 def _wanted(found: Mapping[int, ReadableSegments], span: Span) -> list[tuple[int, SegmentInfo, range]]:
