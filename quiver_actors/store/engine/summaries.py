@@ -92,7 +92,7 @@ class Summaries:
         self._job: StatisticsJob | None = None
         self._resumes_ns = self._spent_ns = 0
         found = _load(disk, paths)
-        for segment_seq, info in segments.items():
+        for segment_seq, info in sorted(segments.items()):
             summary = found.get(segment_seq)
             if summary is not None and segment_seq not in self._foreign and summary.identity == identity_of(info):
                 self._put(segment_seq, summary)
@@ -101,14 +101,14 @@ class Summaries:
     # --- what is known -------------------------------------------------------------------------------------------------------
 
     def schemas(self, tag: int, logs: Iterable[Log]) -> SchemaList:
-        """Each distinct schema of sealed segments and of these logs, and the sealed segments whose schemas are not known."""
+        """Each distinct schema of sealed segments and of these logs, oldest first, and the sealed segments whose schemas are not known."""
         self._follow()
         open_segments: dict[StoredSchema, dict[int, None]] = {}
         for log in logs:
             for schema, _ in schemas_of(log.builder.streams):
                 open_segments.setdefault(schema, {})[log.segment_seq] = None
         found, left_out, message_bytes = [], {*self._unknown, *self._unreadable}, 0
-        for schema in self._holders.keys() | open_segments.keys():
+        for schema in {**self._holders, **open_segments}:
             holders, logs_of_it = self._holders.get(schema, {}), open_segments.get(schema, {})
             message_bytes += len(schema.message)
             if message_bytes > ANSWER_BYTES_MAX:
