@@ -192,7 +192,7 @@ def part_ref(part: Part, key: str, content: bytes, crc: int) -> PartRef:
 
 
 def merged(parts: Iterable[Part]) -> Part:
-    """One part with the segments and holes of several parts of one stream, in order, each once."""
+    """Return one part with the segments and holes of several parts of one stream, in order and without repeats."""
     found = list(parts)
     segments = {each.segment_seq: each for part in found for each in part.segments}
     holes = dict.fromkeys(hole for part in found for hole in part.holes)

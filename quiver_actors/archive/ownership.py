@@ -100,7 +100,7 @@ def become_owner(disk: Disk, store: ObjectStore, node: str) -> ManifestWriter:
 
 
 def take_over(disk: Disk, store: ObjectStore, node: str) -> Owner | None:
-    """Note the present owner of the archive as the one that this directory follows: its next archiver takes over.
+    """Record the present owner of the archive as the predecessor of this directory, whose next archiver takes over.
 
     Returns:
         The owner so far; None where there is no such archive yet.

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from quiver_actors.base.protocol.archive_messages import (
     BLOCKS_MAX,
     ArchiveAnswer,
+    ArchivedHole,
     ArchivedList,
     ArchivedOpened,
     ArchiveRequest,
@@ -26,7 +27,7 @@ from quiver_actors.base.protocol.archive_messages import (
     decode_archive_answer,
 )
 from quiver_actors.base.protocol.framing import FrameReader, encode_frame
-from quiver_actors.base.protocol.messages import Done, Refused
+from quiver_actors.base.protocol.messages import Done, Refused, SegmentInfo
 from quiver_actors.client.calls import refusal_error
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.errors import ProtocolError, UsageError, WorkerUnavailable
@@ -65,19 +66,26 @@ class ArchiveDoor:
         Raises:
             NotAllowed, UnknownTopic, StorageUnavailable, WorkerUnavailable: it cannot be told.
         """
-        try:
-            found = self._ask(ListArchived(topic, core, incarnation, first_segment_seq))
-        except _NoArchiver:
-            return None
-        if not isinstance(found.answer, ArchivedList):
-            raise _unexpected(found.answer)
-        return found.answer
+        segments: list[SegmentInfo] = []
+        holes: list[ArchivedHole] = []
+        while True:
+            try:
+                answer = self._ask(ListArchived(topic, core, incarnation, first_segment_seq)).answer
+            except _NoArchiver:
+                return None
+            if not isinstance(answer, ArchivedList):
+                raise _unexpected(answer)
+            segments += answer.segments
+            holes += answer.holes
+            if not answer.is_cut:
+                return ArchivedList(segments, holes, answer.archived_through)
+            first_segment_seq = answer.archived_through + 1
 
     def opened(self, request: OpenArchived) -> DoorFile:
         """The file of one copy of an archived segment.
 
         Raises:
-            NotStored: there is none.
+            NotStored: there is no such copy.
             FormatError: its checksums are damaged.
             And as `listed`.
         """

@@ -203,7 +203,7 @@ class Grouping:
             yield from self._plan_run()
 
     def _take_run(self) -> Iterator[Planned]:
-        """The run, in as many groups as it needs."""
+        """Yield the run in as many groups as it needs."""
         while len(self._item_counts) >= RUN_BUNDLES_MIN:
             laid_out = plan_run(self._memory, self._run_streams, self._run, self._item_counts)
             if laid_out is None:

@@ -87,7 +87,7 @@ def _grouped(
 class _NumberedRules(SendRules):
     """Bundles go to the worker that is the producer's place, which stores none of their numbers twice.
 
-    The place is looked up with each attempt: it is another one once the node has come back with another number of workers.
+    Each attempt looks the place up again: it is another one once the node has come back with another number of workers.
     """
 
     # An unknown producer's window starts at the first number that the worker stores: what follows must not come first.

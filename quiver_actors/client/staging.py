@@ -1,4 +1,4 @@
-"""The transactional side of a client: stages, tokens, decisions. Mixed into `Client`, so that transactions read like pushes."""
+"""The calls of a client for transactions: stages, tokens, decisions. `Client` inherits them."""
 
 from __future__ import annotations
 

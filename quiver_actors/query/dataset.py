@@ -142,12 +142,12 @@ class SegmentFragment:
 
     @property
     def physical_schema(self) -> pa.Schema:
-        """The schema of the dataset: bundles are read in it."""
+        """The schema of the dataset, in which bundles are read."""
         return self._dataset.schema
 
     @property
     def partition_expression(self) -> pc.Expression:
-        """An expression that is true for all rows: of their core, segment and span of time."""
+        """Return an expression about core, segment and time that is true for all rows of the part."""
         return self._dataset.guarantee_of(self._part)
 
     def scanner(

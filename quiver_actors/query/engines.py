@@ -62,7 +62,7 @@ def _explaining(engine: str, reader: pa.RecordBatchReader, tables: Sequence[Tabl
 
 
 def _explained(engine: str, error: Exception, tables: Sequence[Table]) -> QuiverError:
-    """What a table could not read, which an engine passes on as a text; else what the engine says."""
+    """Return the error of a table that could not be read, which engines pass on as text only; otherwise the engine's own error."""
     failures = [each.content.failure for each in tables if isinstance(each.content, TopicDataset)]
     found = next((failure for failure in failures if failure is not None), None)
     known = f"; tables: {', '.join(map(str, tables))}" if tables else ""

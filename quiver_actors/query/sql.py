@@ -67,7 +67,7 @@ class Mentions:
 
 
 def tables_of(statement: str, material: Material, *, skip_damaged: bool = False) -> list[Table]:
-    """What the names of a statement stand for.
+    """Return the tables that the names of a statement stand for.
 
     Raises:
         SchemaConflict, FormatError: as `dataset_of`.

@@ -43,6 +43,12 @@ ELSEWHERE: dict[tuple[str, str], str] = {
         "README",
         "make check     # lint",
     ): "runs these tests, or for hours; quick forms of every benchmark and torture are tested",
+    (
+        "archive",
+        "pip install 'quiver-actors[archive]'",
+    ): "a bucket; tests/integration/test_archive.py runs these commands",
+    ("archive", "receipts = client.push_many("): "a bucket; tests/integration/test_archive.py waits so",
+    ("archive", "quiver archive take-over"): "a bucket; tests/integration/test_archive.py takes an archive over",
     ("archive", "everything = client.read("): "a bucket; tests/integration/test_archive_one_read.py reads so",
     ("archive", "with quiver_actors.open_archive("): "a bucket; tests/integration/test_archive_reading.py reads one",
     ("developing", "make check     # lint"): "runs these tests",
@@ -54,6 +60,10 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     ): "the same: needs what that installs; the page about Spark runs as much here",
     ("getting-started", "for delivery in deliveries"): "a loop without an end",
     ("performance", "make bench "): "runs for an hour; the quick form of every module is tested",
+    (
+        "query",
+        "import pyarrow.flight as fl",
+    ): "a server on another host; tests/integration/test_flight_tables.py reads so",
     ("security", "quiver subscribers share invoices"): "another user's command; tests/security runs it",
     ("spark", "python3 -m venv env"): "installs the package from an index, and submits to a cluster",
     ("spark", "quiver serve --listen 0.0.0.0:8815"): "a port for other machines, and a bucket",

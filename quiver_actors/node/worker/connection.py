@@ -70,7 +70,7 @@ class ClientConnection(Protocol):
         """Let `messages` yield a lone push that `receive_lone` has returned."""
 
     def messages(self) -> Iterator[ClientMessage | LonePush]:
-        """Yield every whole message that was taken in. Raises ProtocolError: one of them is none."""
+        """Yield every complete message that was received. Raises ProtocolError: a message is malformed."""
 
     def send(self, message: Message) -> None:
         """Queue a message for the next `flush()`."""
@@ -123,7 +123,7 @@ class Connection:
         return self.descriptors_out >= self.descriptors_max and not self._is_read()
 
     def _is_read(self) -> bool:
-        """Whether the peer has read everything; then no descriptor is on its way to it."""
+        """Whether the peer has read everything; then no descriptor is in transit to the peer."""
         if self.unsent_bytes or struct.unpack("i", fcntl.ioctl(self.fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]:
             return False
         self.descriptors_out = 0

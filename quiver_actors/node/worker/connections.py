@@ -255,7 +255,7 @@ class Connections:
 
     def _read(self, session: Session, mask: int, now_ns: int) -> None:
         if session in self.paused:
-            # Not read from, so what woke the loop is the end of the connection, or something to read from before it paused in this turn.
+            # The loop reads nothing from it. It woke for the end of the connection, or for data from before the pause in this turn.
             if mask & (select.EPOLLHUP | select.EPOLLERR):
                 self._end(session)
             return
@@ -319,7 +319,7 @@ class Connections:
         return self._go_on(session, requests)
 
     def _go_on(self, session: Session, requests: Requests) -> bool:
-        """The next portions of a request that is carried out in several. Whether nothing is left of it, and of the budget something is."""
+        """Do the next portions of a long request. True if the request is complete and a part of the budget is left."""
         while session.work is not None and session.budget.left_ns > 0:
             started_ns = monotonic_ns()
             requests.go_on(session)

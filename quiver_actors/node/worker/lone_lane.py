@@ -30,7 +30,7 @@ from quiver_actors.store.jobs.commits import LoneCommit
 from quiver_actors.store.wal.lone import LoneStream
 
 CARE_NS = 5 * MILLISECOND_NS
-"""How soon after a push the host looks at everything else, as it does between light turns."""
+"""Time after a push at which the host looks at all other work, as it does between light turns."""
 _EOS_BYTES = 8
 _SYNCED = int(Durability.SYNCED)
 

@@ -46,8 +46,9 @@ class DiskFile(Protocol):
         """Read like `read`, but from the disk itself; later reads then give the disk's bytes too. None where that is impossible: bytes of
         the file wait to be written, another process uses them, or the file system keeps its files in memory."""
 
-    def allocate(self, size_bytes: int) -> None:
-        """Reserve blocks for `[0, size_bytes)`, zero-filled where unwritten, growing the file to it; ENOSPC comes here."""
+    def allocate(self, size_bytes: int, start: int = 0, *, length_bytes: int = 0) -> None:
+        """Reserve blocks for `[start, size_bytes)`, zero-filled where unwritten; ENOSPC comes here. The file grows to `size_bytes`, or to
+        `length_bytes` with a hole at its end. It may run beside writes of the owner below `start`: nothing there is touched."""
 
     def truncate(self, size_bytes: int) -> None:
         """Set the size of the file; a larger size adds a hole that reads as zeroes."""

@@ -165,6 +165,17 @@ def test_segments_and_holes_are_listed_and_read(served: Served, door: ArchiveDoo
     assert (other.segments, other.archived_through) == ([], -1)
 
 
+def test_a_long_list_comes_in_parts(served: Served, door: ArchiveDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.writer.record(9, [served.writer.upload(9, served.contents[0])])
+    whole = door.listed("default", 0, INCARNATION, 0)
+    monkeypatch.setattr(serving, "LISTED_MAX", 1)
+    assert door.listed("default", 0, INCARNATION, 0) == whole
+    assert whole is not None
+    assert [info.segment_seq for info in whole.segments] == [0, 1, 2, 3, 9]
+    assert whole.holes[-1] == ArchivedHole(3, 0, 0, "never_archived")
+    assert whole.archived_through == 9
+
+
 def test_what_is_archived_later_is_listed_then(served: Served, door: ArchiveDoor) -> None:
     before = door.listed("default", 0, INCARNATION, 0)
     served.writer.record(3, [served.writer.upload(3, served.contents[0])])
