@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs fresh-user test test-failed test-demo test-cluster test-spark-versions test-spark-4.1 test-spark-4.2 check lint types unit torture soak mutation coverage bench bench-peers install clean
+.PHONY: help demo docs fresh-user test test-failed test-demo test-cluster test-servers test-spark-versions test-spark-4.1 test-spark-4.2 check lint types unit torture soak mutation coverage bench bench-peers install clean
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
@@ -29,6 +29,7 @@ help:
 	@echo 'make test-failed          the tests that failed in the last run, one at a time'
 	@echo 'make test-demo            the demo, and that its closing line says what it must'
 	@echo 'make test-cluster         Spark on a standalone cluster of two hosts, with kills: about 3 GB of memory'
+	@echo 'make test-servers         the archive against versitygw (S3) and azurite (Azure), as far as Go and npm are there to install them'
 	@echo 'make test-spark-versions  the Spark tests on Spark 4.1 and 4.2: fetches about 500 MB for each'
 	@echo 'make check   lint, types and the unit tests only'
 	@echo 'make docs    the pages of docs/ as a site, in site/'
@@ -58,6 +59,22 @@ test-demo: $(STAMP)
 
 test-cluster: $(STAMP)
 	$(PYTEST) -m cluster tests/cluster
+
+# Real object stores that no Python package brings. moto, which one does, is in `make test`. A server that cannot be installed is skipped, visibly.
+SERVERS := $(CURDIR)/.servers
+AZURITE := 3.35.0
+VERSITYGW := v1.8.0
+
+test-servers: $(STAMP) $(SERVERS)/installed
+	QUIVER_TEST_SERVERS=$(SERVERS)/bin:$(SERVERS)/node_modules/.bin $(PYTEST) -rs tests/contract/test_object_store.py -k 'versitygw or azurite'
+
+$(SERVERS)/installed: Makefile
+	@mkdir -p $(SERVERS)/bin
+	@if command -v go >/dev/null; then GOBIN=$(SERVERS)/bin go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW); fi || \
+		echo 'make: versitygw could not be installed: see its message above' >&2
+	@if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix $(SERVERS) azurite@$(AZURITE); fi || \
+		echo 'make: azurite could not be installed: see its message above' >&2
+	@touch $@
 
 # Everything with a Spark session of its own, on versions before the pinned one: a second installation of 500 MB for each.
 SPARK_TESTS := tests/unit/spark tests/examples tests/integration/test_spark_*.py $(addprefix tests/integration/test_,flight.py object_store.py demo.py)
@@ -133,5 +150,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .venv-spark-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site demo_output bench_results spark-warehouse
+	rm -rf $(VENV) .venv-spark-* .servers .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site demo_output bench_results spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,8 @@
 """How fast is what is stored read as a table, by `pyarrow.dataset` and by DuckDB, and what does a condition on the time of a push save?
 
-One topic of bundles of 4,096 rows (64 KiB), all sealed, in segments of 32 MiB, in a store of this process. The limit, interleaved in
-the same run, is `pyarrow.dataset` over Arrow files with the same batches, one file a segment. Every bundle is checked against its checksum; Arrow
-checks nothing. A scan sums two columns, so that all values are read; the clock of `from scratch` includes making the dataset.
+One topic of bundles of 4,096 rows (64 KiB), all sealed, in segments of 32 MiB, in a store of this process. The limit, interleaved in the
+same run, is `pyarrow.dataset` over Arrow files with the same batches, one file a segment. Every bundle is checked against its checksum;
+Arrow checks nothing. A scan sums two columns, so that all values are read; the clock of `from scratch` includes making the dataset.
 
 `recent` asks for the newest 1 % of the segments by `_quiver_ingestion_time`; its ratio is to the same statement over all of them.
 

@@ -313,8 +313,8 @@ class Client(QueryingClient, ArchiveWaiting):
         columns: Mapping[str | int, Iterable[str]] | None = None,
     ) -> AsyncIterator[StoredBundle]:
         """Read stored bundles with `async for`; the range is fixed and checked when the first bundle is asked for."""
-        asked = Asked.parse(slots, columns)
-        wanted = await self._exchange.complete(self._requests.wanted_range(topic, core, start, end, asked))
+        found = await self._exchange.complete(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
+        wanted = found.between(start, end)
         for part in wanted.parts:
             flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
             segment = await self._exchange.complete(flow)

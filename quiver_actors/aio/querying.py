@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from quiver_actors.aio.exchange import LoopExchange
@@ -47,10 +47,17 @@ class QueryingClient:
         choice = {"slot": slot, "where": where, "metadata": metadata, "skip_damaged": skip_damaged}
         return await asyncio.to_thread(dataset_from, snapshot, span, **choice)
 
-    async def sql(self, statement: str, *, engine: str = "duckdb", skip_damaged: bool = False) -> pa.RecordBatchReader:
+    async def sql(
+        self,
+        statement: str,
+        *,
+        engine: str = "duckdb",
+        topics: Collection[str] | None = None,
+        skip_damaged: bool = False,
+    ) -> pa.RecordBatchReader:
         """Run one reading SQL statement over what is stored now; see `quiver_actors.client.Client.sql`."""
         from quiver_actors.client.querying import answer, taking_material
 
-        flow = taking_material(self._requests, statement, verifies_checksums=self._verifies_checksums)
+        flow = taking_material(self._requests, statement, topics, verifies_checksums=self._verifies_checksums)
         material = await self._exchange.complete(flow)
         return await asyncio.to_thread(answer, statement, material, engine, skip_damaged=skip_damaged)

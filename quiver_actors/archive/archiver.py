@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused
+from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.object_store import ObjectStore
@@ -72,6 +72,8 @@ class Archiver:
         self._throttle = Throttle(settings.max_bandwidth_bytes, self._stopping.wait)
         self._writer: ManifestWriter | None = None
         self._archives: dict[str, TopicArchive] = {}
+        self._paused: dict[str, int] = {}
+        """Topics that have failed, and when each is tried again, on the monotonic clock."""
         self._status = ArchiveStatus(url=store.url, state="starting")
         self._failures = 0
         self._upkeep_ns = 0
@@ -96,8 +98,11 @@ class Archiver:
             more = self._work()
         except QuiverError as error:
             return self._failed(error)
-        self._failures = 0
-        self._publish(state="archiving", error="", error_unix_ns=0)
+        if self._paused:
+            self._publish()
+        else:
+            self._failures = 0
+            self._publish(state="archiving", error="", error_unix_ns=0)
         return 0.0 if more else POLL_SECONDS
 
     def _work(self) -> bool:
@@ -118,15 +123,26 @@ class Archiver:
         return more
 
     def _step(self, topic: str, archive: TopicArchive, writer: ManifestWriter, settings: ArchiveSettings) -> bool:
+        if time.monotonic_ns() < self._paused.get(topic, 0):
+            return False
         try:
-            return archive.step(self._store, writer, settings)
+            more = archive.step(self._store, writer, settings)
         except UnknownTopic:
             self._archives.pop(topic).close()  # deleted since the list was read
+            more = False
+        except (ArchiveFenced, ArchiveUnavailable):
+            raise
+        except QuiverError as error:
+            # It may concern this topic alone, as a damaged part of its manifest does: the others go on.
+            self._paused[topic] = time.monotonic_ns() + int(self._failed(error) * SECOND_NS)
             return False
+        self._paused.pop(topic, None)
+        return more
 
     def _follow(self, client: Client, settings: dict[str, ArchiveSettings]) -> None:
         """Begin with topics that are to be archived now, and leave those that are not any more."""
         wanted = {topic for topic, each in settings.items() if each.enabled}
+        self._paused = {topic: until_ns for topic, until_ns in self._paused.items() if topic in wanted}
         new = wanted - self._archives.keys()
         found = client.topics() if new else {}
         for topic in new & found.keys():

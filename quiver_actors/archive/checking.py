@@ -37,7 +37,7 @@ def read_segment(store: ObjectStore, key: str, segment: Segment) -> bytes:
 
 
 def check_segment(store: ObjectStore, key: str, segment: Segment) -> str:
-    """Say what is wrong with an archived segment or its checksums; empty if nothing is. Raises ArchiveError: the store cannot be read."""
+    """Return the fault of an archived segment or its checksums; empty if there is none. Raises ArchiveError: the store cannot be read."""
     try:
         content = read_segment(store, key, segment)
         sums = read_sums(store, key)

@@ -1,12 +1,12 @@
-"""The manifest of a node's archive: what it says, and its form as JSON. Pure.
+"""The manifest of a node's archive: its contents, and its form as JSON. Pure.
 
-One head object a node names the parts that hold now; parts never change. A commit writes new parts, then moves the head by
-compare-and-swap: what a reader finds through one head is one state. The head also says who owns the archive of the node: a number, the
-epoch, that rises with each start of an archiver, and the identity of the data directory that it archives. Who finds another owner there
-writes nothing.
+Each node has one head object, which names the valid parts of the manifest; parts never change. A commit writes new parts, then replaces
+the head by compare-and-swap, so everything that a reader finds through one head is one state. The head also names the owner of the node's
+archive: its epoch, a number that rises with each start of an archiver, and the identity of the data directory that it archives. A process
+that finds another owner there writes nothing.
 
-Fields may be added, each with a default that means "not said"; a reader ignores those that it does not know. A change that an older
-reader must not miss raises `VERSION`.
+A later version may add fields, each with a default that means "not recorded"; a reader ignores fields that it does not know. A change that
+an older reader must not ignore raises `VERSION`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_ingestion_unix_ns: int
     position_start: int = 0
     position_end: int = 0
-    """Log positions: where one segment ends and the next begins at the same, nothing was stored in between. Both 0: unknown."""
+    """Log positions. If one segment ends where the next begins, nothing was stored in between. Both 0: unknown."""
     index: tuple[int, ...] = ()
-    """The byte at which the bundles 0, 1000, 2000 and so on begin; -1: that one was lost. Empty: not said."""
+    """The byte at which the bundles 0, 1000, 2000 and so on begin; -1: that bundle was lost. Empty: not recorded."""
     labels: tuple[str, ...] | None = None
     first_event_unix_ns: int | None = None
     last_event_unix_ns: int | None = None
@@ -78,7 +78,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartRef(msgspec.Struct, frozen=True, kw_only=True):
-    """The head's entry of a part, with what decides whether a reader needs it."""
+    """The head's entry of a part, with the facts by which a reader decides whether it needs the part."""
 
     key: str
     size_bytes: int
@@ -107,7 +107,7 @@ class StreamRef(msgspec.Struct, frozen=True, kw_only=True):
     """Segments up to this number were deleted in the archive by age; -1: none was."""
     parts: tuple[PartRef, ...] = ()
     slots: dict[str, int] | None = None
-    """The topic's slots by name, empty if it declares none; None: not said."""
+    """The topic's slots by name, empty if it declares none; None: not recorded."""
 
     @property
     def key(self) -> StreamKey:
@@ -192,7 +192,7 @@ def part_ref(part: Part, key: str, content: bytes, crc: int) -> PartRef:
 
 
 def merged(parts: Iterable[Part]) -> Part:
-    """One part with the segments and holes of several parts of one stream, in order, each once."""
+    """Return one part with the segments and holes of several parts of one stream, in order and without repeats."""
     found = list(parts)
     segments = {each.segment_seq: each for part in found for each in part.segments}
     holes = dict.fromkeys(hole for part in found for hole in part.holes)

@@ -38,13 +38,13 @@ from quiver_actors.errors import ChecksumMismatch, InvalidFormat
 logger = logging.getLogger("quiver.archive")
 
 SMALL_PARTS_MAX = 16
-"""The number of small parts at the end of a stream that become one."""
+"""Number of small parts at the end of a stream that are merged into one."""
 PART_ROWS_MAX = 1000
-"""A part with so many segments and holes is not merged any more."""
+"""A part with this many segments and holes is no longer merged."""
 
 
 class Addition(NamedTuple):
-    """What a commit adds to one stream."""
+    """The segments and holes that a commit adds to one stream."""
 
     segments: Sequence[Segment]
     holes: Sequence[Hole]
@@ -55,10 +55,10 @@ class Addition(NamedTuple):
 
 
 def read_head(store: Metadata, node: str) -> Head | None:
-    """The head of a node's manifest; None where nothing was archived under that name.
+    """Read the head of a node's manifest; None if nothing was archived under that name.
 
     Raises:
-        ArchiveError: the store cannot be read. InvalidFormat, UnsupportedVersion: the head cannot be.
+        ArchiveError: the store cannot be read. InvalidFormat, UnsupportedVersion: the head is damaged, or newer than this program.
     """
     found = store.get(head_key(node))
     return None if found is None else decode_head(found.content)

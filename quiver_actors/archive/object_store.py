@@ -92,7 +92,7 @@ class ObjectStore(Metadata, Protocol):
         """Return the size of an object; None where there is none."""
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read the ranges `(start, end)` of one object. Fewer bytes come where it ends before. Raises ObjectMissing."""
+        """Read the ranges `(start, end)` of one object. A range beyond the end of the object yields fewer bytes. Raises ObjectMissing."""
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield all objects whose keys begin with the parts of `prefix`; all of the store for an empty one. In no order."""

@@ -50,13 +50,13 @@ class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
         return next(found, Place(url=url, node=node))
 
     def with_place(self, place: Place) -> OwnRecord:
-        """The record with one place replaced."""
+        """Return the record with this place in it, instead of the one of the same URL and node."""
         others = tuple(each for each in self.places if (each.url, each.node) != (place.url, place.node))
         return msgspec.structs.replace(self, places=(*others, place))
 
 
 def read_record(disk: Disk) -> OwnRecord:
-    """The record of a data directory; a new one where there is none. Raises InvalidFormat, DiskError."""
+    """Return the record of a data directory, or a new one if it has none. Raises InvalidFormat, DiskError."""
     try:
         return msgspec.json.decode(read_whole(disk, RECORD_FILE, _RECORD_BYTES_MAX), type=OwnRecord)
     except msgspec.DecodeError as error:
@@ -100,7 +100,7 @@ def become_owner(disk: Disk, store: ObjectStore, node: str) -> ManifestWriter:
 
 
 def take_over(disk: Disk, store: ObjectStore, node: str) -> Owner | None:
-    """Note the present owner of the archive as the one that this directory follows: its next archiver takes over.
+    """Record the present owner of the archive as the predecessor of this directory, whose next archiver takes over.
 
     Returns:
         The owner so far; None where there is no such archive yet.

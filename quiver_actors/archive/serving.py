@@ -47,6 +47,8 @@ from quiver_actors.node.worker.peer import peer_of
 logger = logging.getLogger("quiver.archive")
 
 REQUEST_BYTES_MAX = 1 << 20
+LISTED_MAX = 20_000
+"""Segments that one answer lists."""
 FILES_MAX = 64
 """Files that one connection has open; the one that was used longest ago goes."""
 CONNECTIONS_MAX = 256
@@ -89,13 +91,16 @@ class ArchiveReads:
         if self._contents is not None:
             self._contents.refresh()
         contents = self._manifest().contents(_stream_of(request))
-        known = [each for each in numbered_in(contents).values() if each.segment_seq >= request.first_segment_seq]
+        first = request.first_segment_seq
+        known = [each for each in numbered_in(contents, first).values() if each.segment_seq >= first]
+        known, left = known[:LISTED_MAX], known[LISTED_MAX:]
+        through = left[0].segment_seq - 1 if left else contents.archived_through
         holes = [
             ArchivedHole(hole.segment_seq, hole.first_bundle, hole.bundle_count, hole.reason)
             for each in known
             for hole in each.holes
         ]
-        return ArchivedList([each.info for each in known], holes, contents.archived_through)
+        return ArchivedList([each.info for each in known], holes, through, bool(left))
 
     def opened(self, request: OpenArchived) -> CachedFile:
         """The file of one copy of a segment. Raises NotStored, and as `SegmentFiles.file`."""

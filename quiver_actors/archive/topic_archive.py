@@ -30,12 +30,12 @@ logger = logging.getLogger("quiver.archive")
 
 BATCH_SEGMENTS_MAX = 16
 BATCH_BYTES_MAX = 256 << 20
-"""The most that is uploaded of one stream before it is recorded."""
+"""Most segments and bytes of one stream that are uploaded before they are recorded in the manifest."""
 KNOWN_RUNS_MAX = 1000
 
 
 class Step(NamedTuple):
-    """The work that one stream needs now. `plan` makes it."""
+    """The work that one stream needs now, as `plan` returns it."""
 
     new: list[SegmentInfo]
     """Segments to be uploaded, oldest first."""

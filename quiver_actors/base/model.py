@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from quiver_actors.base.notebook import facts_html
 from quiver_actors.errors import InvalidId, UnknownSlot
 
 SLOTS_MAX = 64
@@ -107,6 +106,8 @@ class Receipt(NamedTuple):
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
+        from quiver_actors.base.notebook import facts_html  # Spark's registration loads as little as it can.
+
         facts = {**self.bundle_id._asdict(), "sequence": self.sequence, "durability": self.durability.name.lower()}
         return facts_html("Receipt", {**facts, "duplicate": True} if self.duplicate else facts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping
 
 
@@ -19,4 +18,6 @@ def table_html(title: str, headings: Iterable[str], rows: Iterable[Iterable[obje
 
 
 def _escaped(value: object) -> str:
+    import html  # Its tables are large, and processes without a notebook never need them.
+
     return html.escape(f"{value:,}" if type(value) is int else str(value))

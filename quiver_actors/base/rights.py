@@ -120,6 +120,7 @@ _OF_TOPICS = (
 )
 _OF_FLIGHT = (
     Row("flight.ReadTicket", "- - - - - - no yes no yes", "read the topic"),
+    Row("flight.TableTicket", "- - - - - - no yes no yes", "read the topic"),
     Row("flight.Look", "- - - - - - no yes yes yes", "look at the topic"),
     Row("flight.Look: hold", "- - - - - - no no no yes", "hold a subscriber of the topic"),
     Row("flight.AskSchemas", "- - - - - - no yes yes yes", "read schemas of the topic"),

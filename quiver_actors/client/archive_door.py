@@ -17,6 +17,7 @@ from typing import NamedTuple
 from quiver_actors.base.protocol.archive_messages import (
     BLOCKS_MAX,
     ArchiveAnswer,
+    ArchivedHole,
     ArchivedList,
     ArchivedOpened,
     ArchiveRequest,
@@ -26,7 +27,7 @@ from quiver_actors.base.protocol.archive_messages import (
     decode_archive_answer,
 )
 from quiver_actors.base.protocol.framing import FrameReader, encode_frame
-from quiver_actors.base.protocol.messages import Done, Refused
+from quiver_actors.base.protocol.messages import Done, Refused, SegmentInfo
 from quiver_actors.client.calls import refusal_error
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.errors import ProtocolError, UsageError, WorkerUnavailable
@@ -36,8 +37,8 @@ TIMEOUT_SECONDS = 120.0
 """How long an answer may take: the archiver may have to fetch from an object store that is slow."""
 RESTART_SECONDS = 30.0
 """How long an archiver is waited for that has died."""
+_AWAY = (ConnectionRefusedError, FileNotFoundError)
 _LOOK_SECONDS = 0.05
-_ATTEMPTS = 2
 _DESCRIPTORS_MAX = 4
 
 
@@ -65,19 +66,26 @@ class ArchiveDoor:
         Raises:
             NotAllowed, UnknownTopic, StorageUnavailable, WorkerUnavailable: it cannot be told.
         """
-        try:
-            found = self._ask(ListArchived(topic, core, incarnation, first_segment_seq))
-        except _NoArchiver:
-            return None
-        if not isinstance(found.answer, ArchivedList):
-            raise _unexpected(found.answer)
-        return found.answer
+        segments: list[SegmentInfo] = []
+        holes: list[ArchivedHole] = []
+        while True:
+            try:
+                answer = self._ask(ListArchived(topic, core, incarnation, first_segment_seq)).answer
+            except _NoArchiver:
+                return None
+            if not isinstance(answer, ArchivedList):
+                raise _unexpected(answer)
+            segments += answer.segments
+            holes += answer.holes
+            if not answer.is_cut:
+                return ArchivedList(segments, holes, answer.archived_through)
+            first_segment_seq = answer.archived_through + 1
 
     def opened(self, request: OpenArchived) -> DoorFile:
         """The file of one copy of an archived segment.
 
         Raises:
-            NotStored: there is none.
+            NotStored: there is no such copy.
             FormatError: its checksums are damaged.
             And as `listed`.
         """
@@ -113,40 +121,47 @@ class ArchiveDoor:
 
     def _ask(self, request: ArchiveRequest) -> _Answered:
         with self._lock:
-            for attempt in range(_ATTEMPTS):
-                connected = self._connected()
+            deadline = time.monotonic() + RESTART_SECONDS
+            while True:
+                connected = self._connected(deadline)
                 try:
                     answer, descriptor = _exchange(connected, request)
                     break
                 except (OSError, ProtocolError) as error:
                     self._disconnect()
-                    if isinstance(error, ProtocolError) or attempt + 1 == _ATTEMPTS:
+                    # A lost connection is made again: the archiver may be one that is being restarted.
+                    if not isinstance(error, ConnectionError) or time.monotonic() > deadline:
                         raise _unavailable(error) from error
+                    time.sleep(_LOOK_SECONDS)
+                except BaseException:
+                    # Interrupted: the answer that is under way must not be taken for that of the next request.
+                    self._disconnect()
+                    raise
             answered = _Answered(answer, descriptor, self._generation)
         if isinstance(answer, Refused):
             raise refusal_error(answer)
         return answered
 
-    def _connected(self) -> socket.socket:
+    def _connected(self, deadline: float) -> socket.socket:
         if self._pid != os.getpid():
             # A child has its parent's socket, and must say nothing on it.
             self._disconnect()
         if self._socket is None:
-            connected = self._connect()
+            connected = self._connect(deadline)
             connected.settimeout(self._timeout_seconds)
             self._socket, self._pid = connected, os.getpid()
             self._generation += 1
         return self._socket
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, deadline: float) -> socket.socket:
         """Connect; an archiver that has just died is waited for, as its node starts another one."""
         # Another one than that of the client's exchange, which threads may be using.
-        directory, deadline = self._directory.another(), time.monotonic() + RESTART_SECONDS
+        directory = self._directory.another()
         while True:
             try:
                 connected = directory.connect_to_archiver()
             except OSError as error:
-                if not isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
+                if not isinstance(error, _AWAY) or time.monotonic() > deadline:
                     raise _unavailable(error) from error
                 time.sleep(_LOOK_SECONDS)
             else:

@@ -160,7 +160,7 @@ class ArchiveWaiting:
 
         Raises:
             NotArchived: they are not after `timeout` seconds, or never will be, for example because they were evicted before.
-            UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         receipts = list(receipts)
         wanted: list[Wanted] = []

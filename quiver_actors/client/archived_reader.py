@@ -95,8 +95,6 @@ class ArchivedReader:
             ChecksumMismatch: every copy of it is damaged.
             ArchiveError: the store cannot be read.
         """
-        if not 0 <= index < self.bundle_count:
-            raise IndexError(f"bundle {index} is not in 0..{self.bundle_count - 1}")
         if self.is_lost(index):
             raise DataLost(self._loss(index))
         self._ask(lambda reader: reader.check(index))
@@ -109,7 +107,7 @@ class ArchivedReader:
         return self.decode(index, slots)
 
     def decode(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
-        """The record batches of a bundle by slot id; none of a lost one."""
+        """Read the record batches of a bundle by slot id; empty for a lost bundle."""
         if not self._segment.is_archived:
             return {}
         return self._ask(lambda reader: reader.decode(index, slots))

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.archive_messages import ArchivedHole, OpenArchived
 from quiver_actors.base.protocol.messages import SegmentInfo
@@ -39,6 +41,10 @@ class ArchivedStream(NamedTuple):
         """All segments, each once: those that are on the disk as they are there."""
         return list({**self.segments, **{info.segment_seq: info for info in on_disk}}.values())
 
+    def is_of_unknown_length(self, segment_seq: int) -> bool:
+        """Whether nobody knows how many bundles a lost segment had."""
+        return any(hole.segment_seq == segment_seq and hole.bundle_count == 0 for hole in self.holes)
+
     def loss_reason(self, segment_seq: int, index: int) -> str:
         """Why a bundle of which nothing is stored is lost."""
         for hole in self.holes:
@@ -65,7 +71,13 @@ class ArchivedReads:
         numbers = {info.segment_seq for info in on_disk.segments}
         if start is None or not stream.incarnation or start.segment_seq >= min(numbers, default=start.segment_seq + 1):
             return stream
-        return self._listed(stream, start.segment_seq, numbers)
+        found = self._listed(stream, start.segment_seq, numbers)
+        first = found.segments.get(start.segment_seq)
+        if first is None or first.size_bytes or not found.is_of_unknown_length(start.segment_seq):
+            return found
+        # The bundle that stands for all of them is the one that is asked for.
+        longer = msgspec.structs.replace(first, bundle_count=start.bundle_index + 1)
+        return found._replace(segments={**found.segments, start.segment_seq: longer})
 
     def again(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
         """Look for a segment that has left the disk since it was listed.

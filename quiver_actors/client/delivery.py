@@ -59,7 +59,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
 
     @property
     def is_resolved(self) -> bool:
-        """Whether this object has said what becomes of the bundle."""
+        """Whether this object has resolved the bundle, or has reported it as unreadable."""
         return bool(self._outcome)
 
     @property
@@ -152,7 +152,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
         try:
             self._resolutions.report_unreadable(self._parcel, self._bundle_index, self.bundle_id, reason)
         except ClosedError:
-            # The claim is gone, and reading goes on for what it is worth.
+            # The claim has ended with the subscription, so there is no worker to tell.
             self._outcome = ""
 
 

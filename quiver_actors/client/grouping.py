@@ -74,7 +74,7 @@ class Grouping:
                 yield from left
                 break
             except UsageError as error:
-                # In what is left one may be wrong, too: it stands in front of the one that was found first.
+                # Another wrong bundle may be among those that are left; it comes before the one that was found first.
                 wrong, left = error, self._take_all()
         if wrong is not None:
             raise wrong
@@ -203,7 +203,7 @@ class Grouping:
             yield from self._plan_run()
 
     def _take_run(self) -> Iterator[Planned]:
-        """The run, in as many groups as it needs."""
+        """Yield the run in as many groups as it needs."""
         while len(self._item_counts) >= RUN_BUNDLES_MIN:
             laid_out = plan_run(self._memory, self._run_streams, self._run, self._item_counts)
             if laid_out is None:

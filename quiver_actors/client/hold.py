@@ -140,7 +140,7 @@ class Hold:
             flush: seal open segments first, so that everything acknowledged before is included.
 
         Raises:
-            UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         self._directory.refresh()
         if flush:
@@ -192,7 +192,7 @@ class Hold:
         self._exchange.close()
 
     def _hearing(self, owed: Mapping[int, int]) -> Flow[None]:
-        """Wait until the notices have arrived that the workers owe."""
+        """Wait until the notices that the workers owe have arrived. `owed` has their numbers by core."""
         deadline_ns = deadline_after(self._timeout_seconds)
         for core, count in owed.items():
             channel = self._channels.channel(core)

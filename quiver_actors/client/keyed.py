@@ -87,7 +87,7 @@ def _grouped(
 class _NumberedRules(SendRules):
     """Bundles go to the worker that is the producer's place, which stores none of their numbers twice.
 
-    The place is looked up with each attempt: it is another one once the node has come back with another number of workers.
+    Each attempt looks the place up again: it is another one once the node has come back with another number of workers.
     """
 
     # An unknown producer's window starts at the first number that the worker stores: what follows must not come first.
@@ -107,9 +107,10 @@ class _NumberedRules(SendRules):
         return Key(self._name, number)
 
     def final_error(self, refusal: QuiverError, *, is_first: bool) -> QuiverError | None:
-        """Retry, beside what every push retries, a SequenceGap behind bundles that are sent again, and bundles that may have been stored.
+        """Return the refusal if it is final, or None if the bundles are pushed again.
 
-        The gap was caused by those bundles; a bundle that was stored is not stored twice.
+        Beside the refusals that every push retries, these are a SequenceGap behind bundles that are pushed again, which caused it, and
+        DurabilityUnknown, because a bundle that was stored is not stored twice.
         """
         is_behind = isinstance(refusal, SequenceGap) and not is_first
         is_again = is_retried(refusal) or is_behind or isinstance(refusal, DurabilityUnknown)

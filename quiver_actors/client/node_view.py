@@ -43,6 +43,8 @@ class NodeView(msgspec.Struct, frozen=True):
     cores: tuple[CoreEntry, ...]
     node: str = ""
     """Name of the node among several nodes."""
+    has_archiver: bool = False
+    """Whether the node keeps an archiver running, which listens on `ARCHIVE_SOCKET`."""
 
 
 class WorkerDirectory(Protocol):
@@ -166,12 +168,16 @@ class NodeDirectory:
         return Connection(self._connected(path, socket.SOCK_NONBLOCK))
 
     def connect_to_archiver(self) -> socket.socket | None:
-        """A blocking socket to the node's archiver, whose user is trusted; None where there is none. Raises as `connect`."""
+        """A blocking socket to the node's archiver, whose user is trusted; None where the node has none.
+
+        Raises:
+            OSError: it does not listen now: ConnectionRefusedError, FileNotFoundError where it has just begun or ended.
+            And as `connect`.
+        """
         self.refresh()
-        try:
-            return self._connected(os.path.join(self.run_dir, ARCHIVE_SOCKET), 0)
-        except FileNotFoundError:
+        if not self.view.has_archiver:
             return None
+        return self._connected(os.path.join(self.run_dir, ARCHIVE_SOCKET), 0)
 
     def _connected(self, path: str, flags: int) -> socket.socket:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | flags)

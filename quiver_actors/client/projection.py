@@ -17,7 +17,7 @@ from quiver_actors.errors import UsageError
 
 
 class Projection(NamedTuple):
-    """Resolved to slot ids; the default is everything."""
+    """The slots and columns that a consumer asked for, by slot id; the default is all of them."""
 
     slots: frozenset[int] | None = None
     """Ids of the wanted slots; None: all."""
@@ -36,7 +36,7 @@ class Projection(NamedTuple):
             )
 
     def of_slot(self, slot_id: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of a batch that are asked for, in the order in which they were named. Copies nothing.
+        """Return the wanted columns of a batch, in the order in which they were named, without a copy.
 
         A name that the batch does not have is left out: schemas of one slot may differ.
         """

@@ -5,7 +5,7 @@ Nothing is claimed, sealed or flushed for them. `pyarrow.dataset` and the SQL en
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.base.model import DEFAULT_TOPIC
@@ -43,7 +43,8 @@ class QueryingClient:
         """Return what a slot of a topic holds now, sealed or not, as a `pyarrow.dataset.Dataset`: the same rows at every scan.
 
         Bundles of different schemas come as one table, by the rules of `base.widening`. The files stay mapped for as long as the dataset
-        lives; those that are deleted meanwhile count as used space until it goes.
+        lives; those that are deleted meanwhile count as used space until it goes,
+        and evictions take others instead.
 
         Args:
             slot: name or id; None: the only one.
@@ -64,7 +65,14 @@ class QueryingClient:
         choice = {"slot": slot, "where": where, "metadata": metadata, "skip_damaged": skip_damaged}
         return dataset_from(self._exchange.run(flow), span, **choice)
 
-    def sql(self, statement: str, *, engine: str = "duckdb", skip_damaged: bool = False) -> pa.RecordBatchReader:
+    def sql(
+        self,
+        statement: str,
+        *,
+        engine: str = "duckdb",
+        topics: Collection[str] | None = None,
+        skip_damaged: bool = False,
+    ) -> pa.RecordBatchReader:
         """Run one reading SQL statement over what is stored now, and return its rows as an Arrow reader.
 
         A table is `topic.slot`, or `topic` alone where it has one slot; `quiver.topics`, `quiver.segments`, `quiver.subscribers` and
@@ -73,13 +81,14 @@ class QueryingClient:
 
         Args:
             engine: `duckdb`, or `datafusion`.
+            topics: to the statement there are no others than these; None: there are all.
             skip_damaged: as of `dataset`.
 
         Raises:
             UsageError: the statement is wrong or not a reading one, or the engine's package (extra `query`) is not installed.
             As `dataset`, also while rows are read.
         """
-        flow = taking_material(self._requests, statement, verifies_checksums=self._verifies_checksums)
+        flow = taking_material(self._requests, statement, topics, verifies_checksums=self._verifies_checksums)
         return answer(statement, self._exchange.run(flow), engine, skip_damaged=skip_damaged)
 
 
@@ -104,11 +113,13 @@ def dataset_from(snapshot: Snapshot, span: Span, **choice: Any) -> TopicDataset:
     return dataset_of(snapshot, span, **choice)
 
 
-def taking_material(requests: Requests, statement: str, *, verifies_checksums: bool) -> Flow[Material]:
+def taking_material(
+    requests: Requests, statement: str, topics: Collection[str] | None, *, verifies_checksums: bool
+) -> Flow[Material]:
     """Return the flow that takes what a statement may be about."""
     from quiver_actors.client.snapshots import gathering_material
 
-    return gathering_material(requests, statement, verifies_checksums=verifies_checksums)
+    return gathering_material(requests, statement, topics, verifies_checksums=verifies_checksums)
 
 
 def answer(statement: str, material: Material, engine: str, *, skip_damaged: bool) -> pa.RecordBatchReader:

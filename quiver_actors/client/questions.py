@@ -76,7 +76,7 @@ def dropped_by(calls: Collection[Call]) -> int:
 
 
 def raise_known(calls: Collection[Call]) -> list[Call]:
-    """The answers of the workers that know the subscriber. One that had lost it, or was added later, is no reason to complain.
+    """Return the answers of the workers that know the subscriber. A worker that has lost it, or was added later, causes no error.
 
     Raises:
         UnknownSubscriber: no worker knew it.

@@ -66,7 +66,7 @@ class ReadingClient:
             SchemaConflict: a column has types that no type holds; the message names segments that have them.
             NotStored: nothing is stored in the slot.
             InvalidBundle: several slots have something, and none was named.
-            UnknownSlot, UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownSlot, UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         return self._exchange.run(self._requests.schema(topic, slot))
 
@@ -82,7 +82,7 @@ class ReadingClient:
             QuiverError: the segment is not there (any more).
             ChecksumMismatch: it is damaged; the methods of the reader raise it too. The worker is told.
             FormatError: it cannot be read.
-            UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         opened = self._exchange.run(self._requests.opened_segment(core, topic, segment_seq))
         verifies = self._verifies_checksums if verify_checksums is None else verify_checksums
@@ -104,7 +104,7 @@ class ReadingClient:
             UsageError: it is not sealed, and some of these bundles cannot be read yet.
             ChecksumMismatch: it is damaged; the methods of the reader raise it too. The worker is told.
             FormatError: it cannot be read.
-            UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         verifies = self._verifies_checksums if verify_checksums is None else verify_checksums
         part = SegmentPart(segment_seq, first, end)
@@ -142,7 +142,7 @@ class ReadingClient:
 
         Raises:
             NotStored: a bundle of the range is not stored any more, or cannot be read yet.
-            UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: as everywhere.
+            UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: see `quiver_actors.errors`.
         """
         found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
         archived = self._archived.before(topic, core, start, found)

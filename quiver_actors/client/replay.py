@@ -83,9 +83,8 @@ def replay(
 ) -> ReplayReport:
     """Send back the dead letters that are in the topic now and for which `wants` returns True.
 
-    `tell` is called as it goes on.
-
-    A topic that refuses or a worker that is away ends it: what was sent back until then is counted, and the rest stays.
+    `tell` is called with the report so far. If a topic refuses a bundle, or a worker is away, the call ends: the report counts the
+    bundles that were sent back until then, and the other dead letters stay.
 
     Raises:
         UnknownTopic, WorkerUnavailable, QuiverError: the dead letter topic itself cannot be read.

@@ -71,14 +71,20 @@ class WantedRange(NamedTuple):
 
 
 class OnDisk(NamedTuple):
-    """What one core has of a topic that can be read now."""
+    """The segments of a topic that one core can be asked for now, and what is wanted of them."""
 
     segments: list[SegmentInfo]
     incarnation: str
     """Incarnation of the core's directory; empty: the worker does not say."""
+    core: int
     slots: TopicSlots
     projection: Projection
     """The slots and columns that are asked for."""
+
+    def between(self, start: BundleId | None, end: BundleId | None) -> WantedRange:
+        """The bundles from `start` up to, not including, `end`. Raises as `parts_of`."""
+        parts = parts_of(self.segments, start, end, self.slots.topic, self.core)
+        return WantedRange(parts, self.core, self.slots, self.projection)
 
 
 class Requests:
@@ -171,21 +177,14 @@ class Requests:
                 found.setdefault((held.slot_id, held.message), held)
         return list(found.values())
 
-    def wanted_range(
-        self, topic: str, core: int, start: BundleId | None, end: BundleId | None, asked: Asked
-    ) -> Flow[WantedRange]:
-        """Resolve the bundles from `start` up to, not including, `end` of one core into parts of segments."""
-        found = yield from self.on_disk(topic, core, asked)
-        return WantedRange(parts_of(found.segments, start, end, topic, core), core, found.slots, found.projection)
-
     def on_disk(self, topic: str, core: int, asked: Asked) -> Flow[OnDisk]:
-        """What one core has of a topic that can be read now, and what is asked of it."""
+        """Find out what one core has of a topic that can be read now."""
         slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
         projection = asked.resolve(slots)
         call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
         listed = call.answer
         assert isinstance(listed, SegmentList), "only this answers ListSegments"
-        return OnDisk([*listed.segments, *listed.open_segments], listed.incarnation, slots, projection)
+        return OnDisk(_readable_in(call), listed.incarnation, core, slots, projection)
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
         """Open and map the segment of a part, sealed or not."""
@@ -307,6 +306,11 @@ class Requests:
         yield from self._channels.completing({core: call}, self._timeout_seconds)
         raise_refusals([call])
         return call
+
+
+def _readable_in(call: Call) -> list[SegmentInfo]:
+    assert isinstance(call.answer, SegmentList), "only this answers ListSegments"
+    return [*call.answer.segments, *call.answer.open_segments]
 
 
 def _readable_segments_in(call: Call) -> ReadableSegments:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
+from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client.exchange import Flow
@@ -14,6 +14,7 @@ from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.requests import Requests, WantedRange
 from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
+from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.errors import NotStored, StorageUnavailable, UsageError
 from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot, SnapshotPart
 from quiver_actors.query.span import Span
@@ -32,27 +33,38 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
     Raises:
         UsageError: these are more segments than one process can map.
         StorageUnavailable: a segment could not be read for a long time.
-        UnknownTopic, WorkerUnavailable, FormatError: as everywhere.
+        UnknownTopic, WorkerUnavailable, FormatError: see `quiver_actors.errors`.
     """
     found = yield from _readable(requests, topic)
-    topics = yield from requests.topics()
-    if topic not in topics:
-        raise unknown_topic(topic, topics)
-    slots = TopicSlots(topics[topic])
+    info = yield from _info(requests, topic)
+    slots = TopicSlots(info)
+    statistics = yield from requests.statistics(topic)
     wanted = _wanted(found, span)
     if len(wanted) > SEGMENTS_MAX:
         raise UsageError(
             f"topic {topic!r} has {len(wanted):,} segments in that span, and a dataset holds {SEGMENTS_MAX:,}: give start= or end="
         )
     parts = []
-    for core, info, bundles in wanted:
-        pinned = yield from _pinned(requests, slots, core, info, bundles, verifies_checksums=verifies_checksums)
+    for core, segment, bundles in wanted:
+        pinned = yield from _pinned(requests, slots, core, segment, bundles, verifies_checksums=verifies_checksums)
         if pinned is not None:
-            oldest_ns, newest_ns = sorted((info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos))
-            parts.append(
-                SnapshotPart(core, info.segment_seq, bundles.start, bundles.stop, oldest_ns, newest_ns, pinned)
-            )
+            known = statistics.get(core, {}).get(segment.segment_seq)
+            parts.append(_part(core, segment, bundles, pinned, known))
+    if len(parts) < len(wanted):
+        # Some were deleted, and perhaps older ones behind them that are pinned already: what is left now is one moment's.
+        stored = _numbers((yield from _readable(requests, topic)))
+        parts = [part for part in parts if (part.core, part.segment_seq) in stored]
+    if (yield from _info(requests, topic)).incarnation != info.incarnation:
+        # Numbers of a topic's segments are used again by one that is made in its place: what is known may be of either.
+        parts = [part._replace(statistics=None) for part in parts]
     return Snapshot(topic, slots.table, tuple(parts), all(each.is_complete for each in found.values()))
+
+
+def _info(requests: Requests, topic: str) -> Flow[TopicInfo]:
+    topics = yield from requests.topics()
+    if topic not in topics:
+        raise unknown_topic(topic, topics)
+    return topics[topic]
 
 
 def _readable(requests: Requests, topic: str) -> Flow[dict[int, ReadableSegments]]:
@@ -64,6 +76,19 @@ def _readable(requests: Requests, topic: str) -> Flow[dict[int, ReadableSegments
         if all(each.is_complete for each in found.values()) or now_ns > deadline_ns:
             return found
         yield now_ns + _COMPLETE_LOOK_NS
+
+
+def _part(
+    core: int, segment: SegmentInfo, bundles: range, pinned: MappedSegment, known: SegmentStatistics | None
+) -> SnapshotPart:
+    oldest_ns, newest_ns = sorted((segment.first_ingestion_ts_nanos, segment.last_ingestion_ts_nanos))
+    streams = None if known is None else known.streams
+    return SnapshotPart(core, segment.segment_seq, bundles.start, bundles.stop, oldest_ns, newest_ns, pinned, streams)
+
+
+def _numbers(found: Mapping[int, ReadableSegments]) -> set[tuple[int, int]]:
+    """Core and number of each segment."""
+    return {(core, info.segment_seq) for core, each in found.items() for info in [*each.sealed, *each.unsealed]}
 
 
 def _wanted(found: Mapping[int, ReadableSegments], span: Span) -> list[tuple[int, SegmentInfo, range]]:
@@ -96,9 +121,16 @@ def _pinned(
             yield now_ns + _LOOK_NS
 
 
-def gathering_material(requests: Requests, statement: str, *, verifies_checksums: bool) -> Flow[Material]:
-    """Take what a SQL statement may be about: snapshots of the topics that it names, and what it asks of the node. Raises as above."""
-    mentions, topics = Mentions(statement), (yield from requests.topics())
+def gathering_material(
+    requests: Requests, statement: str, only: Collection[str] | None, *, verifies_checksums: bool
+) -> Flow[Material]:
+    """Take what a SQL statement may be about: snapshots of the topics that it names, and what it asks of the node. Raises as above.
+
+    Args:
+        only: there are no topics but these; None: there are all.
+    """
+    mentions, known = Mentions(statement), (yield from requests.topics())
+    topics = {topic: info for topic, info in known.items() if only is None or topic in only}
     snapshots = {}
     for topic in mentions.topics(topics):
         snapshots[topic] = yield from taking_snapshot(requests, topic, Span(), verifies_checksums=verifies_checksums)

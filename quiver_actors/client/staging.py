@@ -1,4 +1,4 @@
-"""The transactional side of a client: stages, tokens, decisions. Mixed into `Client`, so that transactions read like pushes."""
+"""The calls of a client for transactions: stages, tokens, decisions. `Client` inherits them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class StagingClient:
         """The stages of a topic that are not published yet, by core.
 
         Raises:
-            UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         return {core: infos for core, (_, infos) in self.staged_of(topic).items()}
 

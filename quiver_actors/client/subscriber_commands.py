@@ -25,7 +25,7 @@ class SubscriberCommands:
 
         Raises:
             UnknownSubscriber: no worker knows it.
-            UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         return self._exchange.run(self._requests.unregister(subscriber, topic))
 
@@ -52,7 +52,7 @@ class SubscriberCommands:
         Raises:
             UnknownSubscriber: no worker knows it.
             UsageError: `start` is not possible.
-            UnknownTopic, WorkerUnavailable: as everywhere; after the latter some workers may have done it: repeat it.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`; after the latter some workers may have done it: repeat it.
         """
         return self._exchange.run(self._requests.seek(subscriber, start, topic, is_dry=dry_run))
 
@@ -68,7 +68,7 @@ class SubscriberCommands:
             NotAllowed: the subscriber is another user's.
             UnknownSubscriber: no worker knows it.
             UsageError: too many users, or a number that no user has.
-            UnknownTopic, WorkerUnavailable: as everywhere; after the latter some workers may have done it: repeat it.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`; after the latter some workers may have done it: repeat it.
         """
         self._exchange.run(self._requests.share_subscriber(subscriber, uids, topic))
 
@@ -81,6 +81,6 @@ class SubscriberCommands:
 
         Raises:
             UsageError: no such bundle was appended yet.
-            UnknownSubscriber, UnknownTopic, WorkerUnavailable: as everywhere.
+            UnknownSubscriber, UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         self._exchange.run(self._requests.ack_through(bundle_id, subscriber))

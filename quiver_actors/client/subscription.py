@@ -113,7 +113,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
         Raises:
             AlreadyResolved: it is done with, or gone.
             NotClaimed: a consumer holds it, or it is not sealed yet.
-            UsageError, WorkerUnavailable: as everywhere.
+            UsageError, WorkerUnavailable: see `quiver_actors.errors`.
         """
         return self._exchange.run(self._consumer.claiming(bundle_id, timeout))
 
@@ -161,7 +161,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
 
         Raises:
             UsageError: no such bundle was appended yet.
-            WorkerUnavailable: as everywhere.
+            WorkerUnavailable: see `quiver_actors.errors`.
         """
         self._exchange.run(self._consumer.requests.acking_through(bundle_id, timeout))
 
@@ -266,7 +266,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
                 return notice
 
     def _tell(self, gap: WaitingGap) -> E | None:
-        """Outside the lock: what the caller does with a notice is its own business. Confirmed when `on_gap` has returned."""
+        """Pass a notice to `on_gap`, outside the lock, since the caller may do anything there; then confirm the notice."""
         notice = gap.notice
         logger.warning("quiver.subscription.gap subscriber=%s %s", self.subscriber, notice)
         if self._wanted.on_gap is not None:

@@ -19,7 +19,7 @@ import pyarrow.flight as fl
 from quiver_actors.base.config.tree import TokenSettings
 from quiver_actors.base.rights import Caller, TokenHolder, require
 from quiver_actors.errors import ConfigError, NotAllowed, ProtocolError, QuiverError
-from quiver_actors.flight.contract import Look, Publish, ReadTicket, Request
+from quiver_actors.flight.contract import Look, Publish, ReadTicket, Request, TableTicket
 from quiver_actors.flight.remote import ERROR_PREFIX
 from quiver_actors.flight.token_file import read_token
 from quiver_actors.supervisor.log import log_event
@@ -28,7 +28,15 @@ from quiver_actors.transactions import Token
 EVERYBODY = TokenHolder("(none)", Caller.ADMIN, frozenset())
 """The caller of a server that has no tokens."""
 MIDDLEWARE = "token"
-_OFFERED = frozenset([fl.FlightMethod.DO_ACTION, fl.FlightMethod.DO_GET, fl.FlightMethod.LIST_ACTIONS])
+_OFFERED = frozenset(
+    [
+        fl.FlightMethod.DO_ACTION,
+        fl.FlightMethod.DO_GET,
+        fl.FlightMethod.LIST_ACTIONS,
+        fl.FlightMethod.LIST_FLIGHTS,
+        fl.FlightMethod.GET_FLIGHT_INFO,
+    ]
+)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -76,7 +84,8 @@ class TokenCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow h
         """Here and not in handlers: pyarrow lets a traceback out of some that it has no error for."""
         if method not in _OFFERED:
             raise fl.FlightServerError(
-                f"{ERROR_PREFIX}{ProtocolError.code}:{method.name} is not offered here: expected DO_GET with a ticket, or an action"
+                f"{ERROR_PREFIX}{ProtocolError.code}:{method.name} is not offered here: expected an action, DO_GET with a ticket, "
+                "GET_FLIGHT_INFO or LIST_FLIGHTS"
             )
 
 
@@ -93,7 +102,7 @@ def holder_of(context: fl.ServerCallContext) -> TokenHolder:
     return identified.holder
 
 
-def check_allowed(holder: TokenHolder, request: Request | ReadTicket) -> None:
+def check_allowed(holder: TokenHolder, request: Request | ReadTicket | TableTicket) -> None:
     """
     Raises:
         NotAllowed: the table of rights says no, for one of the topics that the request is about.

@@ -197,6 +197,19 @@ class ReadTicket(msgspec.Struct, frozen=True):
     """Prove each bundle against its checksum, whole, before its rows are given."""
 
 
+class TableTicket(msgspec.Struct, frozen=True, tag="table", tag_field="kind"):
+    """Everything that a slot of a topic holds when it is read, in the schema that it has then."""
+
+    topic: str
+    slot: int
+
+
+class SqlTicket(msgspec.Struct, frozen=True, tag="sql", tag_field="kind"):
+    """The rows of a SQL statement over the topics that the caller may read, when they are read."""
+
+    statement: str
+
+
 class Node(Protocol):
     """One node. Methods raise QuiverError; `NotRunning` and `WorkerUnavailable` where it cannot be reached."""
 

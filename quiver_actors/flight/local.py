@@ -51,6 +51,7 @@ from quiver_actors.flight.stored import (
     stored_rows,
     stored_weights,
 )
+from quiver_actors.flight.tables import NodeTables
 from quiver_actors.store.staged.states import StageState
 from quiver_actors.transactions import Token
 
@@ -65,6 +66,7 @@ class LocalNode:
     def __init__(self, name: str, client: Callable[[], Client]) -> None:
         """`client` returns the client to use; asked anew for each request, so that it may be replaced."""
         self.name = name
+        self.tables = NodeTables(client)
         self._client = client
         self._holds: dict[tuple[str, str], _KeptHold] = {}
         self._lock = threading.Lock()

@@ -31,6 +31,7 @@ from quiver_actors.flight.contract import (
     schema_of,
 )
 from quiver_actors.flight.local import LocalNode
+from quiver_actors.flight.tables import decoded_ticket
 
 REQUESTS: dict[str, type[Request]] = {
     kind.__name__: kind
@@ -84,10 +85,25 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         return [fl.ActionType(name, _summary(kind)) for name, kind in REQUESTS.items()]
 
     @explained
+    def list_flights(self, context: fl.ServerCallContext, criteria: bytes) -> Iterator[fl.FlightInfo]:
+        """List the slots of the topics that the caller may read; `criteria` is not looked at."""
+        return iter(list(self._node.tables.flights(holder_of(context))))
+
+    @explained
+    def get_flight_info(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
+        """Describe a slot of a topic (path), or the result of a SQL statement (command)."""
+        return self._node.tables.flight(holder_of(context), descriptor)
+
+    @explained
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.GeneratorStream:
-        """Stream the rows of a ticket in the ticket's schema; the token's role is checked first."""
+        """Stream the rows of a ticket in the ticket's schema, or its flight's; the token's role is checked first."""
+        holder = holder_of(context)
+        table = decoded_ticket(ticket.ticket)
+        if table is not None:
+            reader = self._node.tables.read(holder, table)
+            return fl.GeneratorStream(reader.schema, explaining(iter(reader)))
         wanted = msgspec.json.decode(ticket.ticket, type=ReadTicket)
-        check_allowed(holder_of(context), wanted)
+        check_allowed(holder, wanted)
         schema = schema_of(wanted.schema)
         return fl.GeneratorStream(schema, explaining(self._node.read(wanted)))
 

@@ -10,13 +10,13 @@ LOOK_INTERVAL_NS = SECOND_NS
 
 
 class AdoptionWatch:
-    """A steward in front of another one, which does everything else."""
+    """A steward that watches which cores are adopted, and passes all requests on to another steward."""
 
     def __init__(self, steward: Steward, look: Callable[[], list[int]], changed: Callable[[], None]) -> None:
         """
         Args:
             look: says which cores are adopted now.
-            changed: called when they are others than before.
+            changed: called when these cores are others than before.
         """
         self._steward = steward
         self._look = look

@@ -50,7 +50,7 @@ class ArchiverProcess:
         self._pidfd = -1
         self._pid = 0
         self._start_ns = 0
-        """When the next one may be started, on the monotonic clock."""
+        """Monotonic time at which the next archiver process may be started."""
         self._started_ns = 0
         self._pause_ns = RESTART_FIRST_NS
 

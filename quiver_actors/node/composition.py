@@ -285,6 +285,7 @@ def write_node_record(settings: NodeSettings, counters_name: str, topics: Iterab
             *({"core": core, "socket": f"core_{core}.sock", "adopted": True} for core in all_adopted_cores(settings)),
         ],
         "topics": list(topics),
+        "has_archiver": bool(settings.archive.url),
     }
     path = os.path.join(settings.run_dir, NODE_RECORD)
     gid = group_of(settings.access)

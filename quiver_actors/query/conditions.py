@@ -82,7 +82,7 @@ class Term(NamedTuple):
     def values_as(self, kind: pa.DataType) -> list[Any]:
         """
         Raises:
-            UsageError: they are not of that type.
+            UsageError: the values of the condition are not of that type.
         """
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         try:

@@ -15,6 +15,7 @@ import pyarrow.dataset as ds
 
 from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.query.conditions import expression_of, parse_terms
+from quiver_actors.query.guarantees import guarantee, guarantees
 from quiver_actors.query.rows import METADATA, Rows
 from quiver_actors.query.scan import Scan
 from quiver_actors.query.schemas import chosen_slot, stored_schema
@@ -43,12 +44,17 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         self._where = where
         self._parts = parts = {f"{part.core}/{part.segment_seq}": part for part in rows.snapshot.parts}
         self._scan = scan = Scan(rows, stored, schema)
-        self._guarantees = _guarantees(parts, scan)
+        self._guarantees = guarantees(parts, scan)
         # Without this dataset: what Arrow holds in C++ could not be found to be a circle, and the files would stay mapped for ever.
         files = segment_file_system(lambda path: scan.table([parts[path]], where), list(parts))
         form = ds.IpcFileFormat()
         fragments = [form.make_fragment(path, filesystem=files) for path in self._parts]
         super().__init__(fragments, schema, form, files)
+
+    @property
+    def slot_id(self) -> int:
+        """The slot that it is of."""
+        return self._rows.slot_id
 
     @property
     def is_complete(self) -> bool:
@@ -88,7 +94,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
 
     def guarantee_of(self, part: SnapshotPart) -> pc.Expression:
         """Return an expression that is true for all rows of a segment."""
-        return _guarantee(part, self._stored)
+        return guarantee(part, self._scan)
 
     def filter(self, expression: Any) -> TopicDataset:
         """The same snapshot without the rows for which the expression is not true."""
@@ -136,12 +142,12 @@ class SegmentFragment:
 
     @property
     def physical_schema(self) -> pa.Schema:
-        """The schema of the dataset: bundles are read in it."""
+        """The schema of the dataset, in which bundles are read."""
         return self._dataset.schema
 
     @property
     def partition_expression(self) -> pc.Expression:
-        """An expression that is true for all rows: of their core, segment and span of time."""
+        """Return an expression about core, segment and time that is true for all rows of the part."""
         return self._dataset.guarantee_of(self._part)
 
     def scanner(
@@ -185,7 +191,7 @@ def dataset_of(
     """The dataset of one slot of a snapshot.
 
     Args:
-        span: what the snapshot was taken for.
+        span: the bounds for which the snapshot was taken.
         where: rows to keep: an expression, or conditions as Spark's option `where` has them.
         metadata: whether the columns of `rows.METADATA` are in the dataset's schema; or which of them.
         skip_damaged: leave out bundles that are damaged or lost, instead of raising.
@@ -203,26 +209,3 @@ def dataset_of(
     )
     condition = expression_of(parse_terms(where), Scan(rows, stored, schema).full) if isinstance(where, str) else where
     return TopicDataset(rows, stored, schema, condition)
-
-
-def _guarantees(parts: Mapping[str, SnapshotPart], scan: Scan) -> ds.FileSystemDataset:
-    """A dataset that is never read: Arrow finds with it which segments can have rows of an expression."""
-    form, files = ds.IpcFileFormat(), segment_file_system(None, ())
-    fragments = [
-        form.make_fragment(path, filesystem=files, partition_expression=_guarantee(part, scan.stored))
-        for path, part in parts.items()
-    ]
-    return ds.FileSystemDataset(fragments, scan.full, form, files)
-
-
-def _guarantee(part: SnapshotPart, stored: pa.Schema) -> pc.Expression:
-    """Return an expression that is true for all rows of a part. It says nothing of stored columns, also where they have names of ours."""
-    values = {"_quiver_core": (part.core, part.core), "_quiver_segment": (part.segment_seq, part.segment_seq)}
-    if part.oldest_unix_ns:
-        values["_quiver_ingestion_time"] = (part.oldest_unix_ns // 1000, part.newest_unix_ns // 1000)
-    found = pc.scalar(value=True)
-    for name, span in values.items():
-        if name not in stored.names:
-            low, high = pa.array(span, pa.int64()).cast(METADATA.field(name).type)
-            found = found & (pc.field(name) >= low) & (pc.field(name) <= high)
-    return found

@@ -15,7 +15,7 @@ from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.query.dataset import TopicDataset
 
 _MEMORY_SHARE = 4
-"""DuckDB may use one of so many parts of the machine's memory: it runs beside the workers, and spills nothing to files."""
+"""DuckDB may use the machine's memory divided by this: it runs beside the workers, and spills nothing to files."""
 _ROWS_AT_ONCE = 65_536
 
 
@@ -62,7 +62,7 @@ def _explaining(engine: str, reader: pa.RecordBatchReader, tables: Sequence[Tabl
 
 
 def _explained(engine: str, error: Exception, tables: Sequence[Table]) -> QuiverError:
-    """What a table could not read, which an engine passes on as a text; else what the engine says."""
+    """Return the error of a table that could not be read, which engines pass on as text only; otherwise the engine's own error."""
     failures = [each.content.failure for each in tables if isinstance(each.content, TopicDataset)]
     found = next((failure for failure in failures if failure is not None), None)
     known = f"; tables: {', '.join(map(str, tables))}" if tables else ""

@@ -33,7 +33,7 @@ logger = logging.getLogger("quiver.query")
 
 @dataclass(frozen=True)
 class Rows:
-    """Everything that one slot of a snapshot has in a span.
+    """The rows of one slot of a snapshot within a span.
 
     Any number of threads may read, each with its own iterator.
     """
@@ -50,11 +50,11 @@ class Rows:
         """Read the rows of some parts.
 
         Args:
-            schema: of the batches: fields of `stored`, and of `METADATA`.
-            stored: what all bundles conform to.
+            schema: schema of the batches, with fields of `stored` and of `METADATA`.
+            stored: the one schema of all bundles.
 
         Raises:
-            ChecksumMismatch, DataLost, FormatError: a bundle is damaged or lost; names it. Not where damage is skipped.
+            ChecksumMismatch, DataLost, FormatError: a bundle is damaged or lost; names it. Not raised if damage is skipped.
             UnsupportedType: a value does not fit the type that its column has.
         """
         wanted = pa.schema([field for field in schema if field.name in stored.names])
@@ -64,7 +64,7 @@ class Rows:
                     yield _placed(self._conformed(batch, wanted, part), schema, part, indexes, rows_each)
 
     def _read(self, part: SnapshotPart, columns: Sequence[str]) -> Iterator[tuple[Sequence[int], pa.RecordBatch, int]]:
-        """Yield bundles, what they hold one behind the other, and how many rows each of them has."""
+        """Yield groups of bundles, with their rows one after another and the number of rows of each bundle."""
         times = part.bundles.ingestion_ts_nanos
         indexes: Sequence[int] = range(part.first, part.end)
         if self.span.start_ns is not None or self.span.end_ns is not None:

@@ -18,7 +18,7 @@ _SCANNER_OPTIONS = ("batch_size", "batch_readahead", "fragment_readahead", "use_
 
 @dataclass(frozen=True)
 class Scan:
-    """Rows in a schema. `schema`: what a scan gives by default; `stored`: what the bundles conform to."""
+    """Rows and their schemas. `schema`: the columns of a scan by default; `stored`: the one schema of all bundles."""
 
     rows: Rows
     stored: pa.Schema

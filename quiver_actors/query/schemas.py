@@ -46,11 +46,11 @@ def names_of(table: SlotTable, slot_ids: Iterable[int]) -> list[str]:
 
 
 def stored_schema(rows: Rows) -> pa.Schema:
-    """The widest schema of everything that the rows' slot has.
+    """Return the one schema that holds all bundles of the rows' slot.
 
     Raises:
         SchemaConflict: two bundles have types of one column that no type holds; names their segments.
-        ChecksumMismatch, FormatError: a segment is damaged where it says what it holds. Not where damage is skipped.
+        ChecksumMismatch, FormatError: the table of contents of a segment is damaged, and damage is not skipped.
     """
     holders: dict[bytes, SnapshotPart] = {}
     for part in rows.snapshot.parts:
@@ -61,7 +61,12 @@ def stored_schema(rows: Rows) -> pa.Schema:
             rows.pass_over(error, part)
     schemas = [pa.ipc.read_schema(pa.py_buffer(message)) for message in holders]
     widest = widen(schemas, [str(part) for part in holders.values()]) if schemas else pa.schema([])
-    return pa.schema([each.with_type(_filterable(each.type)) for each in widest], widest.metadata)
+    return filterable(widest)
+
+
+def filterable(schema: pa.Schema) -> pa.Schema:
+    """The schema in which a dataset shows rows that conform to a stored one."""
+    return pa.schema([each.with_type(_filterable(each.type)) for each in schema], schema.metadata)
 
 
 def _filterable(kind: pa.DataType) -> pa.DataType:

@@ -6,11 +6,13 @@ or cut meanwhile stays mapped. Its room on the disk comes back when the last sna
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from quiver_actors.base.model import SlotTable
+from quiver_actors.store.segment.statistics import ColumnStatistics
 
 SEGMENTS_MAX = 16_384
 """Most segments of one snapshot: each is a mapping, of which Linux gives a process 65,530."""
@@ -36,6 +38,26 @@ class PinnedBundles(Protocol):
         """Return when a bundle was ingested, UNIX nanoseconds; None where its writer did not say."""
 
 
+class SchemaStatistics(Protocol):
+    """Statistics of the rows of one schema in one segment; see `client.statistics.StreamStatistics`."""
+
+    @property
+    def slot_id(self) -> int:
+        """The slot of the rows."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows."""
+
+    @property
+    def row_count(self) -> int:
+        """How many there are."""
+
+    @property
+    def columns(self) -> Mapping[str, ColumnStatistics] | None:
+        """Nulls and bounds by column; None: not known."""
+
+
 class SnapshotPart(NamedTuple):
     """The bundles `[first, end)` of one segment."""
 
@@ -47,6 +69,8 @@ class SnapshotPart(NamedTuple):
     """Earliest ingestion time of the segment's bundles; 0: not known."""
     newest_unix_ns: int
     bundles: PinnedBundles
+    statistics: Sequence[SchemaStatistics] | None = None
+    """One for each schema of the segment; None: not known."""
 
     def __str__(self) -> str:
         return f"segment {self.segment_seq} of core {self.core}"

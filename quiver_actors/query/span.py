@@ -33,7 +33,7 @@ class Span:
     def parse(cls, topic: str, start: Bound, end: Bound) -> Span:
         """
         Raises:
-            UsageError: a bound is of another topic, or no bound at all.
+            UsageError: a bound is of another topic, or has a type that no bound has.
         """
         start_ns, starts = _bound("start", topic, start)
         end_ns, ends = _bound("end", topic, end)

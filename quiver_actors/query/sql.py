@@ -1,7 +1,8 @@
-"""SQL over topics: which of them a statement is about, and what each name in it stands for.
+"""SQL over topics: finds the topics that a statement names, and the table that each of its names stands for.
 
 A table is `topic.slot`, or `topic` alone where it has one slot. `quiver.topics`, `quiver.segments`, `quiver.subscribers` and `quiver.gaps`
-describe the node. A statement is not parsed here: whatever its text might name is looked up, and its engine takes what it needs.
+describe the node. This module parses no statement: it prepares every table that the text may name, and the engine
+uses those that it needs.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from quiver_actors.query.span import Span
 
 
 class Material(NamedTuple):
-    """What a statement is answered from: all of it taken before it runs."""
+    """All data that answers a statement, collected before the statement runs."""
 
     topics: Mapping[str, TopicInfo]
     snapshots: Mapping[str, Snapshot]
-    """What the topics hold that the statement names."""
+    """The stored data of the topics that the statement names."""
     segments: Mapping[str, Mapping[int, list[SegmentInfo]]] = {}
     """All segments by topic and core; empty where the statement does not ask about them."""
     subscribers: Mapping[str, Mapping[int, list[SubscriberInfo]]] = {}
 
 
 class Mentions:
-    """What the text of a statement names, comments and literals included."""
+    """The names in the text of a statement, comments and literals included."""
 
     def __init__(self, statement: str) -> None:
         self._words = set(re.findall(r"[\w-]+", statement))
@@ -42,7 +43,7 @@ class Mentions:
         self._folded = {word.casefold() for word in self._words}
 
     def __contains__(self, name: str) -> bool:
-        """Whether a name occurs, in any case: that of names without quotes is not told apart."""
+        """Whether a name occurs, in upper or lower case: SQL ignores the case of names without quotes."""
         return name.casefold() in self._folded
 
     def topics(self, known: Mapping[str, TopicInfo]) -> list[str]:
@@ -66,7 +67,7 @@ class Mentions:
 
 
 def tables_of(statement: str, material: Material, *, skip_damaged: bool = False) -> list[Table]:
-    """What the names of a statement stand for.
+    """Return the tables that the names of a statement stand for.
 
     Raises:
         SchemaConflict, FormatError: as `dataset_of`.

@@ -6,9 +6,11 @@ catch that.
 Rules
 - A file gets a name that recovery reads (anything but `*.tmp`) only when all that was written to it before is synced. The active log
   may have been appended to since its sync: what it then holds is acknowledged later.
+  The summaries of segments are made anew where their checksum is wrong, and are not synced.
 - No file takes a name that another one still needs: one whose new name is not durable yet.
 - A file is not written after a failed write, and not written, synced or named after a failed sync. Running out of space in a write
   is no failure of the file.
+- A file that had blocks reserved is written only within them: a full disk is met before a write.
 - A segment is unlinked only when `may_unlink` says that nobody needs it.
 - What is acknowledged is synced, in a file whose name is durable.
 - Progress that is told to be durable is: all of its file is synced, under a durable name.
@@ -28,6 +30,7 @@ _HISTORY_CALLS = 400
 _ACTIVE_LOG = "/quiver.wal"
 _SEGMENT = ".qseg"
 _TEMPORARY = ".tmp"
+_MADE_ANEW = "/quiver.summaries"
 
 
 class _Tracked:
@@ -38,6 +41,8 @@ class _Tracked:
         self.durable_name: str | None = None
         self.written = 0
         self.synced = 0
+        self.reserved_bytes = 0
+        """Its blocks are reserved so far; 0: for none was asked."""
         self.failed_write = ""
         self.failed_sync = ""
 
@@ -118,6 +123,8 @@ class OrderMonitor(InterposedDisk):
             self._note_names(call)
         elif call.kind in SYNC_KINDS:
             tracked.synced = max(tracked.synced, covered)
+        elif call.kind == "allocate":
+            tracked.reserved_bytes = max(tracked.reserved_bytes, call.offset)
         return result
 
     def _opened(self, call: Call, proceed: Callable[[], DiskFile]) -> InterposedFile:
@@ -144,6 +151,8 @@ class OrderMonitor(InterposedDisk):
         if tracked is not None:
             if tracked.failed_sync or (tracked.failed_write and call.kind not in SYNC_KINDS):
                 self._broken(f"{call} although it failed before: {tracked.failed_sync or tracked.failed_write}")
+            if call.kind == "write" and 0 < tracked.reserved_bytes < call.offset + sum(map(len, call.buffers)):
+                self._broken(f"{call} behind the {tracked.reserved_bytes} bytes that are reserved")
         elif call.kind in ("rename", "link"):
             self._check_named(call)
         elif call.kind == "unlink" and call.path.endswith(_SEGMENT) and not self.may_unlink(call.path):
@@ -153,7 +162,7 @@ class OrderMonitor(InterposedDisk):
         tracked = self._by_name.get(call.path)
         if tracked is not None and not _is_temporary(call.target):
             is_active = call.target.endswith(_ACTIVE_LOG)
-            if not (tracked.is_synced or (is_active and tracked.synced)):
+            if not (tracked.is_synced or (is_active and tracked.synced) or call.target.endswith(_MADE_ANEW)):
                 self._broken(f"{call} although its bytes are not synced")
             if tracked.failed_sync:
                 self._broken(f"{call} although it failed before: {tracked.failed_sync}")

@@ -216,14 +216,14 @@ class SimFile:
             self._check("read")
             return self._inode.read(length, offset) if self._inode.drop_cache(length, offset) else None
 
-    def allocate(self, size_bytes: int) -> None:
+    def allocate(self, size_bytes: int, start: int = 0, *, length_bytes: int = 0) -> None:
         with self._disk.mutex:
             self._check("fallocate", writes=True)
             before = self._inode.allocated_bytes
             if self._disk.reserve(self._inode, size_bytes) < size_bytes:
                 self._inode.allocated_bytes = before
                 raise DiskError("fallocate", self.path, self._disk.no_space_errno)
-            self._inode.change(Resize(size_bytes, only_grows=True))
+            self._inode.change(Resize(max(size_bytes, length_bytes), only_grows=True))
 
     def truncate(self, size_bytes: int) -> None:
         with self._disk.mutex:

@@ -146,6 +146,32 @@ def test_a_node_that_is_killed_and_its_next_life_archive_everything_once(store: 
         node.process.signal(signal.SIGTERM)
 
 
+def test_a_topic_whose_manifest_is_damaged_stops_no_other(store: ObjectStore, tmp_path: Path) -> None:
+    others = ("aspen", "birch", "cedar", "dogwood")
+    with archiving_node(store.url) as node, node.connect() as client:
+        for topic in others:
+            client.create_topic(topic)
+        push(client, range(3))
+        wait_until(lambda: archived_ids(store) == [0, 1, 2], "the first segment is archived")
+        head = read_head(store, "anode")
+        assert head is not None
+        (part,) = (ref for stream in head.streams if stream.topic == "default" for ref in stream.parts)
+        path = tmp_path / "archive" / part.key
+        sound = path.read_bytes()
+        path.write_bytes(sound.replace(b"0", b"1", 1))
+        kill_archiver(node)  # the next one reads the manifest again
+        push(client, range(3, 6))
+        for number, topic in enumerate(others):
+            push(client, range(10 * number, 10 * number + 1), topic)
+        client.flush("aspen", until="archived", timeout=60)
+        for topic in others:
+            client.flush(topic, until="archived", timeout=60)
+        wait_until(lambda: (found := status_of(node)) is not None and "checksum" in found.error, "the status says it")
+        path.write_bytes(sound)
+        client.flush("default", until="archived", timeout=60)
+        wait_until(lambda: (found := status_of(node)) is not None and found.state == "archiving", "all is well again")
+
+
 def head_streams(store: ObjectStore):  # type: ignore[no-untyped-def]
     head = read_head(store, "anode")
     assert head is not None

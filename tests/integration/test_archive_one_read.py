@@ -109,6 +109,13 @@ def test_a_read_goes_on_when_the_archiver_is_killed(node: ClientNode) -> None:
         assert found == list(range(PUSHED))
 
 
+def test_a_read_waits_for_the_archiver_of_a_node_that_has_just_started(node: ClientNode) -> None:
+    node.kill_supervisor()
+    node.restart()
+    with node.connect() as client:
+        assert ids(client, beginning()) == list(range(PUSHED))
+
+
 def test_reads_are_right_while_segments_are_sealed_archived_and_deleted(tmp_path: Path) -> None:
     with archiving_node(f"file://{tmp_path}/archive", MORE) as node, node.connect() as client:
         pushed = 0

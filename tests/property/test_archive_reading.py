@@ -7,6 +7,7 @@ import uuid
 from random import Random
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -28,11 +29,31 @@ REASONS = ("evicted", "expired", "damaged", "archive_expired")
 COLUMNS = {0: ("id", "name"), 3: ("value", "kind", "deep")}
 
 
+class Positioned(NamedTuple):
+    """The entry of a segment number, and where the log went on behind it."""
+
+    is_segment: bool
+    end: int
+
+
 class Model(NamedTuple):
-    """What was archived: the batches of each bundle by slot, or why it is lost."""
+    """What was archived, and where numbers are missing that may have been used."""
 
     bundles: dict[Place, Bundle]
-    through: int
+    unproven: list[Place]
+    """First number and end of each stretch."""
+
+    @property
+    def through(self) -> int:
+        """The last segment number."""
+        return max(self.bundles)[0]
+
+    def between(self, start: Place | None, end: Place | None) -> dict[Place, Bundle]:
+        """The bundles of a range; one for each stretch of missing numbers in it, or behind the start of it."""
+        first = min(self.bundles) if start is None else start
+        missing = {(max(low, first[0]), 0): "never_archived" for low, high in self.unproven if high > first[0]}
+        found = self.bundles | missing
+        return {place: found[place] for place in sorted(found) if place >= first and (end is None or place < end)}
 
 
 def random_bundle(rng: Random) -> dict[int, pa.RecordBatch]:
@@ -84,27 +105,32 @@ def upload(rng: Random, writer: ArchiveWriter, segment_seq: int, log: LogFile) -
 
 
 def random_archive(rng: Random, url: str) -> Model:
-    writer = ArchiveWriter(url)
-    model: dict[Place, Bundle] = {}
+    writer, model = ArchiveWriter(url), Model({}, [])
     segments: list[Segment] = []
     holes: list[Hole] = []
-    segment_seq = -1
+    segment_seq, before = -1, Positioned(True, 0)
     for _ in range(rng.randint(1, 6)):
-        segment_seq += rng.choice((1, 1, 1, 4))
-        if rng.random() < 0.25:
+        jump = rng.choice((1, 1, 1, 4))
+        is_segment, start = rng.random() > 0.25, before.end + rng.choice((0, 10))
+        if jump > 1 and not (is_segment and before.is_segment and start == before.end):
+            model.unproven.append((segment_seq + 1, segment_seq + jump))
+        segment_seq += jump
+        before = Positioned(is_segment, start + 10)
+        if is_segment:
+            log, bundles = random_segment(rng, segment_seq)
+            uploaded = upload(rng, writer, segment_seq, log)
+            segments.append(msgspec.structs.replace(uploaded, position_start=start, position_end=before.end))
+            model.bundles.update({(segment_seq, index): bundle for index, bundle in enumerate(bundles)})
+            holes += [hole(segment_seq, index, 1, "damaged") for index, each in enumerate(bundles) if each == "damaged"]
+        else:
             count, reason = rng.choice((0, 1, 5)), rng.choice(REASONS)
             holes.append(hole(segment_seq, 0, count, reason))
-            model |= {(segment_seq, index): reason for index in range(max(1, count))}
-        else:
-            log, bundles = random_segment(rng, segment_seq)
-            segments.append(upload(rng, writer, segment_seq, log))
-            model |= {(segment_seq, index): bundle for index, bundle in enumerate(bundles)}
-            holes += [hole(segment_seq, index, 1, "damaged") for index, each in enumerate(bundles) if each == "damaged"]
+            model.bundles.update({(segment_seq, index): reason for index in range(max(1, count))})
         if rng.random() < 0.5:
             writer.record(segment_seq, segments, holes)
             segments, holes = [], []
     writer.record(segment_seq, segments, holes)
-    return Model(model, segment_seq)
+    return model
 
 
 def values_of(bundle: Bundle) -> object:
@@ -134,8 +160,7 @@ def check_a_range(rng: Random, archive: Archive, model: Model) -> None:
         place: bundle
         if isinstance(bundle, str)
         else {slot: each.select(columns.get(slot, COLUMNS[slot])) for slot, each in bundle.items() if slot in chosen}
-        for place, bundle in sorted(model.bundles.items())
-        if (start is None or place >= start) and (end is None or place < end)
+        for place, bundle in model.between(start, end).items()
     }
     bounds = [None if place is None else BundleId("default", 0, *place) for place in (start, end)]
     found = [

@@ -43,6 +43,7 @@ WAITING_SITES = frozenset(
     [
         CallSite("create", "quiver_actors.store.jobs.room", "AllocateJob._allocate"),
         CallSite("allocate", "quiver_actors.store.jobs.room", "AllocateJob._allocate"),
+        CallSite("allocate", "quiver_actors.store.jobs.room", "GrowJob.work"),
         CallSite("allocate", "quiver_actors.store.jobs.sealing", "seal_file"),
         CallSite("write", "quiver_actors.store.jobs.sealing", "seal_file"),
         CallSite("create", "quiver_actors.store.disk.protocol", "write_atomically"),

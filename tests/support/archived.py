@@ -65,6 +65,8 @@ class ArchiveWriter:
             created_unix_ns=UPLOADED_UNIX_NS,
             first_ingestion_unix_ns=extension.first_ingestion_ts_nanos,
             last_ingestion_unix_ns=extension.last_ingestion_ts_nanos,
+            position_start=extension.wal_position_start,
+            position_end=extension.wal_position_end,
         )
 
     def record(self, through: int, segments: Sequence[Segment] = (), holes: Sequence[Hole] = ()) -> None:

@@ -168,7 +168,8 @@ class Archive:
                 hole.reason,
             )
             for core in self.segments(topic)
-            for hole in self._stream_contents(topic, core).holes
+            for numbered in numbered_in(self._stream_contents(topic, core)).values()
+            for hole in numbered.holes
         ]
 
     def read(
@@ -211,7 +212,7 @@ class Archive:
         """A reader of one archived segment. Checksums are always verified.
 
         Raises:
-            NotStored: the archive does not know it.
+            NotStored: the archive has no such segment.
         """
         contents = self._stream_contents(topic, core)
         found = numbered_in(contents).get(segment_seq)

@@ -26,7 +26,7 @@ class StreamContents(NamedTuple):
     segments: tuple[Segment, ...]
     holes: tuple[Hole, ...]
     archived_through: int
-    """Each segment up to this number is in one of the lists, or nothing ever had its number; -1: none is archived."""
+    """Each segment number up to this one is in one of the lists, or was never used; -1: no segment is archived."""
 
 
 class NodeContents:

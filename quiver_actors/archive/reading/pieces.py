@@ -11,6 +11,9 @@ from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.errors import NotStored, UsageError
 
+NEVER_ARCHIVED = "never_archived"
+"""The reason of a hole that the manifest does not have: what may have been there was gone before the archiver came to it."""
+
 
 class Numbered(NamedTuple):
     """All that the archive knows of one segment number."""
@@ -61,16 +64,48 @@ class Piece(NamedTuple):
     end: int
 
 
-def numbered_in(contents: StreamContents) -> dict[int, Numbered]:
-    """What the archive knows, by segment number, rising."""
+def numbered_in(contents: StreamContents, first_segment_seq: int | None = None) -> dict[int, Numbered]:
+    """All that the archive knows, by segment number, rising.
+
+    Where numbers are missing, something may have been stored under them that was gone before the archiver came to it. Unless the log
+    positions prove that nothing was, the first of such numbers stands for all of them, as a hole.
+
+    Args:
+        first_segment_seq: what is asked for begins there; None: with the first segment that the archive knows.
+    """
     segments = {segment.segment_seq: segment for segment in contents.segments}
     holes: dict[int, list[Hole]] = {}
     for hole in contents.holes:
         holes.setdefault(hole.segment_seq, []).append(hole)
-    return {
-        seq: Numbered(seq, segments.get(seq), tuple(holes.get(seq, ())))
-        for seq in sorted(segments.keys() | holes.keys())
-    }
+    numbers = sorted(segments.keys() | holes.keys())
+    known = [Numbered(seq, segments.get(seq), tuple(holes.get(seq, ()))) for seq in numbers]
+    found: dict[int, Numbered] = {}
+    before = None if first_segment_seq is None else Numbered(first_segment_seq - 1, None, ())
+    for each in known:
+        if (
+            before is not None
+            and before.segment_seq + 1 < each.segment_seq
+            and not _adjoin(before.segment, each.segment)
+        ):
+            missing = max(before.segment_seq + 1, first_segment_seq or 0)
+            if missing < each.segment_seq:
+                found[missing] = _never_archived(missing)
+        found[each.segment_seq] = before = each
+    return found
+
+
+def _adjoin(before: Segment | None, behind: Segment | None) -> bool:
+    """Whether the log went on with one segment where it stopped with the other; None in front: whether the log begins with it."""
+    if behind is None or not behind.position_end:
+        return False
+    return behind.position_start == (0 if before is None else before.position_end)
+
+
+def _never_archived(segment_seq: int) -> Numbered:
+    hole = Hole(
+        segment_seq=segment_seq, first_bundle=0, bundle_count=0, row_count=-1, reason=NEVER_ARCHIVED, noted_unix_ns=0
+    )
+    return Numbered(segment_seq, None, (hole,))
 
 
 def pieces_of(contents: StreamContents, start: BundleId | None, end: BundleId | None) -> list[Piece]:
@@ -94,13 +129,15 @@ def pieces_of(contents: StreamContents, start: BundleId | None, end: BundleId | 
             f"segment {last} of topic {key.topic!r}, core {key.core}, is not archived yet: the archive ends with segment "
             f"{contents.archived_through}"
         )
-    return list(_pieces(numbered_in(contents), first, stop))
+    return list(_pieces(numbered_in(contents, None if start is None else first[0]), first, stop))
 
 
 def _pieces(known: dict[int, Numbered], first: tuple[int, int], stop: tuple[int, int]) -> Iterator[Piece]:
     for seq, numbered in known.items():
         start = first[1] if seq == first[0] else 0
         end = stop[1] if seq == stop[0] else numbered.bundle_count
+        if _is_of_unknown_length(numbered) and (seq, start) < stop:
+            end = start + 1
         if not first[0] <= seq <= stop[0] or start >= end:
             continue
         if end > numbered.bundle_count and not _is_of_unknown_length(numbered):

@@ -295,7 +295,7 @@ _TOPIC = (
         about="Nothing is evicted or expires that is not archived: with the store away the size cap holds pushes back.",
     ),
     Setting(
-        key="archive.max_delay", field="archive.max_delay_ns", kind=DURATION,
+        key="archive.max_delay", field="archive.max_delay_ns", kind=DURATION, operators=True,
         about="The archiver seals an open segment whose first bundle is older. 0ms: it waits for segment.max_open_duration.",
     ),
     Setting(

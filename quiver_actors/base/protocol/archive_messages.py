@@ -77,6 +77,8 @@ class ArchivedList(Message, tag=210, frozen=True):
     holes: list[ArchivedHole]
     archived_through: int
     """Each segment up to this number is listed, or nothing ever had its number; -1: none is."""
+    is_cut: bool = False
+    """There is more behind that number: ask again from the next one on."""
 
 
 class ArchivedOpened(Message, tag=211, frozen=True):

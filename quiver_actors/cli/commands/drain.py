@@ -190,7 +190,8 @@ def _leave(where: str, directory: MemberDirectory) -> None:
 
 def _stop(where: str) -> list[str]:
     """Have the node end and wait until it has; returns what went wrong."""
-    from quiver_actors.cli.documents.status_view import SUPERVISOR_LOCK, attach_page, worker_exits
+    from quiver_actors.cli.documents.node_page import SUPERVISOR_LOCK
+    from quiver_actors.cli.documents.status_view import attach_page, worker_exits
     from quiver_actors.shm.liveness import holder_alive
 
     lock = os.path.join(where, SUPERVISOR_LOCK)

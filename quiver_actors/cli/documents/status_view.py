@@ -6,9 +6,6 @@ that does not run does not update them.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import time
 from typing import Any, TypeVar
 
@@ -24,6 +21,7 @@ from quiver_actors.base.metrics.figures import (
 )
 from quiver_actors.cli.documents.advice import advice_on, problems_of_topics
 from quiver_actors.cli.documents.archive_view import archive_of
+from quiver_actors.cli.documents.node_page import find_node
 from quiver_actors.cli.documents.room import LIMIT_NAMES, advice_on_room, quarantined, waiting_for_room
 from quiver_actors.cli.documents.status_document import (
     EngineView,
@@ -45,17 +43,11 @@ from quiver_actors.cli.documents.status_storage import (
     shares_of,
     storage_of,
 )
-from quiver_actors.errors import NotAllowed, NotRunning
 from quiver_actors.shm.counters import CountersPage, RegionSnapshot, RowSnapshot
-from quiver_actors.shm.errors import NotPermitted, ShmError
-from quiver_actors.shm.liveness import holder_alive
 from quiver_actors.supervisor.exitcodes import describe_wait_status
 from quiver_actors.supervisor.figures import CHILD_ROW, SUPERVISOR_REGION, ChildFigure, NodeState, region_of
 from quiver_actors.supervisor.process import STOPPED_STATES, process_state
 from quiver_actors.supervisor.state import ChildState
-
-NODE_RECORD = "node.json"
-SUPERVISOR_LOCK = "supervisor.lock"
 
 FRESH_NS = 3_000_000_000
 """Older figures of a process that is said to run mean that it does not get to publish them: it is called silent."""
@@ -81,7 +73,7 @@ def take_status(run_dir: str) -> StatusView:
     Raises:
         NotRunning: no node has been started there, or nothing is left of it.
     """
-    record, running, page = _find(run_dir)
+    record, running, page = find_node(run_dir)
     try:
         regions = page.read()
         return _View(run_dir, record, regions, running, page.size_bytes).whole()
@@ -100,7 +92,7 @@ def attach_page(run_dir: str) -> CountersPage:
     Raises:
         NotRunning: there is none.
     """
-    return _find(run_dir)[2]
+    return find_node(run_dir)[2]
 
 
 def worker_exits(page: CountersPage) -> dict[str, str]:
@@ -108,59 +100,6 @@ def worker_exits(page: CountersPage) -> dict[str, str]:
     rows = _rows(page.read_region(SUPERVISOR_REGION), CHILD_ROW)
     exits = {row.label: _last_exit(row.values[ChildFigure.LAST_EXIT]) for row in rows}
     return {name: how for name, how in exits.items() if how is not None}
-
-
-# --- where it comes from -------------------------------------------------------------------------------------------------
-
-
-def _read_record(run_dir: str) -> dict[str, Any]:
-    path = os.path.join(run_dir, NODE_RECORD)
-    try:
-        with open(path, "rb") as file:
-            record = json.load(file)
-    except OSError as error:
-        raise NotRunning(
-            f"no node is running in {run_dir}: {path}: {error.strerror}; start one with `quiver up --run-dir {run_dir}`, or "
-            "name another run directory with --run-dir"
-        ) from error
-    except ValueError as error:
-        raise NotRunning(f"{path} is not what `quiver up` writes: {error}") from error
-    if not isinstance(record, dict) or record.get("version") != 1:
-        raise NotRunning(
-            f"{path} is not a node record of version 1: the node and this program are of different versions"
-        )
-    return record
-
-
-def _supervisor_lives(run_dir: str) -> bool:
-    with contextlib.suppress(ShmError):
-        return holder_alive(os.path.join(run_dir, SUPERVISOR_LOCK))
-    return False
-
-
-def _find(run_dir: str) -> tuple[dict[str, Any], bool, CountersPage]:
-    """Return the record, whether the supervisor lives, and the page; again where the next node removes those of a dead one meanwhile."""
-    while True:
-        record = _read_record(run_dir)
-        running = _supervisor_lives(run_dir)
-        try:
-            return record, running, _attach(run_dir, record, running)
-        except NotRunning:
-            if _read_record(run_dir).get("counters") == record.get("counters"):
-                raise
-
-
-def _attach(run_dir: str, record: dict[str, Any], running: bool) -> CountersPage:
-    try:
-        return CountersPage.attach(record["counters"])
-    except NotPermitted as error:
-        raise NotAllowed(
-            f"the figures of the node in {run_dir} are for its own user and root: ask its operator, or look at the topics that you may use "
-            "with `quiver topics list`"
-        ) from error
-    except (ShmError, KeyError) as error:
-        what = "is starting or stopping" if running else "is dead and left no figures"
-        raise NotRunning(f"the supervisor of {run_dir} (pid {record.get('pid')}) {what}: {error}") from error
 
 
 class _View:

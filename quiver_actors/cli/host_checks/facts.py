@@ -113,3 +113,6 @@ class Facts(msgspec.Struct, kw_only=True):
     software: Software
     clock: Clock
     session: Session
+    archive_url: str = ""
+    archive_error: str = ""
+    """The reason for which the archive's object store cannot be written; empty where it can, or where there is no archive."""

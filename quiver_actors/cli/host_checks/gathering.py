@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from quiver_actors.base.config import NodeSettings
+from quiver_actors.cli.host_checks.archive_check import archive_error
 from quiver_actors.cli.host_checks.facts import (
     Clock,
     Facts,
@@ -78,6 +79,8 @@ def gather(settings: NodeSettings) -> Facts:
         run_dir=_place(run_dir),
         software=_software(),
         clock=_clock(),
+        archive_url=settings.archive.url,
+        archive_error=archive_error(settings),
         session=_session(run_dir),
     )
 

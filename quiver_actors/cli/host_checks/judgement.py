@@ -50,6 +50,14 @@ def judge(facts: Facts) -> list[Finding]:
     return sorted(found, key=lambda finding: order.index(finding.level))
 
 
+def _archive(facts: Facts) -> Iterator[Finding]:
+    if facts.archive_error:
+        advice = "make the bucket, its permissions and the credentials right (docs/archive.md): until then nothing is archived"
+        yield Finding("archive", Level.FAILURE, facts.archive_error, advice)
+    elif facts.archive_url:
+        yield Finding("archive", Level.OK, f"{facts.archive_url} can be written, and keeps the conditions of puts")
+
+
 def _limits(facts: Facts) -> Iterator[Finding]:
     limits = facts.limits
     if limits.memfd_error is not None:
@@ -346,6 +354,7 @@ _RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _software,
     _clock,
     _session,
+    _archive,
 )
 
 

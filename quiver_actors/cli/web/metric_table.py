@@ -184,7 +184,7 @@ RETENTION: tuple[Metric, ...] = (
 RETENTION += tuple(
     Metric(f"quiver_disk_{kind}_bytes", f"{kind}_bytes", Kind.GAUGE, meaning)
     for kind, meaning in (
-        ("log", "Logs that take entries, and spare logs, as preallocated"),
+        ("log", "Logs that take entries, and spare logs, as reserved"),
         ("sealing", "Logs that are becoming segments"),
         ("segment", "Segments, in blocks"),
         ("compaction", "Output of compactions and rescues that are running"),

@@ -133,7 +133,7 @@ class Attachments:
             self._detached[attachment.subscriber] = self._clock.monotonic_ns(), self._clock.unix_ns()
 
     def forget(self, subscriber: str) -> None:
-        """The subscriber is no more."""
+        """Forget a subscriber that was deleted."""
         for attachment in list(self.of(subscriber)):
             self._drop(attachment)
         self._detached.pop(subscriber, None)

@@ -73,7 +73,7 @@ class ClientConnection(Protocol):
         """Let `messages` yield a lone push that `receive_lone` has returned."""
 
     def messages(self) -> Iterator[ClientMessage | LonePush]:
-        """Yield every whole message that was taken in. Raises ProtocolError: one of them is none."""
+        """Yield every complete message that was received. Raises ProtocolError: a message is malformed."""
 
     def send(self, message: Message) -> None:
         """Queue a message for the next `flush()`."""
@@ -139,7 +139,7 @@ class Connection:
         return self.descriptors_out >= self.descriptors_max and not self._is_read()
 
     def _is_read(self) -> bool:
-        """Whether the peer has read everything; then no descriptor is on its way to it."""
+        """Whether the peer has read everything; then no descriptor is in transit to the peer."""
         if self.unsent_bytes or struct.unpack("i", fcntl.ioctl(self.fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]:
             return False
         self.descriptors_out = 0
@@ -246,7 +246,7 @@ class Connection:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Idempotent. Unsent answers are dropped."""
+        """Close the connection and drop unsent answers. Idempotent."""
         self._drop_unsent()
         self._socket.close()
 

@@ -261,15 +261,17 @@ class Connections:
 
     def _read(self, session: Session, mask: int, now_ns: int) -> None:
         if session in self.paused:
-            # Not read from, so what woke the loop is the end of the connection, or something to read from before it paused in this turn.
+            # The loop reads nothing from it. It woke for the end of the connection, or for data from before the pause in this turn.
             if mask & (select.EPOLLHUP | select.EPOLLERR):
                 self._hear_out(session)
             return
         if session.is_unfinished:
             return
-        if session in self._reads_left and not _take_one(self._reads_left, session):
-            self._end(session)
-            return
+        if session in self._reads_left:
+            self._reads_left[session] -= 1
+            if self._reads_left[session] < 0:
+                self._end(session)
+                return
         try:
             if session.guest is None and session.schemas.lone:
                 found = session.connection.receive_lone()
@@ -328,7 +330,7 @@ class Connections:
         return self._go_on(session, requests)
 
     def _go_on(self, session: Session, requests: Requests) -> bool:
-        """The next portions of a request that is carried out in several. Whether nothing is left of it, and of the budget something is."""
+        """Do the next portions of a long request. True if the request is complete and a part of the budget is left."""
         while session.work is not None and session.budget.left_ns > 0:
             started_ns = monotonic_ns()
             requests.go_on(session)
@@ -394,9 +396,3 @@ class Connections:
             session.refuse(tag, error)
             session.connection.flush()
         session.close()
-
-
-def _take_one(left: dict[Session, int], session: Session) -> bool:
-    """Count one down; whether there was one left."""
-    left[session] -= 1
-    return left[session] >= 0

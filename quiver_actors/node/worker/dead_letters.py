@@ -32,11 +32,11 @@ from quiver_actors.store.subscriber.dead_letters import Origin, envelope_of
 from quiver_actors.store.wal.entry_reader import EntryReader, LogEntries, Place
 
 IN_FLIGHT_MAX = 16
-"""Bundles on their way at a time; each is held in memory once."""
+"""Most bundles that are being copied at a time; each is in memory once."""
 POLL_NS = 2 * MILLISECOND_NS
 """How often the other topic is asked whether a dead letter is durable."""
 ROOM_POLL_NS = 100 * MILLISECOND_NS
-"""The same interval while the other topic has no room, which may last."""
+"""The same interval while the other topic has no room, which may take long."""
 RETRY_NS = SECOND_NS
 
 

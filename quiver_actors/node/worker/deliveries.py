@@ -290,7 +290,7 @@ class Deliveries:
             self.answers.wait(self._engine.progress.flush(), session, Done(message.tag))
 
     def extend(self, session: Session, message: Extend) -> None:
-        """Begin the leases of the tokens (a u64 array) again, and answer with the tokens that hold nothing any more."""
+        """Begin the leases of the tokens (a u64 array) again, and answer with the tokens that have no claim any more."""
         if len(message.tokens) % 8 or len(message.tokens) > 8 * EXTEND_TOKENS_MAX:
             raise ProtocolError(
                 f"extend {message.tag}: {len(message.tokens)} bytes are not 1 to {EXTEND_TOKENS_MAX} tokens of 8 bytes"

@@ -50,7 +50,7 @@ from quiver_actors.supervisor.exitcodes import ChildExit
 from quiver_actors.transactions.asking import OWN_LOG_NAME
 
 _SWITCH_INTERVAL_SECONDS = 0.0005
-"""How long the loop may keep the interpreter lock from a sync that has returned: that is latency of every acknowledgement."""
+"""Longest time that the loop holds the interpreter lock while a finished sync waits for it: this delays every acknowledgement."""
 _GC_THRESHOLDS = (10_000, 10, 10)
 """Nothing that comes and goes is in a reference cycle (tests/unit/node/worker/test_lifetimes.py), so the collector finds next to nothing
 and is asked rarely: a turn may make thousands of objects, which the usual 700 would walk through several times. It is asked all the same:
@@ -108,7 +108,7 @@ class Worker:
         return OpenedDirectories(self._context.run_dir)
 
     def open(self) -> None:
-        """Recover every topic's engine, then listen. Blocking, for as long as the disk is full too.
+        """Recover every topic's engine, then listen. The call blocks, also while the disk is full.
 
         Raises:
             QuiverError: an engine cannot be opened; the others are open, `close` closes them.

@@ -182,7 +182,7 @@ class FigurePublisher:
             row.publish(_engine_values(host.engine.figures()))
 
     def _publish_unopened(self, unopened: Collection[str], hosts: Mapping[str, EngineHost]) -> None:
-        """A row that says no more than that the topic is degraded: its engine's own one, once it is open."""
+        """Publish a row for each unopened topic that only says that the topic is degraded. Its engine's row replaces it later."""
         for topic in self._unopened.difference(unopened):
             if topic not in hosts and (row := self._engines.pop(topic, None)) is not None:
                 self._region.drop(row.writer)

@@ -119,7 +119,7 @@ class EngineHost:
 
     @property
     def waiting_since_ns(self) -> int:
-        """Monotonic time since when the oldest waiting push or part of a transaction waits; 0 if nothing waits."""
+        """Monotonic time at which the oldest waiting push or part of a transaction began to wait; 0 if none waits."""
         return min(filter(None, (self.ingest.waiting.oldest_since_ns, self.staging.pushes.waiting_since_ns)), default=0)
 
     @property

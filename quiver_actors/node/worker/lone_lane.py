@@ -30,7 +30,7 @@ from quiver_actors.store.jobs.commits import LoneCommit
 from quiver_actors.store.wal.lone import LoneStream
 
 CARE_NS = 5 * MILLISECOND_NS
-"""How soon after a push the host looks at everything else, as it does between light turns."""
+"""Time after a push at which the host looks at all other work, as it does between light turns."""
 _EOS_BYTES = 8
 _SYNCED = int(Durability.SYNCED)
 
@@ -102,7 +102,7 @@ class LoneLane:
         return True
 
     def finished(self, commit: LoneCommit) -> None:
-        """Take back a commit that is done well. Nobody waits for it but who sent the push, unless others have come meanwhile."""
+        """Take back a commit that succeeded. Only the sender of the push waits for it, unless other pushes have come meanwhile."""
         happened = self._engine.finish(commit)
         is_more = not self._acknowledge()
         self._run_queue.note_activity(self._host)

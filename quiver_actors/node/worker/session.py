@@ -25,7 +25,7 @@ from quiver_actors.store.wal.lone import LoneStream
 GREETING_BYTES_MAX = 4 << 10
 """Longest frame before Hello."""
 GUEST_FRAME_BYTES_MAX = 1 << 20
-"""Longest frame of another user: the longest Push, and a schema of as many fields as another user's may have."""
+"""Longest frame of another user: it has room for the longest Push, and for a schema with as many fields as that user may send."""
 HELD_PUSHES_MAX = 1024
 """Most waiting pushes of one connection; with more the connection is not read."""
 OWED_MAX = 1024

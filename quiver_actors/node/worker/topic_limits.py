@@ -163,7 +163,7 @@ class TopicLimits:
                 found.setdefault(host.engine.topic, {})[name] = host
         self._limited = {host for hosts in found.values() for host in hosts.values()}
         for topic in self._accounts.keys() - found.keys():
-            # It is gone, or may have as much as there is.
+            # The topic was deleted, or has no share any more.
             account = self._accounts.pop(topic)
             self._region.drop(account.row)
             self._has_dropped = True

@@ -66,6 +66,7 @@ class Call(NamedTuple):
     buffers: Sequence[Buffer] = ()
     """The bytes of a write, which go to `offset`; empty for other calls."""
     offset: int = 0
+    """Where a write begins, or what is reserved by an allocation ends."""
 
     def __str__(self) -> str:
         where = f"{self.path} -> {self.target}" if self.target else self.path
@@ -105,9 +106,10 @@ class InterposedFile:
             return self.inner.reread(length, offset)
         return self._disk.around(Call("reread", self.path, file=self), lambda: self.inner.reread(length, offset))
 
-    def allocate(self, size_bytes: int) -> None:
+    def allocate(self, size_bytes: int, start: int = 0, *, length_bytes: int = 0) -> None:
         """Call `DiskFile.allocate` of the inner file through `around`."""
-        self._disk.around(Call("allocate", self.path, file=self), lambda: self.inner.allocate(size_bytes))
+        call = Call("allocate", self.path, file=self, offset=size_bytes)
+        self._disk.around(call, lambda: self.inner.allocate(size_bytes, start, length_bytes=length_bytes))
 
     def truncate(self, size_bytes: int) -> None:
         """Call `DiskFile.truncate` of the inner file through `around`."""

@@ -94,10 +94,13 @@ class PosixFile:
             raise _disk_error("read", self.path, error) from error
         return None if is_in_memory(self._descriptor, length, offset) else self.read(length, offset)
 
-    def allocate(self, size_bytes: int) -> None:
+    def allocate(self, size_bytes: int, start: int = 0, *, length_bytes: int = 0) -> None:
         """Reserve blocks by posix_fallocate; a full disk raises DiskError with ENOSPC here."""
         try:
-            os.posix_fallocate(self._descriptor, 0, size_bytes)
+            if length_bytes > os.fstat(self._descriptor).st_size:
+                os.ftruncate(self._descriptor, length_bytes)
+            # On a file system without fallocate the C library reads and writes bytes of the range: whoever writes there meanwhile loses.
+            os.posix_fallocate(self._descriptor, start, size_bytes - start)
         except OSError as error:
             raise _disk_error("fallocate", self.path, error) from error
 

@@ -46,8 +46,9 @@ class DiskFile(Protocol):
         """Read like `read`, but from the disk itself; later reads then give the disk's bytes too. None where that is impossible: bytes of
         the file wait to be written, another process uses them, or the file system keeps its files in memory."""
 
-    def allocate(self, size_bytes: int) -> None:
-        """Reserve blocks for `[0, size_bytes)`, zero-filled where unwritten, growing the file to it; ENOSPC comes here."""
+    def allocate(self, size_bytes: int, start: int = 0, *, length_bytes: int = 0) -> None:
+        """Reserve blocks for `[start, size_bytes)`, zero-filled where unwritten; ENOSPC comes here. The file grows to `size_bytes`, or to
+        `length_bytes` with a hole at its end. It may run beside writes of the owner below `start`: nothing there is touched."""
 
     def truncate(self, size_bytes: int) -> None:
         """Set the size of the file; a larger size adds a hole that reads as zeroes."""
@@ -131,8 +132,8 @@ class Disk(Protocol):
         """Bytes of blocks that the file takes, which may be more or less than its size."""
 
     def keep(self, path: str) -> HeldFile | None:
-        """A handle on the file at that path, which is about to lose its name: later the handle tells who has the file open, and can empty
-        it. None where there is no such file, or the disk cannot tell."""
+        """Return a handle on the file at that path, which is about to be unlinked. Later the handle says which users have the file open,
+        and can empty it. None if there is no such file, or the disk cannot tell."""
 
     def free_bytes(self, path: str) -> int:
         """Bytes that this process could still allocate in that directory."""

@@ -333,7 +333,7 @@ def _measure(stream: EncodedStream, batch: pa.RecordBatch) -> int:
 
 
 def _join(planned: BundlePlan) -> None:
-    """Put a small entry together on the heap."""
+    """Assemble a small entry on the heap."""
     entry = b"".join(planned.parts)  # type: ignore[arg-type]  # what Arrow writes in place is larger than this entry
     planned.parts = [entry]
     planned.crc = crc32(memoryview(entry)[ENTRY_HEAD_BYTES:-CRC_BYTES])

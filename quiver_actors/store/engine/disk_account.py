@@ -113,7 +113,7 @@ class DiskAccount:
     def disk_use(self) -> DiskUse:
         """The bytes of disk that everything in the directory takes now."""
         return DiskUse(
-            log_bytes=self._logs_bytes(is_closed=False) + self._logs.spare.block_bytes,
+            log_bytes=self._logs_bytes(is_closed=False) + self._logs.spare.block_bytes + self._logs.growth.block_bytes,
             sealing_bytes=self._logs_bytes(is_closed=True),
             segment_bytes=self._segments.block_bytes,
             small=replace(self._small, ballast_bytes=self._ballast.counted_bytes),
@@ -121,7 +121,7 @@ class DiskAccount:
         )
 
     def _logs_bytes(self, *, is_closed: bool) -> int:
-        """Bytes of disk that the logs take, as preallocated, which are closed for further bundles or are not."""
+        """Bytes of disk that the logs take, as reserved, which are closed for further bundles or are not."""
         return sum(block_bytes(log.capacity_bytes) for log in self._logs if log.closed == is_closed)
 
     @property
@@ -130,4 +130,4 @@ class DiskAccount:
         segments_bytes = self._segments.block_bytes
         others_bytes = self._small_bytes + self._ballast.counted_bytes + self.held_files.size_bytes
         logs_bytes = sum(block_bytes(log.capacity_bytes) for log in self._logs)
-        return logs_bytes + self._logs.spare.block_bytes + segments_bytes + others_bytes
+        return logs_bytes + self._logs.spare.block_bytes + self._logs.growth.block_bytes + segments_bytes + others_bytes

@@ -75,9 +75,7 @@ class Intake:
         spare = self._logs.spare
         if state is not EngineState.FULL and not spare.is_throttled:
             return None
-        no_room = (
-            f"{self._place}: no room for a log file of {format_size(spare.next_capacity_bytes)}: {spare.limit_met}"
-        )
+        no_room = f"{self._place}: no room for a log file of {format_size(spare.length_bytes)}: {spare.limit_met}"
         advice = "pushes go on by themselves (`quiver status` says who keeps what is stored)"
         if state is EngineState.FULL:
             return StorageFull(f"{no_room}; free space on that file system, {advice}")

@@ -16,11 +16,12 @@ from quiver_actors.base.clock import Clock
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.condition import Condition
+from quiver_actors.store.engine.log_growth import LogGrowth
 from quiver_actors.store.engine.numbers import Numbers
 from quiver_actors.store.engine.spare_log import SpareLog
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.jobs.commits import SealJob
-from quiver_actors.store.retention.limits import Allowance
+from quiver_actors.store.retention.limits import DISK_LIMITS, Allowance
 from quiver_actors.store.wal import layout
 from quiver_actors.store.wal.contract import segment_cfg_hash
 from quiver_actors.store.wal.log import Log
@@ -31,6 +32,7 @@ class LogQueue:
 
     Attributes:
         active: the log that takes entries, None if the next push begins one.
+        growth: reserves blocks for the active log.
         sequence_written: bundles with a lower sequence are written to their log.
         seals, seal_ns_last: how many logs became segments, and how long the last of them took.
         spare: the file of the next log.
@@ -48,6 +50,7 @@ class LogQueue:
         allowance: Allowance,
     ) -> None:
         self.active: Log | None = None
+        self.growth = LogGrowth(disk, allowance)
         self.sequence_written = numbers.next_sequence
         self.seals = self.seal_ns_last = 0
         self.spare = SpareLog(disk, paths, settings, clock, condition, numbers, allowance)
@@ -80,15 +83,18 @@ class LogQueue:
         """
         active = self.active
         if active is not None and self._fits(active, span_bytes):
-            return active
+            end = active.end + span_bytes + layout.END_MARK_BYTES
+            if end <= active.capacity_bytes:
+                return active
+            self.growth.wanted_bytes = max(self.growth.wanted_bytes, end)
+            return None
         needed = layout.HEADER_BYTES + span_bytes + layout.END_MARK_BYTES
         self.spare.want(needed)
-        if self._is_at_limit(needed):
-            if len(self._logs) == 1:
-                # Nothing else is being sealed: without an end to this one the push would wait until it is old.
-                self.close_active()
-            return None
-        return self.spare.ready(needed)
+        is_at_limit = self._is_at_limit(needed)
+        if (is_at_limit and len(self._logs) == 1) or self.spare.limit_met.limit in DISK_LIMITS:
+            # Nothing else is being sealed, or the disk is full: without an end to this one the push would wait until it is old.
+            self.close_active()
+        return None if is_at_limit else self.spare.ready(needed)
 
     def _is_at_limit(self, needed_bytes: int) -> bool:
         """Whether the seals lag so far behind that no further log may be begun. One log always may, however large."""
@@ -105,7 +111,7 @@ class LogQueue:
     def _fits(self, log: Log, span_bytes: int) -> bool:
         """A push stays in one log: it fits if the log is below its target with it, or empty and large enough."""
         end = log.end + span_bytes
-        if log.closed or end + layout.END_MARK_BYTES > log.capacity_bytes:
+        if log.closed or end + layout.END_MARK_BYTES > log.length_bytes:
             return False
         if log.is_empty:
             return True
@@ -125,6 +131,7 @@ class LogQueue:
         """Take no more bundles into the active log. Its next commit rotates it."""
         if self.active is not None and not self.active.is_empty:
             self.active.closed = True
+            self.spare.ended_bytes, self.growth.wanted_bytes = self.active.end, 0
             self.active = None
 
     # --- writing -----------------------------------------------------------------------------------------------------------

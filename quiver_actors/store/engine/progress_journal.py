@@ -47,11 +47,11 @@ class ProgressJournal:
         self._size_bytes = 0
         self._latest: dict[str, ProgressWrite] = {}
         self._filed: dict[str, tuple[int, Ownership]] = {}
-        """The checksums of the progress files on the disk, by subscriber, and whom they name as the owners."""
+        """The checksum and the owner in each progress file on the disk, by subscriber."""
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a journal: it says more than the files."""
+        """Whether there is a journal, which is newer than the files."""
         return self.due_ns is not None
 
     def takes(self, states: Sequence[SubscriberState]) -> bool:

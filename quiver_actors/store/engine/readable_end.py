@@ -187,7 +187,7 @@ class ReadableEnd:
     def _opened(self, segment_seq: int) -> OpenSegment:
         opened = self._open.get(segment_seq)
         if opened is None:
-            raise NotStored(f"segment {segment_seq} is not open (any more), or nothing of it can be read yet")
+            raise NotStored(f"segment {segment_seq} is not open, or none of its bundles can be read yet")
         return opened
 
 

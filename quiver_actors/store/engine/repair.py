@@ -78,7 +78,7 @@ class Repair:
         self._quarantine = quarantine
         self._upkeep = upkeep
         self._suspects: dict[int, dict[int, None]] = {}
-        """Segments that somebody could not read and that are to be checked, with the bundles that could not be read."""
+        """Segments to check because a reader failed in them, with the bundles that the reader could not read."""
         self._missing: dict[int, None] = {}
         """Segments that a listing of their directory did not name."""
         self._open_ended: dict[int, tuple[int, Rescued]] = {}

@@ -1,7 +1,7 @@
 """The log file that stands ready for the next pushes of one engine, and the room on the disk that it takes.
 
-Owner: the engine's `LogQueue`, on the loop thread. The file is allocated in full before its first entry, so that a full disk is met here
-and not at a write.
+Owner: the engine's `LogQueue`, on the loop thread. The file has its full length from the beginning. Blocks are reserved before an entry is
+written into them, so that a full disk is met here and not at a write: as many as the log before it took, more of them by `LogGrowth`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from quiver_actors.store.wal import layout
 from quiver_actors.store.wal.log import Log
 
 _TAIL_SLACK_BYTES = 1 * MIB
-"""Allocated beyond the target, so that the last push and the tail of the seal usually fit; a small target needs less."""
+"""Length beyond the target, so that the last push and the tail of the seal usually fit; a small target needs less."""
 _TAIL_SLACK_BYTES_MIN = 64 * KIB
+_FIRST_BYTES = 64 * KIB
+"""Blocks of the first log of a topic: many topics that get little do not reserve the disk."""
+GROWTH = 4
+"""A log has so many times its blocks after a step."""
 _TAKEN_NS = SECOND_NS
 
 
@@ -35,6 +39,7 @@ class SpareLog:
         wanted_bytes: how many bytes the allowance has refused last; 0 = nothing is refused.
         limit_met: the limit for which there is no next log, `ROOM` while there is one.
         has_refused: a push was refused for that limit, and there was no room since.
+        ended_bytes: bytes of the log that ended last: the next one is expected to take as much.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class SpareLog:
         self.wanted_bytes = 0
         self.limit_met = ROOM
         self.has_refused = False
+        self.ended_bytes = 0
         self._disk = disk
         self._paths = paths
         self._clock = clock
@@ -75,7 +81,7 @@ class SpareLog:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of disk that the file takes, as preallocated, also while it is being made or removed."""
+        """Bytes of disk that the file takes, as reserved, also while it is being made or removed."""
         return block_bytes(max(self._log.capacity_bytes if self._log else 0, self._allocating_bytes))
 
     # --- who asks for it ---------------------------------------------------------------------------------------------------
@@ -119,29 +125,62 @@ class SpareLog:
     # --- making and removing it --------------------------------------------------------------------------------------------
 
     @property
-    def next_capacity_bytes(self) -> int:
-        """Size in bytes of the next file."""
+    def length_bytes(self) -> int:
+        """Length in bytes of the next file: the most that it takes of the disk, without the tail of a seal that is longer than usual."""
         target = self.settings.segment.target_size_bytes
         usual = layout.HEADER_BYTES + target + min(_TAIL_SLACK_BYTES, max(_TAIL_SLACK_BYTES_MIN, target))
         return max(usual, self._wanted_capacity)
 
-    def allocate_job(self, *, is_taking: bool) -> AllocateJob | None:
-        """A spare is made when one is asked for, and kept ready while another log takes entries."""
-        spare = self._log
-        is_wanted = is_taking or self._wanted_capacity or self._condition.state is EngineState.FULL
-        if not is_wanted if spare is None else spare.capacity_bytes >= self._wanted_capacity:
+    def _first_bytes(self, active: Log | None) -> int:
+        """Bytes of the next file whose blocks are reserved at first: the step that holds what the last log took, and what the present one
+        has taken."""
+        expected = max(self.ended_bytes, active.end if active is not None else 0)
+        step = _FIRST_BYTES
+        while step < expected:
+            step *= GROWTH
+        return max(min(step, self.length_bytes), self._wanted_capacity)
+
+    def allocate_job(self, active: Log | None) -> AllocateJob | None:
+        """A spare is made when one is asked for, and kept ready while another log takes entries.
+
+        Args:
+            active: the log that takes entries.
+        """
+        spare, capacity_bytes = self._log, self._first_bytes(active)
+        if spare is None:
+            is_wanted = active is not None or self._wanted_capacity or self._condition.state is EngineState.FULL
+        else:
+            is_wanted = spare.capacity_bytes < (self._wanted_capacity if active is None else capacity_bytes)
+        if not is_wanted:
             self._found_room()
             return None
-        more_bytes = self.next_capacity_bytes - (spare.capacity_bytes if spare else 0)
+        more_bytes = capacity_bytes - (spare.capacity_bytes if spare else 0)
         if not self._allowance.admits(more_bytes):
-            self.wanted_bytes, self.limit_met = more_bytes, self._allowance.which_limit()
+            self._refused(more_bytes)
             return None
         self.wanted_bytes = 0
-        self._allocating_bytes = self.next_capacity_bytes
+        self._allocating_bytes = capacity_bytes
         self._log = None  # the job owns it until it comes back
         path = self._paths.spare(self._numbers.take_spare()) if spare is None else spare.path
-        free_bytes_min = self.settings.retention.min_free_bytes
-        return AllocateJob(self._disk, path, self.next_capacity_bytes, spare, free_bytes_min=free_bytes_min)
+        return AllocateJob(
+            self._disk,
+            path,
+            capacity_bytes,
+            spare,
+            length_bytes=self.length_bytes,
+            free_bytes_min=self.settings.retention.min_free_bytes,
+        )
+
+    def _refused(self, more_bytes: int) -> None:
+        """The allowance does not admit so many bytes. A file that is there, and only not as large as expected, is room enough."""
+        if self._suffices(self._log):
+            self._found_room()
+        else:
+            self.wanted_bytes, self.limit_met = more_bytes, self._allowance.which_limit()
+
+    def _suffices(self, log: Log | None) -> bool:
+        """Whether the file is there, and large enough for the push that has asked for it."""
+        return log is not None and log.capacity_bytes >= self._wanted_capacity
 
     def finish_allocate(self, job: AllocateJob) -> list[Event]:
         """Take back the job that made the file; the engine takes bundles again."""
@@ -152,13 +191,27 @@ class SpareLog:
         return [Resumed()]
 
     def _found_room(self) -> None:
+        if self._log is not None:
+            self._condition.set_roomy()
         self.wanted_bytes, self.limit_met, self.has_refused = 0, ROOM, False
 
     def no_room(self, job: AllocateJob) -> list[Event]:
         """Take back the job that found no room for the file; the engine is full."""
-        self._log, self._allocating_bytes, self.limit_met = job.spare, 0, job.limit_met
-        self._condition.set_full()
+        self._log, self._allocating_bytes = job.spare, 0
+        if self._suffices(job.spare):
+            self._found_room()
+        else:
+            self.limit_met = job.limit_met
+            self._condition.set_full()
         return []
+
+    def is_oversized(self, active: Log | None) -> bool:
+        """Whether the file takes far more of the disk than the next log is expected to, as after a burst of pushes.
+
+        Args:
+            active: the log that takes entries.
+        """
+        return self._log is not None and self._log.capacity_bytes > GROWTH * self._first_bytes(active)
 
     def release_job(self) -> UnlinkJob | None:
         """Delete a file that nothing is about to be written to."""

@@ -60,8 +60,8 @@ class Storage:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of disk that the engine takes at once, for its next log file."""
-        return self._parts.logs.spare.next_capacity_bytes
+        """The most bytes of disk that the engine takes at once, for its next log file."""
+        return self._parts.logs.spare.length_bytes
 
     @property
     def is_delivered(self) -> bool:

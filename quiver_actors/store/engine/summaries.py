@@ -42,6 +42,8 @@ STATISTICS_AGE_NS = 10 * SECOND_NS
 """How old a segment is when its statistics are made: most are gone by then where consumers keep up."""
 STATISTICS_REST = 49
 """Pause after the statistics of a segment, in durations of that work: it takes a fiftieth of the time at most."""
+ANSWER_SEGMENTS_MAX = 256
+"""Segments in one answer about statistics: other requests do not wait long for it."""
 NAMED_MAX = 4
 """How many of the segments that have a schema an answer names."""
 
@@ -90,7 +92,7 @@ class Summaries:
         self._job: StatisticsJob | None = None
         self._resumes_ns = self._spent_ns = 0
         found = _load(disk, paths)
-        for segment_seq, info in segments.items():
+        for segment_seq, info in sorted(segments.items()):
             summary = found.get(segment_seq)
             if summary is not None and segment_seq not in self._foreign and summary.identity == identity_of(info):
                 self._put(segment_seq, summary)
@@ -99,14 +101,14 @@ class Summaries:
     # --- what is known -------------------------------------------------------------------------------------------------------
 
     def schemas(self, tag: int, logs: Iterable[Log]) -> SchemaList:
-        """Each distinct schema of sealed segments and of these logs, and the sealed segments whose schemas are not known."""
+        """Each distinct schema of sealed segments and of these logs, oldest first, and the sealed segments whose schemas are not known."""
         self._follow()
         open_segments: dict[StoredSchema, dict[int, None]] = {}
         for log in logs:
             for schema, _ in schemas_of(log.builder.streams):
                 open_segments.setdefault(schema, {})[log.segment_seq] = None
         found, left_out, message_bytes = [], {*self._unknown, *self._unreadable}, 0
-        for schema in self._holders.keys() | open_segments.keys():
+        for schema in {**self._holders, **open_segments}:
             holders, logs_of_it = self._holders.get(schema, {}), open_segments.get(schema, {})
             message_bytes += len(schema.message)
             if message_bytes > ANSWER_BYTES_MAX:
@@ -127,7 +129,7 @@ class Summaries:
             size_bytes += len(summary.statistics) + sum(
                 len(each.message) for each, _ in summary.streams if each not in schemas
             )
-            if found and size_bytes > ANSWER_BYTES_MAX:
+            if len(found) == ANSWER_SEGMENTS_MAX or (found and size_bytes > ANSWER_BYTES_MAX):
                 return StatisticsList(tag, _listed(schemas), found, segment_seq)
             streams = [(schemas.setdefault(schema, len(schemas)), rows) for schema, rows in summary.streams]
             found.append(SegmentColumns(segment_seq, streams, summary.statistics))

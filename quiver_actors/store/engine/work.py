@@ -23,7 +23,7 @@ from quiver_actors.store.jobs.job import Job
 from quiver_actors.store.jobs.records import ProgressJob, ReserveJob
 from quiver_actors.store.jobs.removal import DeleteJob, QuarantineJob, TrimJob, UnlinkJob
 from quiver_actors.store.jobs.rescue import RescueJob, SwapJob
-from quiver_actors.store.jobs.room import AllocateJob, BallastJob
+from quiver_actors.store.jobs.room import AllocateJob, BallastJob, GrowJob
 from quiver_actors.store.jobs.statistics import StatisticsJob
 from quiver_actors.store.jobs.summaries import SaveSummariesJob, SummaryJob
 from quiver_actors.store.jobs.upkeep import ScrubJob, SlicedJob
@@ -103,13 +103,22 @@ class Tasks:
     def _lines_of_logs(self) -> list[Line[Any]]:
         """The lines of what bundles and acknowledgements wait for."""
         numbers, logs, progress = self._parts.numbers, self._parts.logs, self._parts.progress
+        spare, growth = logs.spare, logs.growth
         return [
             Line(ReserveJob, numbers.reserve_job, numbers.finish_reserve, spends_ballast=True),
+            # One try for each log: the log ends with it, and the push that waits goes on at once.
+            Line(
+                GrowJob,
+                lambda: growth.job(logs.active, logs.settings.retention.min_free_bytes),
+                growth.finish,
+                no_room=growth.no_room,
+                retry_ns=0,
+            ),
             Line(
                 AllocateJob,
-                lambda: logs.spare.allocate_job(is_taking=logs.active is not None),
-                logs.spare.finish_allocate,
-                no_room=logs.spare.no_room,
+                lambda: spare.allocate_job(logs.active),
+                spare.finish_allocate,
+                no_room=spare.no_room,
             ),
             Line(
                 ProgressJob,
@@ -243,7 +252,8 @@ class Tasks:
 
     def _release_spare_job(self) -> UnlinkJob | None:
         logs = self._parts.logs
-        return logs.spare.release_job() if self.releases_spare and logs.active is None else None
+        is_in_the_way = self.releases_spare and logs.active is None
+        return logs.spare.release_job() if is_in_the_way or logs.spare.is_oversized(logs.active) else None
 
     def _statistics_job(self) -> StatisticsJob | None:
         return None if self.defers_upkeep else self._parts.sealed_segments.summaries.statistics_job()

@@ -13,7 +13,7 @@ from quiver_actors.store.wal.layout import ACTIVE_NAME, CURSOR_NAME, rotated_nam
 SEGMENT_SUFFIX = ".qseg"
 TEMPORARY_SUFFIX = ".tmp"
 RESCUED_SUFFIX = ".rescued"
-"""Suffix behind a segment's name: the file rebuilt from a damaged segment, complete, until the damaged file is out of the way."""
+"""Suffix after a segment's name: a complete file, rebuilt from a damaged segment, until the damaged file has been moved away."""
 BALLAST_NAME = "quiver.ballast"
 WAL_NAME = "wal"
 SEGMENTS_NAME = "segments"

@@ -52,7 +52,7 @@ class EngineFacts:
 
 
 def cross_check(facts: EngineFacts) -> list[Finding]:
-    """Everything in one engine's directory that contradicts something else there."""
+    """Find all contradictions between the files of one engine's directory."""
     return [
         *_log_chain(facts),
         *_duplicate_bundles(facts),

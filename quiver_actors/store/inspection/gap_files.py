@@ -71,7 +71,7 @@ def _wrong_checksum(source: Source, data: bytes) -> Finding:
 
 
 def _notices(data: bytes, header: Structure, limit: int) -> list[GapNoticeView]:
-    """The first notices, as far as their records are there."""
+    """Return the first notices whose records the file holds."""
     start = header["header_size"]
     there = max(0, len(data) - CRC.size - start) // RECORD_TABLE.size
     count = min(header["record_count"], there, limit)

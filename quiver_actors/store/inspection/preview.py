@@ -82,9 +82,9 @@ class PreviewFile:
     def _is_untouched(self) -> bool:
         return not self._content.pieces and self._content.base_end is None
 
-    def allocate(self, size_bytes: int) -> None:
+    def allocate(self, size_bytes: int, start: int = 0, *, length_bytes: int = 0) -> None:
         """Raise the size that the file would have; no blocks are reserved."""
-        self._content.size = max(self.size(), size_bytes)
+        self._content.size = max(self.size(), size_bytes, length_bytes)
 
     def truncate(self, size_bytes: int) -> None:
         """Cut the size that the file would have; the real file stays."""

@@ -15,7 +15,7 @@ from quiver_actors.store.files.foreign_record import decode_foreign
 from quiver_actors.store.files.paths import PREPARED_SUFFIX, EnginePaths
 from quiver_actors.store.files.summaries import decode_summaries
 from quiver_actors.store.files.topic_list import decode_catalogue
-from quiver_actors.store.inspection.findings import Finding, damage
+from quiver_actors.store.inspection.findings import Finding, damage, warning
 from quiver_actors.store.inspection.recognise import FileKind
 from quiver_actors.store.inspection.source import Source
 from quiver_actors.store.staged.keys import PRODUCERS_MAGIC, decode_windows
@@ -106,7 +106,8 @@ def examine_record(source: Source, kind: FileKind) -> tuple[str | None, list[Fin
     try:
         found = record.decode(source.read(_BYTES_MAX, 0))
     except FormatError as error:
-        return None, [damage(record.code, source.path, 0, f"the {kind} cannot be read: {error}", record.action)]
+        report = warning if kind is FileKind.SUMMARIES else damage  # derived: nothing is lost with it
+        return None, [report(record.code, source.path, 0, f"the {kind} cannot be read: {error}", record.action)]
     return json.dumps(msgspec.to_builtins(found, builtin_types=(bytes,)), indent=2, default=bytes.hex), []
 
 

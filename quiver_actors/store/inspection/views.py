@@ -154,7 +154,7 @@ class ProgressView(msgspec.Struct, kw_only=True):
     oldest_incomplete_seg: int | None = None
     is_trusted: bool = False
     checksum: str = ""
-    """Which checksum the file ends in: `CRC-32C`, `CRC-32` (another writer's) or `wrong`."""
+    """Name the checksum at the end of the file: `CRC-32C`, `CRC-32` (of another writer) or `wrong`."""
     entry_count: int = 0
     entries: list[SegmentProgressView] = []
 

@@ -1,4 +1,5 @@
-"""Jobs that take blocks of the disk ahead of need: the next log file, and the ballast that is deleted on a full disk."""
+"""Jobs that take blocks of the disk ahead of need: the next log file, more of the present one, and the ballast that is deleted on a full
+disk."""
 
 from __future__ import annotations
 
@@ -40,17 +41,26 @@ class RoomJob(Job):
 
 
 class AllocateJob(RoomJob):
-    """Make the next log file ahead of need, with its blocks reserved: running out of space is met here, not at a write."""
+    """Make the next log file ahead of need, with its first blocks reserved: running out of space is met here, not at a write."""
 
     def __init__(
-        self, disk: Disk, path: str, capacity_bytes: int, grow: Log | None = None, *, free_bytes_min: int = 0
+        self,
+        disk: Disk,
+        path: str,
+        capacity_bytes: int,
+        grow: Log | None = None,
+        *,
+        length_bytes: int = 0,
+        free_bytes_min: int = 0,
     ) -> None:
         """
         Args:
+            length_bytes: the file's length from the beginning, so that no sync has to write another one; 0: that of the blocks.
             free_bytes_min: the low-water mark: what must be left on the disk for everything else.
         """
         super().__init__(disk, free_bytes_min)
         self._path = path
+        self._length_bytes = max(length_bytes, capacity_bytes)
         self.capacity_bytes = capacity_bytes
         self.spare = grow
 
@@ -66,16 +76,47 @@ class AllocateJob(RoomJob):
             self.spare.file.allocate(self.capacity_bytes)
             self.spare.file.fsync()
             self.spare.capacity_bytes = self.capacity_bytes
+            self.spare.length_bytes = max(self.spare.length_bytes, self.capacity_bytes)
             return
         file = self._disk.create(self._path)
         try:
-            file.allocate(self.capacity_bytes)
+            file.allocate(self.capacity_bytes, length_bytes=self._length_bytes)
             file.fsync()
         except QuiverError:
             file.close()
             self._disk.unlink(self._path)
             raise
-        self.spare = Log(file, self._path, self.capacity_bytes)
+        self.spare = Log(file, self._path, self.capacity_bytes, self._length_bytes)
+
+
+class GrowJob(RoomJob):
+    """Reserve more blocks for a log that takes entries, behind all that it may hold so far. The log may be written and synced meanwhile.
+
+    It does not sync: a sync by this thread would take the report of a failed one away from the commit. What is written into the new blocks
+    is acknowledged by a sync of its own.
+    """
+
+    def __init__(
+        self, disk: Disk, log: Log, capacity_bytes: int, free_bytes_min: int, limit_met: NoRoom = ROOM
+    ) -> None:
+        """
+        Args:
+            limit_met: a limit that leaves no room, as known before; the job then reserves nothing.
+        """
+        super().__init__(disk, free_bytes_min)
+        self.limit_met = limit_met
+        self.log = log
+        self._start = log.capacity_bytes
+        self.capacity_bytes = capacity_bytes
+
+    def work(self) -> None:
+        """Reserve the blocks."""
+        path, file = self.log.path, self.log.file
+        if self.limit_met is not ROOM:
+            raise DiskError("fallocate", path, errno.ENOSPC, str(self.limit_met))
+        self._look_for_room(path.rpartition("/")[0], path, self.capacity_bytes - self._start)
+        file.allocate(self.capacity_bytes, self._start)
+        self.limit_met = ROOM
 
 
 class BallastJob(Job):

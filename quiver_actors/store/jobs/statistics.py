@@ -87,17 +87,17 @@ class _Computation:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._view = memoryview(memory)
-        self.streams = read_schemas(self._read, len(memory))
+        self.streams = read_schemas(self._piece, len(memory))
         self._sums: dict[StoredSchema, ColumnSums | None] = {}
 
-    def _read(self, length: int, offset: int) -> bytes:
+    def _piece(self, length: int, offset: int) -> bytes:
         return bytes(self._view[offset : offset + length])
 
     def steps(self) -> Iterator[int]:
-        yield from verify_steps(self._read, len(self._memory))
+        yield from verify_steps(self._piece, len(self._memory))
         for stream in SegmentReader(self._memory).streams:
             start, end = stream.byte_offset, stream.byte_offset + stream.byte_length
-            footer = read_file_footer(self._read, start, end)
+            footer = read_file_footer(self._piece, start, end)
             schema = StoredSchema(stream.slot_id, footer.schema_message or b"")
             for number, message in enumerate(self._messages(start, footer.batch_blocks + footer.dictionary_blocks)):
                 if has_compressed_body(message):
@@ -108,7 +108,7 @@ class _Computation:
 
     def _messages(self, start: int, blocks: bytes) -> Iterator[bytes]:
         for offset, metadata_bytes, _, _ in BLOCK.iter_unpack(blocks):
-            yield self._read(metadata_bytes, start + offset)
+            yield self._piece(metadata_bytes, start + offset)
 
     def _add(self, stream: StreamInfo, schema: StoredSchema) -> Iterator[int]:
         buffer = pa.py_buffer(self._view[stream.byte_offset : stream.byte_offset + stream.byte_length])

@@ -18,7 +18,7 @@ from quiver_actors.supervisor.log import log_event
 
 
 class SummaryJob(Job):
-    """Find out which schemas a segment has. `streams` is None where that cannot be told."""
+    """Read which schemas a segment has. `streams` is None if the segment cannot be read."""
 
     def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int, identity: bytes) -> None:
         """

@@ -70,7 +70,7 @@ class Findings:
         log_event("quarantine", {"path": path, "target": target, "reason": why}, logging.WARNING)
 
     def note_missing_log(self, directory: str, missing: MissingLog) -> None:
-        """Note a log that something else than a crash has taken."""
+        """Record a log that something other than a crash has removed."""
         count = missing.bundle_count or "nobody knows how many"
         message = f"the log of segment {missing.segment_seq} is gone: {count} bundles are lost"
         self.notes.append(f"{directory}: {message}")

@@ -20,9 +20,9 @@ class LogPlan(NamedTuple):
     log: FoundLog
     decision: Decision
     covered_end: int = 0
-    """File offset up to which segments hold its entries, or its writer's cursor says so."""
+    """File offset up to which segments hold the log's entries, or the cursor of the log's writer says that they do."""
     taken: frozenset[Span] = frozenset()
-    """Entries that an adoption before has stored elsewhere."""
+    """Entries that an earlier adoption has stored elsewhere."""
 
 
 class Covered(NamedTuple):

@@ -1,4 +1,4 @@
-"""Progress and gap notices at open. A file that cannot be read makes no subscriber unknown, and loses it no bundle silently.
+"""Progress and gap notices at open. If a file cannot be read, its subscriber stays known and loses no bundle silently.
 
 Owner: one `Recovery`.
 """

@@ -26,6 +26,10 @@ class Limit(enum.IntEnum):
     """The topic would have more than `retention.cap_share` of the cap gives it."""
 
 
+DISK_LIMITS = (Limit.MIN_FREE, Limit.DISK)
+"""Limits of the file system. Those of caps have their own rule of sealing early (`retention.early_seal`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class NoRoom:
     """A limit that was met.

@@ -56,7 +56,7 @@ class Signals:
     memory: float = 0.0
     """Part of the machine's, or the container's, memory that is taken."""
     sync_ns: int = 0
-    """How long the last sync took."""
+    """Duration of the last sync."""
 
 
 def pressure_of(signals: Signals) -> float:

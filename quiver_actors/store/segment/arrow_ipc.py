@@ -299,7 +299,7 @@ def has_compressed_body(batch: Buffer) -> bool:
 
 
 def batch_buffers(metadata: Buffer) -> BatchBuffers | None:
-    """Where the buffers of a record batch are; None where they are compressed.
+    """Return the places of the buffers of a record batch; None if they are compressed.
 
     Raises:
         Truncated, ArrowError: it is not the metadata of a record batch.

@@ -86,7 +86,7 @@ def frozen_start(footer: SegmentFooter, view: memoryview) -> int:
 
 
 def integrity_of(contents: Contents) -> Integrity:
-    """Choose the proof by what the file is."""
+    """Choose the proof by the kind of the file."""
     footer, manifest = contents.footer, contents.manifest
     if footer.extension is not None and is_in_place(contents.view):
         return InPlace(contents, footer.extension)
@@ -281,7 +281,7 @@ class _Contiguous:
         """The `head_crc` of the stream of each slot reference."""
 
     def _find(self, ref: int) -> int:
-        """The end of the message of a reference whose stream was not frozen yet; behind this all of that stream are known."""
+        """Return the end of the message of a reference to an unfrozen stream, and learn all messages of that stream."""
         stream_id = self._contents.manifest.ref_streams[ref]
         stream = self._stream(stream_id)
         if not self._end_of[ref]:

@@ -122,10 +122,10 @@ def _spans(blocks: bytes, info: StreamInfo) -> Spans:
 
 
 def manifest_columns(manifest: Manifest) -> ManifestColumns:
-    """A manifest of ours as numpy columns.
+    """Return a manifest that this program wrote as numpy columns.
 
     Raises:
-        InvalidFormat: it lacks what only our own manifests have.
+        InvalidFormat: it lacks a column that every manifest of this program has.
     """
     own = (manifest.byte_count, manifest.sequence, manifest.ingestion_ts_nanos)
     if any(column is None or None in _nullable(column) for column in own):
@@ -137,7 +137,7 @@ def manifest_columns(manifest: Manifest) -> ManifestColumns:
     return ManifestColumns(
         np.diff(ends).astype(np.int32),
         refs,
-        # One above the range is none that we have written; as an unknown one it costs its bundle's checksum, nothing else.
+        # This program writes no count above the range; as an unknown one it costs only its bundle's checksum.
         item_count=np.array([-1 if count is None or count >> 63 else count for count in items], dtype=np.int64),
         byte_count=np.asarray(manifest.byte_count, dtype=np.uint64),
         sequence=np.asarray(manifest.sequence, dtype=np.uint64),

@@ -10,7 +10,7 @@ skipped.
 
 The parts of a stage are log files (`store.wal.layout`) with entries of type 2, `staged/<16 digits>.<4 digits>.stage`, under segment
 number 0. An entry of type 2 says its place in its file instead of a sequence: 0, 1, 2, ... So publishing only has to write a new header,
-and no byte of an entry is ever written twice. Bundle i of the published segment has the sequence `first_sequence + i`, as everywhere.
+and no byte of an entry is ever written twice. Bundle i of the published segment has the sequence `first_sequence + i`, as in all segments.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class JournalRecord(msgspec.Struct, frozen=True):
     dropped: list[DroppedRecord] = []
     """The newest dropped stages, by rising number."""
     dropped_floor: int = 0
-    """Dropped stages with lower numbers are not remembered any more."""
+    """Dropped stages with lower numbers have no record any more."""
 
 
 R = TypeVar("R", PreparedRecord, JournalRecord)

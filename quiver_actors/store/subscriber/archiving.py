@@ -20,11 +20,15 @@ def has_consumers(states: Iterable[SubscriberState]) -> bool:
 
 
 def may_be_done(states: Iterable[SubscriberState], archive: ArchiveSettings) -> bool:
-    """Whether any segment of a topic can be done with: what nobody but onlookers has seen was delivered to nobody yet."""
-    return any(
-        is_consumer(state.subscriber) or (archive.lets_go and state.subscriber == ARCHIVE_SUBSCRIBER)
-        for state in states
-    )
+    """Whether any segment of a topic can be done with.
+
+    What nobody but onlookers has seen was delivered to nobody yet. In a topic that is archived nothing is done with either before the
+    archiver has come for the first time, as while its object store is away.
+    """
+    names = [state.subscriber for state in states]
+    if archive.enabled and ARCHIVE_SUBSCRIBER not in names:
+        return False
+    return archive.lets_go or any(map(is_consumer, names))
 
 
 def counting(states: Iterable[SubscriberState], archive: ArchiveSettings) -> Iterator[SubscriberState]:

@@ -63,7 +63,7 @@ class Attention(Generic[S]):
         return withdrawn
 
     def call_at(self, subject: S, at_ns: int) -> None:
-        """Set the alarm of a subscriber to ring at that time or before, as a lease or delay of it ends then."""
+        """Set the alarm of a subscriber to that time, when one of its leases or delays ends; an earlier alarm stays."""
         known_ns = self._alarm_ns.get(subject)
         if known_ns is None or at_ns < known_ns:
             self._alarm_ns[subject] = at_ns

@@ -168,7 +168,7 @@ class GapLedger:
         return None
 
     def is_durable(self, notice: GapNotice) -> bool:
-        """Whether no crash can take the notice back: before that its bundles could be delivered again."""
+        """Whether the notice survives every crash; until then a crash may lose it, and its bundles may be delivered again."""
         return notice.version <= self.changes.flushed_version
 
     def give(self, notice: GapNotice, owner: object, retry_ns: int) -> None:

@@ -164,7 +164,7 @@ def decode_slots(body: bytes | memoryview, slot_bitmap: int) -> list[SlotBlock]:
                 raise InvalidFormat(f"entry: slot {slot_id} with {payload_bytes} payload bytes does not fit its body")
             seen |= 1 << slot_id
     except struct.error as error:
-        raise InvalidFormat(f"entry: slot heads end behind the body of {len(body)} bytes") from error
+        raise InvalidFormat(f"entry: the slot heads do not fit into the body of {len(body)} bytes") from error
     if seen != slot_bitmap or at != len(body):
         raise InvalidFormat(f"entry: slots {seen:#x} against bitmap {slot_bitmap:#x}, {len(body) - at} bytes left over")
     return blocks

@@ -121,7 +121,7 @@ class EntryReader:
 
     @property
     def incarnation(self) -> bytes | None:
-        """The incarnation of the directory whose engine writes the log; None: not said."""
+        """The incarnation of the directory whose engine writes the log; None: not recorded."""
         return self._entries.incarnation
 
     def check(self, index: int) -> None:

@@ -2,7 +2,7 @@
 
 Owner: the engine's loop thread. A job thread may sync the file at the same time, and has it alone once it is retired.
 
-    spare      preallocated under a `.tmp` name, holds nothing
+    spare      the first of its blocks reserved under a `.tmp` name, holds nothing
     active     takes entries; its name is still `.tmp` until its first sync is done, so nothing in it is acknowledged before
     published  named quiver.wal
     retired    named quiver.wal.<N>, complete and synced; becomes a segment
@@ -55,10 +55,16 @@ class LogBytes:
 class Log:
     """One log file of ours. Sizes and offsets are bytes of this file; `end` counts what is staged too."""
 
-    def __init__(self, file: DiskFile, path: str, capacity_bytes: int) -> None:
+    def __init__(self, file: DiskFile, path: str, capacity_bytes: int, length_bytes: int = 0) -> None:
+        """
+        Args:
+            capacity_bytes: blocks are reserved so far: nothing is written behind it.
+            length_bytes: the file's length, up to which more of them may be reserved; 0: no more are.
+        """
         self.path = path
         self._bytes = LogBytes(file)
         self.capacity_bytes = capacity_bytes
+        self.length_bytes = max(capacity_bytes, length_bytes)
         self.published = False
         self.retired = False
         self.closed = False
@@ -123,6 +129,11 @@ class Log:
     def entry_bytes(self) -> int:
         """Bytes of entries in the file, without the header."""
         return max(0, self.end - layout.HEADER_BYTES)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether more blocks may be reserved for it."""
+        return self.capacity_bytes < self.length_bytes
 
     @property
     def position_end(self) -> int:

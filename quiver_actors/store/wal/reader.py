@@ -57,7 +57,7 @@ class LogScan:
     end: int = 0
     """Where the written part ends: behind the last valid entry."""
     end_marked: bool = False
-    """A zero length field (or the end of the file) stands at `end`; otherwise bytes of a torn entry do."""
+    """Whether a zero length field, or the end of the file, is at `end`; otherwise the bytes of a torn entry are there."""
     _starts: array[int] = field(default_factory=lambda: array("q"))
     _ends: array[int] = field(default_factory=lambda: array("q"))
 

@@ -239,19 +239,19 @@ def _words_of(schema: StreamSchema) -> Integers:
 
 
 def _slot_start(schema: StreamSchema) -> bytes:
-    """What a slot head begins with."""
+    """Return the first bytes of a slot head: slot and fingerprint."""
     return schema.slot_id.to_bytes(2, "little") + schema.fingerprint
 
 
 def _laid_out(pattern: _Pattern, entry_rows: bytes, slot_rows: bytes, span_bytes: int) -> UniformEntries | None:
-    """What a push says of its entries, checked as far as that goes without their bytes; None if it is not uniform, or not right.
+    """Read a push's rows about its entries, and check all that needs no entry bytes. None if the push is not uniform, or wrong.
 
     Args:
-        entry_rows: with zeroes for CRCs.
+        entry_rows: the rows of the entries, with zeroes for CRCs.
     """
     by_entry = np.frombuffer(entry_rows, "<i8").reshape(-1, _ROW_WORDS)
     by_slot = np.frombuffer(slot_rows, "<i8").reshape(len(by_entry), -1)
-    # Turned over: what follows is a few operations, each on words that stand side by side.
+    # Transposed, so that each of the few operations below works on adjacent words.
     columns = np.empty((len(pattern.values), len(by_entry)), np.int64)
     columns[:_ROW_WORDS], columns[_ROW_WORDS:] = by_entry.T, by_slot.T
     ends = columns[0].cumsum()

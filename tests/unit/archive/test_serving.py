@@ -165,6 +165,17 @@ def test_segments_and_holes_are_listed_and_read(served: Served, door: ArchiveDoo
     assert (other.segments, other.archived_through) == ([], -1)
 
 
+def test_a_long_list_comes_in_parts(served: Served, door: ArchiveDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.writer.record(9, [served.writer.upload(9, served.contents[0])])
+    whole = door.listed("default", 0, INCARNATION, 0)
+    monkeypatch.setattr(serving, "LISTED_MAX", 1)
+    assert door.listed("default", 0, INCARNATION, 0) == whole
+    assert whole is not None
+    assert [info.segment_seq for info in whole.segments] == [0, 1, 2, 3, 9]
+    assert whole.holes[-1] == ArchivedHole(3, 0, 0, "never_archived")
+    assert whole.archived_through == 9
+
+
 def test_what_is_archived_later_is_listed_then(served: Served, door: ArchiveDoor) -> None:
     before = door.listed("default", 0, INCARNATION, 0)
     served.writer.record(3, [served.writer.upload(3, served.contents[0])])
@@ -185,6 +196,24 @@ def test_a_reader_opens_its_segment_again_when_its_connection_is_lost(served: Se
     with pytest.raises(WorkerUnavailable, match="restarted"):
         lost.fetch([0])
     assert numbers(reader) == [0, 1, 2]
+
+
+def test_an_interrupted_request_leaves_no_answer_for_the_next_one(
+    served: Served, door: ArchiveDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert door.listed("default", 0, INCARNATION, 0) is not None
+    receive = socket.recv_fds
+
+    def interrupted(*arguments: int) -> None:
+        monkeypatch.setattr(socket, "recv_fds", receive)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(socket, "recv_fds", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        door.opened(request(0))
+    listed = door.listed("default", 0, INCARNATION, 0)
+    assert listed is not None
+    assert listed.archived_through == 2
 
 
 def test_damage_is_told_with_its_class_and_the_next_copy_is_read(served: Served, door: ArchiveDoor) -> None:

@@ -17,6 +17,7 @@ import pytest
 from quiver_actors import Store, aio
 from quiver_actors.base.widening import SchemaConflict
 from quiver_actors.errors import ChecksumMismatch, UnknownSlot, UnknownTopic, UsageError
+from tests.unit.node.worker.harness import until
 
 INT = pa.int32()
 PLACES = ["_quiver_core", "_quiver_segment", "_quiver_bundle", "_quiver_ingestion_time"]
@@ -135,6 +136,34 @@ def test_segments_that_cannot_have_wanted_rows_are_left_out_unread(store: Store,
     assert dataset.to_table().column("id").to_pylist() == [80, 81, 82, 83]
     later = pa.scalar(datetime.now(UTC) + timedelta(days=1))
     assert not list(store.dataset("clicks").get_fragments(pc.field("_quiver_ingestion_time") > later))
+
+
+def test_segments_whose_values_cannot_match_are_left_out_unread(store: Store, data_dir: Path) -> None:
+    for first in (0, 1000, 2000):
+        store.push_many([clicks(first + 2 * n, first + 2 * n + 1, page=["p", None]) for n in range(20)], topic="clicks")
+        store.flush("clicks")
+    store.push(clicks(3000, kind=pa.int64()), topic="clicks")
+    store.flush("clicks")
+
+    def are_known() -> bool:
+        found = [stream for segment in store.statistics("clicks")[0].values() for stream in segment.streams]
+        return len(found) == 4 and all(stream.columns is not None for stream in found)
+
+    until(are_known, "the statistics")
+    damage(data_dir, 1010, "*.qseg")
+    dataset = store.dataset("clicks")
+    for condition, rows in (
+        (pc.field("id") >= 2000, 41),
+        (pc.field("id") < 40, 40),
+        (pc.field("id") == 2007, 1),
+        (pc.field("id").isin([5, 2005, 3000]), 3),
+        ((pc.field("id") > 2990) & pc.field("page").is_null(), 1),
+        (pc.field("page").is_null() & (pc.field("id") < 1000), 20),
+        ((pc.field("page") > "q"), 0),
+    ):
+        assert dataset.filter(condition).count_rows() == rows
+    assert [len(list(dataset.get_fragments(pc.field("id") < limit))) for limit in (0, 1, 1001, 9999)] == [0, 1, 2, 4]
+    assert store.sql("SELECT count(*) AS n FROM clicks WHERE id > 2000").read_all().to_pydict() == {"n": [40]}
 
 
 def test_start_and_end_cut_between_bundles(store: Store) -> None:

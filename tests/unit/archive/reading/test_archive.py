@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -135,8 +136,29 @@ def test_a_hole_is_told_with_its_reason_bundle_by_bundle(archived: Archived) -> 
         ]
 
 
+def test_what_was_gone_before_the_archiver_came_is_told(archived: Archived) -> None:
+    archived.writer.archive({1: archived.contents[1], 3: archived.contents[3]})
+    with quiver_actors.open_archive(archived.url) as archive:
+        found = list(archive.read("default", 0, at(0, 0)))
+        assert [each.bundle_id[2:] for each in found] == [
+            (0, 0),
+            *((1, index) for index in range(BUNDLES)),
+            (2, 0),
+            *((3, index) for index in range(BUNDLES)),
+        ]
+        for each in (found[0], found[1 + BUNDLES]):
+            with pytest.raises(DataLost, match=r"is not archived \(never_archived\)"):
+                each.slots  # noqa: B018
+        assert next(archive.read("default", 0)).bundle_id == at(1, 0)
+        assert [(gap.segment_seq, gap.bundle_count, gap.reason) for gap in archive.gaps()] == [
+            (2, None, "never_archived")
+        ]
+        assert [each.bundle_id for each in archive.read("default", 0, at(2, 3), at(3, 1))] == [at(2, 3), at(3, 0)]
+
+
 def test_what_is_not_archived_is_refused_and_what_was_never_used_is_passed_over(archived: Archived) -> None:
-    archived.writer.archive({0: archived.contents[0], 2: archived.contents[2]})
+    first, behind = (archived.writer.upload(seq, archived.contents[seq]) for seq in (0, 2))
+    archived.writer.record(2, [first, msgspec.structs.replace(behind, position_start=first.position_end)])
     with quiver_actors.open_archive(archived.url) as archive:
         assert [each.bundle_id.segment_seq for each in archive.read("default", 0)] == [0] * BUNDLES + [2] * BUNDLES
         for end in ((3, 1), (2, BUNDLES + 1)):

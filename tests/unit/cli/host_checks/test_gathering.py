@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.base.config import NodeSettings
+from quiver_actors.archive.opening import open_store
+from quiver_actors.base.config import NodeArchiveSettings, NodeSettings
+from quiver_actors.cli.host_checks.archive_check import archive_error
 from quiver_actors.cli.host_checks.gathering import gather, mount_of, nearest_existing
 
 MOUNTS = """\
@@ -68,3 +70,16 @@ def test_a_place_that_others_may_change_and_a_link_are_seen(tmp_path: Path) -> N
     facts = gather(NodeSettings(data_dir=str(tmp_path / "open" / "data"), run_dir=str(tmp_path / "link")))
     assert facts.data_dir.shared_above == str(tmp_path / "open")
     assert facts.run_dir.is_symlink
+
+
+def test_an_archive_is_tried_out_and_nothing_left_in_it(tmp_path: Path) -> None:
+    def settings(url: str) -> NodeSettings:
+        return NodeSettings(data_dir=str(tmp_path), node="anode", archive=NodeArchiveSettings(url=url))
+
+    assert archive_error(settings("")) == ""
+    assert archive_error(settings(f"file://{tmp_path}/archive")) == ""
+    store = open_store(f"file://{tmp_path}/archive")
+    assert list(store.objects("")) == []
+    store.close()
+    (tmp_path / "file").write_text("no directory")
+    assert "file" in archive_error(settings(f"file://{tmp_path}/file/archive"))

@@ -175,3 +175,13 @@ def test_root_keeps_its_shared_memory_after_logout() -> None:
     facts.data_dir = msgspec.structs.replace(facts.data_dir, owner_uid=0)
     facts.run_dir = msgspec.structs.replace(facts.run_dir, owner_uid=0)
     assert wrong(facts) == []
+
+
+def test_an_archive_that_cannot_be_written_is_a_failure() -> None:
+    facts = good()
+    facts.archive_url, facts.archive_error = "s3://bucket", "no such bucket"
+    (finding,) = wrong(facts)
+    assert (finding.check, finding.level, finding.found) == ("archive", Level.FAILURE, "no such bucket")
+    facts.archive_error = ""
+    assert wrong(facts) == []
+    assert "archive" in {found.check for found in judge(facts)}

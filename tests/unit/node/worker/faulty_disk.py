@@ -43,9 +43,9 @@ class FaultyFile(PosixFile):
         self._faults.check("read", self.path)
         return super().read(length, offset)
 
-    def allocate(self, size_bytes: int) -> None:
+    def allocate(self, size_bytes: int, start: int = 0, *, length_bytes: int = 0) -> None:
         self._faults.check("allocate", self.path)
-        super().allocate(size_bytes)
+        super().allocate(size_bytes, start, length_bytes=length_bytes)
 
     def fdatasync(self) -> None:
         self._faults.gate.wait(60)

@@ -24,6 +24,8 @@ from tests.disks.simulated import SimDisk
 from tests.golden.parser import parse_segment
 from tests.support.engine_driver import EngineDriver, numbered_batch, topic_settings
 
+ONLY_COMPACTION = topic_settings(segment_statistics="off")
+
 COUNT = 400
 PATH = "default/core_0/segments/0000000000000000.qseg"
 
@@ -58,7 +60,7 @@ def started(driver: EngineDriver) -> CompactJob:
 
 
 def test_a_segment_of_small_bundles_is_rewritten_a_minute_after_it_was_sealed(disk: Disk, tmp_path: Path) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     before = (tmp_path / PATH).stat().st_size
     driver.run_for(COMPACTION_AGE_NS - SECOND_NS)
@@ -75,7 +77,7 @@ def test_a_segment_of_small_bundles_is_rewritten_a_minute_after_it_was_sealed(di
 
 
 def test_ids_sequences_and_contents_stay(disk: Disk) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     driver.engine.registrations.register("s", "earliest")
     small_bundles(driver)
     before = driver.read(0)
@@ -90,7 +92,7 @@ def test_ids_sequences_and_contents_stay(disk: Disk) -> None:
 
 
 def test_damage_that_comes_while_a_segment_is_rewritten_gets_no_valid_checksum(disk: Disk, tmp_path: Path) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     driver.engine.registrations.register("s", "earliest")
     small_bundles(driver)
     driver.engine.finish(started(driver))
@@ -108,7 +110,7 @@ def test_damage_that_comes_while_a_segment_is_rewritten_gets_no_valid_checksum(d
 
 
 def test_many_dictionary_streams_become_one(disk: Disk) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     batches = [dictionary_batch(number) for number in range(60)]
     driver.push(*({3: batch} for batch in batches))
     driver.settle()
@@ -123,7 +125,7 @@ def test_many_dictionary_streams_become_one(disk: Disk) -> None:
 
 
 def test_large_bundles_are_left_alone(disk: Disk, tmp_path: Path) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     driver.push(*({0: numbered_batch(number, rows=2000)} for number in range(20)))
     driver.settle()
     driver.seal()
@@ -134,7 +136,7 @@ def test_large_bundles_are_left_alone(disk: Disk, tmp_path: Path) -> None:
 
 
 def test_it_is_done_once_also_across_a_restart(disk: Disk, tmp_path: Path) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     driver.run_for(2 * COMPACTION_AGE_NS)
     inode = (tmp_path / PATH).stat().st_ino
@@ -147,7 +149,7 @@ def test_it_is_done_once_also_across_a_restart(disk: Disk, tmp_path: Path) -> No
 
 
 def test_it_can_be_switched_off(disk: Disk, tmp_path: Path) -> None:
-    driver = EngineDriver(disk, topic_settings(segment_compaction="off"))
+    driver = EngineDriver(disk, topic_settings(segment_compaction="off", segment_statistics="off"))
     small_bundles(driver)
     before = (tmp_path / PATH).stat().st_size
     driver.run_for(2 * COMPACTION_AGE_NS)
@@ -158,7 +160,7 @@ def test_it_can_be_switched_off(disk: Disk, tmp_path: Path) -> None:
 
 
 def test_it_waits_while_anything_else_is_to_be_done(disk: Disk) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     driver.engine.registrations.register("s", "earliest")
     driver.push_numbered(COUNT)
@@ -179,7 +181,7 @@ def test_it_waits_while_anything_else_is_to_be_done(disk: Disk) -> None:
 
 
 def test_a_seal_comes_between_two_slices(disk: Disk) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     driver.engine.finish(started(driver))
     driver.push_numbered(COUNT, 5)
@@ -198,7 +200,7 @@ def test_a_seal_comes_between_two_slices(disk: Disk) -> None:
 
 
 def test_a_segment_that_is_deleted_in_the_middle_stays_deleted(disk: Disk, tmp_path: Path) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     driver.engine.registrations.register("s", "earliest")
     small_bundles(driver)
     job = started(driver)
@@ -213,7 +215,7 @@ def test_a_segment_that_is_deleted_in_the_middle_stays_deleted(disk: Disk, tmp_p
 
 
 def test_closing_in_the_middle_leaves_nothing_behind(disk: Disk, tmp_path: Path) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     driver.engine.finish(started(driver))
     driver.drain_and_close()
@@ -224,7 +226,7 @@ def test_closing_in_the_middle_leaves_nothing_behind(disk: Disk, tmp_path: Path)
 
 
 def test_readers_of_the_old_file_go_on_and_new_ones_get_the_new_file(disk: Disk, tmp_path: Path) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     descriptor, size_bytes = driver.engine.open_segment(0)
     mapping = mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ)
@@ -241,7 +243,7 @@ def test_readers_of_the_old_file_go_on_and_new_ones_get_the_new_file(disk: Disk,
 
 
 def test_between_the_swap_and_its_news_a_reader_gets_the_size_of_the_file_that_it_gets(disk: Disk) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     driver.clock.advance(COMPACTION_AGE_NS)
     job = driver.engine.next_background()
@@ -258,7 +260,7 @@ def test_between_the_swap_and_its_news_a_reader_gets_the_size_of_the_file_that_i
 
 
 def test_damage_in_the_old_file_never_gets_a_new_checksum(disk: Disk, tmp_path: Path) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     driver.engine.registrations.register("s", "earliest")
     driver.settle()
@@ -276,7 +278,7 @@ def test_damage_in_the_old_file_never_gets_a_new_checksum(disk: Disk, tmp_path: 
 
 def test_no_room_for_the_new_file_leaves_the_old_one(tmp_path: Path) -> None:
     disk = FaultyDisk(PosixDisk(str(tmp_path)))
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     disk.fail("write", 1, errno.ENOSPC, then=["write"], path_part=".qseg.tmp")
     driver.run_for(2 * COMPACTION_AGE_NS - SECOND_NS)
@@ -289,7 +291,7 @@ def test_no_room_for_the_new_file_leaves_the_old_one(tmp_path: Path) -> None:
 
 
 def test_below_the_low_water_mark_it_is_not_begun(disk: Disk) -> None:
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     driver.settings = topic_settings(retention=RetentionSettings(min_free_bytes=1 << 60))
     driver.drain_and_close()
@@ -301,7 +303,7 @@ def test_below_the_low_water_mark_it_is_not_begun(disk: Disk) -> None:
 @pytest.mark.parametrize("operation", ["create", "write", "fsync", "read"])
 def test_a_bad_disk_under_the_new_file_costs_the_compaction_only(tmp_path: Path, operation: str) -> None:
     disk = FaultyDisk(PosixDisk(str(tmp_path)))
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     disk.fail(operation, 1, errno.EIO, path_part=".qseg.tmp")
     driver.run_for(2 * COMPACTION_AGE_NS)
@@ -316,7 +318,7 @@ def test_a_bad_disk_under_the_new_file_costs_the_compaction_only(tmp_path: Path,
 def crash_points() -> int:
     """How many calls that change the disk a compaction makes."""
     disk = FaultyDisk(SimDisk())
-    driver = EngineDriver(disk)
+    driver = EngineDriver(disk, ONLY_COMPACTION)
     small_bundles(driver)
     before = disk.mutating_count
     driver.run_for(2 * COMPACTION_AGE_NS)

@@ -20,7 +20,7 @@ SEGMENTS = "default/core_0/segments"
 
 
 def store(disk: Disk, segments: int = 1) -> EngineDriver:
-    driver = EngineDriver(disk, topic_settings(segment_compaction="off"))
+    driver = EngineDriver(disk, topic_settings(segment_compaction="off", segment_statistics="off"))
     driver.engine.registrations.register("s", "earliest")
     for segment_seq in range(segments):
         driver.push_numbered(10 * segment_seq, 10)

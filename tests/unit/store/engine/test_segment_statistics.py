@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from quiver_actors.base.units import SECOND_NS
-from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.disk.protocol import Disk, write_atomically
 from quiver_actors.store.engine.summaries import STATISTICS_AGE_NS, STATISTICS_REST
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.jobs.statistics import StatisticsJob
@@ -17,6 +17,7 @@ from tests.disks.crashes import CrashMode
 from tests.disks.faulty import FaultyDisk, SimulatedCrash
 from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver, topic_settings
+from tests.unit.store.segment.logfile import LogFile
 
 PATHS = EnginePaths("default/core_0")
 
@@ -146,3 +147,23 @@ def test_a_crash_at_any_call_leaves_right_ones_or_none() -> None:
         if disk.mutating_count < calls:
             return
     raise AssertionError("it does not end")
+
+
+def test_what_is_compressed_is_not_unpacked(disk: Disk) -> None:
+    log = LogFile()
+    log.push({5: pa.record_batch({"n": range(5000)})}, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+    log.push({6: pa.record_batch({"n": [1, 2]})})
+    for name in ("default", PATHS.root, PATHS.segments):
+        disk.make_directory(name)
+    write_atomically(disk, PATHS.segment(0), log.seal())
+    job = StatisticsJob(disk, PATHS, 0, b"")
+    while not job.is_done:
+        job.run()
+    schemas = [pa.ipc.read_schema(pa.py_buffer(schema.message)) for schema, _ in job.streams]
+    found = {
+        schema.slot_id: columns
+        for (schema, _), columns in zip(job.streams, decode_statistics(job.statistics, schemas), strict=True)
+    }
+    assert found[5] is None
+    assert found[6] is not None
+    assert found[6]["n"].largest == pa.scalar(2)

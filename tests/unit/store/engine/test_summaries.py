@@ -73,6 +73,20 @@ def test_a_segment_brings_its_schemas_along_and_takes_them_with_it(disk: Disk) -
     assert schemas(driver) == set()
 
 
+def test_they_come_in_the_order_of_their_segments(disk: Disk) -> None:
+    driver = EngineDriver(disk)
+    names = [f"c{number}" for number in range(30)]
+    for name in names[:25]:
+        driver.push({0: pa.record_batch({name: [1]})})
+        driver.seal()
+    driver.push(*({0: pa.record_batch({name: [1]})} for name in names[25:]))
+    listed = [_schema(info.message).names[0] for info in driver.engine.owed.schemas(0).schemas]
+    assert listed == names
+    driver.drain_and_close()
+    driver = EngineDriver(disk)
+    assert [_schema(info.message).names[0] for info in driver.engine.owed.schemas(0).schemas] == names
+
+
 def test_a_start_knows_them_from_the_file_before_anything_is_checked(disk: Disk) -> None:
     three_segments(disk).drain_and_close()
     driver = EngineDriver(disk)

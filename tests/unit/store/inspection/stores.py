@@ -169,7 +169,7 @@ class MemoryFile:
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
         raise AssertionError("a look never writes")
 
-    allocate: Callable[[int], None]
+    allocate: Callable[..., None]
     truncate: Callable[[int], None]
     fdatasync: Callable[[], None]
     fsync: Callable[[], None]

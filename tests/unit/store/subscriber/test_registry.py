@@ -218,6 +218,9 @@ def test_what_is_not_archived_is_not_deletable_unless_the_topic_is_not_archived_
     registry = registry_with((1, 4), (2, 4))
     registry.register("reader", (0, 0))
     finish(registry, "reader")
+    flush(registry, 9)
+    registry.archive = ArchiveSettings(enabled=True)
+    assert registry.deletable([1, 2]) == [], "the archiver has not come yet"
     with_archive(registry, ArchiveSettings(enabled=True), 4)
     assert registry.deletable([1, 2]) == [1]
     registry.archive = ArchiveSettings()

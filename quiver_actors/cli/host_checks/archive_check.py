@@ -1,0 +1,24 @@
+"""Tries out whether a node's archive can be written, with the very calls that an archiver begins with."""
+
+from __future__ import annotations
+
+import contextlib
+
+from quiver_actors.archive.opening import open_store
+from quiver_actors.archive.ownership import prove_conditional_puts
+from quiver_actors.base.config import NodeSettings
+from quiver_actors.base.units import SECOND_NS
+from quiver_actors.errors import QuiverError
+
+
+def archive_error(settings: NodeSettings) -> str:
+    """Write, replace and delete a small object where the archive is or will be; the reason if that fails, empty if not."""
+    if not settings.archive.url:
+        return ""
+    try:
+        store = open_store(settings.archive.url, timeout_seconds=settings.archive.request_timeout_ns / SECOND_NS)
+        with contextlib.closing(store):
+            prove_conditional_puts(store, settings.node_name())
+    except QuiverError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,103 @@
+"""Expressions that are true of all rows of a segment, before it is read: by these Arrow finds which segments a filter leaves out.
+
+A guarantee may say less than is true, and never more: otherwise rows would be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow import types
+
+from quiver_actors.query.rows import METADATA
+from quiver_actors.query.scan import Scan
+from quiver_actors.query.segment_files import segment_file_system
+from quiver_actors.query.snapshot import SchemaStatistics, SnapshotPart
+
+_BOUNDED = (
+    types.is_integer,
+    types.is_floating,
+    types.is_date,
+    types.is_timestamp,
+    types.is_string,
+    types.is_large_string,
+)
+"""Types of columns whose bounds are used."""
+
+
+def guarantees(parts: Mapping[str, SnapshotPart], scan: Scan) -> ds.FileSystemDataset:
+    """A dataset that is never read: its `get_fragments` gives those of the parts, by their paths, that can have rows of a filter."""
+    form, files = ds.IpcFileFormat(), segment_file_system(None, ())
+    fragments = [
+        form.make_fragment(path, filesystem=files, partition_expression=guarantee(part, scan))
+        for path, part in parts.items()
+    ]
+    return ds.FileSystemDataset(fragments, scan.full, form, files)
+
+
+def guarantee(part: SnapshotPart, scan: Scan) -> pc.Expression:
+    """Return an expression that is true for all rows of a part, by its place, and by its statistics where there are any."""
+    found = _of_place(part, scan.stored)
+    if part.statistics is None:
+        return found
+    streams = [each for each in part.statistics if each.slot_id == scan.rows.slot_id and each.row_count]
+    for field in scan.stored:
+        known = _of_column(field, streams)
+        found = found if known is None else found & known
+    return found
+
+
+def _of_place(part: SnapshotPart, stored: pa.Schema) -> pc.Expression:
+    """Nothing is known of stored columns that have names of ours."""
+    values = {"_quiver_core": (part.core, part.core), "_quiver_segment": (part.segment_seq, part.segment_seq)}
+    if part.oldest_unix_ns:
+        values["_quiver_ingestion_time"] = (part.oldest_unix_ns // 1000, part.newest_unix_ns // 1000)
+    found = pc.scalar(value=True)
+    for name, span in values.items():
+        if name not in stored.names:
+            low, high = pa.array(span, pa.int64()).cast(METADATA.field(name).type)
+            found = found & (pc.field(name) >= low) & (pc.field(name) <= high)
+    return found
+
+
+def _of_column(field: pa.Field, streams: Sequence[SchemaStatistics]) -> pc.Expression | None:
+    """Bounds of a column over all schemas of a segment, in the type that the column has in the dataset; None: there are none."""
+    if not any(is_kind(field.type) for is_kind in _BOUNDED):
+        return None
+    lows: list[pa.Scalar] = []
+    highs: list[pa.Scalar] = []
+    has_nulls = False
+    for stream in streams:
+        if field.name not in stream.schema.names:
+            has_nulls = True
+            continue
+        known = None if stream.columns is None else stream.columns.get(field.name)
+        if known is None:
+            return None
+        has_nulls |= known.null_count > 0
+        if known.null_count < stream.row_count:
+            if known.smallest is None or known.largest is None:
+                return None
+            lows.append(known.smallest)
+            highs.append(known.largest)
+    return _between(field, lows, highs, has_nulls=has_nulls)
+
+
+def _between(
+    field: pa.Field, lows: Sequence[pa.Scalar], highs: Sequence[pa.Scalar], *, has_nulls: bool
+) -> pc.Expression | None:
+    column = pc.field(field.name)
+    if not lows:
+        return column.is_null()
+    try:
+        low = pc.min(pa.array([each.cast(field.type) for each in lows]))
+        high = pc.max(pa.array([each.cast(field.type) for each in highs]))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    if not has_nulls:
+        return (column >= low) & (column <= high)
+    # Arrow understands a bound that allows nulls, and not two of them together.
+    return ((column >= low) | column.is_null()) & ((column <= high) | column.is_null())

@@ -1,0 +1,62 @@
+"""Old segments leave the manifest in their order, and the store only after that."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from quiver_actors.archive.expiry import expire_stream
+from quiver_actors.archive.keys import crc_key
+from quiver_actors.archive.manifest import key_of
+from quiver_actors.archive.manifest_store import Addition, ManifestWriter
+from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.archive.opening import open_store
+from tests.unit.archive.test_manifest_store import STREAM, a_hole, a_segment, own, rows
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStore]:
+    made = open_store(f"memory://{uuid.uuid4().hex}")
+    yield made
+    made.close()
+
+
+def filled(store: ObjectStore) -> ManifestWriter:
+    """Segments 0 to 5 in three parts, each with its two objects; segment n was ingested from 10 n to 10 n + 9."""
+    writer = own(store)
+    for first in (0, 2, 4):
+        segments = [a_segment(first), a_segment(first + 1)]
+        for segment in segments:
+            key = key_of("node", STREAM, segment)
+            store.put(key, [b"content"], 7)
+            store.put(crc_key(key), [b"sums"], 4)
+        writer.commit({STREAM: Addition(segments, [a_hole(3)] if first == 2 else [], first + 1)})
+    return writer
+
+
+def objects(store: ObjectStore) -> list[str]:
+    return sorted(info.key for info in store.objects("node/topic"))
+
+
+@pytest.mark.parametrize(("before", "left"), [(0, 6), (9, 6), (10, 5), (20, 4), (35, 3), (45, 2), (1000, 0)])
+def test_segments_over_age_go_in_their_order(store: ObjectStore, before: int, left: int) -> None:
+    writer = filled(store)
+    assert expire_stream(store, writer, writer.head.streams[0], before) == 6 - left
+    assert rows(store)[0] == list(range(6 - left, 6))
+    assert len(objects(store)) == 12, "nothing is deleted in the store before it has left the manifest"
+    assert writer.head.streams[0].expired_through == (5 - left if left < 6 else -1)
+    assert writer.head.streams[0].archived_through == 5
+    writer.collect_garbage()
+    wanted = [key_of("node", STREAM, a_segment(number)) for number in range(6 - left, 6)]
+    assert objects(store) == sorted([*wanted, *map(crc_key, wanted)])
+    assert rows(store)[0] == list(range(6 - left, 6))
+
+
+def test_what_is_archived_after_that_goes_behind_it(store: ObjectStore) -> None:
+    writer = filled(store)
+    expire_stream(store, writer, writer.head.streams[0], 35)
+    writer.commit({STREAM: Addition([a_segment(6)], [], 6)})
+    assert rows(store)[0] == [3, 4, 5, 6]
+    assert expire_stream(store, writer, writer.head.streams[0], 35) == 0
