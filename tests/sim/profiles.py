@@ -52,7 +52,8 @@ PROFILES = (
     _profile("segment_only", durability="segment_only"),
     _profile("bundles", segment_max_bundle_count=4, segment_target_size_bytes=40_000),
     _profile("big", big_share=0.4),
-    _profile("age", segment_max_open_duration_ns=30 * MILLISECOND_NS, segment_target_size_bytes=60_000),
+    # Large enough that a log gets more blocks than it has at first.
+    _profile("age", big_share=0.3, segment_max_open_duration_ns=30 * MILLISECOND_NS, segment_target_size_bytes=300_000),
     _profile("lag", wal_max_rotated_files=1, segment_target_size_bytes=2_000),
     _profile("full", keyed_share=0.0, fills_disk=True, segment_target_size_bytes=3_000),
     _profile(
