@@ -38,6 +38,7 @@ MODULES = (
     "topics",
     "status",
     "subscribers",
+    "trickle",
     "backlog",
     "spark",
     "live_spark",

@@ -7,7 +7,6 @@ acknowledges nothing, so that all is kept. `python -m benchmarks.trickle`
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable
 from random import Random
@@ -15,7 +14,8 @@ from random import Random
 import numpy as np
 import pyarrow as pa
 
-from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS, format_size
+from benchmarks.harness import Figure, begun, parser, read_options
+from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.store.disk.interposed import Call, InterposedDisk, Result
 from quiver_actors.store.disk.protocol import Disk
 from tests.disks.simulated import SimDisk
@@ -47,8 +47,8 @@ def batch(number: int) -> pa.RecordBatch:
     return pa.record_batch({"number": np.full(100, number, np.int64)})
 
 
-def measure(age_seconds: int, hours: float) -> dict[str, float]:
-    """Trickle for so long, and count."""
+def measure(age_seconds: int, hours: float) -> dict[str, tuple[float, str]]:
+    """Trickle for so long. Returns each figure and its unit."""
     inner = SimDisk()
     disk, clock, random = CountingDisk(inner), ManualClock(), Random(1)
     drivers = [
@@ -74,32 +74,28 @@ def measure(age_seconds: int, hours: float) -> dict[str, float]:
         if number % 20 == 19:
             reserved.append(sum(driver.engine.disk_account.disk_use().log_bytes for driver in drivers))
     figures = [driver.engine.figures() for driver in drivers]
+    syncs = disk.calls["fsync"] + disk.calls["fdatasync"] + disk.calls["sync_directory"]
+    segment_bytes, bundles = sum(f.segment_bytes for f in figures), sum(f.bundles_in for f in figures)
     return {
-        "seals an hour": SHARE * sum(f.seals for f in figures) / hours,
-        "compactions an hour": SHARE * sum(f.compactions for f in figures) / hours,
-        "syncs a bundle": (disk.calls["fsync"] + disk.calls["fdatasync"] + disk.calls["sync_directory"]) / pushed,
-        "bytes written a bundle": disk.written_bytes / pushed,
-        "bytes of segments a bundle": sum(f.segment_bytes for f in figures)
-        / max(1, sum(f.bundles_in for f in figures)),
-        "reserved for logs at most": SHARE * max(reserved),
+        "seals": (SHARE * sum(f.seals for f in figures) / hours, "an hour"),
+        "compactions": (SHARE * sum(f.compactions for f in figures) / hours, "an hour"),
+        "syncs": (syncs / pushed, "a bundle"),
+        "written": (disk.written_bytes / pushed, "B/bundle"),
+        "stored": (segment_bytes / max(1, bundles), "B/bundle"),
+        "reserved_at_most": (SHARE * max(reserved), "bytes"),
     }
 
 
 def main() -> None:
-    """Print a row for each age."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hours", type=float, default=1.5, help="of simulated time")
-    arguments = parser.parse_args()
-    for age_seconds in AGES_SECONDS:
-        found = measure(age_seconds, arguments.hours)
-        print(
-            f"{age_seconds:5} s  " + "; ".join(f"{name} {_text(name, value)}" for name, value in found.items()),
-            flush=True,
-        )
-
-
-def _text(name: str, value: float) -> str:
-    return format_size(int(value)) if name.startswith(("bytes", "reserved")) else f"{value:,.1f}"
+    """Print the figures of each age."""
+    found = parser(__doc__)
+    found.add_argument("--hours", type=float, default=0.0, help="of simulated time (default 1.5, with --quick 0.02)")
+    options = read_options(found, rounds=1)
+    hours = options.hours or (0.02 if options.quick else 1.5)
+    with begun(options) as (report, _):
+        for age_seconds in AGES_SECONDS:
+            for name, (value, unit) in measure(age_seconds, hours).items():
+                report.show(Figure(f"trickle/{age_seconds}s/{name}", value, unit, "", None, "", 1))
 
 
 if __name__ == "__main__":
