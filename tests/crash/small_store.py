@@ -189,9 +189,25 @@ class Work:
             raise _Stopped(NOT_CLOSED) from error
 
 
+class _DerivedFiles(logging.Handler):
+    """Tells of each file that could not be written although nothing depends on it: the failed call was met there."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "summaries.unsaved" in record.getMessage():
+            self._reporter.say(b"D", 0)
+
+
 def live(open_disk: Callable[[], Disk], first_number: int, descriptor: int, seed: int, steps: int) -> int:
     """Work until the end; returns the exit code. What is no error of ours is told as text behind an `X` record."""
     reporter = Reporter(descriptor)
+    logger = logging.getLogger("quiver")
+    logger.addHandler(_DerivedFiles(reporter))
+    logger.propagate = False
+    logging.disable(logging.NOTSET)
     try:
         Work(open_disk(), first_number, reporter).run(Random(seed), steps)
     except _Stopped as stopped:
@@ -242,6 +258,8 @@ class Ledger:
     sequence_max: int = -1
     told: str = ""
     """The traceback of a process that ended by a bug."""
+    unsaved_count: int = 0
+    """How often a derived file could not be written."""
 
     def hear(self, received: bytes) -> None:
         at = 0
@@ -258,6 +276,8 @@ class Ledger:
                 self.resolved.add((segment_seq, index))
             elif kind == b"G":
                 self.is_registered = True
+            elif kind == b"D":
+                self.unsaved_count += 1
             elif kind == b"X":
                 self.told = received[at : at + number].decode(errors="replace")
                 at += number

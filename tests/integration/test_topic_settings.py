@@ -31,6 +31,7 @@ FIRST = {
     "segment.max_stream_count": "9",
     "segment.max_bundle_count": "99",
     "segment.compaction": "off",
+    "segment.statistics": "off",
     "wal.flush_interval": "25ms",
     "wal.max_size": "64MiB",
     "wal.max_rotated_files": "5",
@@ -42,6 +43,12 @@ FIRST = {
     "retention.steady_state_headroom": "4MiB",
     "retention.early_seal": "false",
     "retention.quarantine_cap": "7MiB",
+    "archive.enabled": "true",
+    "archive.require": "true",
+    "archive.max_delay": "30s",
+    "archive.expire": "365d",
+    "archive.keep_local": "24h",
+    "archive.keep_local_size": "64MiB",
 }
 THEN = {
     "durability": "wal",
@@ -56,6 +63,7 @@ THEN = {
     "segment.max_stream_count": "8",
     "segment.max_bundle_count": "98",
     "segment.compaction": "auto",
+    "segment.statistics": "auto",
     "wal.flush_interval": "0ms",
     "wal.max_size": "32MiB",
     "wal.max_rotated_files": "4",
@@ -67,6 +75,12 @@ THEN = {
     "retention.steady_state_headroom": "0B",
     "retention.early_seal": "true",
     "retention.quarantine_cap": "8MiB",
+    "archive.enabled": "false",
+    "archive.require": "false",
+    "archive.max_delay": "0ms",
+    "archive.expire": "0ms",
+    "archive.keep_local": "0ms",
+    "archive.keep_local_size": "0B",
 }
 SETTINGS = settings_of(Scope.TOPIC)
 
@@ -74,7 +88,7 @@ SETTINGS = settings_of(Scope.TOPIC)
 def in_the_file() -> str:
     """The first values as TOML, for a topic `written`."""
     lines = [f"{key} = {SETTINGS[key].kind.write(read(SETTINGS[key], text))}" for key, text in FIRST.items()]
-    return "[topics.written]\n" + "\n".join(lines) + "\n"
+    return '[archive]\nurl = "memory://settings"\n[topics.written]\n' + "\n".join(lines) + "\n"
 
 
 def read(setting: Setting, text: str) -> Any:
