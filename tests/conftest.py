@@ -5,8 +5,10 @@ And how the JVMs of all tests run: for a minute or less, so they compile quickly
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +23,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Campaigns that run in this process switch logging off; tests behind them may look at logs."""
+    disabled = logging.root.manager.disable
+    yield
+    logging.disable(disabled)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -201,13 +201,17 @@ class _DerivedFiles(logging.Handler):
             self._reporter.say(b"D", 0)
 
 
+def tell_of_derived_files(descriptor: int) -> None:
+    """Have the log of this process tell of them. For a process that ends with its life: nothing else logs in it from then on."""
+    logger = logging.getLogger("quiver")
+    logger.addHandler(_DerivedFiles(Reporter(descriptor)))
+    logger.propagate = False
+    logging.disable(logging.NOTSET)
+
+
 def live(open_disk: Callable[[], Disk], first_number: int, descriptor: int, seed: int, steps: int) -> int:
     """Work until the end; returns the exit code. What is no error of ours is told as text behind an `X` record."""
     reporter = Reporter(descriptor)
-    logger = logging.getLogger("quiver")
-    logger.addHandler(_DerivedFiles(reporter))
-    logger.propagate = False
-    logging.disable(logging.NOTSET)
     try:
         Work(open_disk(), first_number, reporter).run(Random(seed), steps)
     except _Stopped as stopped:

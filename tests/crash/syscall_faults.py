@@ -30,7 +30,18 @@ from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
 from tests.crash import injectors, small_store
 from tests.crash.injectors import Injector
-from tests.crash.small_store import FINISHED, Ledger, Reporter, Work, fork, live, read_all, survey_in_child, warm_up
+from tests.crash.small_store import (
+    FINISHED,
+    Ledger,
+    Reporter,
+    Work,
+    fork,
+    live,
+    read_all,
+    survey_in_child,
+    tell_of_derived_files,
+    warm_up,
+)
 
 ERRNOS: dict[str, tuple[str, ...]] = {
     "pwritev": ("EIO", "ENOSPC", "EDQUOT", "EINTR"),
@@ -110,6 +121,7 @@ class FaultSweep:
         return PosixDisk(self._root)
 
     def _live(self, descriptor: int) -> int:
+        tell_of_derived_files(descriptor)
         return live(self._open_disk, max(self._ledger.started) + 1, descriptor, self._seed, _STEPS)
 
     def count_calls(self) -> Counter[str]:

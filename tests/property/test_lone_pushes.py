@@ -112,6 +112,8 @@ def test_both_ways_leave_the_same_log_numbers_and_figures(seed: int) -> None:
 
 def _pushed(driver: EngineDriver, memory: memoryview, push: Push, stream: LoneStream) -> AckRun:
     handle = int.from_bytes(push.slots[:4], "little")
+    if not driver.engine.intake.can_stage(len(memory)):
+        driver.run_background()  # blocks of the log are reserved in steps
     (run,) = driver.engine.intake.stage(memory, push, {handle: stream.schema})
     driver.events += driver.engine.write()
     driver.commit()

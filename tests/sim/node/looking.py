@@ -36,11 +36,3 @@ def give(machine: Machine, descriptor: int, guest: object) -> set[object] | None
 def hoarded_bytes(machine: Machine) -> list[int]:
     """Bytes on each disk of deleted segments that guests have."""
     return [disk.hoarded_bytes() for disk in machine.disks]
-
-
-def measured_bytes(machine: Machine, core: int, topic: str) -> int:
-    """Return the small files of a topic as a worker has measured them last, on all of its cores; 0 while it is not there."""
-    worker = machine.workers[core]
-    hosts = worker.loop._hosts.values() if worker is not None and hasattr(worker, "loop") else ()
-    uses = [host.engine.disk_account.disk_use() for host in hosts if host.engine.topic == topic]
-    return sum(use.small.total_bytes for use in uses)

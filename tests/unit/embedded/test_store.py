@@ -337,6 +337,8 @@ def test_a_lone_push_that_is_broken_off_is_recovered_from_and_loses_nothing(stor
     assert store._node.drive.worker is not worker
 
 
+# Python itself reports an interrupt that comes in a callback of its collector, as hypothesis has one, and goes on.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_calls_that_are_interrupted_leave_a_store_that_goes_on(store: Store) -> None:
     """An interrupt at any place of a push: what was acknowledged is there, once, and the next push is taken."""
 
