@@ -189,26 +189,6 @@ class Work:
             raise _Stopped(NOT_CLOSED) from error
 
 
-class _DerivedFiles(logging.Handler):
-    """Tells of each file that could not be written although nothing depends on it: the failed call was met there."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        super().__init__()
-        self._reporter = reporter
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if "summaries.unsaved" in record.getMessage():
-            self._reporter.say(b"D", 0)
-
-
-def tell_of_derived_files(descriptor: int) -> None:
-    """Have the log of this process tell of them. For a process that ends with its life: nothing else logs in it from then on."""
-    logger = logging.getLogger("quiver")
-    logger.addHandler(_DerivedFiles(Reporter(descriptor)))
-    logger.propagate = False
-    logging.disable(logging.NOTSET)
-
-
 def live(open_disk: Callable[[], Disk], first_number: int, descriptor: int, seed: int, steps: int) -> int:
     """Work until the end; returns the exit code. What is no error of ours is told as text behind an `X` record."""
     reporter = Reporter(descriptor)

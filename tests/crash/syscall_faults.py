@@ -29,6 +29,7 @@ import msgspec
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
 from tests.crash import injectors, small_store
+from tests.crash.derived_files import tell_of_derived_files
 from tests.crash.injectors import Injector
 from tests.crash.small_store import (
     FINISHED,
@@ -39,7 +40,6 @@ from tests.crash.small_store import (
     live,
     read_all,
     survey_in_child,
-    tell_of_derived_files,
     warm_up,
 )
 
