@@ -55,12 +55,13 @@ class SaveSummariesJob(Job):
         self._summaries = summaries
 
     def work(self) -> None:
-        """Replace the file. It is not synced: what a power loss leaves of it is found by its checksum, and is made anew."""
+        """Replace the file. Its name need not be durable: a former file that comes back says less, and nothing wrong."""
         path = self._paths.summaries
         try:
             file = self._disk.create(path + TEMPORARY_SUFFIX)
             try:
                 file.write([encode_summaries(self._summaries)], 0)
+                file.fdatasync()
             finally:
                 file.close()
             self._disk.rename(path + TEMPORARY_SUFFIX, path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import shlex
 import sys
 from collections import Counter
@@ -36,6 +37,7 @@ def main() -> int:
         "--first-failure", action="store_true", help="stop there, without looking for what matters in it"
     )
     arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)
     campaign = Campaign(arguments.steps, shrinks=not arguments.first_failure)
     first, _, end = arguments.seeds.partition(":")
     if arguments.seed is not None:

@@ -7,7 +7,6 @@ real: Unix sockets, shared memory, the counters page, and the node's log of deci
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import shutil
 import signal
@@ -371,6 +370,3 @@ class Machine:
         self.page.unlink()
         self.page.close()
         shutil.rmtree(self._base)
-
-
-logging.disable(logging.CRITICAL)
