@@ -163,7 +163,6 @@ def test_a_topic_whose_manifest_is_damaged_stops_no_other(store: ObjectStore, tm
         push(client, range(3, 6))
         for number, topic in enumerate(others):
             push(client, range(10 * number, 10 * number + 1), topic)
-        client.flush("aspen", until="archived", timeout=60)
         for topic in others:
             client.flush(topic, until="archived", timeout=60)
         wait_until(lambda: (found := status_of(node)) is not None and "checksum" in found.error, "the status says it")
