@@ -57,6 +57,7 @@ class EngineHost:
         run_queue: RunQueue[EngineHost],
         pressure: Pressure | None = None,
         host_of: Callable[[str], EngineHost | None] = lambda _: None,
+        ring_archiver: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -65,8 +66,10 @@ class EngineHost:
             run queue: of the worker's loop.
             pressure: of the worker.
             host_of: the other topics of this core, for dead letters.
+            ring_archiver: wakes the archiver, as pushes wait for what has been sealed.
         """
         self.engine = engine
+        self._ring_archiver = ring_archiver
         self.latencies = {latency: Histogram() for latency in Latency}
         self._easing = Easing(pressure or Pressure())
         self.jobs = EngineJobs(
@@ -289,6 +292,8 @@ class EngineHost:
                 case events.Sealed():
                     self.ingest.flushes.sealed(event.segment_seq)
                     self.dispatcher.sealed(event.segment_seq)
+                    if self.engine.settings.is_archived:
+                        self._ring_archiver()
                 case events.Shown():
                     self.dispatcher.shown(event.segment_seq)
                 case events.Claimable() | events.GapFound():

@@ -171,13 +171,13 @@ class LogQueue:
     @property
     def _open_duration_ns(self) -> int:
         """How long a log takes bundles. Not longer than `max_age`, which only reaches segments."""
-        open_ns, max_age_ns = self.settings.segment.max_open_duration_ns, self.settings.retention.max_age_ns
+        open_ns, max_age_ns = self.settings.open_duration_ns, self.settings.retention.max_age_ns
         return min(open_ns, max_age_ns) if max_age_ns else open_ns
 
     def deadlines_ns(self) -> list[int]:
         """When the active log is old, and when it is to be synced."""
         active, flush_interval_ns = self.active, self.settings.wal.flush_interval_ns
-        is_synced = self.settings.durability == "wal"
+        is_synced = self.settings.is_synced
         if active is None or active.is_empty:
             return self.spare.deadlines_ns() if active is None else []
         deadlines = [active.first_append_ns + self._open_duration_ns]
