@@ -39,6 +39,7 @@ MODULES = (
     "status",
     "subscribers",
     "trickle",
+    "archive",
     "backlog",
     "spark",
     "live_spark",

@@ -8,7 +8,6 @@ Guarantees:
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from quiver_actors.base.archive_status import ArchiveStatus, read_archive_status
 from quiver_actors.base.units import MILLISECOND_NS
@@ -56,7 +55,6 @@ _account = _Account()
 def archiving(
     run_dir: str,
     receipts: Receipts,
-    incarnations: Mapping[int, str],
     timeout_seconds: float,
     *,
     is_progress_waited_for: bool,
@@ -65,14 +63,14 @@ def archiving(
 
     Args:
         run_dir: of the node.
-        incarnations: of the directories of the cores whose bundles are waited for.
+        receipts: with the cores that are waited for in `archives_as`.
         is_progress_waited_for: the timeout is the longest time without another segment of these cores in the archive; False: it is the
             time for all.
 
     Raises:
         StoredNotArchived: the time is over, or some of it never will be archived.
     """
-    deadline_ns, reached = deadline_after(timeout_seconds), -1
+    deadline_ns, reached, incarnations = deadline_after(timeout_seconds), -1, receipts.archives_as
     left = [
         Wanted(receipts.topic, core, incarnations[core], places)
         for core, places in receipts.places().items()

@@ -143,8 +143,9 @@ class LoneLane:
         """Wait for the archive: the worker did not take the push the short way, as its topic's durability is `archived`."""
         core, receipts = self._channel.core, Receipts(self._group.topic)
         receipts.add(core, run, Durability.SYNCED)
-        run_dir, incarnations = self._directory.run_dir, {core: archives_as}
-        self._exchange.run(archiving(run_dir, receipts, incarnations, timeout_seconds, is_progress_waited_for=False))
+        receipts.archives_as[core] = archives_as
+        waiting = archiving(self._directory.run_dir, receipts, timeout_seconds, is_progress_waited_for=False)
+        self._exchange.run(waiting)
         return receipts[0]
 
     def _answered(self, deadline_ns: int, timeout_seconds: float) -> Flow[None]:

@@ -89,7 +89,7 @@ class PushGroup:
         self.is_lost = False
         """The connection ended first: the bundles without an acknowledgement may or may not have been stored."""
         self.archives_as = ""
-        """As `Acked.archives_as`, of the acknowledgements so far."""
+        """`Acked.archives_as` of the newest acknowledgement."""
 
     def patience_ms(self) -> int:
         """Milliseconds that the call of the group still waits; 0: not known."""

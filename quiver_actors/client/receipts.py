@@ -30,11 +30,14 @@ class Receipts(Sequence[Receipt]):
     acknowledgements, whatever the number of bundles.
     """
 
-    __slots__ = ("_count", "_firsts", "_runs", "topic")
+    __slots__ = ("_count", "_firsts", "_runs", "archives_as", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         """The topic that was pushed to."""
+        self.archives_as: dict[int, str] = {}
+        """Cores whose bundles the call waits for until they are in the archive, and the incarnations of their directories; empty: not asked
+        yet. Only for the call itself."""
         self._runs: list[_Run] = []
         self._firsts: list[int] = []
         """Place of each run's first bundle."""

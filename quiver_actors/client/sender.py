@@ -125,8 +125,6 @@ class Sender:
         """Incarnation of the topic on the connection of `_generation`; empty: the worker does not say."""
         self._topics: Call | None = None
         """Request for the worker's topics, made where the topic is newer than the connection."""
-        self._archives_as: dict[int, str] = {}
-        """Cores whose bundles must be in the archive before the call is done, and their incarnations; empty: the core is asked."""
         self._is_confirmed = False
         """Whether a bundle of the call was acknowledged on the current connection."""
         self._is_after_refusal = False
@@ -177,7 +175,7 @@ class Sender:
     def finishing(self) -> Flow[None]:
         """Wait until everything is as durable as the topic promises."""
         yield from self._acknowledging()
-        if self._archives_as:
+        if self.receipts.archives_as:
             yield from self._archiving(is_progress_waited_for=True)
 
     def _acknowledging(self) -> Flow[None]:
@@ -190,21 +188,16 @@ class Sender:
         """Send the only group, and wait until it is acknowledged: the lock is taken once instead of twice."""
         yield from self.submitting(planned)
         yield from self._acknowledging()
-        if self._archives_as:
+        if self.receipts.archives_as:
             yield from self._archiving(is_progress_waited_for=False)
 
     def _archiving(self, *, is_progress_waited_for: bool) -> Flow[None]:
-        incarnations, timeout_seconds = self._archives_as, self._timeout_seconds
+        incarnations, timeout_seconds = self.receipts.archives_as, self._timeout_seconds
         if not all(incarnations.values()):
             asked = yield from incarnations_of(Requests(self._channels, timeout_seconds), self.streams.topic)
-            incarnations = {core: known or asked.get(core, "") for core, known in incarnations.items()}
-        yield from archiving(
-            self._channels.directory.run_dir,
-            self.receipts,
-            incarnations,
-            timeout_seconds,
-            is_progress_waited_for=is_progress_waited_for,
-        )
+            incarnations.update({core: asked.get(core, "") for core, known in incarnations.items() if not known})
+        run_dir = self._channels.directory.run_dir
+        yield from archiving(run_dir, self.receipts, timeout_seconds, is_progress_waited_for=is_progress_waited_for)
 
     def withdraw(self) -> None:
         """Give up whatever was not sent, at the end of the call. Takes the lock."""
@@ -303,7 +296,7 @@ class Sender:
             core = self._channel.core if run.core < 0 else run.core
             self.receipts.add(core, run, Durability(durability))
             if group.archives_as:
-                self._archives_as[core] = group.archives_as if run.core < 0 else ""
+                self.receipts.archives_as[core] = group.archives_as if run.core < 0 else ""
         self._refusal = None
         self._is_confirmed = True
         self._remaining_ns = self._timeout_ns

@@ -70,7 +70,7 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     require: bool = False
     """Whether nothing is evicted or expires that is not in the archive."""
     commit_interval_ns: int = 250 * MILLISECOND_NS
-    """With `durability = "archived"`: how long a segment takes bundles before it is sealed and sent to the archive."""
+    """How long a segment takes bundles before it is sealed and sent to the archive, where the durability is `archived`."""
     max_delay_ns: int = 0
     """Age of the oldest bundle of an open segment at which the archiver has it sealed; 0: `segment.max_open_duration` alone decides."""
     expire_ns: int = 0
