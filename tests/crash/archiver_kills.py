@@ -119,7 +119,10 @@ def ask_for_a_segment() -> None:
 
 
 def main(run_dir: str, data_dir: str, url: str) -> int:
-    """Kill archivers at each of their calls, until one lives through. Asks for each segment by a line, and prints how many were killed."""
+    """Kill archivers at each of their calls, until one lives through; after each another one goes on in peace.
+
+    Asks for each segment by a line, and prints how many were killed.
+    """
     kills = 0
     for moment in MOMENTS:
         at = 0
@@ -128,6 +131,7 @@ def main(run_dir: str, data_dir: str, url: str) -> int:
             if not one_life(run_dir, data_dir, url, at, moment):
                 break
             kills, at = kills + 1, at + 1
+            one_life(run_dir, data_dir, url, -1, moment)
     print(kills, flush=True)
     return 0
 

@@ -12,7 +12,7 @@ from tests.integration.client_node import client_node, numbers
 from tests.integration.test_archive import archived_ids, archived_parts
 
 CONFIG = 'node = "anode"\n[segment]\nmax_open_duration = "1h"\n'
-CALLS_MIN = 12
+CALLS_MIN = 10
 """Of an archiver's life with one segment: head, checksums, segment, part, head, and the looks before and behind them."""
 
 
