@@ -228,7 +228,11 @@ _TOPIC = (
     ),
     Setting(
         key="segment.max_open_duration", field="segment.max_open_duration_ns", kind=DURATION, minimum=MILLISECOND_NS,
-        about="An open segment is sealed at this age, also when nothing more arrives.",
+        about="An open segment is sealed at this age, also when nothing more arrives. Its bundles are delivered before.",
+    ),
+    Setting(
+        key="segment.max_unsynced_duration", field="segment.max_unsynced_duration_ns", kind=DURATION, minimum=MILLISECOND_NS,
+        about="With segment_only an open segment is sealed at this age: its bundles are durable, and delivered, from then on.",
     ),
     Setting(
         key="segment.max_stream_count", field="segment.max_stream_count", kind=INTEGER, minimum=1,
