@@ -28,30 +28,39 @@ _BOUNDED = (
 """Types of columns whose bounds are used."""
 
 
-def guarantees(parts: Mapping[str, SnapshotPart], scan: Scan, columns: Collection[str]) -> ds.FileSystemDataset:
-    """A dataset that is never read: its `get_fragments` gives those of the parts, by their paths, that can have rows of a filter.
-
-    Args:
-        columns: those that the filter names; of others nothing is guaranteed.
-    """
-    form, files = ds.IpcFileFormat(), segment_file_system(None, ())
-    fragments = [
-        form.make_fragment(path, filesystem=files, partition_expression=guarantee(part, scan, columns))
-        for path, part in parts.items()
-    ]
-    return ds.FileSystemDataset(fragments, scan.full, form, files)
-
-
 def guarantee(part: SnapshotPart, scan: Scan, columns: Collection[str]) -> pc.Expression:
     """Return an expression about some columns that is true for all rows of a part, by its place and its statistics."""
     found = _of_place(part, scan.stored, columns)
     if part.statistics is None:
         return found
-    streams = [each for each in part.statistics if each.slot_id == scan.rows.slot_id and each.row_count]
-    for field in scan.stored:
+    return found & values_guarantee(scan.stored, columns, scan.rows.slot_id, part.statistics)
+
+
+def values_guarantee(
+    schema: pa.Schema, columns: Collection[str], slot_id: int, statistics: Sequence[SchemaStatistics]
+) -> pc.Expression:
+    """Return an expression about some columns that is true for all rows of a slot in one segment.
+
+    Args:
+        schema: the one that the rows conform to.
+        statistics: those of the segment.
+    """
+    streams = [each for each in statistics if each.slot_id == slot_id and each.row_count]
+    found = pc.scalar(value=True)
+    for field in schema:
         known = _of_column(field, streams) if field.name in columns else None
         found = found if known is None else found & known
     return found
+
+
+def matching(guaranteed: Mapping[str, pc.Expression], schema: pa.Schema, expression: pc.Expression) -> set[str]:
+    """Return the keys of those segments, each with its guarantee, that can have rows for which an expression is true."""
+    form, files = ds.IpcFileFormat(), segment_file_system(None, ())
+    fragments = [
+        form.make_fragment(key, filesystem=files, partition_expression=known) for key, known in guaranteed.items()
+    ]
+    found = ds.FileSystemDataset(fragments, schema, form, files).get_fragments(expression)
+    return {fragment.path for fragment in found}
 
 
 def _of_place(part: SnapshotPart, stored: pa.Schema, columns: Collection[str]) -> pc.Expression:
