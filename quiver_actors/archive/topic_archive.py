@@ -48,6 +48,15 @@ class Step(NamedTuple):
     unsealed: list[SegmentInfo]
 
 
+class Behind(NamedTuple):
+    """What of one stream was not archived when its worker was asked last."""
+
+    sealed: list[SegmentInfo] = []
+    unsealed: list[SegmentInfo] = []
+    next_segment_seq: int = -1
+    """No segment had this number or a higher one; -1: not known."""
+
+
 def plan(held: HeldCore, archived_through: int) -> Step:
     """Decide what comes next for one stream. Pure."""
     end = min(held.unsettled, default=None)
@@ -92,6 +101,7 @@ class TopicArchive:
     Args:
         slots: the topic's slots by name; a reader of the archive needs them.
         note_upload: told the size of each segment that was uploaded and recorded.
+        may_begin: whether a stream of which nothing was archived yet may be begun now.
     """
 
     def __init__(
@@ -103,16 +113,20 @@ class TopicArchive:
         throttle: Throttle,
         note_upload: Callable[[int], None],
         should_stop: Callable[[], bool],
+        may_begin: Callable[[StreamKey], bool] = lambda _: True,
     ) -> None:
         self.topic = topic
         self.streams: dict[int, ArchivedStream] = {}
         """The state of each core, for the status."""
+        self.behind: dict[StreamKey, Behind] = {}
+        """What of each stream is not archived."""
         self._node = node
         self._slots = slots
         self._hold = hold
         self._throttle = throttle
         self._note_upload = note_upload
         self._should_stop = should_stop
+        self._may_begin = may_begin
         self._seals_next = False
 
     def step(self, store: ObjectStore, writer: ManifestWriter, settings: ArchiveSettings) -> bool:
@@ -127,9 +141,13 @@ class TopicArchive:
         for core in self.streams.keys() - held.keys():
             del self.streams[core]
         more = False
-        for core, each in held.items():
-            if each.incarnation and not self._should_stop():
-                more |= self._step_core(store, writer, StreamKey(self.topic, each.incarnation, core), each)
+        keys = {core: StreamKey(self.topic, each.incarnation, core) for core, each in held.items() if each.incarnation}
+        self.behind = {stream: self.behind.get(stream, Behind()) for stream in keys.values()}
+        for core, stream in keys.items():
+            if writer.head.stream(stream) is None and not self._may_begin(stream):
+                continue
+            if not self._should_stop():
+                more |= self._step_core(store, writer, stream, held[core])
         self._seals_next = self._is_late(held, settings)
         return more
 
@@ -164,6 +182,8 @@ class TopicArchive:
         for gap in gaps:
             self._hold.confirm(stream.core, gap.notice)
         self._note(stream, known, segments, gaps, through, step)
+        missing = [info for info in step.missing if info.segment_seq > through]
+        self.behind[stream] = Behind(missing, step.unsealed, held.next_segment_seq)
         return bool(segments) and not is_cut and len(step.missing) > len(segments)
 
     def _upload(self, store: ObjectStore, stream: StreamKey, infos: list[SegmentInfo]) -> list[Segment]:
