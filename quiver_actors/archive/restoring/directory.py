@@ -189,7 +189,7 @@ def _write_engine(
 ) -> list[Damaged]:
     """Write one topic on one core; returns what of it is damaged in the store."""
     paths = EnginePaths(plan.state.directory)
-    for path in (paths.root, paths.wal, paths.segments):
+    for path in (paths.root, paths.wal, paths.segments, paths.staged):
         disk.make_directory(path)
     stream = StreamKey(plan.state.topic, plan.state.incarnation, plan.state.core)
     damaged = []
