@@ -96,7 +96,9 @@ def read_state(store: Metadata, ref: StateRef) -> bytes:
     """
     found = store.get(ref.key)
     if found is None:
-        raise InvalidFormat(f"state {ref.key} of the archive is gone: read the head again; if it stays so, the state is lost")
+        raise InvalidFormat(
+            f"state {ref.key} of the archive is gone: read the head again; if it stays so, the state is lost"
+        )
     if crc32(found.content) != ref.crc32:
         raise ChecksumMismatch(f"state {ref.key} of the archive does not have the checksum that the head says")
     return found.content

@@ -82,10 +82,16 @@ def decode_state(content: bytes) -> NodeState:
         state = _decoded(content)
     except (msgspec.DecodeError, UnicodeDecodeError, zlib.error) as error:
         raise InvalidFormat(f"the state of a node in its archive cannot be read: {error}") from error
-    paths = [*state.files, *(each.directory for each in state.engines), *(name for each in state.engines for name in each.files)]
+    paths = [
+        *state.files,
+        *(each.directory for each in state.engines),
+        *(name for each in state.engines for name in each.files),
+    ]
     outside = [path for path in paths if not all(part.strip(".") for part in path.split("/"))]
     if outside:
-        raise InvalidFormat(f"the state of a node in its archive names {outside[0]!r}, which is no path in a data directory")
+        raise InvalidFormat(
+            f"the state of a node in its archive names {outside[0]!r}, which is no path in a data directory"
+        )
     return state
 
 

@@ -116,9 +116,7 @@ def engine_directories(disk: Disk, topic: str) -> list[str]:
     return found
 
 
-def take_state(
-    disk: Disk, node: str, directories: Iterable[str], behind: Mapping[StreamKey, Behind] = {}
-) -> NodeState:
+def take_state(disk: Disk, node: str, directories: Iterable[str], behind: Mapping[StreamKey, Behind] = {}) -> NodeState:
     """Read the state of a node from its data directory.
 
     Args:
@@ -180,7 +178,9 @@ def _read_progress(disk: Disk, paths: EnginePaths) -> dict[str, bytes]:
             journal = decode_progress_journal(content).latest
     names = [name for name in disk.list_directory(paths.root) if subscriber_of(name) is not None]
     progress = _read_files(disk, paths.root, names)
-    found = {name: current_content(content, journal.get(subscriber_of(name) or "")) for name, content in progress.items()}
+    found = {
+        name: current_content(content, journal.get(subscriber_of(name) or "")) for name, content in progress.items()
+    }
     notices = [name for name in disk.list_directory(paths.root) if gaps_subscriber_of(name) is not None]
     return found | _read_files(disk, paths.root, notices)
 
@@ -219,5 +219,3 @@ def read_file(disk: Disk, path: str) -> bytes | None:
         if error.errno != errno.ENOENT:
             raise
         return None
-
-

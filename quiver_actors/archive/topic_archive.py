@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -51,8 +51,8 @@ class Step(NamedTuple):
 class Behind(NamedTuple):
     """What of one stream was not archived when its worker was asked last."""
 
-    sealed: list[SegmentInfo] = []
-    unsealed: list[SegmentInfo] = []
+    sealed: Sequence[SegmentInfo] = ()
+    unsealed: Sequence[SegmentInfo] = ()
     next_segment_seq: int = -1
     """No segment had this number or a higher one; -1: not known."""
 

@@ -1,4 +1,4 @@
-"""A node is lost with its disk, and another one goes on from the archive: subscribers, producers, topics, numbers, and what is told lost."""
+"""A node is lost with its disk, and another one goes on from the archive with subscribers, producers, topics and numbers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quiver_actors.archive.manifest_store import read_head, read_state
 from quiver_actors.archive.node_state import NodeState, decode_state
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
-from quiver_actors.cli.main import main
 from quiver_actors.base.model import Receipt
+from quiver_actors.cli.main import main
 from quiver_actors.client import Client, Delivery, GapNotice
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers

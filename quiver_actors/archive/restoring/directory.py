@@ -116,7 +116,9 @@ def restore(
     writer = _own(disk, store, node, record, plan.owner)
     plan = _with_state(writer, read_plan(store, node, record.directory), record.directory)
     _write_files(disk, "", plan.state.files)
-    restored = Restored(plan, writer.head.owner.epoch, sum(len(each.segments) for each in plan.engines), plan.size_bytes, [])
+    restored = Restored(
+        plan, writer.head.owner.epoch, sum(len(each.segments) for each in plan.engines), plan.size_bytes, []
+    )
     for engine in plan.engines:
         restored.damaged.extend(_write_engine(disk, store, node, engine, note, at_once))
     writer.check_owner()
@@ -148,7 +150,9 @@ def _own(disk: Disk, store: ObjectStore, node: str, record: OwnRecord, present: 
     """Make the directory the owner of the archive; it is that already where an earlier restore was cut off behind this."""
     if any((each.url, each.node) != (store.url, node) for each in record.places):
         known = record.places[0]
-        raise UsageError(f"the data directory is being restored from {known.url}, node {known.node}: name these, or another directory")
+        raise UsageError(
+            f"the data directory is being restored from {known.url}, node {known.node}: name these, or another directory"
+        )
     owner = present
     if present.directory != record.directory:
         owner = Owner(
@@ -207,7 +211,9 @@ def _write_engine(
                 note(segment.size_bytes)
     disk.sync_directory(paths.segments)
     lost = {each.segment_seq for each in damaged}
-    losses = [Loss(each.segment_seq, each.bundle_count, is_sealed=True) for each in plan.segments if each.segment_seq in lost]
+    losses = [
+        Loss(each.segment_seq, each.bundle_count, is_sealed=True) for each in plan.segments if each.segment_seq in lost
+    ]
     there = [each for each in plan.segments if each.segment_seq not in lost]
     files = with_keys(plan.state.files, _keys(disk, paths, plan, there))
     if not plan.is_retired:
@@ -241,7 +247,9 @@ def _fetch(store: ObjectStore, key: str, segment: Segment) -> bytes | str:
         return str(error)
 
 
-def _keys(disk: Disk, paths: EnginePaths, plan: EnginePlan, segments: Iterable[Segment]) -> Iterator[tuple[str, KeyRun]]:
+def _keys(
+    disk: Disk, paths: EnginePaths, plan: EnginePlan, segments: Iterable[Segment]
+) -> Iterator[tuple[str, KeyRun]]:
     """The keys of producers in segments that the state may not know."""
     for segment in segments:
         if segment.segment_seq < plan.keys_from:

@@ -1,4 +1,4 @@
-"""The contents of a restored data directory: which segments come back, and what is lost with the dead node. Reads the archive, changes nothing.
+"""The contents of a restored data directory: which segments come back, and what is lost with the dead node. Only reads the archive.
 
 | a segment that the state names                       | after the restore                                                       |
 |------------------------------------------------------|-------------------------------------------------------------------------|
@@ -28,7 +28,7 @@ class Loss(NamedTuple):
 
     segment_seq: int
     bundle_count: int
-    """As many as the state knew of; 0: nobody knows how many, nor whether there were any."""
+    """The state knew of so many; 0: nobody knows how many, nor whether there were any."""
     is_sealed: bool
     """Whether it cannot have been more."""
 
@@ -116,9 +116,7 @@ def plan_engine(store: ObjectStore, head: Head, engine: EngineState, *, is_own: 
     Args:
         is_own: the state was made for this very restore, which was cut off.
     """
-    stream = next(
-        (each for each in head.streams if each.key == (engine.topic, engine.incarnation, engine.core)), None
-    )
+    stream = next((each for each in head.streams if each.key == (engine.topic, engine.incarnation, engine.core)), None)
     through = -1 if stream is None else stream.archived_through
     known = {each.segment_seq: each for each in engine.unarchived}
     numbers = sorted({*_numbers(engine), *known})

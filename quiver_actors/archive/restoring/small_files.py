@@ -95,7 +95,9 @@ def _journal(state: EngineState) -> JournalRecord:
     """The journal with prepared stages as dropped. A stage below its floor is refused: it may have been published and lost."""
     former = _decoded(decode_journal, state.files.get(TRANSACTIONS_NAME), JournalRecord())
     now_ns = time.time_ns()
-    lost = {each.number: DroppedRecord(each.number, each.txn_id, each.epoch, LOST_STAGE, now_ns) for each in state.prepared}
+    lost = {
+        each.number: DroppedRecord(each.number, each.txn_id, each.epoch, LOST_STAGE, now_ns) for each in state.prepared
+    }
     dropped = {each.number: each for each in former.dropped} | lost
     next_number = max([former.next_number, *(number + 1 for number in dropped)]) + STAGES_AHEAD
     kept = [dropped[number] for number in sorted(dropped)][-DROPPED_MAX:]

@@ -160,8 +160,8 @@ _NODE = (
     Setting(
         key="archive.progress_interval", field="archive.progress_interval_ns", kind=DURATION, scope=Scope.NODE, live=False,
         minimum=100 * MILLISECOND_NS,
-        about="How often the archiver uploads what `quiver restore` needs beside the segments, if it changed: subscribers' progress, topics "
-        "and so on.",
+        about="How often the archiver uploads what `quiver restore` needs beside the segments, if it has changed: subscribers' progress, "
+        "topics and so on.",
     ),
     Setting(
         key="archive.request_timeout", field="archive.request_timeout_ns", kind=DURATION, scope=Scope.NODE, live=False,

@@ -53,7 +53,9 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--archive", metavar="URL", required=True, help="the object store (archive.url of the lost node)")
+    parser.add_argument(
+        "--archive", metavar="URL", required=True, help="the object store (archive.url of the lost node)"
+    )
     parser.add_argument("--node", metavar="NAME", required=True, help="the name of the lost node")
     parser.add_argument("--data-dir", metavar="DIR", required=True, help="a new or empty directory")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -108,7 +110,12 @@ def _show(arguments: argparse.Namespace, plan: Plan, more: dict[str, Any], damag
                 ],
                 "bare_topics": plan.bare_topics,
                 "damaged": [
-                    {"topic": each.stream.topic, "core": each.stream.core, "segment_seq": each.segment_seq, "problem": each.problem}
+                    {
+                        "topic": each.stream.topic,
+                        "core": each.stream.core,
+                        "segment_seq": each.segment_seq,
+                        "problem": each.problem,
+                    }
                     for each in damaged
                 ],
             }
@@ -131,7 +138,8 @@ def _engine_row(plan: EnginePlan) -> dict[str, Any]:
         "bundles": sum(each.bundle_count for each in plan.segments),
         "bytes": plan.size_bytes,
         "lost": [
-            {"segment_seq": each.segment_seq, "bundles": each.bundle_count, "is_sealed": each.is_sealed} for each in plan.losses
+            {"segment_seq": each.segment_seq, "bundles": each.bundle_count, "is_sealed": each.is_sealed}
+            for each in plan.losses
         ],
     }
 
