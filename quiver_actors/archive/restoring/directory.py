@@ -34,7 +34,7 @@ from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError, StorageFull, UsageError
 from quiver_actors.store.disk.protocol import Disk, write_atomically
 from quiver_actors.store.files.data_version import UNFINISHED_RESTORE, VERSION_FILE, encode_data_version
-from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.files.paths import TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.store.recovery.stored_keys import keys_in_segment
 from quiver_actors.store.staged.keys import KeyRun
 
@@ -76,7 +76,8 @@ def check_directory(disk: Disk, beside: Iterable[str]) -> bool:
     """
     if read_file(disk, VERSION_FILE) == UNFINISHED_RESTORE:
         return True
-    names = sorted(set(disk.list_directory(".")) - set(beside))
+    # The version file is the first; a restore that was cut off in front of it has left its temporary name.
+    names = sorted(set(disk.list_directory(".")) - {*beside, f"{VERSION_FILE}{TEMPORARY_SUFFIX}"})
     if names:
         raise UsageError(
             f"the data directory is not empty: {', '.join(names[:3])}{' and more' if len(names) > 3 else ''} is there. A restore takes "
