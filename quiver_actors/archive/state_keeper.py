@@ -85,8 +85,10 @@ class StateKeeper:
         Raises:
             ArchiveError: the store or the manifest did not take it. DiskError: the data directory cannot be read.
         """
+        if any(archive.behind is None for archive in archives.values()):
+            return  # a state that names nothing unarchived would take the place of one that does
         directories = [each for topic in archives for each in engine_directories(self._disk, topic)]
-        behind = {stream: each for archive in archives.values() for stream, each in archive.behind.items()}
+        behind = _not_archived(writer, archives)
         shape = frozenset(directories), frozenset(behind), read_file(self._disk, CATALOGUE_NAME) or b""
         now_ns = time.monotonic_ns()
         if shape == self._shape and now_ns < self._due_ns:
@@ -99,6 +101,18 @@ class StateKeeper:
             writer.record_state(content, state.taken_unix_ns)
             self._uploaded = state
         self._shape, self._due_ns = shape, now_ns + self._interval_ns
+
+
+def _not_archived(writer: ManifestWriter, archives: Mapping[str, TopicArchive]) -> dict[StreamKey, Behind]:
+    """What workers held at the last look, without what the manifest has by now."""
+    found = {}
+    for archive in archives.values():
+        for stream, behind in (archive.behind or {}).items():
+            ref = writer.head.stream(stream)
+            through = -1 if ref is None else ref.archived_through
+            sealed = [info for info in behind.sealed if info.segment_seq > through]
+            found[stream] = behind._replace(sealed=sealed)
+    return found
 
 
 def _is_same(state: NodeState, other: NodeState | None) -> bool:

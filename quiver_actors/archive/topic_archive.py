@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """What of one stream was not archived when its worker was asked last."""
+    """What the worker of one stream held for the archiver when it was asked last. Some of it may be archived."""
 
     sealed: Sequence[SegmentInfo] = ()
     unsealed: Sequence[SegmentInfo] = ()
@@ -118,8 +118,8 @@ class TopicArchive:
         self.topic = topic
         self.streams: dict[int, ArchivedStream] = {}
         """The state of each core, for the status."""
-        self.behind: dict[StreamKey, Behind] = {}
-        """What of each stream is not archived."""
+        self.behind: dict[StreamKey, Behind] | None = None
+        """What of each stream was still to be archived at the last look; None: no worker was asked yet."""
         self._node = node
         self._slots = slots
         self._hold = hold
@@ -142,11 +142,13 @@ class TopicArchive:
             del self.streams[core]
         more = False
         keys = {core: StreamKey(self.topic, each.incarnation, core) for core, each in held.items() if each.incarnation}
-        self.behind = {stream: self.behind.get(stream, Behind()) for stream in keys.values()}
+        self.behind = {
+            stream: Behind(held[core].segments, held[core].unsealed, held[core].next_segment_seq)
+            for core, stream in keys.items()
+        }
         for core, stream in keys.items():
-            if writer.head.stream(stream) is None and not self._may_begin(stream):
-                continue
-            if not self._should_stop():
+            is_begun = writer.head.stream(stream) is not None or self._may_begin(stream)
+            if is_begun and not self._should_stop():
                 more |= self._step_core(store, writer, stream, held[core])
         self._seals_next = self._is_late(held, settings)
         return more
@@ -182,8 +184,6 @@ class TopicArchive:
         for gap in gaps:
             self._hold.confirm(stream.core, gap.notice)
         self._note(stream, known, segments, gaps, through, step)
-        missing = [info for info in step.missing if info.segment_seq > through]
-        self.behind[stream] = Behind(missing, step.unsealed, held.next_segment_seq)
         return bool(segments) and not is_cut and len(step.missing) > len(segments)
 
     def _upload(self, store: ObjectStore, stream: StreamKey, infos: list[SegmentInfo]) -> list[Segment]:

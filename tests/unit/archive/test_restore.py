@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -55,15 +55,18 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive of a store of four segments, of which the last was not archived, and the one before not known to the state."""
     base = tmp_path_factory.mktemp("archive")
     data, url = base / "data", f"file://{base}/objects"
-    with quiver_actors.open(data) as store:
-        with store.subscribe("holder", start="earliest"), store.subscribe("reader", start="earliest") as deliveries:
-            for first in (0, 2):
-                store.push_many([batch(n) for n in (first, first + 1)], producer="p", sequence=first)
-                store.flush()
-            for _ in range(ACKED):
-                delivery = deliveries.get(timeout=30)
-                assert delivery is not None
-                delivery.ack()
+    with (
+        quiver_actors.open(data) as store,
+        store.subscribe("holder", start="earliest"),
+        store.subscribe("reader", start="earliest") as deliveries,
+    ):
+        for first in (0, 2):
+            store.push_many([batch(n) for n in (first, first + 1)], producer="p", sequence=first)
+            store.flush()
+        for _ in range(ACKED):
+            delivery = deliveries.get(timeout=30)
+            assert delivery is not None
+            delivery.ack()
     disk = PosixDisk(str(data))
     identity = decode_core(read_whole(disk, PATHS.core, 1000))
     stream = StreamKey("default", identity.incarnation.hex(), 0)
@@ -141,11 +144,11 @@ def put_state(store: ObjectStore, change: Mapping[str, object]) -> None:
 
 
 @pytest.fixture
-def on_disk(objects: SimDisk, tmp_path: Path) -> Iterator[tuple[Path, Restored]]:
+def on_disk(objects: SimDisk, tmp_path: Path) -> tuple[Path, Restored]:
     """A directory of the file system that was restored into."""
     path = tmp_path / "restored"
     path.mkdir(mode=0o700)
-    yield path, run(PosixDisk(str(path)), store_on(objects))
+    return path, run(PosixDisk(str(path)), store_on(objects))
 
 
 def test_subscribers_and_producers_go_on_and_are_told_what_is_lost(on_disk: tuple[Path, Restored]) -> None:
