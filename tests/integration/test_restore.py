@@ -7,16 +7,19 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import quiver_actors
 from quiver_actors.archive.manifest_store import read_head, read_state
 from quiver_actors.archive.node_state import NodeState, decode_state
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
-from quiver_actors.base.model import Receipt
+from quiver_actors.base.model import BundleId, Receipt
 from quiver_actors.cli.main import main
 from quiver_actors.client import Client, Delivery, GapNotice
+from quiver_actors.errors import DataLost
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers
 from tests.integration.test_archive import CONFIG, archived_ids, owner_of, status_of
@@ -77,6 +80,21 @@ def take_all(client: Client, subscriber: str, topic: str = "default") -> tuple[l
     return ids, gaps
 
 
+def read_over(bundles: Iterator[Any]) -> list[int | str]:
+    """The ids of bundles, and for each that is lost where it was."""
+    found: list[int | str] = []
+    for bundle in bundles:
+        try:
+            found.append(bundle.batch.column("id")[0].as_py())
+        except DataLost:
+            found.append(f"lost in {bundle.bundle_id.segment_seq}")
+    return found
+
+
+def expected(lost_segment: int) -> list[int | str]:
+    return [*range(20), *[f"lost in {lost_segment}"] * 3, *(f"lost in {lost_segment + more}" for more in (1, 2)), 20, 21]
+
+
 def test_a_node_that_lost_its_disk_goes_on_from_the_archive(
     store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,5 +150,8 @@ def test_a_node_that_lost_its_disk_goes_on_from_the_archive(
         client.flush(until="archived", timeout=60)
         assert archived_ids(store) == [*range(20), 20, 21, 7]
         assert take_all(client, "reader")[0] == [20, 21]
+        with quiver_actors.open_archive(store.url, node="anode") as archive:
+            assert read_over(archive.read("default", 0)) == expected(at)
+        assert read_over(client.read("default", 0, BundleId("default", 0, 0, 0))) == expected(at)
         with node_of(store.url, copy) as dead:
             wait_until(lambda: (found := status_of(dead)) is not None and found.state == "fenced", "it is fenced")
