@@ -158,6 +158,12 @@ _NODE = (
         about="Most bytes of segments that the archiver sends in a second. 0: no limit.",
     ),
     Setting(
+        key="archive.progress_interval", field="archive.progress_interval_ns", kind=DURATION, scope=Scope.NODE, live=False,
+        minimum=100 * MILLISECOND_NS,
+        about="How often the archiver uploads what `quiver restore` needs beside the segments, if it has changed: subscribers' progress, "
+        "topics and so on.",
+    ),
+    Setting(
         key="archive.request_timeout", field="archive.request_timeout_ns", kind=DURATION, scope=Scope.NODE, live=False,
         minimum=100 * MILLISECOND_NS,
         about="How long one request to the object store may take.",
