@@ -90,9 +90,7 @@ class EngineDriver:
 
     def reopen(self) -> Engine:
         """Open the directory (again): what was open before is simply forgotten, as after a kill."""
-        self.engine = Engine.open(
-            self.disk, self.directory, self.settings, 0, self.clock, cold_disks=self.cold_disks
-        )
+        self.engine = Engine.open(self.disk, self.directory, self.settings, 0, self.clock, cold_disks=self.cold_disks)
         return self.engine
 
     def layout(

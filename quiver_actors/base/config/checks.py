@@ -108,7 +108,10 @@ def _cold_directory_is_elsewhere(settings: NodeSettings) -> Iterator[Conflict]:
         if not os.path.isabs(cold_dir):
             yield f"{place}tier.cold_dir", f"{cold_dir!r} is relative; expected an absolute path"
         elif f"{os.path.normpath(cold_dir)}/".startswith(f"{data_dir}/"):
-            yield f"{place}tier.cold_dir", f"{cold_dir!r} is in data_dir; expected a directory outside of {settings.data_dir!r}"
+            yield (
+                f"{place}tier.cold_dir",
+                f"{cold_dir!r} is in data_dir; expected a directory outside of {settings.data_dir!r}",
+            )
 
 
 def _topics(settings: NodeSettings) -> Iterator[tuple[str, TopicSettings]]:

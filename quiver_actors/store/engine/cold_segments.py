@@ -22,7 +22,7 @@ from quiver_actors.store.engine.segment_table import SegmentTable
 from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks
 from quiver_actors.store.files.cold_list import COLD_ID_BYTES, ColdEntry, ColdList, encode_cold_list
 from quiver_actors.store.files.paths import EnginePaths
-from quiver_actors.store.jobs.cold import ColdDeleteJob, ColdFlipJob, ColdOpenJob
+from quiver_actors.store.jobs.cold import ColdDeleteJob, ColdFlipJob, ColdOpenJob, ColdRemoveJob
 from quiver_actors.store.recovery import Recovered
 
 READY_NS = 10 * SECOND_NS
@@ -70,6 +70,7 @@ class ColdSegments:
         """Copies that are durable and not in the list yet."""
         self._returned: dict[int, str] = {}
         """Damaged segments that were copied back and have no name in `segments/` yet, and what is wrong with them."""
+        self._events: list[Event] = []
         self._wanted: dict[int, None] = {}
         self._ready: dict[int, deque[tuple[DiskFile, int]]] = {}
         """Opened files, each with the time until which it waits."""
@@ -92,7 +93,9 @@ class ColdSegments:
     @property
     def directory(self) -> ColdDirectory | None:
         """The engine's directory on the cold disk; None: nothing was ever moved there."""
-        return ColdDirectory(self._disks, self.root, self._paths, self._cold_id) if self._cold_id and self.root else None
+        return (
+            ColdDirectory(self._disks, self.root, self._paths, self._cold_id) if self._cold_id and self.root else None
+        )
 
     @property
     def is_bare(self) -> bool:
@@ -143,8 +146,18 @@ class ColdSegments:
             entry, directory = self._entries.get(segment_seq), self.directory
             if entry is not None and directory is not None:
                 return ColdOpenJob(directory, segment_seq, entry.size_bytes)
-            del self._wanted[segment_seq]  # it was deleted, or is hot again
+            self._let_wait_no_longer(segment_seq)
         return None
+
+    def _let_wait_no_longer(self, segment_seq: int) -> None:
+        """Have those ask again who wait for a segment that was deleted, or is hot again."""
+        if self._wanted.pop(segment_seq, self) is None:
+            self._events.append(ColdOpened(segment_seq))
+
+    def take_events(self) -> list[Event]:
+        """What has happened since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def finish_open(self, job: ColdOpenJob) -> list[Event]:
         """Take back a job that opened a file, which did not fail."""
@@ -203,8 +216,7 @@ class ColdSegments:
             del self._copied[segment_seq]
             self._unwanted[segment_seq] = None
         for segment_seq in [seq for seq in self._entries if seq not in self._segments]:
-            del self._entries[segment_seq]
-            self._unwanted[segment_seq] = None
+            self.forget([segment_seq])
             self._is_dirty = True
         for segment_seq in [seq for seq in self._returned if seq not in self._entries]:
             del self._returned[segment_seq]
@@ -218,9 +230,8 @@ class ColdSegments:
             self.moved_count += 1
         returned = {seq: self._returned.pop(seq) for seq in job.returned}
         for segment_seq in returned:
-            del self._entries[segment_seq]
+            self.forget([segment_seq])
             self._segments.move(segment_seq, to_cold=False)
-            self._unwanted[segment_seq] = None
         return returned
 
     def owe_list(self) -> None:
@@ -245,7 +256,7 @@ class ColdSegments:
     def forget(self, segment_seqs: Sequence[int]) -> None:
         """Note that the list does not name these segments any more: their files are to go."""
         for segment_seq in segment_seqs:
-            self._wanted.pop(segment_seq, None)
+            self._let_wait_no_longer(segment_seq)
             if self._entries.pop(segment_seq, None) is not None or self._copied.pop(segment_seq, None) is not None:
                 self._unwanted[segment_seq] = None
 
@@ -266,6 +277,10 @@ class ColdSegments:
         for segment_seq in job.segment_seqs:
             if self._unwanted.pop(segment_seq, self) is None:
                 self._is_dirty = True
+
+    def remove_job(self) -> ColdRemoveJob | None:
+        """Return the job that deletes all that is there; None if nothing is."""
+        return None if self.directory is None else ColdRemoveJob(self.directory)
 
     # --- faults --------------------------------------------------------------------------------------------------------------
 

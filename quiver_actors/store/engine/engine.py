@@ -265,14 +265,14 @@ class Engine:
     def finish(self, job: Job) -> list[Event]:
         """Take a finished job back and say what became true by it."""
         if isinstance(job, ColdJob):
-            return self._parts.relocation.finish(job)
+            return [*self._parts.relocation.finish(job), *self._parts.cold.take_events()]
         if isinstance(job, CommitJob):
             happened = self.group_commit.finish(job)
         elif isinstance(job, EmptyLogJob):
             return self.group_commit.finish_empty_log(job)
         else:
             happened = self._work.finish(job)
-        return [*happened, *self.readable_end.advance()]
+        return [*happened, *self._parts.cold.take_events(), *self.readable_end.advance()]
 
     # --- time --------------------------------------------------------------------------------------------------------------
 
@@ -331,6 +331,14 @@ class Engine:
         if segment_seq not in self._parts.sealed_segments.segments:
             raise NotStored(f"topic {self.topic!r} on core {self.core} has no sealed segment {segment_seq} (any more)")
         return self._parts.sealed_segments.open(segment_seq, for_guest=for_guest)
+
+    def is_cold(self, segment_seq: int) -> bool:
+        """Whether the file of a sealed segment is on the cold disk."""
+        return segment_seq in self._parts.sealed_segments.segments.cold
+
+    def remove_cold(self) -> Job | None:
+        """The job that deletes everything that the engine has on the cold disk, as its topic is deleted; None if there is nothing."""
+        return self._parts.cold.remove_job()
 
     def check_segment(self, segment_seq: int, bundles: Iterable[int] = ()) -> None:
         """Check a segment that somebody could not read, in the background: the whole file, and these bundles of it; of a log these bundles

@@ -128,6 +128,11 @@ class ColdDirectory:
             disk.unlink(self.segment(segment_seq) + ".tmp")
         self.sync(disk)
 
+    def forget(self, disk: Disk) -> None:
+        """Delete the identity file: the directory is nobody's from then on."""
+        disk.unlink(f"{self._directory}/{IDENTITY_NAME}")
+        self.sync(disk)
+
     def listed(self, disk: Disk) -> list[int]:
         """Numbers of the segments of which there is a file, whole or not."""
         numbers = (segment_seq_of(name.removesuffix(".tmp")) for name in disk.list_directory(self._directory))

@@ -11,6 +11,7 @@ No job of the cold disk ends an engine: what goes wrong there is a `fault`, and 
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Collection, Sequence
 
 from quiver_actors.base.ranges import runs_of
@@ -25,6 +26,7 @@ from quiver_actors.store.segment.check import STEP_BYTES, empty_bundles, run_to_
 from quiver_actors.store.segment.codec import decode_trailer
 from quiver_actors.store.segment.layout import TRAILER
 from quiver_actors.store.segment.reader import read_footer
+from quiver_actors.supervisor.log import log_event
 
 COPY_BYTES_A_RUN = 4 << 20
 """Bytes that one run of a copy moves: whoever waits for a cold file to be opened does not wait longer than that."""
@@ -87,6 +89,22 @@ class ColdDeleteJob(ColdJob):
                 gone.update(seq for seq in self.directory.listed(disk) if seq not in self.keeps)
             if gone:
                 self.directory.delete(disk, sorted(gone))
+
+
+class ColdRemoveJob(ColdJob):
+    """Delete everything of a deleted topic. Where the cold disk is away, a log line names the directory that is left."""
+
+    def run(self) -> None:
+        """Delete; a fault is logged."""
+        super().run()
+        if self.fault:
+            log_event("cold.left", {"path": str(self.directory), "reason": self.fault}, logging.WARNING)
+
+    def work(self) -> None:
+        """Delete the segments, then the identity file."""
+        with self.directory.opened() as disk:
+            self.directory.delete(disk, self.directory.listed(disk))
+            self.directory.forget(disk)
 
 
 class ColdCopyJob(ColdJob):

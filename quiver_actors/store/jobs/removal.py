@@ -63,9 +63,7 @@ class DeleteJob(Job):
     def run(self) -> None:
         """Delete the segments; without room for the records, delete all but the newest first to make room."""
         super().run()
-        if self.no_space and any(
-            each is not None for each in (self._cursor_owed, self._foreign, self._cold)
-        ):
+        if self.no_space and any(each is not None for each in (self._cursor_owed, self._foreign, self._cold)):
             self._attempt(self._make_room)
 
     def work(self) -> None:
