@@ -14,7 +14,7 @@ from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import Disk, read_whole
 from quiver_actors.store.engine import Engine
-from quiver_actors.store.engine.events import Event, GapFound
+from quiver_actors.store.engine.events import Event
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.disks.below import ColdDisksBelow
 from tests.disks.crashes import CrashMode
@@ -28,9 +28,7 @@ from tests.sim.scenes import Scene
 
 SEGMENTS = 4
 _READER = "ann"
-_SETTINGS = msgspec.structs.replace(
-    PROFILES[0].settings, tier=TierSettings(cold_dir="cold", keep_hot_segments=1)
-)
+_SETTINGS = msgspec.structs.replace(PROFILES[0].settings, tier=TierSettings(cold_dir="cold", keep_hot_segments=1))
 _FILE_BYTES_MAX = 1 << 30
 
 
@@ -39,11 +37,13 @@ class Store:
 
     Attributes:
         events: what it has told.
+        told: segments that the reader was told to be lost.
     """
 
     def __init__(self, disk: Disk, settings: object = _SETTINGS) -> None:
         self.clock = ManualClock()
         self.events: list[Event] = []
+        self.told: set[int] = set()
         self._disk = disk
         assert isinstance(settings, type(_SETTINGS))
         self.engine = Engine.open(disk, DIRECTORY, settings, 0, self.clock, cold_disks=ColdDisksBelow(disk))
@@ -69,14 +69,19 @@ class Store:
     def delivered(self) -> list[tuple[int, int, int]]:
         """Segment, index and number of what the reader gets, in order."""
         found, owner = [], object()
-        while granted := self.engine.claims.claim(_READER, owner, 1_000):
+        while True:
+            granted = self.engine.claims.claim(_READER, owner, 1_000)
+            notice = self.engine.claims.take_gap(_READER, owner) if not granted else None
+            if notice is not None:
+                self.told.add(notice.segment_seq)
+            elif not granted:
+                return found
             for grant in granted:
                 reader = self._read(grant.segment_seq)
                 found += [
                     (grant.segment_seq, index, reader.bundle(index)[0].column("number")[0].as_py())
                     for index in grant.indexes
                 ]
-        return found
 
     def _read(self, segment_seq: int) -> SegmentReader:
         name, directory = f"{segment_seq:016}.qseg", f"{DIRECTORY}/segments"
@@ -127,25 +132,20 @@ def _judge(done: int = 0, may_lose: int = 0) -> Callable[[SimDisk], None]:
         store = Store(monitor)
         store._disk = left
         store.run()
+        for segment_seq in range(may_lose):  # a reader could not read them
+            store.engine.check_segment(segment_seq)
+        store.run()
         found = store.delivered()
-        told = {event.segment_seq for event in store.events if isinstance(event, GapFound)}
         assert found == sorted(found)
         assert all(segment_seq == number and index == 0 for segment_seq, index, number in found)
         there = {segment_seq for segment_seq, _, _ in found}
         owed = set(range(done, SEGMENTS))
-        assert owed - there <= told & set(range(may_lose)) | _resolved(store, may_lose), (owed - there, told)
+        assert owed - there <= store.told, f"{owed - there} are missing, {store.told} were told"
+        assert store.told <= set(range(may_lose)), "whole bundles were told to be lost"
         cold = {int(path[-21:-5]) for path in paths(left, ".qseg") if path.startswith("cold/")}
         assert cold <= {info.segment_seq for info in store.engine.segments()}, "leftovers on the cold disk"
 
     return judge
-
-
-def _resolved(store: Store, may_lose: int) -> set[int]:
-    """Segments that may be lost, and whose loss was told before the crash."""
-    notices = set[int]()
-    while (notice := store.engine.claims.take_gap(_READER, object(), in_order=False)) is not None:
-        notices.add(notice.segment_seq)
-    return notices & set(range(may_lose))
 
 
 def _work(*steps: Callable[[Store], None]) -> Callable[[Disk], None]:
@@ -193,9 +193,7 @@ def _damaged_scene(name: str, seed: int) -> Scene:
         disk.unlink(path)
         disk.sync_directory(path.rpartition("/")[0])
     else:
-        content = bytearray(read_whole(disk, path, _FILE_BYTES_MAX))
-        content[150] ^= 1
-        put_file(disk, path, bytes(content))
+        put_file(disk, path, flip(150)(read_whole(disk, path, _FILE_BYTES_MAX)))
     return Scene(name, disk, _judge(may_lose=1), _work(_suspect))
 
 

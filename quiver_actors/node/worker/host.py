@@ -14,8 +14,8 @@ from quiver_actors.base.metrics.latency import Histogram, Latency
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.errors import EngineFailed, QuiverError
 from quiver_actors.node.worker.attachments import Attachments
-from quiver_actors.node.worker.dead_letters import DeadLetters
 from quiver_actors.node.worker.cold_answers import ColdAnswers
+from quiver_actors.node.worker.dead_letters import DeadLetters
 from quiver_actors.node.worker.deliveries import Deliveries
 from quiver_actors.node.worker.dispatcher import Dispatcher
 from quiver_actors.node.worker.easing import Easing

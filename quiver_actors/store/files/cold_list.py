@@ -1,6 +1,6 @@
 """`quiver.cold`: which segments of one engine lie on the cold disk, and what is known of them without a look there. Pure codec.
 
-Source: docs/formats.md section 7.8, "The list of cold segments: `quiver.cold`".
+Source: docs/formats.md section 3.10, "The list of cold segments: `quiver.cold`".
 
 A header, cold segments (each with its runs of lost bundles and the end of its file behind it), numbers of files that are still to be
 deleted on the cold disk, the path of the cold directory in UTF-8, and the CRC-32 of all.

@@ -1,8 +1,8 @@
 """The list of cold segments at a start: which of the segments that it names are on the cold disk. See `cold_list`.
 
 Owner: one `Recovery`. Nothing is read of the cold disk, so a start takes as long with ten thousand cold segments as with none, and one
-without the cold disk finds them all. A segment that has a file in `segments/` too is hot. A list that is damaged is made anew from the files
-on the cold disk, and the start is refused while these cannot be read: without the list their bundles would seem to be lost.
+without the cold disk finds them all. A segment that has a file in `segments/` too is hot. A list that is damaged is made anew from the
+files on the cold disk, and the start is refused while these cannot be read: without the list their bundles would seem to be lost.
 """
 
 from __future__ import annotations
