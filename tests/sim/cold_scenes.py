@@ -13,7 +13,7 @@ from quiver_actors.base.config import TierSettings
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import Disk, read_whole
-from quiver_actors.store.engine import Engine
+from quiver_actors.store.engine import Engine, EngineState
 from quiver_actors.store.engine.events import Event
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.disks.below import ColdDisksBelow
@@ -30,6 +30,7 @@ SEGMENTS = 4
 _READER = "ann"
 _SETTINGS = msgspec.structs.replace(PROFILES[0].settings, tier=TierSettings(cold_dir="cold", keep_hot_segments=1))
 _FILE_BYTES_MAX = 1 << 30
+_TURNS_MAX = 5_000
 
 
 class Store:
@@ -51,7 +52,7 @@ class Store:
     def run(self, duration_ns: int = 3 * SECOND_NS) -> None:
         """Let time pass, and do all that becomes due."""
         end_ns = self.clock.now_ns + duration_ns
-        while True:
+        for _ in range(_TURNS_MAX):
             self.events += self.engine.tick()
             jobs = (self.engine.next_commit(), self.engine.next_background(), self.engine.next_cold())
             found = [job for job in jobs if job is not None]
@@ -62,9 +63,10 @@ class Store:
             if found:
                 continue
             due_ns = self.engine.next_deadline_ns()
-            if due_ns is None or due_ns > end_ns:
+            if due_ns is None or due_ns > end_ns or self.engine.state is EngineState.FAILED:
                 return
             self.clock.now_ns = max(due_ns, self.clock.now_ns + 1)
+        raise AssertionError("the engine asks for turns without end, and has nothing to do in them")
 
     def delivered(self) -> list[tuple[int, int, int]]:
         """Segment, index and number of what the reader gets, in order."""
@@ -201,7 +203,7 @@ def _list_scene(name: str, seed: int) -> Scene:
     """The list of cold segments is damaged, or names a segment that has a hot file, too, while a copy that was cut off is left."""
     disk = _moved().copy()
     if name == _DAMAGED_LIST:
-        rewrite("quiver.cold", flip(60))(disk)
+        rewrite(f"{DIRECTORY}/quiver.cold", flip(60))(disk)
         return Scene(name, disk, _judge(), _work())
     (cold,) = [path for path in paths(disk, f"{1:016}.qseg") if path.startswith("cold/")]
     put_file(disk, f"{DIRECTORY}/segments/{1:016}.qseg", read_whole(disk, cold, _FILE_BYTES_MAX))

@@ -324,7 +324,7 @@ _TOPIC = (
     ),
     Setting(
         key="tier.cold_cap", field="tier.cold_cap_bytes", kind=SIZE, operators=True,
-        about="Most bytes of cold segments of a topic and core; at it retention.size_cap_policy lets the oldest go, or none moves. 0: none.",
+        about="Most bytes of cold segments of a topic and core: above it retention.size_cap_policy lets the oldest go, or none moves.",
     ),
     Setting(
         key="retention.quarantine_cap", field="retention.quarantine_cap_bytes", kind=SIZE, operators=True,

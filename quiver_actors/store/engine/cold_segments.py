@@ -60,7 +60,9 @@ class ColdSegments:
         self._cold_id, self._listed_root = found.cold_id, found.root
         self._entries = dict(found.segments)
         self._unwanted = dict.fromkeys(found.unwanted)
-        self._is_dirty = recovered.has_stale_cold_list
+        self._spare_copies = set(recovered.copied_segments)
+        """Hot segments of which there is a copy on the cold disk: it goes with them, or they move there again."""
+        self._is_dirty = bool(recovered.copied_segments)
         """Whether the list on disk says something else than it should, apart from copies."""
         self.is_listed = recovered.cold is not None
         """Whether the list on disk names the directory on the cold disk, so that it may be made."""
@@ -96,6 +98,11 @@ class ColdSegments:
         return (
             ColdDirectory(self._disks, self.root, self._paths, self._cold_id) if self._cold_id and self.root else None
         )
+
+    @property
+    def awaits_list(self) -> bool:
+        """Whether the directory on the cold disk has a name, and the list does not name it yet."""
+        return bool(self._cold_id) and not self.is_listed
 
     @property
     def is_bare(self) -> bool:
@@ -215,6 +222,9 @@ class ColdSegments:
         for segment_seq in [seq for seq in self._copied if seq in spared or seq not in self._segments]:
             del self._copied[segment_seq]
             self._unwanted[segment_seq] = None
+        for segment_seq in [seq for seq in self._spare_copies if seq not in self._segments]:
+            self._spare_copies.discard(segment_seq)
+            self._unwanted[segment_seq] = None
         for segment_seq in [seq for seq in self._entries if seq not in self._segments]:
             self.forget([segment_seq])
             self._is_dirty = True
@@ -224,6 +234,7 @@ class ColdSegments:
     def finish_flip(self, job: ColdFlipJob) -> dict[int, str]:
         """Take back the job that wrote the list. Returns the segments that are hot again, and what is wrong with them."""
         self.is_listed = True
+        self._spare_copies.difference_update(job.flipped)
         for segment_seq in job.flipped:
             self._entries[segment_seq] = self._copied.pop(segment_seq)
             self._segments.move(segment_seq, to_cold=True)

@@ -88,11 +88,13 @@ class Relocation:
 
     def due_ns(self) -> int | None:
         """When `next` has something to do, as far as only time decides about it."""
-        if self._job is not None:
+        if self._job is not None or self._condition.is_over:
             return None
         if self._cold.faults.is_waiting:
             return self._cold.faults.resumes_ns
-        copies_ns = self._copies_from_ns if self._copy is not None or self._next_to_copy() is not None else None
+        # Where the list has to name the directory first, the job that writes it comes back before.
+        copies = self._copy is not None or (not self._cold.awaits_list and self._next_to_copy() is not None)
+        copies_ns = self._copies_from_ns if copies else None
         wanted = [at for at in (self._cold.stale_ns, copies_ns) if at is not None]
         return min(wanted, default=None)
 
@@ -150,8 +152,8 @@ class Relocation:
             return None
         self._cold.name_directory()
         directory = self._cold.directory
-        if directory is None or not self._cold.is_listed:
-            return None  # the list names the directory first
+        if directory is None or self._cold.awaits_list:
+            return None
         self._upkeep.forget(segment_seq)  # nothing else may give the segment another file meanwhile
         job = ColdCopyJob(self._disk, self._paths, directory, segment_seq, makes=self._cold.is_bare)
         self._copy = job, self._sealed_segments.segments[segment_seq]

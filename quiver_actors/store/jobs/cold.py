@@ -112,7 +112,7 @@ class ColdCopyJob(ColdJob):
 
     Attributes:
         entry: what the list says of it; set when the copy is durable and compared.
-        damage: what is wrong with the file in `segments/`, which is for its check to judge; empty if nothing is.
+        damage: what is wrong with the copy or with the file in `segments/`, which is to be checked then; empty if nothing is.
     """
 
     def __init__(
@@ -148,14 +148,16 @@ class ColdCopyJob(ColdJob):
             try:
                 self.is_done = self._copy(source, cold)
                 if self.is_done and not self.damage:
-                    self._finish(source, cold)
+                    self._finish(cold)
             finally:
                 source.close()
 
     def _copy(self, source: DiskFile, cold: Disk) -> bool:
         """Copy some bytes; returns whether there is nothing more to copy."""
         path = self.directory.segment(self.segment_seq) + TEMPORARY_SUFFIX
-        target = cold.create(path) if not self._offset else cold.open_write(path)
+        if not self._offset:
+            cold.create(path).close()
+        target = cold.open_write(path)
         try:
             end = min(source.size(), self._offset + COPY_BYTES_A_RUN)
             while self._offset < end:
@@ -173,27 +175,19 @@ class ColdCopyJob(ColdJob):
         finally:
             target.close()
 
-    def _finish(self, source: DiskFile, cold: Disk) -> None:
+    def _finish(self, cold: Disk) -> None:
         path = self.directory.segment(self.segment_seq)
         copy = cold.open_read(path + TEMPORARY_SUFFIX)
         try:
             entry = _entry_of(copy)
         except FormatError as error:
-            self.damage = self._blamed(source, error)
+            self.damage = str(error)
             return
         finally:
             copy.close()
         cold.rename(path + TEMPORARY_SUFFIX, path)
         self.directory.sync(cold)
         self.entry = entry
-
-    def _blamed(self, source: DiskFile, error: FormatError) -> str:
-        """What is wrong with the source; raises DiskError where only the copy is damaged."""
-        try:
-            run_to_end(verify_steps(source.read, source.size()))
-        except FormatError as found:
-            return str(found)
-        raise DiskError("write", str(self.directory), errno.EIO, f"what was written reads otherwise: {error}")
 
 
 def _entry_of(file: DiskFile) -> ColdEntry:

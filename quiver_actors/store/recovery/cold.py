@@ -46,12 +46,12 @@ class FoundCold:
 
     Attributes:
         content: what the list says, without the segments that are hot; None: there is no list.
-        is_stale: the list on disk names segments that are hot.
+        copied: hot segments that the list on disk names, too.
     """
 
     def __init__(self, disk: Disk, paths: EnginePaths, findings: Findings, place: ColdPlace | None) -> None:
         self.content: ColdList | None = None
-        self.is_stale = False
+        self.copied: tuple[int, ...] = ()
         self._disk = disk
         self._paths = paths
         self._findings = findings
@@ -83,7 +83,7 @@ class FoundCold:
             self._damage = str(error)
             found = self._made_anew()
         cold = {segment_seq: entry for segment_seq, entry in found.segments.items() if segment_seq not in hot}
-        self.is_stale = len(cold) < len(found.segments)
+        self.copied = tuple(segment_seq for segment_seq in found.segments if segment_seq not in cold)
         self.content = ColdList(found.cold_id, found.root, cold, found.unwanted)
         hot.add_cold(cold)
 

@@ -43,7 +43,7 @@ class Recovered:
     """Segments of other writers, as they are in their record."""
     cold: ColdList | None = None
     """The cold segments, each of them among `segments`; None: there never were any."""
-    has_stale_cold_list: bool = False
-    """The list of cold segments on disk names some that are not cold."""
+    copied_segments: tuple[int, ...] = ()
+    """Hot segments that the list of cold segments on disk names, too: there is a copy of each on the cold disk."""
     missing_logs: list[MissingLog] = field(default_factory=list)
     """Logs that are gone, whose segments there will never be: everybody is told by durable notices."""

@@ -181,7 +181,7 @@ class Recovery:
             self._producers.windows,
             self._foreign.record,
             self._cold.content,
-            self._cold.is_stale,
+            self._cold.copied,
             self._missing_logs,
         )
 
