@@ -85,6 +85,19 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.enabled and bool(self.keep_local_age_ns or self.keep_local_size_bytes)
 
 
+class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where old segments of a topic lie, and how many stay on the disk of the logs."""
+
+    cold_dir: str = ""
+    """Directory on the cold disk; empty: no segment moves."""
+    keep_hot_segments: int = 4
+    """How many of the newest segments of a core do not move."""
+    keep_hot_bytes: int = 0
+    """How many bytes of the newest segments of a core do not move, if that is less; 0: as many as `keep_hot_segments` are."""
+    cold_cap_bytes: int = 0
+    """Most bytes of cold segments of one core; 0: no limit."""
+
+
 class NodeArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The object store that a node archives into, and how hard it is worked."""
 
@@ -97,6 +110,8 @@ class NodeArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The longest wait before the next attempt after a failure that may pass."""
     refused_interval_ns: int = 300 * SECOND_NS
     """The wait before the next attempt after a failure that an operator must see to."""
+    progress_interval_ns: int = 60 * SECOND_NS
+    """How often the state of the node is uploaded, if it has changed."""
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +124,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     wal: WalSettings = WalSettings()
     retention: RetentionSettings = RetentionSettings()
     archive: ArchiveSettings = ArchiveSettings()
+    tier: TierSettings = TierSettings()
     progress_flush_interval_ns: int = 50 * MILLISECOND_NS
     orphan_ttl_ns: int = 0
     """A subscriber that no connection is attached to for so long is dropped; 0 = never."""
