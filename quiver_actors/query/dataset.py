@@ -15,6 +15,7 @@ import pyarrow.dataset as ds
 
 from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.query.conditions import expression_of, parse_terms
+from quiver_actors.query.event_times import EventBound, event_span
 from quiver_actors.query.guarantees import guarantee, matching
 from quiver_actors.query.rows import METADATA, Rows
 from quiver_actors.query.scan import Scan, fields_in
@@ -192,6 +193,8 @@ def dataset_of(
     *,
     slot: str | int | None = None,
     where: str | pc.Expression | None = None,
+    event_start: EventBound = None,
+    event_end: EventBound = None,
     metadata: bool | Iterable[str] = False,
     skip_damaged: bool = False,
 ) -> TopicDataset:
@@ -200,6 +203,7 @@ def dataset_of(
     Args:
         span: the bounds for which the snapshot was taken.
         where: rows to keep: an expression, or conditions as Spark's option `where` has them.
+        event_start, event_end: rows to keep by the topic's column of event times; see `event_times.event_span`.
         metadata: whether the columns of `rows.METADATA` are in the dataset's schema; or which of them.
         skip_damaged: leave out bundles that are damaged or lost, instead of raising.
 
@@ -215,4 +219,7 @@ def dataset_of(
         [*stored, *(field for field in METADATA if field.name in shown and field.name not in stored.names)]
     )
     condition = expression_of(parse_terms(where), Scan(rows, stored, schema).full) if isinstance(where, str) else where
+    happened = event_span(stored, snapshot.event_time, event_start, event_end)
+    if happened is not None:
+        condition = happened if condition is None else condition & happened
     return TopicDataset(rows, stored, schema, condition)

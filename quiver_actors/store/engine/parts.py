@@ -70,7 +70,7 @@ class Parts:
         self.retention.settings = settings.retention
         self.sealed_segments.deletions.search_again()
         free_bytes_min, compacts = settings.retention.min_free_bytes, settings.segment.compaction == "auto"
-        self.sealed_segments.summaries.has_statistics = settings.segment.statistics == "auto"
+        self.sealed_segments.summaries.change_settings(settings)
         self.ballast.change_reserve(free_bytes_min)
         self.upkeep.change_limits(compacts=compacts, free_bytes_min=free_bytes_min)
 
@@ -117,7 +117,7 @@ def assemble(
     progress = Progress(disk, paths, settings, clock, condition, recovered.registry)
     upkeep = Upkeep(disk, paths, clock, compacts=compacts, free_bytes_min=free_bytes_min)
     sealed_segments = SealedSegments(disk, paths, clock, recovered, progress, upkeep)
-    sealed_segments.summaries.has_statistics = settings.segment.statistics == "auto"
+    sealed_segments.summaries.change_settings(settings)
     ballast = Ballast(disk, paths.ballast, free_bytes_min)
     retention = Retention(settings, clock, progress, logs, sealed_segments)
     held_files = HeldFiles(disk, paths, clock)
