@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from quiver_actors.base.notebook import table_html
 from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.query.conditions import expression_of, parse_terms
 from quiver_actors.query.event_times import EventBound, event_span
@@ -121,6 +122,12 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
     def __repr__(self) -> str:
         snapshot = self._rows.snapshot
         return f"<TopicDataset topic={snapshot.topic} slot={self._rows.slot_id} segments={len(self._parts)}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how much of which topic it is, and its columns. No row is read."""
+        snapshot = self._rows.snapshot
+        title = f"Dataset of topic {snapshot.topic}, slot {self._rows.slot_id}: {len(self._parts):,} segments"
+        return table_html(title, ("column", "type"), ((field.name, field.type) for field in self.schema))
 
     def _wanted(self, expression: Any) -> pc.Expression | None:
         if expression is not None and not isinstance(expression, pc.Expression):

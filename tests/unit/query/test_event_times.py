@@ -85,3 +85,10 @@ def test_what_is_missing_is_said(store: quiver_actors.Store) -> None:
     assert store.dataset().count_rows() == 1
     with pytest.raises(UsageError, match="event_start='noon' is not possible"):
         event_span(pa.schema([("at", pa.date32())]), "at", "noon", None)  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_the_columns_of_a_dataset(store: quiver_actors.Store) -> None:
+    store.push(pa.record_batch({"<n>": [1]}))
+    shown = store.dataset()._repr_html_()
+    assert "slot 0: 1 segments" in shown
+    assert "<td>&lt;n&gt;</td><td>int64</td>" in shown
