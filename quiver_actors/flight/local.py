@@ -42,6 +42,7 @@ from quiver_actors.flight.contract import (
     Weights,
     schema_of,
 )
+from quiver_actors.flight.remote_clients import RemoteClients
 from quiver_actors.flight.rows import read_rows
 from quiver_actors.flight.stored import (
     checked_contents,
@@ -67,6 +68,7 @@ class LocalNode:
         """`client` returns the client to use; asked anew for each request, so that it may be replaced."""
         self.name = name
         self.tables = NodeTables(client)
+        self.remote_clients = RemoteClients(name, client)
         self._client = client
         self._holds: dict[tuple[str, str], _KeptHold] = {}
         self._lock = threading.Lock()
