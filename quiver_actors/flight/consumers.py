@@ -58,6 +58,12 @@ class ServedSubscription(GapSubscription):
         for gap in handed:
             self._consumer.confirm_gap(gap)
 
+    @property
+    def hands_one_by_one(self) -> bool:
+        """Whether bundles end by a count of deliveries: then none may be sent ahead of what the far caller takes, as it counts."""
+        with self._exchange.lock:
+            return any(channel.handed.is_told for channel in self._consumer.channels.opened())
+
     def _tell(self, gap: WaitingGap) -> Delivery | GapNotice | None:
         self._handed = (*self._handed, gap)
         return gap.notice
@@ -162,7 +168,9 @@ class RemoteConsumer:
     def _next(self, ticket: rc.TakeTicket) -> list[Frame]:
         frames: list[Frame] = []
         size_bytes, wait_seconds = 0, min(ticket.wait_ns, rc.WAIT_NS_MAX) / SECOND_NS
-        bundles_max = min(max(ticket.bundles_max, 1), rc.TAKEN_BUNDLES_MAX)
+        bundles_max = (
+            1 if self._subscription.hands_one_by_one else min(max(ticket.bundles_max, 1), rc.TAKEN_BUNDLES_MAX)
+        )
         while len(frames) < bundles_max and size_bytes < rc.TAKEN_BYTES_MAX:
             try:
                 event = self._subscription.get(0 if frames else wait_seconds)

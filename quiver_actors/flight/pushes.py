@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from typing import cast
 
 import msgspec
 import pyarrow as pa
@@ -76,7 +77,7 @@ class Pushes:
                 f"a message came with {message.num_rows} bundles: expected at most {rc.PUSH_BUNDLES_MAX}"
             )
         frames = list(unframed(message, rc.PushedFacts))
-        bundles: list[Bundle] = [dict(frame.batches) for frame in frames]
+        bundles = [cast("Bundle", frame.batches) for frame in frames]
         receipts = client.push_many(
             bundles,
             topic=terms.topic,

@@ -5,7 +5,8 @@ Guarantees, as of a local one
 - What this consumer holds goes back when it is closed, and at the latest half a minute after its process or its host is gone.
 - Any number of threads may call `get` and resolve deliveries.
 
-Bundles ahead of `get` are copies in memory here. They count as delivered.
+Bundles ahead of `get` are copies in memory here. They count as delivered; with `max_deliveries`, where that has consequences, none is
+sent ahead.
 """
 
 from __future__ import annotations
