@@ -272,7 +272,9 @@ class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, Subsc
         """
         self._exchange.check_open()
         wanted = SubscribeRequest.parse(topic, subscriber, gaps, options, verifies_checksums=self._verifies_checksums)
-        return self.attach(GapSubscription if wanted.are_gaps_delivered else Subscription, wanted)
+        if wanted.are_gaps_delivered:
+            return self.attach(GapSubscription, wanted)
+        return self.attach(Subscription, wanted)
 
     def attach(self, kind: type[S], wanted: SubscribeRequest) -> S:
         """Open a subscription of some class, as `subscribe` does; for who serves consumers of other hosts. Raises as `subscribe`."""

@@ -96,7 +96,7 @@ class RemoteClient:
         self._key = secrets.token_bytes(8)
         """Key of pushes that name none: they stay in order, on one core of the node, and clients spread over the cores."""
         self._known: dict[str, TopicInfo] = {}
-        """What is known of topics that were pushed to."""
+        """Topics that were pushed to, as the server described them."""
         self._subscriptions: weakref.WeakSet[RemoteSubscription] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._node = self._greet(is_retried=False).node

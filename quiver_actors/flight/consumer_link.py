@@ -39,7 +39,7 @@ logger = logging.getLogger("quiver.client")
 
 
 class ConsumerLink:
-    """See the module. Any number of threads may call its methods."""
+    """The line of one consumer. Any number of threads may call its methods."""
 
     def __init__(self, connection: FlightConnection, request: rc.Subscribe, timeout_seconds: float) -> None:
         """Attaches the consumer. Raises as `RemoteClient.subscribe`."""

@@ -13,7 +13,7 @@ class ReceivedParcel(NamedTuple):
 
     segment: MappedSegment
     grant: Grant
-    """Of this bundle alone."""
+    """Grant of this bundle alone."""
     number: int
     """Number of the delivery in its consumer."""
     generation: int

@@ -85,7 +85,7 @@ class Subscribe(msgspec.Struct, frozen=True, tag=True):
     topic: str
     subscriber: str
     options: dict[str, Any]
-    """As of `Client.subscribe`, without functions; a start is what `start_text` makes of it."""
+    """Options of `Client.subscribe`, without functions; a start is a word, UNIX nanoseconds, or the parts of a BundleId."""
 
 
 class Subscribed(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from quiver_actors.client.exchange import deadline_after
 from quiver_actors.client.grants import Grant, Parcel
 from quiver_actors.client.resolutions import Resolutions
 from quiver_actors.client.subscribe_request import SubscribeOptions, SubscribeRequest, start_text
-from quiver_actors.errors import ClosedError, LeaseExpired, UsageError, WorkerUnavailable
+from quiver_actors.errors import AlreadyResolved, ClosedError, LeaseExpired, UsageError, WorkerUnavailable
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FlightConnection, backoffs
 from quiver_actors.flight.consumer_link import ConsumerLink
@@ -74,10 +74,10 @@ class RemoteDelivery(Delivery):
 
     def extend(self, timeout: float = 10.0) -> None:
         """Begin the lease anew, of this bundle and of those that were claimed with it. Raises as `Delivery.extend`."""
+        if self.is_resolved:
+            raise AlreadyResolved(f"{self!r} is not held any more")
         if cast(ConsumerLink, self._resolutions).extend([self.parcel], timeout):
-            raise LeaseExpired(
-                f"{self!r} is not held any more: it is or will be delivered again, unless it was resolved"
-            )
+            raise LeaseExpired(f"{self!r}: its lease was over, or its consumer lost; it may be with another consumer")
 
 
 class RemoteSubscription:
