@@ -64,7 +64,10 @@ ELSEWHERE: dict[tuple[str, str], str] = {
         "query",
         "import pyarrow.flight as fl",
     ): "a server on another host; tests/integration/test_flight_tables.py reads so",
-    ("remote", "import pyarrow as pa"): "a server on another host; tests/integration/test_remote.py and an example run the same",
+    (
+        "remote",
+        "import pyarrow as pa",
+    ): "a server on another host; tests/integration/test_remote.py and an example run the same",
     ("remote", "import pyarrow.flight as fl"): "the same; tests/integration/test_remote.py pushes so",
     ("remote", "quiver serve --config"): "a port for other machines, and files of TLS",
     ("security", "quiver subscribers share invoices"): "another user's command; tests/security runs it",
