@@ -88,7 +88,7 @@ def main() -> None:
     ):
         clients: dict[str, AnyClient] = {"local": local, "remote": remote}
         candidates = {
-            name: lambda name=name, client=client: measured(client, pushes, bundles, name)  # type: ignore[misc]
+            name: lambda name=name, client=client: measured(client, pushes, bundles, name)
             for name, client in clients.items()
         }
         results = run_interleaved(candidates, options.rounds)
