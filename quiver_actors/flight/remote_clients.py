@@ -49,6 +49,8 @@ class RemoteClients:
                 return rc.Greeting(rc.REMOTE_VERSION, self._node, seen)
             case rc.Subscribe():
                 check_topic(holder, "flight.Subscribe", request.topic)
+                if dead_letters := request.options.get("dead_letter_topic"):
+                    check_topic(holder, "flight.Push", str(dead_letters))
                 return self.consumers.open(holder, request)
             case rc.Consume():
                 require(holder, holder.role, "flight.Consume")

@@ -12,7 +12,7 @@ import pyarrow.flight as fl
 import pytest
 
 from quiver_actors.base.rights import ROLES, TABLE, Caller, TokenHolder, verdict
-from quiver_actors.errors import NotAllowed, ProtocolError, QuiverError, TransactionDecided
+from quiver_actors.errors import ClosedError, NotAllowed, ProtocolError, QuiverError, TransactionDecided
 from quiver_actors.flight import contract as c
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FlightConnection
@@ -25,6 +25,7 @@ from tests.integration.spark_node import Node
 
 SCHEMA = pa.schema([("n", pa.int64())])
 TOKENS = {f"{role.value} token": TokenHolder(role.value, role, frozenset({"default"})) for role in ROLES}
+TOKENS["other admin token"] = TokenHolder("other", Caller.ADMIN, frozenset({"default"}))
 HOLD = c.HoldTerms("reader", 10**10, {})
 
 
@@ -212,6 +213,30 @@ def test_every_cell(server: Server, row: str) -> None:
                 ):
                     CALLS[row](caller, topic)
         caller.close()
+
+
+def test_dead_letters_go_where_the_token_may_push(server: Server) -> None:
+    caller = remote(server, "admin token")
+    request = rc.Subscribe(rc.REMOTE_VERSION, "default", "s", {"dead_letter_topic": "closed", "max_deliveries": 1})
+    with pytest.raises(NotAllowed, match="topic 'closed'"):
+        act(caller, request)
+    caller.close()
+
+
+def test_a_subscription_is_the_token_s_that_opened_it(server: Server) -> None:
+    owner = remote(server, "admin token")
+    opened = owner.line.ask(rc.Subscribe(rc.REMOTE_VERSION, "default", "own", {}), rc.Subscribed, 60.0)
+    for token, kind in (("other admin token", ClosedError), ("read token", NotAllowed)):
+        other = remote(server, token)
+        with pytest.raises(kind):
+            act(other, rc.Consume(opened.subscription, rc.EndSubscription()))
+        with pytest.raises(kind):
+            list(other.read(cast(c.ReadTicket, rc.TakeTicket(opened.subscription, 1, 1, 0))))
+        other.close()
+    act(owner, rc.Consume(opened.subscription, rc.EndSubscription()))
+    with pytest.raises(ClosedError):
+        act(owner, rc.Consume(opened.subscription, rc.EndSubscription()))
+    owner.close()
 
 
 def test_nobody_without_a_token_is_answered(server: Server) -> None:
