@@ -44,6 +44,11 @@ def problems_of_topics(engines: Iterable[EngineView]) -> list[str]:
         place = f"topic {engine.topic} on core_{engine.core}"
         if engine.state != "ready":
             found.append(f"{place} is {engine.state}" + (f": {met}" if (met := limit_met(engine)) else ""))
+        if engine.cold_away:
+            found.append(
+                f"{place}: the cold disk cannot be used, and {engine.cold_segments:,} segments wait for it: nothing is lost; see the errors"
+                " `cold.away` in the log for the reason"
+            )
         if engine.segments_deleted_by_others:
             found.append(
                 f"{place}: somebody has deleted {engine.segments_deleted_by_others:,} of its segments since the worker started, and its"

@@ -42,6 +42,10 @@ class EngineFigures:
     limit: int
     limit_bytes: int
     limit_measured_bytes: int
+    cold_segments: int
+    cold_bytes: int
+    cold_moved: int
+    cold_away: int
 
 
 @dataclass(frozen=True, slots=True)
