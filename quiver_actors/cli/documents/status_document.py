@@ -142,7 +142,6 @@ class EngineView(msgspec.Struct, kw_only=True):
     limit_bytes: int = 0
     limit_measured_bytes: int = 0
     """Free bytes of the file system for `retention.min_free` and `disk`; used bytes for the other limits."""
-    cold_segments: int = 0
     cold_bytes: int = 0
     """Bytes of segments on the cold disk."""
     cold_moved: int = 0

@@ -110,7 +110,6 @@ ENGINE: tuple[Metric, ...] = (
         Kind.COUNTER,
         "Segments whose files another program deleted while the node was running",
     ),
-    Metric("quiver_cold_segments", "cold_segments", Kind.GAUGE, "Segments on the cold disk"),
     Metric("quiver_cold_bytes", "cold_bytes", Kind.GAUGE, "Bytes of segments on the cold disk"),
     Metric("quiver_cold_moved_total", "cold_moved", Kind.COUNTER, "Segments moved to the cold disk"),
     Metric("quiver_cold_away", "cold_away", Kind.GAUGE, "1: the cold disk cannot be used now"),

@@ -42,10 +42,8 @@ class EngineFigures:
     limit: int
     limit_bytes: int
     limit_measured_bytes: int
-    cold_segments: int
     cold_bytes: int
-    cold_moved: int
-    cold_away: int
+    cold_work: int
 
 
 @dataclass(frozen=True, slots=True)
