@@ -1,5 +1,5 @@
-"""Whatever order pushes, seals, moves to a cold disk, its absences, restarts, power losses and a cap come in: a consumer gets each bundle once
-and in order, or is told that it was evicted."""
+"""Whatever order pushes, seals, moves to a cold disk, its absences, restarts, power losses and a cap come in: a consumer gets each bundle
+once and in order, or is told that it was evicted."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Run:
         raise AssertionError("there is no end to it")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(STEPS, st.integers(0, 2), st.sampled_from([0, 3_000]), st.sampled_from(["backpressure", "drop_oldest"]))
 def test_each_bundle_comes_once_and_in_order(steps: list[str], keep_hot: int, cap_bytes: int, policy: str) -> None:
     run = Run(keep_hot, cap_bytes, policy)
