@@ -158,6 +158,12 @@ _NODE = (
         about="Most bytes of segments that the archiver sends in a second. 0: no limit.",
     ),
     Setting(
+        key="archive.progress_interval", field="archive.progress_interval_ns", kind=DURATION, scope=Scope.NODE, live=False,
+        minimum=100 * MILLISECOND_NS,
+        about="How often the archiver uploads what `quiver restore` needs beside the segments, if it has changed: subscribers' progress, "
+        "topics and so on.",
+    ),
+    Setting(
         key="archive.request_timeout", field="archive.request_timeout_ns", kind=DURATION, scope=Scope.NODE, live=False,
         minimum=100 * MILLISECOND_NS,
         about="How long one request to the object store may take.",
@@ -228,7 +234,11 @@ _TOPIC = (
     ),
     Setting(
         key="segment.max_open_duration", field="segment.max_open_duration_ns", kind=DURATION, minimum=MILLISECOND_NS,
-        about="An open segment is sealed at this age, also when nothing more arrives.",
+        about="An open segment is sealed at this age, also when nothing more arrives. Its bundles are delivered before.",
+    ),
+    Setting(
+        key="segment.max_unsynced_duration", field="segment.max_unsynced_duration_ns", kind=DURATION, minimum=MILLISECOND_NS,
+        about="With segment_only an open segment is sealed at this age: its bundles are durable, and delivered, from then on.",
     ),
     Setting(
         key="segment.max_stream_count", field="segment.max_stream_count", kind=INTEGER, minimum=1,

@@ -23,7 +23,9 @@ class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """When an open segment is sealed."""
 
     target_size_bytes: int = 32 * MIB
-    max_open_duration_ns: int = 5 * SECOND_NS
+    max_open_duration_ns: int = 600 * SECOND_NS
+    max_unsynced_duration_ns: int = 5 * SECOND_NS
+    """The limit also holds for a topic with `durability = "segment_only"`, whose bundles are durable and delivered from the seal on."""
     max_stream_count: int = 512
     max_bundle_count: int = SEGMENT_BUNDLES_MAX
     compaction: str = "auto"
@@ -69,7 +71,7 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = False
     require: bool = False
     """Whether nothing is evicted or expires that is not in the archive."""
-    max_delay_ns: int = 0
+    max_delay_ns: int = 5 * SECOND_NS
     """Age of the oldest bundle of an open segment at which the archiver has it sealed; 0: `segment.max_open_duration` alone decides."""
     expire_ns: int = 0
     """Age of a segment's newest bundle above which it is deleted in the archive; 0: never."""
@@ -108,6 +110,8 @@ class NodeArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The longest wait before the next attempt after a failure that may pass."""
     refused_interval_ns: int = 300 * SECOND_NS
     """The wait before the next attempt after a failure that an operator must see to."""
+    progress_interval_ns: int = 60 * SECOND_NS
+    """How often the state of the node is uploaded, if it has changed."""
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,7 +102,7 @@ class Parts:
 
     def unlisted(self) -> set[int]:
         """Segment numbers in use that `sealed_segments` lacks: not sealed yet, or taken out before subscribers were told why."""
-        return {*self.unannounced()} - self.sealed_segments.segments.keys()
+        return {number for number in self.unannounced() if number not in self.sealed_segments.segments}
 
 
 def assemble(

@@ -22,6 +22,8 @@ DATA_VERSION = 3
 OLDEST_DATA_VERSION = 1
 VERSION_TEXT_BYTES_MAX = 64
 _NAME = b"quiver-data"
+UNFINISHED_RESTORE = _NAME + b" restoring\n"
+"""The content of the version file while `quiver restore` fills the directory: every program refuses it."""
 
 
 def encode_data_version() -> bytes:
@@ -42,6 +44,8 @@ def parse_data_version(path: str, text: bytes) -> int:
         InvalidFormat: the text names no version.
         UnsupportedVersion: it names a version that this program does not read.
     """
+    if text == UNFINISHED_RESTORE:
+        raise InvalidFormat(f"{path}: `quiver restore` was cut off before this data directory was whole: run it again")
     name, _, number = text.strip().partition(b" ")
     if name != _NAME or not number.isdigit():
         raise InvalidFormat(
