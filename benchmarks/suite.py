@@ -40,6 +40,7 @@ MODULES = (
     "subscribers",
     "trickle",
     "archive",
+    "remote",
     "backlog",
     "spark",
     "live_spark",

@@ -185,7 +185,11 @@ def test_what_cannot_wait_is_refused_by_name(store: ObjectStore, tmp_path: Path)
             with pytest.raises(ConfigError, match="archived"):
                 client.create_topic("wrong", values)
         assert "wrong" not in client.topics()
-    for values in ({"durability": "archived"}, {"durability": "archived", "archive.enabled": True}):
+    wrong: tuple[dict[str, object], ...] = (
+        {"durability": "archived"},
+        {"durability": "archived", "archive.enabled": True},
+    )
+    for values in wrong:
         with (
             quiver_actors.open(tmp_path / "store") as opened,
             pytest.raises(ConfigError, match=r"durability.*archived"),
