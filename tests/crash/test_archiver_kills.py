@@ -13,7 +13,7 @@ from tests.integration.test_archive import archived_ids, archived_parts
 
 CONFIG = 'node = "anode"\n[segment]\nmax_open_duration = "1h"\n'
 CALLS_MIN = 10
-"""Of an archiver's life with one segment: head, checksums, segment, part, head, and the looks before and behind them."""
+"""An archiver with one segment makes so many: head, checksums, segment, part, head, and the looks before and behind them."""
 
 
 def test_an_archiver_that_is_killed_at_each_call_archives_each_segment_once(tmp_path: Path) -> None:

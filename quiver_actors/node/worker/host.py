@@ -72,7 +72,6 @@ class EngineHost:
             ring_archiver: wakes the archiver, as pushes wait for what has been sealed.
         """
         self.engine = engine
-        self._ring_archiver = ring_archiver
         self.latencies = {latency: Histogram() for latency in Latency}
         self._easing = Easing(pressure or Pressure())
         self.jobs = EngineJobs(
@@ -86,6 +85,7 @@ class EngineHost:
             latencies=self.latencies,
         )
         ingest = Ingest(engine, self.jobs.start, self.latencies[Latency.PUSH], self._easing.pressure)
+        ingest.flushes.ring_archiver = ring_archiver
         self.ingest = ingest
         self._event_log = EngineEventLog(engine, journal)
         clock = SystemClock()
@@ -302,8 +302,6 @@ class EngineHost:
                 case events.Sealed():
                     self.ingest.flushes.sealed(event.segment_seq)
                     self.dispatcher.sealed(event.segment_seq)
-                    if self.engine.settings.is_archived:
-                        self._ring_archiver()
                 case events.Shown():
                     self.dispatcher.shown(event.segment_seq)
                 case events.Claimable() | events.GapFound():
