@@ -37,7 +37,7 @@ class ColdStorageUnavailable(StorageUnavailable):
 
 
 class Entries(Protocol):
-    """What is known of the cold segments."""
+    """The list of cold segments, as far as their files need it."""
 
     faults: Faults
 
