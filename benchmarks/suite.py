@@ -39,6 +39,8 @@ MODULES = (
     "status",
     "subscribers",
     "trickle",
+    "archive",
+    "remote",
     "backlog",
     "spark",
     "live_spark",
