@@ -13,12 +13,13 @@ which it was made; it does not survive a fork.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quiver_actors.aio.client import Client, connect
 from quiver_actors.aio.delivery import BatchTicket, Delivery, DeliveryBatch, Ticket
 from quiver_actors.aio.subscription import GapSubscription, Subscription
 from quiver_actors.client.gaps import GapNotice
+from quiver_actors.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver_actors.aio.embedded import Store, open
@@ -35,7 +36,20 @@ __all__ = [
     "Ticket",
     "connect",
     "open",
+    "open_archive",
 ]
+
+
+def open_archive(*arguments: Any, **options: Any) -> NoReturn:
+    """Refuse: an archive that is read without a node has no asynchronous form.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "aio.open_archive does not exist, because an archive waits for its object store: call quiver_actors.open_archive and what it "
+        "returns in a thread (asyncio.to_thread), or read through a node with the client of aio"
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -115,9 +115,12 @@ class ArchiveDoor:
         return True
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
-        with self._lock:
-            self._disconnect()
+        """Close the connection, unless a thread is asking just now: then it goes with the door. Does not wait; idempotent."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._disconnect()
+            finally:
+                self._lock.release()
 
     def _ask(self, request: ArchiveRequest) -> _Answered:
         with self._lock:
