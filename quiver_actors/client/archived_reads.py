@@ -62,6 +62,11 @@ class ArchivedReads:
     def __init__(self, door: ArchiveDoor) -> None:
         self._door = door
 
+    @property
+    def has_archiver(self) -> bool:
+        """Whether the node has an archiver, though it may be away just now. Does not wait."""
+        return self._door.is_there
+
     def before(
         self, topic: str, core: int, start: BundleId | None, on_disk: Sequence[SegmentInfo], incarnation: str
     ) -> ArchivedStream:

@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quiver_actors.cli import archives, run_dir
+from quiver_actors.cli.older_bundles import older_segments
 from quiver_actors.cli.progress_bar import ProgressBar
-from quiver_actors.cli.times import moment
+from quiver_actors.cli.times import moment, unix_ns
 from quiver_actors.errors import DataLost, FormatError, NotStored, UnsupportedType, UsageError
 
 if TYPE_CHECKING:
@@ -125,11 +126,10 @@ def _ranges(client: Any, arguments: argparse.Namespace) -> Iterator[Range]:
     if arguments.start is None:
         yield from (Range(core, [info], 0) for core, found in readable.items() for info in found.infos)
         return
-    since_unix_ns = int(arguments.start.timestamp() * 1_000_000) * 1000
-    archived = client.archived(topic) if arguments.archive is None else {}
+    since_unix_ns = unix_ns(arguments.start)
+    older = older_segments(client, topic, since_unix_ns) if arguments.archive is None else {}
     for core, found in readable.items():
-        older = itertools.dropwhile(lambda info: info.last_ingestion_ts_nanos < since_unix_ns, archived.get(core, []))
-        yield Range(core, list(older), since_unix_ns)
+        yield Range(core, older.get(core, []), since_unix_ns)
         for info in found.infos:
             if not 0 < info.last_ingestion_ts_nanos < since_unix_ns:
                 yield Range(core, [info], since_unix_ns)

@@ -37,7 +37,7 @@ examples:
   quiver query "FROM travel.flights" --format parquet --output flights-now.parquet
   quiver query "SELECT max(id) AS newest FROM travel.flights" --engine datafusion
   quiver query "SELECT count(*) FROM travel.flights" --from 2026-01-31T12:00Z
-  quiver query "SELECT count(*) FROM travel.flights" --archive file:///var/lib/quiver-archive --node worker-7
+  quiver query "SELECT count(*) FROM travel" --archive file:///var/lib/quiver-archive --node worker-7
 
 exit codes:
   0    done, or --follow was interrupted
