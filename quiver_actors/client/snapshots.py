@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
-from quiver_actors.client.exchange import Flow
+from quiver_actors.client.exchange import Flow, side_by_side
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.requests import Requests, WantedRange
@@ -24,6 +24,8 @@ from quiver_actors.query.sql import Mentions
 _READABLE_NS = 60 * SECOND_NS
 """How long to wait for a worker that has just started: it looks at what it has before it shows any of it."""
 _LOOK_NS = 50 * MILLISECOND_NS
+_PINS_AT_ONCE = 32
+"""Segments that are asked for before the first of them is there."""
 _COMPLETE_NS = 250 * MILLISECOND_NS
 _COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
 
@@ -73,12 +75,12 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
         raise UsageError(
             f"topic {topic!r} has {len(wanted):,} segments in that span, and a dataset holds {SEGMENTS_MAX:,}: give start= or end="
         )
-    parts = []
-    for core, segment, bundles in wanted:
-        pinned = yield from _pinned(requests, slots, core, segment, bundles, verifies_checksums=verifies_checksums)
-        if pinned is not None:
-            known = statistics.get(core, {}).get(segment.segment_seq)
-            parts.append(_part(core, segment, bundles, pinned, known))
+    pins = (_pinned(requests, slots, *each, verifies_checksums=verifies_checksums) for each in wanted)
+    parts = [
+        _part(*each, pinned, statistics.get(each[0], {}).get(each[1].segment_seq))
+        for each, pinned in zip(wanted, (yield from side_by_side(pins, _PINS_AT_ONCE)), strict=True)
+        if pinned is not None
+    ]
     stored = _numbers(found)
     if len(parts) < len(wanted):
         # Some were deleted, and perhaps older ones behind them that are pinned already: what is left now is one moment's.

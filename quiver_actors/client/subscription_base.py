@@ -34,6 +34,11 @@ class SubscriptionBase(Generic[D, X, E]):
         return self._wanted.subscriber
 
     @property
+    def order(self) -> str:
+        """The order in which this consumer gets bundles: `oldest`, `newest` or `newest_backfill`."""
+        return self._wanted.terms.order
+
+    @property
     def claims_lost(self) -> int:
         """Bundles that were resolved too late, because the worker was lost meanwhile, or not given out, because their lease was over: they
         are delivered again."""

@@ -102,6 +102,23 @@ class Schemas(msgspec.Struct, frozen=True):
     """Arrow IPC schema messages by slot id."""
 
 
+class ColumnTerm(msgspec.Struct, frozen=True, array_like=True):
+    """A comparison of a column with literals; see `query.conditions.Term`."""
+
+    column: str
+    kind: str
+    values: tuple[str, ...]
+
+
+class WantedRows(msgspec.Struct, frozen=True):
+    """Rows of a slot for which all terms are true, once they conform to a schema."""
+
+    slot: int
+    schema: bytes
+    """Arrow IPC schema message with the columns of the terms."""
+    terms: list[ColumnTerm]
+
+
 class AskSlotRows(msgspec.Struct, frozen=True, tag=True):
     """How many rows segments have in each slot: sealed ones by their directories, no bundle of which is read."""
 
@@ -110,6 +127,8 @@ class AskSlotRows(msgspec.Struct, frozen=True, tag=True):
     """Numbers of sealed segments by core."""
     ranges: list[BundleRange] = []
     """Bundles of segments that are not sealed: the rows of these only."""
+    wanted: WantedRows | None = None
+    """Say, too, which sealed segments of the topic have none of these rows, by their statistics."""
 
 
 class SlotRows(msgspec.Struct, frozen=True):
@@ -117,6 +136,8 @@ class SlotRows(msgspec.Struct, frozen=True):
 
     by_core: dict[int, dict[int, dict[int, int]]]
     """Core, segment, slot: rows. A slot that a segment does not have is not named, nor is a segment that is not there any more."""
+    unmatched: dict[int, list[int]] = {}
+    """Sealed segments by core that certainly have none of the wanted rows. An older node names none."""
 
 
 class AskWeights(msgspec.Struct, frozen=True, tag=True):

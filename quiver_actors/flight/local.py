@@ -42,6 +42,7 @@ from quiver_actors.flight.contract import (
     Weights,
     schema_of,
 )
+from quiver_actors.flight.pruning import unmatched
 from quiver_actors.flight.rows import read_rows
 from quiver_actors.flight.stored import (
     checked_contents,
@@ -129,8 +130,12 @@ class LocalNode:
         return Schemas({slot_id: list(messages) for slot_id, messages in found.items()})
 
     def slot_rows(self, request: AskSlotRows) -> SlotRows:
-        """Add up the rows of each slot."""
-        return stored_rows(self._client(), request)
+        """Add up the rows of each slot, and find the sealed segments that have none of the wanted rows."""
+        client = self._client()
+        counted = stored_rows(client, request)
+        if request.wanted is None:
+            return counted
+        return SlotRows(counted.by_core, unmatched(client.statistics(request.topic), request.wanted))
 
     def weights(self, request: AskWeights) -> Weights:
         """Read the row counts of one segment's bundles without checking their checksums; who reads the rows checks them."""

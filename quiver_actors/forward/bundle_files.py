@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import bisect
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from quiver_actors.base.ranges import runs_by_segment
+from quiver_actors.client.delivery import Delivery
 from quiver_actors.errors import InvalidFormat
 
 SUFFIX = ".parquet"
@@ -38,6 +38,12 @@ class Origin(NamedTuple):
     topic: str
     core: int
     incarnation: str
+
+
+def origin_of(delivery: Delivery) -> Origin:
+    """Return the origin of a delivered bundle."""
+    bundle_id, incarnation = delivery.bundle_id, delivery.incarnation
+    return Origin(bundle_id.topic, bundle_id.core, "0" * 8 if incarnation is None else incarnation.hex()[:8])
 
 
 class Run(NamedTuple):
@@ -118,19 +124,29 @@ def parse_name(name: str) -> BundleFile | None:
     return BundleFile(name, origin, (numbers[0], numbers[1]), (numbers[2], numbers[3]), numbers[4])
 
 
-class BundleIndex:
-    """Which bundles the files of one directory hold. Looks at names; reads a file's metadata when it has to, once."""
+class Listing(Protocol):
+    """The files of one place. A name always has the same content."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def names(self) -> Iterable[str]:
+        """List all names that are there now. Raises OSError or ArchiveError."""
+
+    def runs(self, name: str) -> list[Run]:
+        """Read which bundles a file holds. Raises InvalidFormat: it does not say; OSError or ArchiveError."""
+
+
+class BundleIndex:
+    """Which bundles the files of one place hold. Looks at names; reads a file's metadata when it has to, once."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
         self._known: set[str] = set()
         self._files: dict[Origin, list[BundleFile]] = {}
         """Sorted by their first bundle."""
         self._runs: dict[str, list[Run]] = {}
 
     def refresh(self) -> None:
-        """Take in the names that have come and forget those that have gone. Raises OSError."""
-        names = set(os.listdir(self._directory))
+        """Take in the names that have come and forget those that have gone. Raises as `Listing.names`."""
+        names = set(self._listing.names())
         for name in self._known - names:
             self._forget(name)
         for name in names - self._known:
@@ -143,7 +159,7 @@ class BundleIndex:
         """Whether some file holds the bundle.
 
         Raises:
-            InvalidFormat, OSError: a file that may hold it cannot be read.
+            InvalidFormat, OSError, ArchiveError: a file that may hold it cannot be read.
         """
         files = self._files.get(origin, [])
         behind = bisect.bisect_right(files, place, key=lambda file: file.first)
@@ -156,20 +172,8 @@ class BundleIndex:
         runs = self._runs.get(file.name)
         if runs is None:
             whole = file.whole_run
-            runs = self._runs[file.name] = [whole] if whole else self._read_runs(file.name)
+            runs = self._runs[file.name] = [whole] if whole else self._listing.runs(file.name)
         return runs
-
-    def _read_runs(self, name: str) -> list[Run]:
-        # Only here is Parquet needed.
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        path = os.path.join(self._directory, name)
-        try:
-            metadata = pq.read_metadata(path).metadata or {}
-        except pa.ArrowInvalid as error:
-            raise InvalidFormat(f"{path} is not a Parquet file: {error}") from error
-        return decode_runs(path, metadata.get(RUNS_KEY))
 
     def _forget(self, name: str) -> None:
         found = parse_name(name)

@@ -15,9 +15,9 @@ import pyarrow.dataset as ds
 
 from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.query.conditions import expression_of, parse_terms
-from quiver_actors.query.guarantees import guarantee, guarantees
+from quiver_actors.query.guarantees import guarantee, matching
 from quiver_actors.query.rows import METADATA, Rows
-from quiver_actors.query.scan import Scan
+from quiver_actors.query.scan import Scan, fields_in
 from quiver_actors.query.schemas import chosen_slot, stored_schema
 from quiver_actors.query.segment_files import segment_file_system
 from quiver_actors.query.snapshot import Snapshot, SnapshotPart
@@ -44,7 +44,8 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         self._where = where
         self._parts = parts = {f"{part.core}/{part.segment_seq}": part for part in rows.snapshot.parts}
         self._scan = scan = Scan(rows, stored, schema)
-        self._guarantees = guarantees(parts, scan)
+        self._guarantees: dict[tuple[str, ...], dict[str, pc.Expression]] = {}
+        """What is known of the segments before they are read, by the columns that it is about."""
         # Without this dataset: what Arrow holds in C++ could not be found to be a circle, and the files would stay mapped for ever.
         files = segment_file_system(lambda path: scan.table([parts[path]], where), list(parts))
         form = ds.IpcFileFormat()
@@ -94,7 +95,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
 
     def guarantee_of(self, part: SnapshotPart) -> pc.Expression:
         """Return an expression that is true for all rows of a segment."""
-        return guarantee(part, self._scan)
+        return guarantee(part, self._scan, self._scan.full.names)
 
     def filter(self, expression: Any) -> TopicDataset:
         """The same snapshot without the rows for which the expression is not true."""
@@ -130,7 +131,13 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
     def _matching(self, expression: pc.Expression | None) -> list[SnapshotPart]:
         if expression is None:
             return list(self._parts.values())
-        return [self._parts[fragment.path] for fragment in self._guarantees.get_fragments(expression)]
+        columns = tuple(field.name for field in fields_in(self._scan.full, (expression,)))
+        known = self._guarantees.get(columns)
+        if known is None:
+            known = {path: guarantee(part, self._scan, columns) for path, part in self._parts.items()}
+            self._guarantees[columns] = known
+        left = matching(known, self._scan.full, expression)
+        return [part for path, part in self._parts.items() if path in left]
 
 
 class SegmentFragment:

@@ -158,6 +158,12 @@ _NODE = (
         about="Most bytes of segments that the archiver sends in a second. 0: no limit.",
     ),
     Setting(
+        key="archive.progress_interval", field="archive.progress_interval_ns", kind=DURATION, scope=Scope.NODE, live=False,
+        minimum=100 * MILLISECOND_NS,
+        about="How often the archiver uploads what `quiver restore` needs beside the segments, if it has changed: subscribers' progress, "
+        "topics and so on.",
+    ),
+    Setting(
         key="archive.request_timeout", field="archive.request_timeout_ns", kind=DURATION, scope=Scope.NODE, live=False,
         minimum=100 * MILLISECOND_NS,
         about="How long one request to the object store may take.",
@@ -233,7 +239,11 @@ _TOPIC = (
     ),
     Setting(
         key="segment.max_open_duration", field="segment.max_open_duration_ns", kind=DURATION, minimum=MILLISECOND_NS,
-        about="An open segment is sealed at this age, also when nothing more arrives.",
+        about="An open segment is sealed at this age, also when nothing more arrives. Its bundles are delivered before.",
+    ),
+    Setting(
+        key="segment.max_unsynced_duration", field="segment.max_unsynced_duration_ns", kind=DURATION, minimum=MILLISECOND_NS,
+        about="With segment_only an open segment is sealed at this age: its bundles are durable, and delivered, from then on.",
     ),
     Setting(
         key="segment.max_stream_count", field="segment.max_stream_count", kind=INTEGER, minimum=1,
@@ -314,6 +324,22 @@ _TOPIC = (
     Setting(
         key="archive.keep_local_size", field="archive.keep_local_size_bytes", kind=SIZE,
         about="In a topic without subscribers so much of the newest archived segments stays, for each core. 0: not by size.",
+    ),
+    Setting(
+        key="tier.cold_dir", field="tier.cold_dir", kind=TEXT, operators=True,
+        about="The oldest sealed segments move into this directory, on a larger disk (docs/tiers.md). Not set: none moves.",
+    ),
+    Setting(
+        key="tier.keep_hot", field="tier.keep_hot_segments", kind=INTEGER, operators=True, minimum=0,
+        about="So many of the newest sealed segments of each core stay on the disk of the logs.",
+    ),
+    Setting(
+        key="tier.keep_hot_size", field="tier.keep_hot_bytes", kind=SIZE, operators=True,
+        about="At most so much of the newest sealed segments of each core stays on the disk of the logs. 0: tier.keep_hot alone counts.",
+    ),
+    Setting(
+        key="tier.cold_cap", field="tier.cold_cap_bytes", kind=SIZE, operators=True,
+        about="Most bytes of cold segments of a topic and core: above it retention.size_cap_policy lets the oldest go, or none moves.",
     ),
     Setting(
         key="retention.quarantine_cap", field="retention.quarantine_cap_bytes", kind=SIZE, operators=True,

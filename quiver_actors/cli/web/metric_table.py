@@ -168,7 +168,7 @@ CORE: tuple[Metric, ...] = (
     Metric("quiver_core_storage_bytes", "used_bytes", Kind.GAUGE, "Bytes on disk in the worker's directories"),
     Metric("quiver_core_cap_fraction", "cap_fraction", Kind.GAUGE, "Bytes on disk divided by the size cap"),
     Metric("quiver_core_grant_bytes", "grant_bytes", Kind.GAUGE, "Bytes that the worker may use on disk"),
-    Metric("quiver_core_wanted_bytes", "wanted_bytes", Kind.GAUGE, "Bytes that the worker could use beyond its grant"),
+    Metric("quiver_core_wanted_bytes", "wanted_bytes", Kind.GAUGE, "Bytes that the worker could use beyond its quota"),
     Metric("quiver_pressure", "pressure", Kind.GAUGE, "Pressure on the worker, 0 to 1"),
 )
 

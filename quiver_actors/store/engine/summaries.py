@@ -188,7 +188,9 @@ class Summaries:
         self._follow()
         if not self._unknown or self._waiting:
             return None
-        segment_seq = next(iter(self._unknown))
+        segment_seq = next((seq for seq in self._unknown if seq not in self._segments.cold), None)
+        if segment_seq is None:
+            return None  # the cold disk is not read for that
         return SummaryJob(self._disk, self._paths, segment_seq, identity_of(self._segments[segment_seq]))
 
     def finish_look(self, job: SummaryJob) -> list[Event]:
@@ -230,7 +232,7 @@ class Summaries:
 
     def _is_bare(self, segment_seq: int) -> bool:
         known = self._known.get(segment_seq)
-        return known is not None and not known.statistics
+        return known is not None and not known.statistics and segment_seq not in self._segments.cold
 
     def finish_statistics(self, job: StatisticsJob) -> list[Event]:
         """Take back a slice. Slices of one segment follow each other, as its copy takes memory; then there is a rest."""

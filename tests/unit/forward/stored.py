@@ -40,6 +40,12 @@ class Stored:
     def slot_ids(self) -> tuple[int, ...]:
         return tuple(self.slots)
 
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The batch of the only slot."""
+        (batch,) = self.slots.values()
+        return batch
+
     def __getitem__(self, slot: str | int) -> pa.RecordBatch:
         return self.slots[slot if isinstance(slot, int) else NAMES[slot]]
 

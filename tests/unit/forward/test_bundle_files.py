@@ -20,6 +20,7 @@ from quiver_actors.forward.bundle_files import (
     parse_name,
     runs_of,
 )
+from quiver_actors.forward.directory_files import NamedFiles
 
 ORIGIN = Origin("clicks-and_more", 3, "0123abcd")
 
@@ -65,7 +66,7 @@ def test_index_agrees_with_what_was_written(tmp_path: Path) -> None:
     held = places[:80]
     for first in range(0, 80, 16):
         write(tmp_path, held[first : first + 16])
-    index = BundleIndex(str(tmp_path))
+    index = BundleIndex(NamedFiles(str(tmp_path)))
     index.refresh()
     assert {place for place in places if index.holds(ORIGIN, place)} == set(held)
     assert not index.holds(ORIGIN._replace(incarnation="ffffffff"), held[0])
@@ -73,7 +74,7 @@ def test_index_agrees_with_what_was_written(tmp_path: Path) -> None:
 
 
 def test_index_sees_files_come_and_go(tmp_path: Path) -> None:
-    index = BundleIndex(str(tmp_path))
+    index = BundleIndex(NamedFiles(str(tmp_path)))
     index.refresh()
     assert not index.holds(ORIGIN, (1, 1))
     name = write(tmp_path, [(1, 1), (1, 3)])
@@ -87,7 +88,7 @@ def test_index_sees_files_come_and_go(tmp_path: Path) -> None:
 def test_only_files_that_may_hold_a_bundle_are_read(tmp_path: Path) -> None:
     (tmp_path / file_name(ORIGIN, [Run(1, 0, 1), Run(1, 5, 1)])).write_bytes(b"damaged")
     write(tmp_path, [(2, 0), (2, 1)])
-    index = BundleIndex(str(tmp_path))
+    index = BundleIndex(NamedFiles(str(tmp_path)))
     index.refresh()
     assert index.holds(ORIGIN, (2, 1))
     with pytest.raises(InvalidFormat, match="not a Parquet file"):

@@ -11,8 +11,9 @@ import pytest
 
 from quiver_actors.errors import UsageError
 from quiver_actors.forward import Outcome, ParquetFiles, PermanentFailure, TransientFailure
+from quiver_actors.forward.directory_files import DirectoryFiles
 from quiver_actors.forward.forwarder import PERMANENT
-from quiver_actors.forward.parquet_files import TEMPORARY_PREFIX
+from quiver_actors.forward.slot_files import TEMPORARY_PREFIX
 from tests.unit.forward.stored import Stored, as_delivery
 
 DURATION = pa.month_day_nano_interval()
@@ -85,9 +86,10 @@ def test_another_writer_may_have_been_faster(tmp_path: Path) -> None:
         slow = Stored(1)
         ours.offer(as_delivery(slow))
         ours.offer(as_delivery(Stored(2)))
-        directory = ours._slot_directory("slot_0")
+        directory = ours._files_of("slot_0")
+        assert isinstance(directory, DirectoryFiles)
         parts = next(iter(ours._groups.values()))
-        with directory._written({part.place: part for part in parts}, "zstd"):
+        with directory.written({part.place: part for part in parts}, "zstd"):
             offer(theirs, Stored(1))
         ours.hurry()
         assert [outcome.error for outcome in ours.outcomes(0)] == [None, None]
@@ -116,11 +118,47 @@ def test_a_bundle_that_parquet_cannot_hold_is_refused_alone(tmp_path: Path) -> N
     assert rows(tmp_path / "slot_0") == [2]
 
 
-def test_schemas_have_files_of_their_own(tmp_path: Path) -> None:
+def test_drifting_schemas_share_a_file_in_the_one_schema_that_holds_them(tmp_path: Path) -> None:
+    drifting = [
+        pa.record_batch({"n": pa.array([1], pa.int16())}),
+        pa.record_batch({"n": pa.array([2]), "more": ["x"]}),
+        pa.record_batch({"n": pa.array([3], pa.int8()), "more": pa.array(["y"]).dictionary_encode()}),
+    ]
     with ParquetFiles(tmp_path) as files:
-        offer(files, Stored(1), Stored(2, {0: pa.record_batch({"n": [2], "more": ["x"]})}), Stored(3))
+        offer(files, *(Stored(n, {0: batch}) for n, batch in enumerate(drifting)))
+        assert files.statistics().files == 1
+        # The next file keeps what was seen before.
+        offer(files, Stored(3, {0: drifting[0]}))
+    first, second = sorted((tmp_path / "slot_0").glob("*.parquet"))
+    assert pq.read_table(first).to_pydict() == {"n": [1, 2, 3], "more": [None, "x", "y"]}
+    assert pq.read_table(second).to_pydict() == {"n": [1], "more": [None]}
+    assert pq.read_schema(first).equals(pq.read_schema(second))
+    assert pq.read_schema(first).field("n").type == pa.int64()
+
+
+def test_a_schema_without_a_common_one_has_files_of_its_own(tmp_path: Path) -> None:
+    with ParquetFiles(tmp_path) as files:
+        offer(files, Stored(1), Stored(2, {0: pa.record_batch({"n": ["two"]})}), Stored(3))
         assert files.statistics().files == 2
-    assert rows(tmp_path / "slot_0") == [1, 2, 3]
+        offer(files, Stored(4, {0: pa.record_batch({"n": ["four"]})}))
+    tables = [pq.read_table(path) for path in (tmp_path / "slot_0").glob("*.parquet")]
+    assert sorted(str(table.column("n").to_pylist()) for table in tables) == ["['four']", "['two']", "[1, 3]"]
+
+
+def test_a_value_that_does_not_fit_the_common_schema_keeps_its_own(tmp_path: Path) -> None:
+    """No float holds 2**53 + 1: the bundle goes into a file of integers, and the others share theirs."""
+    big = 2**53 + 1
+    with ParquetFiles(tmp_path) as files:
+        outcomes = offer(
+            files, *(Stored(n, {0: pa.record_batch({"n": [v]})}) for n, v in enumerate([0.5, big, 7, 1.5]))
+        )
+        assert [outcome.error for outcome in outcomes] == [None] * 4
+        assert files.statistics().files == 2
+    tables = [pq.read_table(path).column("n") for path in (tmp_path / "slot_0").glob("*.parquet")]
+    assert sorted((str(column.type), column.to_pylist()) for column in tables) == [
+        ("double", [0.5, 7.0, 1.5]),
+        ("int64", [big]),
+    ]
 
 
 def test_a_directory_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""The seam to a lake table: a table of rows whose commits carry how far a subscriber has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from quiver_actors.forward.bundle_files import Origin, Place
+from quiver_actors.forward.errors import TransientFailure
+
+_INDEX_BITS = 16
+"""A segment has up to 65,535 bundles."""
+
+
+class CommitConflict(TransientFailure):
+    """Another process has changed the table since it was looked at: nothing was committed, and the same bundles are tried again."""
+
+    code = "commit_conflict"
+
+
+class TableMissing(TransientFailure):
+    """There is no such table, and the forwarder was told not to make it. Bundles wait until somebody has made it."""
+
+    code = "table_missing"
+
+
+class OutOfOrder(TransientFailure):
+    """An older bundle is not resolved and not here: another consumer of this subscriber has it, or it comes again later.
+
+    A table keeps one position for each core, so nothing is committed before what is older. The bundle waits and is tried again.
+    """
+
+    code = "out_of_order"
+
+
+class LakeState(NamedTuple):
+    """One version of a table."""
+
+    schema: pa.Schema | None
+    """The columns as `table_types` has them; None where there is no table yet."""
+    positions: Mapping[Origin, Place]
+    """The last bundle of each origin whose rows are in the table: it and everything older is done with."""
+
+
+class LakeTable(Protocol):
+    """One table, and the position of one subscriber in it. Methods raise what the library of the table raises, too."""
+
+    has_times: bool
+    """Whether the table can have columns of times of day."""
+
+    def load(self, origins: set[Origin]) -> LakeState:
+        """Look at the newest version of the table, with the positions of these origins. Raises TableMissing."""
+
+    def promotes(self, current: pa.DataType, wanted: pa.DataType) -> bool:
+        """Whether a column of the table may change from one type to the other."""
+
+    def evolve(self, schema: pa.Schema) -> None:
+        """Make the table, or give it the columns and types that it lacks; `load` it again after that. Raises CommitConflict."""
+
+    def append(self, rows: pa.Table, positions: Mapping[Origin, Place]) -> None:
+        """Commit rows and positions at once, or neither, if the positions are still those of the version that was looked at.
+
+        Raises:
+            CommitConflict: they are not, or the table has changed in another way that forbids it. Nothing was committed.
+        """
+
+
+def packed(place: Place) -> int:
+    """A place as one number, in the same order."""
+    return place[0] << _INDEX_BITS | place[1]
+
+
+def unpacked(number: int) -> Place:
+    """The place that `packed` has made a number of."""
+    return number >> _INDEX_BITS, number & ((1 << _INDEX_BITS) - 1)
+
+
+def name_of(subscriber: str, origin: Origin) -> str:
+    """The name under which a table keeps the position of a subscriber in one origin. Names of topics and subscribers have no `/`."""
+    return f"quiver/{origin.topic}/{subscriber}/{origin.core}/{origin.incarnation}"
