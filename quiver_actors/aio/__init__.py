@@ -24,6 +24,14 @@ from quiver_actors.errors import UsageError
 if TYPE_CHECKING:
     from quiver_actors.aio.embedded import Store, open
 
+
+def connect_remote(url: str, **options: object) -> NoReturn:
+    """Raise UsageError: a client of another host has no form for asyncio."""
+    raise UsageError(
+        f"connect_remote is not there for asyncio: call quiver_actors.connect_remote({url!r}), and its methods with asyncio.to_thread"
+    )
+
+
 __all__ = [
     "BatchTicket",
     "Client",
@@ -35,6 +43,7 @@ __all__ = [
     "Subscription",
     "Ticket",
     "connect",
+    "connect_remote",
     "open",
     "open_archive",
 ]

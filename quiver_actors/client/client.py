@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Literal, NoReturn, Unpack, overload
+from typing import Literal, NoReturn, TypeVar, Unpack, overload
 
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
@@ -43,6 +43,8 @@ from quiver_actors.client.topic_commands import TopicCommands
 from quiver_actors.errors import ClosedError
 
 PUSH_TIMEOUT_SECONDS = 30.0
+
+S = TypeVar("S", bound=AnySubscription)
 
 
 def connect(
@@ -272,10 +274,15 @@ class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, Subsc
         """
         self._exchange.check_open()
         wanted = SubscribeRequest.parse(topic, subscriber, gaps, options, verifies_checksums=self._verifies_checksums)
+        if wanted.are_gaps_delivered:
+            return self.attach(GapSubscription, wanted)
+        return self.attach(Subscription, wanted)
+
+    def attach(self, kind: type[S], wanted: SubscribeRequest) -> S:
+        """Open a subscription of some class, as `subscribe` does; for who serves consumers of other hosts. Raises as `subscribe`."""
         if names_a_place(wanted) and self._archived.has_archiver:
             check_start(self._archived, wanted, self._exchange.run(looking(self._requests, wanted)))
-        starts = self._exchange.run(self._requests.starting(topic, wanted.start))
-        kind = GapSubscription if wanted.are_gaps_delivered else Subscription
+        starts = self._exchange.run(self._requests.starting(wanted.topic, wanted.start))
         subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, starts)
         try:
             subscription.register(self._timeout_seconds)

@@ -92,7 +92,13 @@ def read_over(bundles: Iterator[Any]) -> list[int | str]:
 
 
 def expected(lost_segment: int) -> list[int | str]:
-    return [*range(20), *[f"lost in {lost_segment}"] * 3, *(f"lost in {lost_segment + more}" for more in (1, 2)), 20, 21]
+    return [
+        *range(20),
+        *[f"lost in {lost_segment}"] * 3,
+        *(f"lost in {lost_segment + more}" for more in (1, 2)),
+        20,
+        21,
+    ]
 
 
 def test_a_node_that_lost_its_disk_goes_on_from_the_archive(

@@ -32,8 +32,8 @@ The command says what is lost: bundles that were not archived. Their subscribers
 """
 _EPILOG = """\
 examples:
-  quiver restore --archive s3://my-bucket/quiver --node worker-1 --data-dir /var/lib/quiver --dry-run
-  quiver restore --archive s3://my-bucket/quiver --node worker-1 --data-dir /var/lib/quiver --yes
+  quiver restore --archive file:///srv/archive --node worker-1 --data-dir /var/lib/quiver-restored --dry-run
+  quiver restore --archive file:///srv/archive --node worker-1 --data-dir /var/lib/quiver-restored --yes
 
 exit codes:
   0    restored; bundles that were not archived are named and announced
