@@ -52,6 +52,10 @@ FIRST = {
     "archive.expire": "365d",
     "archive.keep_local": "24h",
     "archive.keep_local_size": "64MiB",
+    "tier.cold_dir": "/nowhere/cold",
+    "tier.keep_hot": "7",
+    "tier.keep_hot_size": "128MiB",
+    "tier.cold_cap": "2TiB",
 }
 THEN = {
     "durability": "wal",
@@ -87,6 +91,10 @@ THEN = {
     "archive.expire": "0ms",
     "archive.keep_local": "0ms",
     "archive.keep_local_size": "0B",
+    "tier.cold_dir": "",
+    "tier.keep_hot": "4",
+    "tier.keep_hot_size": "0B",
+    "tier.cold_cap": "0B",
 }
 SETTINGS = settings_of(Scope.TOPIC)
 
