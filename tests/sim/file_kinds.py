@@ -34,6 +34,7 @@ KINDS = {
 }
 """What to tell them by: the path in the directory of an engine, or in the data directory."""
 ELSEWHERE = {
+    "quiver.archive": "written by the archiver and by `quiver restore`, beside the engines: tests/unit/archive",
     "quiver.cold-id": "on the cold disk: tests/sim/cold_scenes.py crashes before it, under another directory",
     "quiver.cores": "one line, written before the workers of its generation start: tests/unit/node/test_core_generation.py",
     "quiver.version": "one line, written before there is any data: tests/unit/test_packaging.py",
