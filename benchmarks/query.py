@@ -4,7 +4,8 @@ One topic of bundles of 4,096 rows (64 KiB), all sealed, in segments of 32 MiB, 
 same run, is `pyarrow.dataset` over Arrow files with the same batches, one file a segment. Every bundle is checked against its checksum;
 Arrow checks nothing. A scan sums two columns, so that all values are read; the clock of `from scratch` includes making the dataset.
 
-`recent` asks for the newest 1 % of the segments by `_quiver_ingestion_time`; its ratio is to the same statement over all of them.
+`recent` asks for the newest 1 % of 100 segments of 16 MiB (`--quick`: 4 MiB); its ratio is to the same statement over all of them, and the
+clock includes taking the snapshot. `schema` asks for the one schema of 10,000 small segments that have three.
 
 `command` is `quiver query "SELECT count(*) ..."` from the start of its process to its end, over an empty topic.
 
@@ -34,8 +35,9 @@ from quiver_actors import Store
 ROWS = 4096
 SEGMENTS, SEGMENTS_QUICK = 32, 2
 BUNDLES_PER_SEGMENT = 512
-SMALL_SEGMENTS, SMALL_SEGMENTS_QUICK = 300, 100
-BUNDLES_PER_SMALL_SEGMENT = 32
+MORE_SEGMENTS, MORE_SEGMENTS_QUICK = 100, 100
+BUNDLES_PER_MORE, BUNDLES_PER_MORE_QUICK = 256, 64
+SCHEMA_SEGMENTS, SCHEMA_SEGMENTS_QUICK = 10_000, 300
 _SUMS = "SELECT sum(a), sum(b) FROM rows"
 
 
@@ -104,8 +106,8 @@ def scans(report: Report, store: Store, base: Path, segments: int, rounds: int) 
         )
 
 
-def selections(report: Report, store: Store, segments: int, rounds: int) -> None:
-    fill(store, "small", segments, BUNDLES_PER_SMALL_SEGMENT)
+def selections(report: Report, store: Store, segments: int, bundles: int, rounds: int) -> None:
+    fill(store, "small", segments, bundles)
     wanted = store.segments("small")[0][-max(1, segments // 100) :]
     since = f"WHERE _quiver_segment >= {wanted[0].segment_seq}"
     for name, narrowed in (
@@ -121,6 +123,16 @@ def selections(report: Report, store: Store, segments: int, rounds: int) -> None
             against=("all", found["all"]),
             as_speed=True,
         )
+
+
+def schemas(report: Report, store: Store, segments: int, rounds: int) -> None:
+    """How soon is the one schema of many small segments known, each of which has one of three?"""
+    store.create_topic("drifting")
+    for number in range(segments):
+        store.push(pa.record_batch({"a": [number], f"c{number % 3}": [1.0]}), topic="drifting")
+        store.flush("drifting")
+    found = run_interleaved({"schema": clocked(lambda: store.schema("drifting"))}, rounds)
+    report.show_rounds(f"query/schema of {segments} segments", found["schema"], "seconds", "s")
 
 
 def command(report: Report, base: Path, rounds: int) -> None:
@@ -140,7 +152,9 @@ def main() -> None:
         base = Path(directory)
         with quiver_actors.open(base / "data", settings={"segment.compaction": "off"}) as store:
             scans(report, store, base, SEGMENTS_QUICK if options.quick else SEGMENTS, options.rounds)
-            selections(report, store, SMALL_SEGMENTS_QUICK if options.quick else SMALL_SEGMENTS, options.rounds)
+            more = (MORE_SEGMENTS_QUICK, BUNDLES_PER_MORE_QUICK) if options.quick else (MORE_SEGMENTS, BUNDLES_PER_MORE)
+            selections(report, store, *more, options.rounds)
+            schemas(report, store, SCHEMA_SEGMENTS_QUICK if options.quick else SCHEMA_SEGMENTS, options.rounds)
         command(report, base, options.rounds)
 
 

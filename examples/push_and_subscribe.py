@@ -29,7 +29,7 @@ def main() -> None:
             receipts = client.push_many((bundle(number) for number in range(BUNDLES)), topic=TOPIC)
             print(f"stored, {receipts[-1].durability.name}, as {receipts[0].bundle_id} to {receipts[-1].bundle_id}")
 
-            client.flush(TOPIC)  # seals now; by itself that comes at 32 MiB or after 5 seconds
+            client.flush(TOPIC)  # seals now; by itself that comes at 32 MiB or after 10 minutes
             missing, rows = {receipt.bundle_id for receipt in receipts}, 0
             while missing:
                 delivery = deliveries.get(timeout=60)

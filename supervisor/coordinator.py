@@ -1,12 +1,12 @@
 """Shares the node's size cap out among its children: how much each may have on disk, and which of them is to delete what.
 
-Pure: `decide` looks at what the children say of themselves and at the grants as they stand, and returns new grants and claims.
-Nothing here reads a page, a disk or a clock. What a grant is worth does not depend on anybody's memory: a coordinator that starts in
+Pure: `decide` looks at what the children say of themselves and at the quotas as they stand, and returns new quotas and claims.
+Nothing here reads a page, a disk or a clock. What a quota is worth does not depend on anybody's memory: a coordinator that starts in
 the middle goes on from the words that it finds.
 
 Guarantees
-- New grants never sum past the cap (less what is in nobody's directories), and nothing is given away twice: until a child has said
-  that it saw a lower grant, it counts with the higher one; what it has on disk counts in any case.
+- New quotas never sum past the cap (less what is in nobody's directories), and nothing is given away twice: until a child has said
+  that it saw a lower quota, it counts with the higher one; what it has on disk counts in any case.
 - Children whose pushes wait are served in the order in which they began to wait. One whose wish is larger than what is free lets
   others pass for `PATIENCE_NS`, then nothing is given to anybody before it.
 - One eviction claim at a time, for the child with the oldest of the first class that any has; it reaches as far as the next child's
@@ -33,7 +33,7 @@ RESPONSIVE_NS = 500 * MILLISECOND_NS
 NEAR = 0.9
 """The part of the soft limit from which on every child says what it would delete first, so that all have said it before one must."""
 SILENT_NS = 5 * SECOND_NS
-"""Silence of a child after which the unused part of its grant counts as used; where a policy lets data go, that frees room instead."""
+"""Silence of a child after which the unused part of its quota counts as used; where a policy lets data go, that frees room instead."""
 _MARGIN_SHARE = 16
 _MARGIN_STEPS = 4
 
@@ -55,7 +55,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     """Bytes on disk as the child reports them; for a child that reports nothing, as they were measured."""
     seen_bytes: int = 0
-    """The grant that it lives within; 0 of a dead one whose directories were measured."""
+    """The quota that it lives within; 0 of a dead one whose directories were measured."""
     wanted_bytes: int = 0
     waiting_since_ns: int = 0
     step_bytes: int = 0
@@ -63,7 +63,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     beat_ns: int = NO_LIMIT
     """Monotonic time of its last look at its words."""
     is_silent: bool = False
-    """Whether the child has been silent for `SILENT_NS`: what its grant leaves it counts as used."""
+    """Whether the child has been silent for `SILENT_NS`: what its quota leaves it counts as used."""
     evictable_class: int = 0
     evictable_oldest_unix_ns: int = 0
     evictable_bytes: int = 0
@@ -85,7 +85,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one round: how many bytes of disk each child may use, and what must be deleted."""
 
-    grants: Mapping[int, int]
+    quotas: Mapping[int, int]
     """Bytes that each child may have, by its index."""
     used_bytes: int
     is_over: bool
@@ -104,43 +104,43 @@ def decide(
     limits: Limits | None,
     unowned_bytes: int,
     holdings: Sequence[Holding],
-    grants: Mapping[int, int],
+    quotas: Mapping[int, int],
     is_over: bool,
 ) -> Decision:
     """
     Args:
         limits: None = no cap.
         unowned_bytes: in the data directory and in no child's directories.
-        grants: as they were written last, by child.
+        quotas: as they were written last, by child.
         is_over: as it was decided last.
     """
     used = unowned_bytes + sum(holding.used_bytes for holding in holdings)
     if limits is None:
         free = dict.fromkeys((holding.index for holding in holdings), NO_LIMIT)
-        return Decision(grants=free, used_bytes=used, is_over=False, shortage_bytes=0)
+        return Decision(quotas=free, used_bytes=used, is_over=False, shortage_bytes=0)
     doomed = sum(holding.doomed_bytes for holding in holdings)
     waiting = sum(holding.wanted_bytes for holding in holdings if holding.waiting_since_ns)
     held = sum(max(0, holding.seen_bytes - holding.used_bytes) for holding in holdings if holding.is_silent)
     needed = used + waiting + (held if waiting else 0)
     over = used > (limits.low_bytes if is_over else limits.soft_bytes)
     budget = max(0, limits.hard_bytes - unowned_bytes)
-    shares = share_out(now_ns, budget, holdings, grants)
+    shares = share_out(now_ns, budget, holdings, quotas)
     return Decision(
-        grants=shares,
+        quotas=shares,
         used_bytes=used,
         is_over=over or needed > limits.hard_bytes,
         shortage_bytes=max(0, needed - limits.hard_bytes - doomed),
     )
 
 
-# --- grants --------------------------------------------------------------------------------------------------------------
+# --- quotas --------------------------------------------------------------------------------------------------------------
 
 
-def share_out(now_ns: int, budget: int, holdings: Sequence[Holding], grants: Mapping[int, int]) -> dict[int, int]:
-    """The next grants: lowered at once where they are too high, raised as far as nobody else may still use it."""
+def share_out(now_ns: int, budget: int, holdings: Sequence[Holding], quotas: Mapping[int, int]) -> dict[int, int]:
+    """The next quotas: lowered at once where they are too high, raised as far as nobody else may still use it."""
     order = sorted(holdings, key=_service_order)
     targets = _targets(now_ns, budget, order)
-    new = {holding.index: min(grants.get(holding.index, 0), targets[holding.index]) for holding in order}
+    new = {holding.index: min(quotas.get(holding.index, 0), targets[holding.index]) for holding in order}
     free = budget - sum(max(new[holding.index], holding.seen_bytes, holding.used_bytes) for holding in order)
     for holding in order:
         index = holding.index

@@ -16,7 +16,7 @@ CHILD_ROW = 100
 
 STORAGE_ROW = 101
 """Kind of the row in which a child says what it has on disk; in the child's region, label is the child's name."""
-GRANT_ROW = 102
+QUOTA_ROW = 102
 """Kind of the row in which the supervisor says how much a child may have, and what it is to delete; label is the child's name."""
 NODE_STORAGE_ROW = 103
 """Kind of the row that sums the node up."""
@@ -25,12 +25,12 @@ RUN_DIRECTORY_ROW = 104
 """Kind of the row whose label is the node's run directory; it has no figures."""
 TOPIC_STORAGE_ROW = 105
 """Kind of the row in which a child says what a topic with a limit of its own has on disk; a row of `StorageFigure`, label is the topic."""
-TOPIC_GRANT_ROW = 106
-"""Kind of the row in which the supervisor says how much a topic may have on a child; a row of `GrantFigure`, label is `<child>/<topic>`."""
+TOPIC_QUOTA_ROW = 106
+"""Kind of the row in which the supervisor says how much a topic may have on a child; a row of `QuotaFigure`, label is `<child>/<topic>`."""
 TOPIC_SUM_ROW = 107
 """Kind of the row that sums a topic up over all children; a row of `NodeStorageFigure`, label is the topic."""
 NO_LIMIT = (1 << 63) - 1
-"""The value of a grant where there is no cap."""
+"""The value of a quota where there is no cap."""
 
 
 class ChildFigure(enum.IntEnum):
@@ -50,13 +50,13 @@ class ChildFigure(enum.IntEnum):
 
 
 class StorageFigure(enum.IntEnum):
-    """Written by a child: the used bytes first, then the grant that it lives within; read the other way round, in this order, so that
-    nobody sees a lower grant with what was used under the one before."""
+    """Written by a child: the used bytes first, then the quota that it lives within; read the other way round, in this order, so that
+    nobody sees a lower quota with what was used under the one before."""
 
     REPORTED = 0
     """Set to 1 once the other words mean something."""
-    GRANT_SEEN_BYTES = 1
-    """The grant that the child lives within."""
+    QUOTA_SEEN_BYTES = 1
+    """The quota that the child lives within."""
     USED_BYTES = 2
     """Everything on disk in the child's directories, with what is being allocated."""
     WANTED_BYTES = 3
@@ -75,7 +75,7 @@ class StorageFigure(enum.IntEnum):
     CLAIM_DONE = 10
     """The last eviction claim that was carried out as far as it could be."""
     BEAT_NS = 11
-    """Monotonic time of the last look at the grant."""
+    """Monotonic time of the last look at the quota."""
     PRESSURE_PERMILLE = 12
     """How hard pressed the child is, 0 to 1000; `PRESSURE_STEPS` says what it does about it."""
     PRESSURE_STEPS = 13
@@ -86,10 +86,10 @@ class StorageFigure(enum.IntEnum):
     """Bytes that the topic may have on all children together; only in a row of kind `TOPIC_STORAGE_ROW`."""
 
 
-class GrantFigure(enum.IntEnum):
+class QuotaFigure(enum.IntEnum):
     """Written by the supervisor. A claim's other words are in place while `CLAIM` is not 0 and does not change."""
 
-    GRANT_BYTES = 0
+    QUOTA_BYTES = 0
     CLAIM = 1
     """Number of the eviction claim, 0 = none."""
     CLAIM_CLASS = 2
@@ -120,8 +120,8 @@ class NodeStorageFigure(enum.IntEnum):
     """Eviction claims so far."""
     CLAIMS_EXPIRED = 6
     """How many eviction claims a busy or stopped child has let pass."""
-    GRANTED_BYTES = 7
-    """Sum of all grants."""
+    QUOTAS_BYTES = 7
+    """Sum of all quotas."""
     HAS_UNKEPT_TOPICS = 8
     """1: the supervisor's region has no row left for the limit of some topic; a topic without its row has no limit."""
 

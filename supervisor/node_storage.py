@@ -20,13 +20,13 @@ from ..shm.live_row import LiveRow, read_rows
 from ..shm.words import WEAKLY_ORDERED, fence
 from .decide import Child
 from .figures import (
-    GRANT_ROW,
     NODE_STORAGE_LABEL,
     NODE_STORAGE_ROW,
+    QUOTA_ROW,
     STORAGE_ROW,
     TOPIC_STORAGE_ROW,
-    GrantFigure,
     NodeStorageFigure,
+    QuotaFigure,
     StorageFigure,
     region_of,
 )
@@ -37,7 +37,7 @@ _Rows = Mapping[str, Sequence[int]]
 
 
 class NodeStorage:
-    """Carries reports, grants and claims of all limits. Made before the first fork."""
+    """Carries reports, quotas and claims of all limits. Made before the first fork."""
 
     def __init__(self, spec: StorageSpec, children: Sequence[Child], page: CountersPage, own: RegionWriter) -> None:
         self._spec = spec
@@ -74,7 +74,7 @@ class NodeStorage:
             fence()
         if turned:
             for child in children:
-                self._own.row(GRANT_ROW, child.spec.name).add(GrantFigure.CHANGE, 1)
+                self._own.row(QUOTA_ROW, child.spec.name).add(QuotaFigure.CHANGE, 1)
 
     def _follow(self, news: set[str]) -> None:
         """Begin and end topics, and wake those that there is something new of."""

@@ -1,10 +1,10 @@
-"""The coordinator's hands: what the children say about the disk goes in, grants and claims come out, all through the counters page.
+"""The coordinator's hands: what the children say about the disk goes in, quotas and claims come out, all through the counters page.
 
 Owner: the supervisor's loop. Holds no policy: that is `coordinator`. Without a cap it writes one word a child, once, and rests. The same
 hands keep the node to its cap and each topic to its limit; `node_storage` has all of them.
 
-A child that has died keeps its grant until its directories were measured, a few hundred entries a turn; one that lives and has not
-said anything yet may be using all of its grant.
+A child that has died keeps its quota until its directories were measured, a few hundred entries a turn; one that lives and has not
+said anything yet may be using all of its quota.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..shm.words import WEAKLY_ORDERED, fence
 from .coordinator import RESPONSIVE_NS, SILENT_NS, Claim, Decision, Evictions, Holding, Limits, decide, limits_of
 from .decide import Child
 from .figures import (
-    GRANT_ROW,
     NO_LIMIT,
     NODE_STORAGE_LABEL,
     NODE_STORAGE_ROW,
+    QUOTA_ROW,
     STORAGE_ROW,
-    TOPIC_GRANT_ROW,
+    TOPIC_QUOTA_ROW,
     TOPIC_STORAGE_ROW,
     TOPIC_SUM_ROW,
-    GrantFigure,
     NodeStorageFigure,
+    QuotaFigure,
     StorageFigure,
     region_of,
 )
@@ -61,8 +61,8 @@ class StorageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coordination:
-    """Carries reports, grants and claims between children and coordinator, for one limit. That of the node is made before the first fork:
-    every child finds its grant."""
+    """Carries reports, quotas and claims between children and coordinator, for one limit. That of the node is made before the first fork:
+    every child finds its quota."""
 
     def __init__(
         self, spec: StorageSpec, children: Sequence[Child], page: CountersPage, own: RegionWriter, topic: str = ""
@@ -132,12 +132,12 @@ class Coordination:
         self._measure_unowned(now_ns)
         holdings = [self._holding(child, now_ns) for child in children]
         limits = self._limits(holdings)
-        grants = {index: share.granted_bytes for index, share in self._shares.items()}
+        quotas = {index: share.quota_bytes for index, share in self._shares.items()}
         is_over = bool(self._node.get(NodeStorageFigure.IS_OVER))
-        decision = decide(now_ns, limits, self._unowned_bytes, holdings, grants, is_over)
+        decision = decide(now_ns, limits, self._unowned_bytes, holdings, quotas, is_over)
         claim = self._evictions.decide(now_ns, limits, decision, holdings)
         for index, share in self._shares.items():
-            share.grant(decision.grants[index])
+            share.set_quota(decision.quotas[index])
             share.claim(claim if claim is not None and claim.index == index else None)
         self._publish(limits, decision)
         for share in self._shares.values() if self._topic else ():
@@ -170,12 +170,10 @@ class Coordination:
             return _reported(index, words, share.beat.load(StorageFigure.BEAT_NS), now_ns, is_stopped=child.stopped)
         if child.has_process:
             share.forget_measure()
-            return Holding(
-                index=index, used_bytes=share.known_bytes, seen_bytes=share.granted_bytes, is_responsive=False
-            )
+            return Holding(index=index, used_bytes=share.known_bytes, seen_bytes=share.quota_bytes, is_responsive=False)
         if not share.is_measured:
             share.measure_on(lambda: self._spec.measuring(self._spec.directories(index), ()))
-        seen_bytes = 0 if share.is_measured else max(share.granted_bytes, words[StorageFigure.GRANT_SEEN_BYTES])
+        seen_bytes = 0 if share.is_measured else max(share.quota_bytes, words[StorageFigure.QUOTA_SEEN_BYTES])
         return Holding(index=index, used_bytes=share.known_bytes, seen_bytes=seen_bytes, is_responsive=False)
 
     def _owned(self) -> set[str]:
@@ -205,13 +203,13 @@ class Coordination:
         node.set(NodeStorageFigure.IS_OVER, int(decision.is_over))
         node.set(NodeStorageFigure.CLAIMS, self._evictions.number)
         node.set(NodeStorageFigure.CLAIMS_EXPIRED, self._evictions.expired)
-        node.set(NodeStorageFigure.GRANTED_BYTES, sum(decision.grants.values()) if limits else 0)
+        node.set(NodeStorageFigure.QUOTAS_BYTES, sum(decision.quotas.values()) if limits else 0)
 
 
 class _Share:
     """One child's words, and what was measured of it while it could not speak."""
 
-    def __init__(self, grant: RowWriter, row: LiveRow, beat: LiveRow) -> None:
+    def __init__(self, quota: RowWriter, row: LiveRow, beat: LiveRow) -> None:
         self.row = row
         self.beat = beat
         """The row with the time of the child's last look at its words."""
@@ -221,50 +219,50 @@ class _Share:
         self.is_measured = False
         """Whether the child's directories were measured since its last process ended."""
         self.steps: _Steps | None = None
-        self._grant = grant
+        self._quota = quota
 
     @property
-    def granted_bytes(self) -> int:
-        return self._grant.get(GrantFigure.GRANT_BYTES)
+    def quota_bytes(self) -> int:
+        return self._quota.get(QuotaFigure.QUOTA_BYTES)
 
     @property
     def claim_number(self) -> int:
-        return self._grant.get(GrantFigure.CLAIM)
+        return self._quota.get(QuotaFigure.CLAIM)
 
     @property
     def known_bytes(self) -> int:
         return max(self.used_seen_bytes, self.measured_bytes)
 
-    def grant(self, size_bytes: int) -> None:
-        if size_bytes != self.granted_bytes:
-            self._grant.set(GrantFigure.GRANT_BYTES, size_bytes)
+    def set_quota(self, size_bytes: int) -> None:
+        if size_bytes != self.quota_bytes:
+            self._quota.set(QuotaFigure.QUOTA_BYTES, size_bytes)
 
     def note_change(self) -> None:
         """The child is to look at its words."""
         if WEAKLY_ORDERED:
             fence()
-        self._grant.add(GrantFigure.CHANGE, 1)
+        self._quota.add(QuotaFigure.CHANGE, 1)
 
     def drop(self, region: RegionWriter) -> None:
-        """Free the row of the grant."""
-        region.drop(self._grant)
+        """Free the row of the quota."""
+        region.drop(self._quota)
 
     def claim(self, claim: Claim | None) -> None:
         number = claim.number if claim is not None else 0
         if number == self.claim_number:
             return
-        self._grant.set(GrantFigure.CLAIM, 0)
+        self._quota.set(QuotaFigure.CLAIM, 0)
         if claim is None:
             return
         if WEAKLY_ORDERED:
             fence()
-        self._grant.set(GrantFigure.CLAIM_CLASS, claim.eviction_class)
-        self._grant.set(GrantFigure.CLAIM_THROUGH_UNIX_NS, claim.through_unix_ns)
-        self._grant.set(GrantFigure.CLAIM_BYTES, claim.size_bytes)
-        self._grant.set(GrantFigure.CLAIM_EXPIRES_NS, claim.expires_ns)
+        self._quota.set(QuotaFigure.CLAIM_CLASS, claim.eviction_class)
+        self._quota.set(QuotaFigure.CLAIM_THROUGH_UNIX_NS, claim.through_unix_ns)
+        self._quota.set(QuotaFigure.CLAIM_BYTES, claim.size_bytes)
+        self._quota.set(QuotaFigure.CLAIM_EXPIRES_NS, claim.expires_ns)
         if WEAKLY_ORDERED:
             fence()
-        self._grant.set(GrantFigure.CLAIM, number)
+        self._quota.set(QuotaFigure.CLAIM, number)
 
     def measure_on(self, begin: Callable[[], _Steps]) -> None:
         """Measure a few hundred entries more; the result replaces what the child said."""
@@ -289,16 +287,16 @@ def _share_of(child: Child, page: CountersPage, own: RegionWriter, topic: str) -
     region, name = region_of(child.spec.index), child.spec.name
     beat = LiveRow(page, region, STORAGE_ROW, name)
     if not topic:
-        return _Share(own.row(GRANT_ROW, name), beat, beat)
-    grant = own.row(TOPIC_GRANT_ROW, f"{name}/{topic}")
-    return _Share(grant, LiveRow(page, region, TOPIC_STORAGE_ROW, topic), beat)
+        return _Share(own.row(QUOTA_ROW, name), beat, beat)
+    quota = own.row(TOPIC_QUOTA_ROW, f"{name}/{topic}")
+    return _Share(quota, LiveRow(page, region, TOPIC_STORAGE_ROW, topic), beat)
 
 
 def _reported(index: int, words: Sequence[int], beat_ns: int, now_ns: int, *, is_stopped: bool) -> Holding:
     return Holding(
         index=index,
         used_bytes=words[StorageFigure.USED_BYTES],
-        seen_bytes=words[StorageFigure.GRANT_SEEN_BYTES],
+        seen_bytes=words[StorageFigure.QUOTA_SEEN_BYTES],
         wanted_bytes=words[StorageFigure.WANTED_BYTES],
         waiting_since_ns=words[StorageFigure.WAITING_SINCE_NS],
         step_bytes=words[StorageFigure.STEP_BYTES],

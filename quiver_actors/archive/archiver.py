@@ -22,6 +22,7 @@ from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.ownership import become_owner
+from quiver_actors.archive.state_keeper import StateKeeper
 from quiver_actors.archive.topic_archive import TopicArchive
 from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.archive_status import ArchiveStatus
@@ -71,6 +72,7 @@ class Archiver:
         self._stopping = threading.Event()
         self._throttle = Throttle(settings.max_bandwidth_bytes, self._stopping.wait)
         self._writer: ManifestWriter | None = None
+        self._state = StateKeeper(disk, settings.progress_interval_ns)
         self._archives: dict[str, TopicArchive] = {}
         self._paused: dict[str, int] = {}
         """Topics that have failed, and when each is tried again, on the monotonic clock."""
@@ -112,9 +114,11 @@ class Archiver:
         if self._writer is None:
             self._writer = become_owner(self._disk, self._store, self._node)
             log_event("archive.owned", {"url": self._store.url, "epoch": self._writer.head.owner.epoch})
+            self._state.begin_again()
             self._publish(epoch=self._writer.head.owner.epoch)
         settings = self._topics()
         self._follow(self._client, settings)
+        self._state.keep(self._writer, self._archives)
         more = False
         for topic, archive in list(self._archives.items()):
             if not self._stopping.is_set():
@@ -148,7 +152,14 @@ class Archiver:
         for topic in new & found.keys():
             hold = client.hold(ARCHIVE_SUBSCRIBER, topic=topic, start="earliest")
             self._archives[topic] = TopicArchive(
-                self._node, topic, found[topic].slots, hold, self._throttle, self._note_upload, self._stopping.is_set
+                self._node,
+                topic,
+                found[topic].slots,
+                hold,
+                self._throttle,
+                self._note_upload,
+                self._stopping.is_set,
+                self._state.covers,
             )
         for topic in self._archives.keys() - wanted:
             self._archives.pop(topic).close()

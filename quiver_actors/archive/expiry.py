@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
+from typing import NamedTuple
+
 import msgspec
 
 from quiver_actors.archive.keys import crc_key
-from quiver_actors.archive.manifest import Segment, StreamRef, key_of
+from quiver_actors.archive.manifest import Part, PartRef, Segment, StreamRef, key_of
 from quiver_actors.archive.manifest_store import ManifestWriter, read_part
 from quiver_actors.archive.object_store import Metadata
 
 
-def expire_stream(store: Metadata, writer: ManifestWriter, stream: StreamRef, before_unix_ns: int) -> int:
-    """Take the oldest segments of a stream out of the manifest, up to the first one that is not over age. Returns how many.
+class OverAge(NamedTuple):
+    """The segments of one part of the manifest that are over age."""
+
+    ref: PartRef
+    part: Part
+    segments: tuple[Segment, ...]
+    """The first ones of the part."""
+
+
+def over_age(store: Metadata, stream: StreamRef, before_unix_ns: int) -> Iterator[OverAge]:
+    """The oldest segments of a stream, up to the first one that is not over age. Raises as `read_part`.
 
     Args:
-        before_unix_ns: segments whose newest bundle was ingested before this time go.
+        before_unix_ns: segments whose newest bundle was ingested before this time are over age.
+    """
+    for ref in stream.parts:
+        part = read_part(store, ref)
+        going = tuple(takewhile(lambda each: each.last_ingestion_unix_ns < before_unix_ns, part.segments))
+        if going:
+            yield OverAge(ref, part, going)
+        if len(going) < len(part.segments):
+            return
+
+
+def expire_stream(store: Metadata, writer: ManifestWriter, stream: StreamRef, before_unix_ns: int) -> int:
+    """Take the segments of a stream that are over age out of the manifest. Returns how many.
+
+    Args:
+        before_unix_ns: as in `over_age`.
 
     Raises:
         ArchiveError: the manifest was not changed, or not for all parts.
     """
     count = 0
-    for ref in stream.parts:
-        part = read_part(store, ref)
-        going: list[Segment] = []
-        for segment in part.segments:
-            if segment.last_ingestion_unix_ns >= before_unix_ns:
-                break
-            going.append(segment)
+    for ref, part, going in over_age(store, stream, before_unix_ns):
         count += len(going)
         left = part.segments[len(going) :]
-        if going:
-            through = going[-1].segment_seq
-            holes = tuple(hole for hole in part.holes if hole.segment_seq > through)
-            keys = [key_of(writer.head.node, stream.key, segment) for segment in going]
-            new = msgspec.structs.replace(part, segments=left, holes=holes) if left or holes else None
-            writer.expire(stream.key, [ref], new, through, [*keys, *map(crc_key, keys)])
-        if left:
-            break
+        through = going[-1].segment_seq
+        holes = tuple(hole for hole in part.holes if hole.segment_seq > through)
+        keys = [key_of(writer.head.node, stream.key, segment) for segment in going]
+        new = msgspec.structs.replace(part, segments=left, holes=holes) if left or holes else None
+        writer.expire(stream.key, [ref], new, through, [*keys, *map(crc_key, keys)])
     return count

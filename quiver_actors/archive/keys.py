@@ -4,6 +4,7 @@
     <node>/<topic>/<incarnation>/core_<n>/<20 digits>.<generation>.qseg.crc    the checksums of its blocks
     <node>/manifest.head                                                       which parts of the manifest hold now
     <node>/manifest.parts/<20 digits>-<8 hex>.json                             a part of the manifest, which never changes
+    <node>/manifest.states/<20 digits>-<8 hex>.state                           what a restore needs beside the segments; it never changes
 
 No topic has a dot in its name, so none clashes with the manifest. Numbers have 20 digits: keys sort as the segments do.
 """
@@ -16,6 +17,7 @@ from typing import NamedTuple
 CRC_SUFFIX = ".crc"
 HEAD_NAME = "manifest.head"
 PARTS_NAME = "manifest.parts"
+STATES_NAME = "manifest.states"
 GENERATION_MAX = 1000
 """More uploads of different contents of one segment are taken for a fault."""
 
@@ -72,3 +74,8 @@ def head_key(node: str) -> str:
 def part_key(node: str, commit: int, random_hex: str) -> str:
     """The key of a part of the manifest that belongs to a commit."""
     return f"{node}/{PARTS_NAME}/{commit:020d}-{random_hex}.json"
+
+
+def state_key(node: str, commit: int, random_hex: str) -> str:
+    """The key of the state of a node that belongs to a commit."""
+    return f"{node}/{STATES_NAME}/{commit:020d}-{random_hex}.state"

@@ -115,6 +115,15 @@ class StreamRef(msgspec.Struct, frozen=True, kw_only=True):
         return StreamKey(self.topic, self.incarnation, self.core)
 
 
+class StateRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The head's entry of the state of the node, which `archive.node_state` describes."""
+
+    key: str
+    size_bytes: int
+    crc32: int
+    taken_unix_ns: int
+
+
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """The one start of an archiver that may change the archive of a node."""
 
@@ -140,6 +149,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     streams: tuple[StreamRef, ...] = ()
     garbage: tuple[str, ...] = ()
     """Keys that nothing refers to any more, and that may not be deleted yet."""
+    state: StateRef | None = None
+    """What a restore needs beside the segments; None: it was not uploaded."""
 
     def stream(self, key: StreamKey) -> StreamRef | None:
         """The entry of a stream; None where nothing of it was archived."""

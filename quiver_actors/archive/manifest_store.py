@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
-from quiver_actors.archive.keys import StreamKey, head_key, part_key
+from quiver_actors.archive.keys import StreamKey, head_key, part_key, state_key
 from quiver_actors.archive.manifest import (
     Head,
     Hole,
@@ -24,6 +24,7 @@ from quiver_actors.archive.manifest import (
     Part,
     PartRef,
     Segment,
+    StateRef,
     StreamRef,
     decode_head,
     decode_part,
@@ -85,6 +86,22 @@ def read_part(store: Metadata, ref: PartRef) -> Part:
 def read_parts(store: Metadata, stream: StreamRef) -> Iterator[Part]:
     """Read the parts of a stream, the lowest numbers first. Raises as `read_part`."""
     return (read_part(store, ref) for ref in stream.parts)
+
+
+def read_state(store: Metadata, ref: StateRef) -> bytes:
+    """Read the state of a node, proven against the head's checksum; `archive.node_state` decodes it.
+
+    Raises:
+        ChecksumMismatch, InvalidFormat: it is damaged, or missing. ArchiveError: the store cannot be read.
+    """
+    found = store.get(ref.key)
+    if found is None:
+        raise InvalidFormat(
+            f"state {ref.key} of the archive is gone: read the head again; if it stays so, the state is lost"
+        )
+    if crc32(found.content) != ref.crc32:
+        raise ChecksumMismatch(f"state {ref.key} of the archive does not have the checksum that the head says")
+    return found.content
 
 
 class ManifestWriter:
@@ -178,6 +195,14 @@ class ManifestWriter:
         streams = [shorter if each is found else each for each in self.head.streams]
         keys = [*self.head.garbage, *(ref.key for ref in old), *garbage]
         self._move(msgspec.structs.replace(self.head, streams=tuple(streams), garbage=tuple(dict.fromkeys(keys))))
+
+    def record_state(self, content: bytes, taken_unix_ns: int) -> None:
+        """Upload the state of the node, and make the head refer to it instead of the one before. Raises as `commit`."""
+        key = state_key(self.head.node, self.head.commit + 1, os.urandom(4).hex())
+        create_once(self._store, key, content)
+        ref = StateRef(key=key, size_bytes=len(content), crc32=crc32(content), taken_unix_ns=taken_unix_ns)
+        former = () if self.head.state is None else (self.head.state.key,)
+        self._move(msgspec.structs.replace(self.head, state=ref, garbage=(*self.head.garbage, *former)))
 
     def collect_garbage(self) -> int:
         """Delete objects that no head refers to any more, and forget their names. Returns how many. Raises as `commit`."""

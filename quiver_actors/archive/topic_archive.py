@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -46,6 +46,15 @@ class Step(NamedTuple):
     missing: list[SegmentInfo]
     """All sealed segments that are not archived."""
     unsealed: list[SegmentInfo]
+
+
+class Behind(NamedTuple):
+    """What the worker of one stream held for the archiver when it was asked last. Some of it may be archived."""
+
+    sealed: Sequence[SegmentInfo] = ()
+    unsealed: Sequence[SegmentInfo] = ()
+    next_segment_seq: int = -1
+    """No segment had this number or a higher one; -1: not known."""
 
 
 def plan(held: HeldCore, archived_through: int) -> Step:
@@ -92,6 +101,7 @@ class TopicArchive:
     Args:
         slots: the topic's slots by name; a reader of the archive needs them.
         note_upload: told the size of each segment that was uploaded and recorded.
+        may_begin: whether a stream of which nothing was archived yet may be begun now.
     """
 
     def __init__(
@@ -103,16 +113,20 @@ class TopicArchive:
         throttle: Throttle,
         note_upload: Callable[[int], None],
         should_stop: Callable[[], bool],
+        may_begin: Callable[[StreamKey], bool] = lambda _: True,
     ) -> None:
         self.topic = topic
         self.streams: dict[int, ArchivedStream] = {}
         """The state of each core, for the status."""
+        self.behind: dict[StreamKey, Behind] | None = None
+        """What of each stream was still to be archived at the last look; None: no worker was asked yet."""
         self._node = node
         self._slots = slots
         self._hold = hold
         self._throttle = throttle
         self._note_upload = note_upload
         self._should_stop = should_stop
+        self._may_begin = may_begin
         self._seals_next = False
 
     def step(self, store: ObjectStore, writer: ManifestWriter, settings: ArchiveSettings) -> bool:
@@ -127,9 +141,15 @@ class TopicArchive:
         for core in self.streams.keys() - held.keys():
             del self.streams[core]
         more = False
-        for core, each in held.items():
-            if each.incarnation and not self._should_stop():
-                more |= self._step_core(store, writer, StreamKey(self.topic, each.incarnation, core), each)
+        keys = {core: StreamKey(self.topic, each.incarnation, core) for core, each in held.items() if each.incarnation}
+        self.behind = {
+            stream: Behind(held[core].segments, held[core].unsealed, held[core].next_segment_seq)
+            for core, stream in keys.items()
+        }
+        for core, stream in keys.items():
+            is_begun = writer.head.stream(stream) is not None or self._may_begin(stream)
+            if is_begun and not self._should_stop():
+                more |= self._step_core(store, writer, stream, held[core])
         self._seals_next = self._is_late(held, settings)
         return more
 

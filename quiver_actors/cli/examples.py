@@ -36,6 +36,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "quiver archive status": ("quiver archive status --archive file:///srv/archive --node worker-1",),
     "quiver archive verify": ("quiver archive verify --archive file:///srv/archive --node worker-1",),
     "quiver archive get": ("quiver archive get taken-out --archive file:///srv/archive --node worker-1",),
+    "quiver archive expire": (
+        "quiver archive expire --archive file:///srv/archive --node worker-1 --older-than 30d --dry-run",
+    ),
     "quiver archive take-over": (
         "quiver archive take-over --archive file:///srv/archive --node worker-1 --data-dir /var/lib/quiver --dry-run",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -20,6 +21,6 @@ def load_without_pandas() -> None:
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:
-        pass
+        importlib.import_module("pyarrow.dataset")
     finally:
         sys.meta_path.remove(finder)

@@ -37,6 +37,7 @@ COMMANDS = (
     "subscribers",
     "transactions",
     "archive",
+    "restore",
     "push",
     "tail",
     "query",

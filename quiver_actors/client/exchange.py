@@ -17,13 +17,14 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from quiver_actors.base.units import SECOND_NS
@@ -57,6 +58,34 @@ def deadline_after(timeout_seconds: float | None) -> int:
         return time.monotonic_ns() + round(timeout_seconds * float(SECOND_NS))
     except (TypeError, ValueError, OverflowError):
         raise UsageError(f"a timeout of {timeout_seconds!r} is not possible: expected a number of seconds") from None
+
+
+def side_by_side(flows: Iterable[Flow[T]], at_once: int) -> Flow[list[T]]:
+    """Drive many flows, some at a time, and return their results in their order: their questions share the ways to the workers.
+
+    Raises what the first of them raises that fails; the others are closed.
+    """
+    ahead = enumerate(flows)
+    results: dict[int, T] = {}
+    active: dict[int, Flow[T]] = {}
+    try:
+        while True:
+            active.update(itertools.islice(ahead, at_once - len(active)))
+            if not active:
+                return [results[number] for number in sorted(results)]
+            waits_until = {}
+            for number, flow in active.items():
+                try:
+                    waits_until[number] = next(flow)
+                except StopIteration as stop:
+                    results[number] = stop.value
+            is_waiting = len(waits_until) == len(active)
+            active = {number: active[number] for number in waits_until}
+            if is_waiting:
+                yield min(waits_until.values())
+    finally:
+        for flow in active.values():
+            flow.close()
 
 
 class Watched(Protocol):

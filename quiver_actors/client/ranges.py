@@ -65,7 +65,9 @@ def _parts(
     while segment_seq <= last[0]:
         info = stored.get(segment_seq)
         if info is None and segment_seq <= known_through:
-            segment_seq += 1
+            # Numbers may be left out by the billion, as a restore does.
+            at = bisect.bisect_left(numbers, segment_seq)
+            segment_seq = min(numbers[at] if at < len(numbers) else known_through + 1, known_through + 1)
             continue
         if info is None:
             segment_seq = _behind_unused(stored, numbers, segment_seq)

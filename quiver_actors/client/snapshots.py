@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
-from quiver_actors.client.exchange import Flow
+from quiver_actors.client.exchange import Flow, side_by_side
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.requests import Requests, WantedRange
@@ -23,6 +23,8 @@ from quiver_actors.query.sql import Material, Mentions
 _READABLE_NS = 60 * SECOND_NS
 """How long to wait for a worker that has just started: it looks at what it has before it shows any of it."""
 _LOOK_NS = 50 * MILLISECOND_NS
+_PINS_AT_ONCE = 32
+"""Segments that are asked for before the first of them is there."""
 _COMPLETE_NS = 250 * MILLISECOND_NS
 _COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
 
@@ -44,12 +46,12 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
         raise UsageError(
             f"topic {topic!r} has {len(wanted):,} segments in that span, and a dataset holds {SEGMENTS_MAX:,}: give start= or end="
         )
-    parts = []
-    for core, segment, bundles in wanted:
-        pinned = yield from _pinned(requests, slots, core, segment, bundles, verifies_checksums=verifies_checksums)
-        if pinned is not None:
-            known = statistics.get(core, {}).get(segment.segment_seq)
-            parts.append(_part(core, segment, bundles, pinned, known))
+    pins = (_pinned(requests, slots, *each, verifies_checksums=verifies_checksums) for each in wanted)
+    parts = [
+        _part(*each, pinned, statistics.get(each[0], {}).get(each[1].segment_seq))
+        for each, pinned in zip(wanted, (yield from side_by_side(pins, _PINS_AT_ONCE)), strict=True)
+        if pinned is not None
+    ]
     if len(parts) < len(wanted):
         # Some were deleted, and perhaps older ones behind them that are pinned already: what is left now is one moment's.
         stored = _numbers((yield from _readable(requests, topic)))
@@ -57,7 +59,8 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
     if (yield from _info(requests, topic)).incarnation != info.incarnation:
         # Numbers of a topic's segments are used again by one that is made in its place: what is known may be of either.
         parts = [part._replace(statistics=None) for part in parts]
-    return Snapshot(topic, slots.table, tuple(parts), all(each.is_complete for each in found.values()))
+    is_complete = all(each.is_complete for each in found.values())
+    return Snapshot(topic, slots.table, tuple(parts), is_complete, info.event_time)
 
 
 def _info(requests: Requests, topic: str) -> Flow[TopicInfo]:

@@ -257,11 +257,12 @@ class EmbeddedWorker(Worker):
     def _make_poll(self) -> tuple[Poll, int]:
         return self.wire, -1
 
-    def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread]:
+    def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread, JobThread]:
         self.commits = CommitThread("quiver-sync", self._drive)
         seal, ask = DrivingThread("quiver-seal", self._drive), AskingThread("quiver-ask", self._drive)
-        self._own_threads = [self.commits, seal, ask]
-        return self.commits, seal, ask
+        cold = AskingThread("quiver-cold", self._drive)
+        self._own_threads = [self.commits, seal, ask, cold]
+        return self.commits, seal, ask, cold
 
     def _listen(self, core: int) -> InnerDoor:
         return InnerDoor(self.wire)

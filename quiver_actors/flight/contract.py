@@ -14,6 +14,9 @@ import pyarrow as pa
 
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 
+ERROR_PREFIX = "quiver:"
+"""How a server marks the message of an error that is one of ours: `quiver:<code>:<message>`."""
+
 
 class BundleRange(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Bundles `[bundle_start, bundle_end)` of one segment."""
@@ -102,6 +105,23 @@ class Schemas(msgspec.Struct, frozen=True):
     """Arrow IPC schema messages by slot id."""
 
 
+class ColumnTerm(msgspec.Struct, frozen=True, array_like=True):
+    """A comparison of a column with literals; see `query.conditions.Term`."""
+
+    column: str
+    kind: str
+    values: tuple[str, ...]
+
+
+class WantedRows(msgspec.Struct, frozen=True):
+    """Rows of a slot for which all terms are true, once they conform to a schema."""
+
+    slot: int
+    schema: bytes
+    """Arrow IPC schema message with the columns of the terms."""
+    terms: list[ColumnTerm]
+
+
 class AskSlotRows(msgspec.Struct, frozen=True, tag=True):
     """How many rows segments have in each slot: sealed ones by their directories, no bundle of which is read."""
 
@@ -110,6 +130,8 @@ class AskSlotRows(msgspec.Struct, frozen=True, tag=True):
     """Numbers of sealed segments by core."""
     ranges: list[BundleRange] = []
     """Bundles of segments that are not sealed: the rows of these only."""
+    wanted: WantedRows | None = None
+    """Say, too, which sealed segments of the topic have none of these rows, by their statistics."""
 
 
 class SlotRows(msgspec.Struct, frozen=True):
@@ -117,6 +139,8 @@ class SlotRows(msgspec.Struct, frozen=True):
 
     by_core: dict[int, dict[int, dict[int, int]]]
     """Core, segment, slot: rows. A slot that a segment does not have is not named, nor is a segment that is not there any more."""
+    unmatched: dict[int, list[int]] = {}
+    """Sealed segments by core that certainly have none of the wanted rows. An older node names none."""
 
 
 class AskWeights(msgspec.Struct, frozen=True, tag=True):

@@ -42,6 +42,8 @@ from quiver_actors.flight.contract import (
     Weights,
     schema_of,
 )
+from quiver_actors.flight.pruning import unmatched
+from quiver_actors.flight.remote_clients import RemoteClients
 from quiver_actors.flight.rows import read_rows
 from quiver_actors.flight.stored import (
     checked_contents,
@@ -67,6 +69,7 @@ class LocalNode:
         """`client` returns the client to use; asked anew for each request, so that it may be replaced."""
         self.name = name
         self.tables = NodeTables(client)
+        self.remote_clients = RemoteClients(name, client)
         self._client = client
         self._holds: dict[tuple[str, str], _KeptHold] = {}
         self._lock = threading.Lock()
@@ -129,8 +132,12 @@ class LocalNode:
         return Schemas({slot_id: list(messages) for slot_id, messages in found.items()})
 
     def slot_rows(self, request: AskSlotRows) -> SlotRows:
-        """Add up the rows of each slot."""
-        return stored_rows(self._client(), request)
+        """Add up the rows of each slot, and find the sealed segments that have none of the wanted rows."""
+        client = self._client()
+        counted = stored_rows(client, request)
+        if request.wanted is None:
+            return counted
+        return SlotRows(counted.by_core, unmatched(client.statistics(request.topic), request.wanted))
 
     def weights(self, request: AskWeights) -> Weights:
         """Read the row counts of one segment's bundles without checking their checksums; who reads the rows checks them."""

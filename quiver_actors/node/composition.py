@@ -4,7 +4,7 @@ Owner: the process of `quiver up`. It holds both directories' locks for its life
 make and remove.
 
     data directory   quiver.node.lock    held by the supervisor and its workers: free only when the last of them is gone
-                     quiver.version      `quiver-data 2` (data_version.py)
+                     quiver.version      `quiver-data 3` (data_version.py)
                      quiver.cores        the number of workers, and since when (core_generation.py)
                      <topic>/core_<n>/   the workers'
                      quiver.archive      who the directory is to its archive: the archiver's (archive/ownership.py)

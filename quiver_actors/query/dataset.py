@@ -13,11 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from quiver_actors.base.notebook import table_html
 from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.query.conditions import expression_of, parse_terms
-from quiver_actors.query.guarantees import guarantee, guarantees
+from quiver_actors.query.event_times import EventBound, event_span
+from quiver_actors.query.guarantees import guarantee, matching
 from quiver_actors.query.rows import METADATA, Rows
-from quiver_actors.query.scan import Scan
+from quiver_actors.query.scan import Scan, fields_in
 from quiver_actors.query.schemas import chosen_slot, stored_schema
 from quiver_actors.query.segment_files import segment_file_system
 from quiver_actors.query.snapshot import Snapshot, SnapshotPart
@@ -44,7 +46,8 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         self._where = where
         self._parts = parts = {f"{part.core}/{part.segment_seq}": part for part in rows.snapshot.parts}
         self._scan = scan = Scan(rows, stored, schema)
-        self._guarantees = guarantees(parts, scan)
+        self._guarantees: dict[tuple[str, ...], dict[str, pc.Expression]] = {}
+        """What is known of the segments before they are read, by the columns that it is about."""
         # Without this dataset: what Arrow holds in C++ could not be found to be a circle, and the files would stay mapped for ever.
         files = segment_file_system(lambda path: scan.table([parts[path]], where), list(parts))
         form = ds.IpcFileFormat()
@@ -94,7 +97,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
 
     def guarantee_of(self, part: SnapshotPart) -> pc.Expression:
         """Return an expression that is true for all rows of a segment."""
-        return guarantee(part, self._scan)
+        return guarantee(part, self._scan, self._scan.full.names)
 
     def filter(self, expression: Any) -> TopicDataset:
         """The same snapshot without the rows for which the expression is not true."""
@@ -120,6 +123,12 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         snapshot = self._rows.snapshot
         return f"<TopicDataset topic={snapshot.topic} slot={self._rows.slot_id} segments={len(self._parts)}>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how much of which topic it is, and its columns. No row is read."""
+        snapshot = self._rows.snapshot
+        title = f"Dataset of topic {snapshot.topic}, slot {self._rows.slot_id}: {len(self._parts):,} segments"
+        return table_html(title, ("column", "type"), ((field.name, field.type) for field in self.schema))
+
     def _wanted(self, expression: Any) -> pc.Expression | None:
         if expression is not None and not isinstance(expression, pc.Expression):
             raise UsageError(f"filter={expression!r} is not possible: expected an expression of pyarrow.compute")
@@ -130,7 +139,13 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
     def _matching(self, expression: pc.Expression | None) -> list[SnapshotPart]:
         if expression is None:
             return list(self._parts.values())
-        return [self._parts[fragment.path] for fragment in self._guarantees.get_fragments(expression)]
+        columns = tuple(field.name for field in fields_in(self._scan.full, (expression,)))
+        known = self._guarantees.get(columns)
+        if known is None:
+            known = {path: guarantee(part, self._scan, columns) for path, part in self._parts.items()}
+            self._guarantees[columns] = known
+        left = matching(known, self._scan.full, expression)
+        return [part for path, part in self._parts.items() if path in left]
 
 
 class SegmentFragment:
@@ -185,6 +200,8 @@ def dataset_of(
     *,
     slot: str | int | None = None,
     where: str | pc.Expression | None = None,
+    event_start: EventBound = None,
+    event_end: EventBound = None,
     metadata: bool | Iterable[str] = False,
     skip_damaged: bool = False,
 ) -> TopicDataset:
@@ -193,6 +210,7 @@ def dataset_of(
     Args:
         span: the bounds for which the snapshot was taken.
         where: rows to keep: an expression, or conditions as Spark's option `where` has them.
+        event_start, event_end: rows to keep by the topic's column of event times; see `event_times.event_span`.
         metadata: whether the columns of `rows.METADATA` are in the dataset's schema; or which of them.
         skip_damaged: leave out bundles that are damaged or lost, instead of raising.
 
@@ -208,4 +226,7 @@ def dataset_of(
         [*stored, *(field for field in METADATA if field.name in shown and field.name not in stored.names)]
     )
     condition = expression_of(parse_terms(where), Scan(rows, stored, schema).full) if isinstance(where, str) else where
+    happened = event_span(stored, snapshot.event_time, event_start, event_end)
+    if happened is not None:
+        condition = happened if condition is None else condition & happened
     return TopicDataset(rows, stored, schema, condition)

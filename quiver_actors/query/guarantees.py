@@ -5,7 +5,7 @@ A guarantee may say less than is true, and never more: otherwise rows would be m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,38 +28,51 @@ _BOUNDED = (
 """Types of columns whose bounds are used."""
 
 
-def guarantees(parts: Mapping[str, SnapshotPart], scan: Scan) -> ds.FileSystemDataset:
-    """A dataset that is never read: its `get_fragments` gives those of the parts, by their paths, that can have rows of a filter."""
-    form, files = ds.IpcFileFormat(), segment_file_system(None, ())
-    fragments = [
-        form.make_fragment(path, filesystem=files, partition_expression=guarantee(part, scan))
-        for path, part in parts.items()
-    ]
-    return ds.FileSystemDataset(fragments, scan.full, form, files)
-
-
-def guarantee(part: SnapshotPart, scan: Scan) -> pc.Expression:
-    """Return an expression that is true for all rows of a part, by its place, and by its statistics where there are any."""
-    found = _of_place(part, scan.stored)
+def guarantee(part: SnapshotPart, scan: Scan, columns: Collection[str]) -> pc.Expression:
+    """Return an expression about some columns that is true for all rows of a part, by its place and its statistics."""
+    found = _of_place(part, scan.stored, columns)
     if part.statistics is None:
         return found
-    streams = [each for each in part.statistics if each.slot_id == scan.rows.slot_id and each.row_count]
-    for field in scan.stored:
-        known = _of_column(field, streams)
+    return found & values_guarantee(scan.stored, columns, scan.rows.slot_id, part.statistics)
+
+
+def values_guarantee(
+    schema: pa.Schema, columns: Collection[str], slot_id: int, statistics: Sequence[SchemaStatistics]
+) -> pc.Expression:
+    """Return an expression about some columns that is true for all rows of a slot in one segment.
+
+    Args:
+        schema: the one that the rows conform to.
+        statistics: those of the segment.
+    """
+    streams = [each for each in statistics if each.slot_id == slot_id and each.row_count]
+    found = pc.scalar(value=True)
+    for field in schema:
+        known = _of_column(field, streams) if field.name in columns else None
         found = found if known is None else found & known
     return found
 
 
-def _of_place(part: SnapshotPart, stored: pa.Schema) -> pc.Expression:
+def matching(guaranteed: Mapping[str, pc.Expression], schema: pa.Schema, expression: pc.Expression) -> set[str]:
+    """Return the keys of those segments, each with its guarantee, that can have rows for which an expression is true."""
+    form, files = ds.IpcFileFormat(), segment_file_system(None, ())
+    fragments = [
+        form.make_fragment(key, filesystem=files, partition_expression=known) for key, known in guaranteed.items()
+    ]
+    found = ds.FileSystemDataset(fragments, schema, form, files).get_fragments(expression)
+    return {fragment.path for fragment in found}
+
+
+def _of_place(part: SnapshotPart, stored: pa.Schema, columns: Collection[str]) -> pc.Expression:
     """Nothing is known of stored columns that have names of ours."""
     values = {"_quiver_core": (part.core, part.core), "_quiver_segment": (part.segment_seq, part.segment_seq)}
     if part.oldest_unix_ns:
         values["_quiver_ingestion_time"] = (part.oldest_unix_ns // 1000, part.newest_unix_ns // 1000)
     found = pc.scalar(value=True)
-    for name, span in values.items():
-        if name not in stored.names:
-            low, high = pa.array(span, pa.int64()).cast(METADATA.field(name).type)
-            found = found & (pc.field(name) >= low) & (pc.field(name) <= high)
+    for name, (low, high) in values.items():
+        if name in columns and name not in stored.names:
+            kind = METADATA.field(name).type
+            found = found & (pc.field(name) >= pa.scalar(low, kind)) & (pc.field(name) <= pa.scalar(high, kind))
     return found
 
 

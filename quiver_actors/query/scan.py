@@ -44,11 +44,15 @@ class Scan:
         return self.scanner(parts, None, wanted, {}).to_table().unify_dictionaries()
 
 
+def fields_in(full: pa.Schema, expressions: Iterable[pc.Expression]) -> list[pa.Field]:
+    """The fields that expressions name, by their texts: perhaps too many, never too few."""
+    text = " ".join(map(str, expressions))
+    return [field for field in full if field.name in text or "FieldPath" in text]
+
+
 def _read_for(full: pa.Schema, columns: Any, wanted: pc.Expression | None) -> pa.Schema:
-    """The columns that a scan needs. The text of an expression says which it names: perhaps too many, never too few."""
+    """The columns that a scan needs."""
     names = set(columns) if not isinstance(columns, Mapping) else set()
     expressions = [*(columns.values() if isinstance(columns, Mapping) else ()), *(() if wanted is None else (wanted,))]
-    text = " ".join(map(str, expressions))
-    if "FieldPath" in text:
-        return full
-    return pa.schema([field for field in full if field.name in names or field.name in text])
+    named = {field.name for field in fields_in(full, expressions)}
+    return pa.schema([field for field in full if field.name in names or field.name in named])

@@ -1,4 +1,5 @@
-"""The schema that all rows of a dataset conform to, found in the stream directories of sealed segments and the bundles of open logs."""
+"""The schema that all rows of a dataset conform to: of sealed segments from their summaries, or, where these say nothing, from their stream
+directories; of open logs from their bundles. So a segment that a condition leaves out is not opened for its schema."""
 
 from __future__ import annotations
 
@@ -50,10 +51,18 @@ def stored_schema(rows: Rows) -> pa.Schema:
 
     Raises:
         SchemaConflict: two bundles have types of one column that no type holds; names their segments.
-        ChecksumMismatch, FormatError: the table of contents of a segment is damaged, and damage is not skipped.
+        ChecksumMismatch, FormatError: a segment without a summary has a damaged table of contents, and damage is not skipped.
     """
     holders: dict[bytes, SnapshotPart] = {}
+    # Segments share the objects of their schemas, which are quicker told apart than schemas are compared.
+    seen: set[int] = set()
     for part in rows.snapshot.parts:
+        for stream in part.statistics or ():
+            if stream.slot_id == rows.slot_id and id(stream.schema) not in seen:
+                seen.add(id(stream.schema))
+                holders.setdefault(bytes(stream.schema.serialize()), part)
+        if part.statistics is not None:
+            continue
         try:
             for message in _messages_in(part, rows):
                 holders.setdefault(message, part)
@@ -108,6 +117,9 @@ def slots_of(snapshot: Snapshot) -> list[int]:
         return sorted(snapshot.slots.declared.values())
     found: set[int] = set()
     for part in snapshot.parts:
+        if part.statistics is not None:
+            found.update(stream.slot_id for stream in part.statistics)
+            continue
         reader = part.bundles.reader
         if isinstance(reader, SegmentReader):
             found.update(stream.slot_id for stream in reader.streams)

@@ -41,7 +41,7 @@ DECISIONS_DIRECTORY = "_quiver_decisions"
 
 
 @dataclass(frozen=True)
-class Run:
+class Attempt:
     """One attempt to write a transaction: what driver and tasks have to agree on."""
 
     txn_id: str
@@ -92,19 +92,19 @@ def _as_location(text: str) -> str:
     return text if "://" in text else os.path.abspath(text)
 
 
-def decide(run: Run, tokens: Sequence[Token]) -> Decision:
+def decide(attempt: Attempt, tokens: Sequence[Token]) -> Decision:
     """Make the decision, or find the one that stands.
 
     Raises:
-        TransactionAborted: the run came too late; Spark runs the job or the micro-batch again.
+        TransactionAborted: the attempt came too late; Spark runs the job or the micro-batch again.
     """
-    late = [token for token in tokens if token.epoch != run.epoch]
+    late = [token for token in tokens if token.epoch != attempt.epoch]
     if late:
         raise TransactionAborted(
-            f"transaction {run.txn_id!r}: its tasks ran in epochs {sorted({token.epoch for token in tokens})}, as one was aborted "
+            f"transaction {attempt.txn_id!r}: its tasks ran in epochs {sorted({token.epoch for token in tokens})}, as one was aborted "
             "meanwhile; run it again"
         )
-    return Decisions(run.decisions).commit(run.txn_id, run.epoch, tokens)
+    return Decisions(attempt.decisions).commit(attempt.txn_id, attempt.epoch, tokens)
 
 
 def publish(options: SourceOptions, tokens: Iterable[Token]) -> None:
@@ -121,15 +121,16 @@ def publish(options: SourceOptions, tokens: Iterable[Token]) -> None:
     node_set(options).ask(by_node, publish_on)
 
 
-def abort(options: SourceOptions, run: Run) -> None:
-    """Decide that the run comes to nothing, unless it was committed; then let all nodes drop what they hold of it, whatever task staged it.
+def abort(options: SourceOptions, attempt: Attempt) -> None:
+    """Decide that the attempt comes to nothing, unless it was committed; then let all nodes drop what they hold of it, whatever task staged
+    it.
 
     Spark names only the tasks that have finished. One that was cancelled sees the end of its rows, and prepares what it has.
     """
-    if Decisions(run.decisions).abort(run.txn_id, run.epoch).is_commit:
-        logger.warning("quiver.spark.abort_ignored txn=%s: it was committed", run.txn_id)
+    if Decisions(attempt.decisions).abort(attempt.txn_id, attempt.epoch).is_commit:
+        logger.warning("quiver.spark.abort_ignored txn=%s: it was committed", attempt.txn_id)
         return
-    request = DropRun(options.topic, run.txn_id, run.epoch)
+    request = DropRun(options.topic, attempt.txn_id, attempt.epoch)
     nodes = node_set(options)
 
     def drop_on(node: Node) -> None:
@@ -141,21 +142,21 @@ def abort(options: SourceOptions, run: Run) -> None:
         nodes.ask_all(drop_on)
 
 
-def check_not_aborted(run: Run) -> None:
-    """Check in a task, before it prepares, that its run was not aborted meanwhile; else a stage would wait for its time to live.
+def check_not_aborted(attempt: Attempt) -> None:
+    """Check in a task, before it prepares, that its attempt was not aborted meanwhile; else a stage would wait for its time to live.
 
     Raises:
-        TransactionAborted: the driver has given the run up.
+        TransactionAborted: the driver has given the attempt up.
     """
-    decided = Decisions(run.decisions).decided(run.txn_id, run.epoch)
+    decided = Decisions(attempt.decisions).decided(attempt.txn_id, attempt.epoch)
     if decided is not None and not decided.is_commit:
-        raise TransactionAborted(f"transaction {run.txn_id!r}, epoch {run.epoch} was aborted by {decided.by}")
+        raise TransactionAborted(f"transaction {attempt.txn_id!r}, epoch {attempt.epoch} was aborted by {decided.by}")
 
 
-def open_run(txn_id: str, decisions: str) -> Run | None:
-    """The run that a new attempt belongs to; None: it is committed already."""
+def open_attempt(txn_id: str, decisions: str) -> Attempt | None:
+    """Return the attempt that is under way, or a new one; None: the transaction is committed already."""
     try:
-        return Run(txn_id, Decisions(decisions).open_epoch(txn_id), decisions)
+        return Attempt(txn_id, Decisions(decisions).open_epoch(txn_id), decisions)
     except TransactionDecided:
         return None
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from quiver_actors.base.protocol.messages import SegmentInfo
-from quiver_actors.flight.contract import AskSlotRows, BundleRange, SlotRows
+from quiver_actors.flight.contract import AskSlotRows, BundleRange, SlotRows, WantedRows
 from quiver_actors.spark.offsets import Place
 
 
@@ -96,7 +96,7 @@ def ranges_between(
     return found
 
 
-def rows_request(stored: Iterable[StoredRange], node: str, topic: str) -> AskSlotRows:
+def rows_request(stored: Iterable[StoredRange], node: str, topic: str, wanted: WantedRows | None = None) -> AskSlotRows:
     """Ask a node for the rows of each slot in the ranges of it: of whole segments if they are sealed, else of the ranges alone."""
     segments: dict[int, list[int]] = {}
     ranges: list[BundleRange] = []
@@ -105,7 +105,7 @@ def rows_request(stored: Iterable[StoredRange], node: str, topic: str) -> AskSlo
             segments.setdefault(piece.place.core, []).append(piece.segment_seq)
         elif piece.place.node == node:
             ranges.append(BundleRange(piece.place.core, piece.segment_seq, piece.bundle_start, piece.bundle_end))
-    return AskSlotRows(topic, segments, ranges)
+    return AskSlotRows(topic, segments, ranges, wanted)
 
 
 def having_slots(
@@ -121,3 +121,14 @@ def having_slots(
         return found is None or (any(map(found.get, selected)) and all(map(found.get, required)))
 
     return [piece for piece in stored if may_have_rows(piece)]
+
+
+def matching_ranges(stored: Iterable[StoredRange], rows: Mapping[str, SlotRows]) -> list[StoredRange]:
+    """Ranges of segments that may have wanted rows, as far as their nodes (the keys of `rows`) know."""
+    left_out = {
+        (Place(node, core), segment_seq)
+        for node, found in rows.items()
+        for core, segments in found.unmatched.items()
+        for segment_seq in segments
+    }
+    return [piece for piece in stored if not piece.is_sealed or (piece.place, piece.segment_seq) not in left_out]

@@ -122,26 +122,26 @@ def _push_run(df: DataFrame, options: SourceOptions, transform: Transform | None
     decisions = commit.decisions_location(options)
     named = options.txn_app_id is not None
     txn_id = commit.named_transaction(options) if named else uuid.uuid4().hex
-    run = commit.open_run(txn_id, decisions)
-    if run is None:
+    attempt = commit.open_attempt(txn_id, decisions)
+    if attempt is None:
         commit.publish_again(options, txn_id, decisions)
         return []
     try:
-        rows = df.mapInArrow(_writing(options, run, transform), _WRITTEN).collect()
+        rows = df.mapInArrow(_writing(options, attempt, transform), _WRITTEN).collect()
     except BaseException:
-        commit.abort(options, run)
+        commit.abort(options, attempt)
         raise
-    tokens = list(commit.decide(run, [Token.decode(token) for row in rows for token in row.tokens]).tokens)
+    tokens = list(commit.decide(attempt, [Token.decode(token) for row in rows for token in row.tokens]).tokens)
     commit.publish(options, tokens)
     if not named:
         commit.forget(txn_id, decisions)  # As a sink's: nobody can repeat this write.
     return tokens
 
 
-def _writing(options: SourceOptions, run: commit.Run | None, transform: Transform | None) -> Any:
+def _writing(options: SourceOptions, attempt: commit.Attempt | None, transform: Transform | None) -> Any:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         made = batches if transform is None else iter(transform(batches))
-        yield _as_row(write_task(options, run, made))
+        yield _as_row(write_task(options, attempt, made))
         for _ in batches:  # What the transformation left unread.
             continue
 

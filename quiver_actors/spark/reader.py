@@ -9,6 +9,7 @@ with an error, or is left out with `failOnDataLoss=false`; one that is sealed or
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -40,6 +41,7 @@ from quiver_actors.spark.plan import (
     StoredRange,
     extents_of,
     having_slots,
+    matching_ranges,
     plan_partitions,
     ranges_between,
     rows_request,
@@ -49,6 +51,8 @@ from quiver_actors.spark.read_nodes import read_nodes
 Slots = Mapping[str, int]
 """The slots that a read selects: name as the user gave it, or the slot's own, and id."""
 END = (1 << 47, 0)
+
+logger = logging.getLogger("quiver.spark")
 
 
 class TopicPartition(InputPartition):
@@ -82,11 +86,12 @@ class TopicReader(DataSourceReader):
         ]
         if not stored:
             return []
-        slots = selected_slots(options, contents)
+        slots, target = selected_slots(options, contents), arrow_schema(self._schema)
+        options.where.check(target)
         if options.slots:
             rows = slot_rows(options, stored)
             stored = having_slots(stored, rows, slots.values(), options.where.required_slots(slots))
-        return read_partitions(options, slots, arrow_schema(self._schema), stored)
+        return read_partitions(options, slots, target, _having_rows(options, slots, target, stored))
 
     @message_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -107,6 +112,22 @@ class TopicReader(DataSourceReader):
             )
         )
         return ranges_between(place, segments, offsets.bundle_of(start), END if end < 0 else offsets.bundle_of(end))
+
+
+def _having_rows(
+    options: SourceOptions, slots: Slots, target: pa.Schema, stored: Sequence[StoredRange]
+) -> Sequence[StoredRange]:
+    """Leave out the segments that have no row for `where`, as the statistics say that their nodes keep."""
+    wanted = options.where.wanted_rows(slots, target)
+    if wanted is None:
+        return stored
+    rows = read_nodes(options).ask(
+        {piece.place.node for piece in stored},
+        lambda node: node.slot_rows(rows_request((), node.name, options.topic, wanted)),
+    )
+    found = matching_ranges(stored, rows)
+    logger.info("quiver.spark.pruned topic=%s segments=%d of=%d", options.topic, len(stored) - len(found), len(stored))
+    return found
 
 
 def everything(topic: str) -> Look:

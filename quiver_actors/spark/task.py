@@ -38,14 +38,16 @@ class TaskWritten(WriterCommitMessage):
 
     bundles: int = 0
     rows: int = 0
-    run: commit.Run | None = None
+    attempt: commit.Attempt | None = None
     tokens: tuple[str, ...] = ()
     is_done_before: bool = False
-    """An earlier run of the same transaction was committed: nothing was stored."""
+    """An earlier attempt at the same transaction was committed: nothing was stored."""
 
 
-def write_task(options: SourceOptions, run: commit.Run | None, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
-    """Store the batches of one task. `run`: what they are staged for; None: they are visible at once.
+def write_task(
+    options: SourceOptions, attempt: commit.Attempt | None, batches: Iterator[pa.RecordBatch]
+) -> TaskWritten:
+    """Store the batches of one task. `attempt`: what they are staged for; None: they are visible at once.
 
     Raises:
         QuiverError: the node could not take them in time; names its run directory. Spark runs the task again.
@@ -55,9 +57,9 @@ def write_task(options: SourceOptions, run: commit.Run | None, batches: Iterator
     first = next(keyed, None)
     try:
         if first is None:
-            return TaskWritten(run=run)
+            return TaskWritten(attempt=attempt)
         rows = chain((first,), keyed)
-        return _push(options, rows) if run is None else _stage(options, run, rows)
+        return _push(options, rows) if attempt is None else _stage(options, attempt, rows)
     except QuiverError as error:
         _drain(keyed)
         error.add_note(f"node: {options.run_dir or node_directory()}; topic: {options.topic}")
@@ -113,25 +115,25 @@ def _push_many(options: SourceOptions, key: str | None, pushes: list[Bundle], cl
     client.push_many(pushes, topic=options.topic, key=key, trace_context=options.traceparent, timeout=timeout)
 
 
-def _stage(options: SourceOptions, run: commit.Run, batches: Iterator[Keyed]) -> TaskWritten:
+def _stage(options: SourceOptions, attempt: commit.Attempt, batches: Iterator[Keyed]) -> TaskWritten:
     """One stage for each worker that the task's keys belong to; without keys, one."""
-    stages = _Stages(options, run)
+    stages = _Stages(options, attempt)
     try:
         stages.push(batches)
         tokens = stages.prepare()
     except BaseException:
         stages.abort()
         raise
-    return TaskWritten(stages.bundles, stages.rows, run, tokens)
+    return TaskWritten(stages.bundles, stages.rows, attempt, tokens)
 
 
 class _Stages:
     """The stages of one task, by core."""
 
-    def __init__(self, options: SourceOptions, run: commit.Run) -> None:
+    def __init__(self, options: SourceOptions, attempt: commit.Attempt) -> None:
         self.bundles = self.rows = 0
         self._options = options
-        self._run = run
+        self._attempt = attempt
         self._timeout = options.push_timeout_ns / SECOND_NS
         self._client = node_client(options.run_dir, options.push_timeout_ns, trusted_uid=options.trusted_uid)
         self._stages: dict[int, Stage] = {}
@@ -149,7 +151,7 @@ class _Stages:
         self._begun(key).push_many(self._bundles(batches), trace_context=trace, timeout=self._timeout)
 
     def prepare(self) -> tuple[str, ...]:
-        commit.check_not_aborted(self._run)
+        commit.check_not_aborted(self._attempt)
         tokens = [stage.prepare(timeout=self._timeout) for stage in self._stages.values()]
         return tuple(token.encode() for token in tokens if token is not None)
 
@@ -175,12 +177,12 @@ class _Stages:
         context = TaskContext.get()
         self._client = client
         return client.stage(
-            self._run.txn_id,
+            self._attempt.txn_id,
             topic=self._options.topic,
             partition=0 if context is None else context.partitionId(),
             attempt=0 if context is None else context.taskAttemptId(),
-            epoch=self._run.epoch,
-            decisions=self._run.decisions,
+            epoch=self._attempt.epoch,
+            decisions=self._attempt.decisions,
             ttl=self._options.stage_ttl_ns / SECOND_NS,
             key=key,
             node=client.node,

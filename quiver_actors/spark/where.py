@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from quiver_actors.errors import UsageError
+from quiver_actors.flight.contract import ColumnTerm, WantedRows, schema_bytes
 from quiver_actors.flight.rows import METADATA
 from quiver_actors.query.conditions import COMPARISONS, Term, parse_terms, wanted_mask
 from quiver_actors.spark.offsets import Place
@@ -59,6 +60,20 @@ class Where:
     def required_slots(self, slots: Mapping[str, int]) -> list[int]:
         """Slots that a bundle must have for a row to be wanted: with several selected, a column is a slot, and null where there is none."""
         return sorted({slots[term.column] for term in self.terms if term.column in slots and term.kind != "IS NULL"})
+
+    def wanted_rows(self, slots: Mapping[str, int], schema: pa.Schema) -> WantedRows | None:
+        """What nodes need to tell which segments have none of the rows; None: the terms say nothing of single columns of a slot.
+
+        Args:
+            schema: the one that rows conform to.
+        """
+        terms = [term for term in self.terms if term.column not in METADATA.names]
+        if len(slots) != 1 or not terms:
+            return None
+        (slot_id,) = slots.values()
+        columns = {term.column for term in terms}
+        named = pa.schema([field for field in schema if field.name in columns])
+        return WantedRows(slot_id, schema_bytes(named), [ColumnTerm(*term) for term in terms])
 
     def filtered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches of the rows that are wanted."""

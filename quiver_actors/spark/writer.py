@@ -45,12 +45,12 @@ class TopicWriter(DataSourceArrowWriter):
         self._options = options
         self._txn_id = ""
         self._decisions = ""
-        self._run: commit.Run | None = None
+        self._attempt: commit.Attempt | None = None
         if options.commit_protocol != "none":
             self._decisions = commit.decisions_location(options)
             named = options.txn_app_id is not None
             self._txn_id = commit.named_transaction(options) if named else uuid.uuid4().hex
-            self._run = commit.open_run(self._txn_id, self._decisions)
+            self._attempt = commit.open_attempt(self._txn_id, self._decisions)
 
     @message_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
@@ -58,29 +58,29 @@ class TopicWriter(DataSourceArrowWriter):
         options = self._options
         if options.commit_protocol == "none":
             return write_task(options, None, iterator)
-        if self._run is None:
+        if self._attempt is None:
             return skip_task(iterator)
         if options.commit_protocol == "task":
             return write_partition(options, self._txn_id, self._decisions, iterator)
-        return write_task(options, self._run, iterator)
+        return write_task(options, self._attempt, iterator)
 
     @message_first
     def commit(self, messages: list[TaskWritten | None]) -> None:
         """Decide and publish; a write that was committed before under its `txnAppId` and `txnVersion` is only published."""
         if self._options.commit_protocol == "batch":
-            if self._run is None:
+            if self._attempt is None:
                 commit.publish_again(self._options, self._txn_id, self._decisions)
             else:
-                commit.publish(self._options, commit.decide(self._run, tokens_of(messages)).tokens)
+                commit.publish(self._options, commit.decide(self._attempt, tokens_of(messages)).tokens)
                 if self._options.txn_app_id is None:
                     # Nobody can repeat this write, and an attempt that is still alive finds nobody who decides for it.
-                    commit.forget(self._run.txn_id, self._run.decisions)
+                    commit.forget(self._attempt.txn_id, self._attempt.decisions)
         log("committed", self._options, messages)
 
     def abort(self, messages: list[TaskWritten | None]) -> None:
         """Drop the staged bundles unless they were committed: Spark calls this also when `commit` has failed."""
-        if self._options.commit_protocol == "batch" and self._run is not None:
-            commit.abort(self._options, self._run)
+        if self._options.commit_protocol == "batch" and self._attempt is not None:
+            commit.abort(self._options, self._attempt)
         log("aborted", self._options, messages)
 
 
@@ -101,25 +101,25 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         txn_id = micro_batch_id()
         if options.commit_protocol == "task":
             return write_partition(options, txn_id, self._decisions, iterator)
-        run = commit.open_run(txn_id, self._decisions)
-        if run is None:
+        attempt = commit.open_attempt(txn_id, self._decisions)
+        if attempt is None:
             skip_task(iterator)
             # The commit finds the decision by the transaction's name.
-            return TaskWritten(run=commit.Run(txn_id, 0, self._decisions), is_done_before=True)
-        return write_task(options, run, iterator)
+            return TaskWritten(attempt=commit.Attempt(txn_id, 0, self._decisions), is_done_before=True)
+        return write_task(options, attempt, iterator)
 
     @message_first
     def commit(self, messages: list[TaskWritten | None], batchId: int) -> None:  # noqa: N803 - Spark passes it so
         """Decide and publish; a replayed micro-batch, whose decision stands, is only published."""
-        runs = runs_of(messages)
+        attempts = attempts_of(messages)
         if self._options.commit_protocol == "batch":
             if any(message is not None and message.is_done_before for message in messages):
-                commit.publish_again(self._options, runs[0].txn_id, runs[0].decisions)
-            elif runs:
-                commit.publish(self._options, commit.decide(runs[0], tokens_of(messages)).tokens)
-        for run in set(runs) if batchId >= DECISIONS_KEPT else ():
-            query, _, rest = run.txn_id.partition(f"-{batchId}")
-            commit.forget(f"{commit.transaction_id(query, batchId - DECISIONS_KEPT)}{rest}", run.decisions)
+                commit.publish_again(self._options, attempts[0].txn_id, attempts[0].decisions)
+            elif attempts:
+                commit.publish(self._options, commit.decide(attempts[0], tokens_of(messages)).tokens)
+        for attempt in set(attempts) if batchId >= DECISIONS_KEPT else ():
+            query, _, rest = attempt.txn_id.partition(f"-{batchId}")
+            commit.forget(f"{commit.transaction_id(query, batchId - DECISIONS_KEPT)}{rest}", attempt.decisions)
         log("committed", self._options, messages, batchId)
 
     def abort(self, messages: list[TaskWritten | None], batchId: int) -> None:  # noqa: N803
@@ -127,8 +127,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         micro-batch is replayed, or expires.
         """
         if self._options.commit_protocol == "batch":
-            for run in set(runs_of(messages)):
-                commit.abort(self._options, run)
+            for attempt in set(attempts_of(messages)):
+                commit.abort(self._options, attempt)
         log("aborted", self._options, messages, batchId)
 
 
@@ -138,14 +138,14 @@ def write_partition(
     """`commitProtocol=task`: stage, decide and publish the rows of one partition in its task."""
     context = TaskContext.get()
     own_id = f"{txn_id}-p{context.partitionId() if context is not None else 0}"
-    run = commit.open_run(own_id, decisions)
-    if run is None:
+    attempt = commit.open_attempt(own_id, decisions)
+    if attempt is None:
         written = skip_task(batches)
         commit.publish_again(options, own_id, decisions)
         return written
-    written = write_task(options, run, batches)
-    commit.publish(options, commit.decide(run, tokens_of([written])).tokens)
-    return TaskWritten(written.bundles, written.rows, run)
+    written = write_task(options, attempt, batches)
+    commit.publish(options, commit.decide(attempt, tokens_of([written])).tokens)
+    return TaskWritten(written.bundles, written.rows, attempt)
 
 
 def micro_batch_id() -> str:
@@ -164,9 +164,9 @@ def micro_batch_id() -> str:
     return commit.transaction_id(query, batch)
 
 
-def runs_of(messages: Messages) -> list[commit.Run]:
-    """Return the runs of the tasks that stored something; a task without bundles has no message or no run."""
-    return [message.run for message in messages if message is not None and message.run is not None]
+def attempts_of(messages: Messages) -> list[commit.Attempt]:
+    """Return the attempts of the tasks that stored something; a task without bundles has no message or no attempt."""
+    return [message.attempt for message in messages if message is not None and message.attempt is not None]
 
 
 def tokens_of(messages: Messages) -> list[Token]:

@@ -194,7 +194,7 @@ def _do_damage(call: Call, fault: Fault) -> None:
 
 _WRAPPERS = frozenset(
     [
-        *(f"tests.disks.{name}" for name in ("faulty", "monitor", "simulated", "crashes")),
+        *(f"tests.disks.{name}" for name in ("faulty", "monitor", "simulated", "crashes", "below")),
         *(f"quiver_actors.store.disk.{name}" for name in ("interposed", "posix")),
     ]
 )

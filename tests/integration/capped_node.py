@@ -25,10 +25,10 @@ from quiver_actors.node.worker.load import memory_taken
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.store.retention.pressure import LADDER, Signals, pressure_of
 from quiver_actors.supervisor.figures import (
-    GRANT_ROW,
     NODE_STORAGE_ROW,
+    QUOTA_ROW,
     STORAGE_ROW,
-    GrantFigure,
+    QuotaFigure,
     region_of,
 )
 from quiver_actors.supervisor.measure import measure
@@ -82,7 +82,7 @@ class Sampler:
     data: Path
     cap: int
     peak_bytes: int = 0
-    peak_grants: int = 0
+    peak_quotas: int = 0
     samples: int = 0
     over: list[str] = field(default_factory=list)
     former: list[CountersPage] = field(default_factory=list)
@@ -94,15 +94,15 @@ class Sampler:
 
     def sample(self) -> None:
         used = measure([str(self.data)])
-        grants = [row.values[GrantFigure.GRANT_BYTES] for row in self.page.read_region(0).rows if row.kind == GRANT_ROW]
+        quotas = [row.values[QuotaFigure.QUOTA_BYTES] for row in self.page.read_region(0).rows if row.kind == QUOTA_ROW]
         self.samples += 1
         self.peak_bytes = max(self.peak_bytes, used)
-        self.peak_grants = max(self.peak_grants, sum(grants))
+        self.peak_quotas = max(self.peak_quotas, sum(quotas))
         # Room for one segment and the tail of its seal on each core, and for small files between two of their measurements.
-        if used > self.cap + len(grants) * (STEP + 64 * KIB):
+        if used > self.cap + len(quotas) * (STEP + 64 * KIB):
             self.over.append(f"{used} bytes on disk")
-        if sum(grants) > self.cap:
-            self.over.append(f"grants of {grants}")
+        if sum(quotas) > self.cap:
+            self.over.append(f"quotas of {quotas}")
 
 
 @contextmanager

@@ -28,6 +28,7 @@ TOPICS = (
         "commit",
         "again",
         "failing",
+        "bounds",
         "sink",
         "keyed",
         "tasks",

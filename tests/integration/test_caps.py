@@ -101,17 +101,17 @@ def test_what_is_counted_is_what_du_says() -> None:
         wait_until(agrees, "the account and du agree")
 
 
-def test_with_the_supervisor_stopped_workers_live_within_their_last_grant() -> None:
+def test_with_the_supervisor_stopped_workers_live_within_their_last_quota() -> None:
     with client_node(2, config()) as node, node.connect() as client, sampling(node) as sampler:
         client.subscribe("s", start="earliest").close()
         client.push(bundle(0), key=key_of(client, 0))
-        wait_until(lambda: sampler.peak_grants > CAP // 4, "grants are given")
+        wait_until(lambda: sampler.peak_quotas > CAP // 4, "quotas are given")
         node.process.signal(signal.SIGSTOP)
         try:
             stored = push_until_refused(client, key=key_of(client, 0), timeout=2.0)
-            granted = words(node, 0)[StorageFigure.GRANT_SEEN_BYTES]
-            assert granted < CAP
-            wait_until(lambda: words(node, 0)[StorageFigure.USED_BYTES] <= granted, "seals to end within the grant")
+            quota_bytes = words(node, 0)[StorageFigure.QUOTA_SEEN_BYTES]
+            assert quota_bytes < CAP
+            wait_until(lambda: words(node, 0)[StorageFigure.USED_BYTES] <= quota_bytes, "seals to end within the quota")
             used = words(node, 0)[StorageFigure.USED_BYTES]
         finally:
             node.process.signal(signal.SIGCONT)
@@ -125,7 +125,7 @@ def test_a_worker_that_stays_dead_gives_back_what_it_does_not_use() -> None:
         client.subscribe("s", start="earliest").close()
         client.push(bundle(0), key=key_of(client, 0))
         node.signal_worker(1, signal.SIGSTOP)
-        held = words(node, 1)[StorageFigure.GRANT_SEEN_BYTES]
+        held = words(node, 1)[StorageFigure.QUOTA_SEEN_BYTES]
         assert held > 0
         push_until_refused(client, 1, key=key_of(client, 0), timeout=2.0)
         used = words(node, 0)[StorageFigure.USED_BYTES]

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.node_state import NodeState, encode_state
 from quiver_actors.archive.opening import open_store
 from quiver_actors.base.model import ONLOOKER_PREFIX
 from quiver_actors.cli.commands.top import TopView
@@ -80,7 +81,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, node: ClientNode) -> Path:
     """The directory in which the examples run."""
     place = tmp_path_factory.mktemp("examples")
     store = open_store(f"file://{place}/archive")
-    ManifestWriter.own(store, "worker-1", Owner(epoch=1, directory="here", start="first", since_unix_ns=1), None)
+    owner = Owner(epoch=1, directory="here", start="first", since_unix_ns=1)
+    state = encode_state(NodeState(node="worker-1", taken_unix_ns=1, files={}))
+    ManifestWriter.own(store, "worker-1", owner, None).record_state(state, 1)
     store.close()
     pq.write_table(FLIGHTS, place / "flights.parquet")
     (place / "quiver.toml").write_text(

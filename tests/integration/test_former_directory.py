@@ -115,4 +115,4 @@ def test_a_node_reads_all_of_it_goes_on_and_starts_again(cores: int, end: Callab
             assert read(client, "fresh", 1) == [903]
             with client.subscribe("fresh") as events:
                 wait_until(events.all_drained, "nothing else is owed")
-        assert (node.directories.data / "quiver.version").read_text() == "quiver-data 2\n"
+        assert (node.directories.data / "quiver.version").read_text() == "quiver-data 3\n"

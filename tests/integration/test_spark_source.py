@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,30 @@ def test_segments_without_a_wanted_slot_are_not_even_planned(spark: SparkSession
     whole = load(spark, "statistics", slots="a,b")
     for where in ("b IS NOT NULL", "b IS NULL", "a IS NOT NULL AND b IS NOT NULL"):
         assert rows(load(spark, "statistics", slots="a,b", where=where)) == rows(whole.where(where)), where
+
+
+def test_segments_whose_values_do_not_match_are_not_even_planned(
+    spark: SparkSession, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(node.run_dir) as client:
+        for first in (0, 100, 200):
+            client.push(pa.record_batch({"n": range(first, first + 10)}), topic="bounds", key="one worker")
+            client.flush("bounds")
+        client.push(pa.record_batch({"n": [250]}), topic="bounds", key="one worker")  # not sealed: always planned
+    where = "n >= 105 AND n < 200"
+    checked = parse_options({"topic": "bounds", "runDir": str(node.run_dir), "where": where}, READ)
+
+    def planned() -> int:
+        partitions = TopicReader(checked, stored_schema(checked)).partitions()
+        return sum(len(each.ticket.ranges) for each in partitions if isinstance(each, TopicPartition))
+
+    deadline = time.monotonic() + 60
+    while planned() > 2:
+        assert time.monotonic() < deadline, "statistics are made ten seconds after the seal"
+    with caplog.at_level("INFO", "quiver.spark"):
+        assert planned() <= 2
+    assert "quiver.spark.pruned topic=bounds segments=2 of=4" in caplog.text
+    assert rows(load(spark, "bounds", where=where)) == rows(load(spark, "bounds").where(where))
 
 
 def test_what_others_push_is_read_in_sparks_types(spark: SparkSession, node: Node) -> None:

@@ -35,7 +35,9 @@ needs_limits = pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="needs Spark
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    node = Node("[segment]\nmax_open_duration = '1h'\n[topics.lazy]\ndurability = 'segment_only'\n")
+    node = Node(
+        "[segment]\nmax_open_duration = '1h'\nmax_unsynced_duration = '1h'\n[topics.lazy]\ndurability = 'segment_only'\n"
+    )
     try:
         yield node
     finally:

@@ -45,7 +45,7 @@ def test_second_supervisor_on_one_run_directory_is_refused(directories: Director
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("quiver-data 3\n", "has version 3; this program reads versions 1 to 2 and writes version 2"),
+        ("quiver-data 4\n", "has version 4; this program reads versions 1 to 3 and writes version 3"),
         ("notes\n", "not a data directory"),
     ],
 )
@@ -59,7 +59,7 @@ def test_data_directory_of_another_version_is_refused(directories: Directories, 
     assert left_in(directories) == []
 
 
-@pytest.mark.parametrize("content", [None, "quiver-data 1\n", "quiver-data 2\n"])
+@pytest.mark.parametrize("content", [None, "quiver-data 1\n", "quiver-data 2\n", "quiver-data 3\n"])
 def test_data_directory_is_marked_with_our_version(directories: Directories, content: str | None) -> None:
     """A program that reads version 1 only would ignore the owners of subscribers: it must refuse what this one has opened."""
     if content is not None:
@@ -67,7 +67,7 @@ def test_data_directory_is_marked_with_our_version(directories: Directories, con
         (directories.data / "quiver.version").write_text(content)
     for _ in range(2):
         with NodeProcess.small(directories).wait_ready() as node:
-            assert (directories.data / "quiver.version").read_text() == "quiver-data 2\n"
+            assert (directories.data / "quiver.version").read_text() == "quiver-data 3\n"
             assert node.stop() == 0
 
 

@@ -160,4 +160,11 @@ LIVE_EDITS: tuple[Edit, ...] = (
         "portion = self._portion\n",
         ("tests/unit/client/test_inbox.py",),
     ),
+    Edit(
+        "let bundles that are not synced wait as long as others for their seal",
+        "quiver_actors/store/engine/log_queue.py",
+        "        open_ns = min(open_ns, segment.max_unsynced_duration_ns)\n",
+        "        pass\n",
+        ("tests/unit/store/engine/test_engine.py",),
+    ),
 )

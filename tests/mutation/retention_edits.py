@@ -33,14 +33,14 @@ RETENTION_EDITS: tuple[Edit, ...] = (
         _RULES,
     ),
     Edit(
-        "grants that add up to more than the cap",
+        "quotas that add up to more than the cap",
         "supervisor/coordinator.py",
         "            free -= max(0, raised - held)\n",
         "",
         _COORDINATOR,
     ),
     Edit(
-        "grants that forget what is still used",
+        "quotas that forget what is still used",
         "supervisor/coordinator.py",
         "        held = max(new[index], holding.seen_bytes, holding.used_bytes)\n",
         "        held = new[index]\n",

@@ -25,6 +25,7 @@ KINDS = {
     "transactions": r"quiver\.transactions(\.tmp)?",
     "producers": r"quiver\.producers(\.tmp)?",
     "record of other writers": r"quiver\.foreign(\.tmp)?",
+    "list of cold segments": r"quiver\.cold(\.tmp)?",
     "summaries": r"quiver\.summaries(\.tmp)?",
     "quarantined file": r"quarantine/.*",
     "decision": r"quiver\.decisions/.*",
@@ -33,6 +34,7 @@ KINDS = {
 }
 """What to tell them by: the path in the directory of an engine, or in the data directory."""
 ELSEWHERE = {
+    "quiver.cold-id": "on the cold disk: tests/sim/cold_scenes.py crashes before it, under another directory",
     "quiver.cores": "one line, written before the workers of its generation start: tests/unit/node/test_core_generation.py",
     "quiver.version": "one line, written before there is any data: tests/unit/test_packaging.py",
 }

@@ -15,7 +15,7 @@ from quiver_actors.store.staged.records import decode_journal
 from tests.disks.crashes import CrashMode
 from tests.disks.faulty import CallSite
 from tests.disks.simulated import SimDisk
-from tests.sim import other_hand_scenes, other_writer_scenes, rust_scenes, scenes, worker_scenes
+from tests.sim import cold_scenes, other_hand_scenes, other_writer_scenes, rust_scenes, scenes, worker_scenes
 from tests.sim.damages import flip, paths, remove, rewrite
 from tests.sim.oracle import Oracle, push_plain
 from tests.sim.profiles import PROFILES
@@ -164,6 +164,7 @@ SCENES: dict[str, Callable[[str, int], Scene]] = {
     **worker_scenes.SCENES,
     **other_writer_scenes.SCENES,
     **other_hand_scenes.SCENES,
+    **cold_scenes.SCENES,
     "list of topics": _topics_scene,
     **dict.fromkeys(_CUT_OFF, _cut_off_scene),
     **dict.fromkeys(_DAMAGED, _damaged_scene),

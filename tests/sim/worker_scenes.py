@@ -142,7 +142,9 @@ def _bury_all(disk: Disk) -> tuple[Engine, Engine]:
     )
     for segment_seq, indexes, token, *_ in engine.claims.claim(_READER, "owner", _LETTERS):
         engine.claims.resolve(_READER, "owner", segment_seq, token, "defer", indexes, 0)
-    letters = DeadLetters(engine, {_READER: _TERMS}, {}, {DEAD: _Host(dead)}.get, _at_once, Journal(0), _nobody_waits)
+    letters = DeadLetters(
+        engine, {_READER: _TERMS}, {}, {DEAD: _Host(dead)}.get, _at_once, _at_once, Journal(0), _nobody_waits
+    )
     for _ in range(4):
         letters.step(clock.now_ns)
         dead.write()

@@ -1,4 +1,4 @@
-"""Workers that share a size cap, in simulated time: their hosts and engines, their side of the grants, the supervisor's side, and the
+"""Workers that share a size cap, in simulated time: their hosts and engines, their side of the quotas, the supervisor's side, and the
 counters page between them are the real ones; disks are simulated. Everybody looks at the page as often as in a node."""
 
 from __future__ import annotations

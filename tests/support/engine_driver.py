@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from quiver_actors.base.config import SegmentSettings, TopicSettings, WalSettings
 from quiver_actors.base.protocol.messages import AckRun, Push
-from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.disk.protocol import Disk, DiskFile
 from quiver_actors.store.encoding.entries import lay_out, plan
 from quiver_actors.store.encoding.streams import StreamTable
 from quiver_actors.store.engine import Engine
 from quiver_actors.store.engine.events import Event
+from quiver_actors.store.files.cold_directory import ColdDisks, posix_cold_disk
 from quiver_actors.store.segment.placement import StreamSchema
 from quiver_actors.store.segment.reader import SegmentReader
 from quiver_actors.store.subscriber.gaps import GapNotice
@@ -73,8 +74,10 @@ class EngineDriver:
         settings: TopicSettings | None = None,
         directory: str = "default/core_0",
         clock: ManualClock | None = None,
+        cold_disks: ColdDisks = posix_cold_disk,
     ) -> None:
         self.disk = disk
+        self.cold_disks = cold_disks
         self.settings = settings or topic_settings()
         self.directory = directory
         self.clock = clock or ManualClock()
@@ -87,7 +90,7 @@ class EngineDriver:
 
     def reopen(self) -> Engine:
         """Open the directory (again): what was open before is simply forgotten, as after a kill."""
-        self.engine = Engine.open(self.disk, self.directory, self.settings, 0, self.clock)
+        self.engine = Engine.open(self.disk, self.directory, self.settings, 0, self.clock, cold_disks=self.cold_disks)
         return self.engine
 
     def layout(
@@ -138,7 +141,11 @@ class EngineDriver:
             if background is not None:
                 background.run()
                 self.events += self.engine.finish(background)
-            if commit is None and background is None:
+            cold = self.engine.next_cold()
+            if cold is not None:
+                cold.run()
+                self.events += self.engine.finish(cold)
+            if commit is None and background is None and cold is None:
                 return
 
     def run_for(self, duration_ns: int) -> None:
@@ -173,9 +180,17 @@ class EngineDriver:
         return self.read(segment_seq)
 
     def read(self, segment_seq: int) -> SegmentReader:
-        """A sealed segment, through the disk seam."""
+        """A sealed segment, through the disk seam, wherever it is."""
         path = f"{self.directory}/segments/{segment_seq:016}.qseg"
-        file = self.disk.open_read(path)
+        if segment_seq not in self.engine._parts.sealed_segments.segments.cold:
+            return self._read(self.disk.open_read(path), segment_seq)
+        directory = self.engine._parts.cold.directory
+        assert directory is not None
+        with directory.opened() as cold:
+            return self._read(cold.open_read(directory.segment(segment_seq)), segment_seq)
+
+    @staticmethod
+    def _read(file: DiskFile, segment_seq: int) -> SegmentReader:
         try:
             return SegmentReader(file.read(file.size(), 0), segment_seq=segment_seq)
         finally:

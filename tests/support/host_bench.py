@@ -66,6 +66,7 @@ class HostBench:
             commit=self._submit,
             background=self._submit,
             ask=self._submit,
+            cold=self._submit,
             own_log="decisions",
             journal=Journal(0),
             run_queue=self.run_queue,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -23,14 +23,18 @@ BANNED = {
 """Each word with what is said in its place. docs/developing.md has the glossary."""
 
 
-def words_in(source: str) -> Iterator[tuple[int, str]]:
+OF_CLAIMS = ("grant", "grants", "granted")
+"""A grant is a set of claims; what the supervisor gives is a quota."""
+
+
+def words_in(source: str, banned: Iterable[str] = tuple(BANNED)) -> Iterator[tuple[int, str]]:
     """Line and banned word of each name in a source."""
-    if not any(word.replace("_", "") in source.lower().replace("_", "") for word in BANNED):
+    if not any(word.replace("_", "") in source.lower().replace("_", "") for word in banned):
         return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.NAME:
             snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", token.string).lower().strip("_")
-            for word in BANNED:
+            for word in banned:
                 if re.search(rf"(?:^|_){word}(?:$|_)", snake):
                     yield token.start[0], word
 
@@ -51,6 +55,15 @@ def test_banned_words_are_no_names() -> None:
 
 def test_banned_words_are_no_modules() -> None:
     assert [str(path) for path in sources() if path.stem in BANNED] == []
+
+
+def test_the_supervisor_gives_quotas_and_no_grants() -> None:
+    found = [
+        (path.name, *each)
+        for path in (ROOT / "supervisor").glob("*.py")
+        for each in words_in(path.read_text(), OF_CLAIMS)
+    ]
+    assert found == []
 
 
 def test_a_banned_word_is_found() -> None:

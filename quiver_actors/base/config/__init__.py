@@ -19,6 +19,7 @@ from quiver_actors.base.config.tree import (
     NodeSettings,
     RetentionSettings,
     SegmentSettings,
+    TierSettings,
     TopicSettings,
     WalSettings,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "NodeSettings",
     "RetentionSettings",
     "SegmentSettings",
+    "TierSettings",
     "TopicSettings",
     "WalSettings",
     "check_settings",

@@ -5,6 +5,7 @@ Each check names the keys, what they are, and what would work. Ranges of single 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 
@@ -98,6 +99,21 @@ def _archive_has_a_place(settings: NodeSettings) -> Iterator[Conflict]:
             yield f"{place}archive.require", "is true without archive.enabled; expected both, or neither"
 
 
+def _cold_directory_is_elsewhere(settings: NodeSettings) -> Iterator[Conflict]:
+    """Check that a cold directory has a place of its own, whatever the directory is that a process runs in."""
+    for place, topic in _topics(settings):
+        cold_dir, data_dir = topic.tier.cold_dir, os.path.normpath(settings.data_dir)
+        if not cold_dir:
+            continue
+        if not os.path.isabs(cold_dir):
+            yield f"{place}tier.cold_dir", f"{cold_dir!r} is relative; expected an absolute path"
+        elif f"{os.path.normpath(cold_dir)}/".startswith(f"{data_dir}/"):
+            yield (
+                f"{place}tier.cold_dir",
+                f"{cold_dir!r} is in data_dir; expected a directory outside of {settings.data_dir!r}",
+            )
+
+
 def _topics(settings: NodeSettings) -> Iterator[tuple[str, TopicSettings]]:
     for name, topic in settings.all_topics().items():
         yield f"topics.{name}.", topic
@@ -107,6 +123,7 @@ CHECKS: tuple[Check, ...] = (
     _directory_is_named,
     _node_has_a_file_name,
     _logs_hold_a_segment,
+    _cold_directory_is_elsewhere,
     _cap_holds_the_logs,
     _shares_hold_the_logs,
     _archive_has_a_place,

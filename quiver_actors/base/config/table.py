@@ -14,6 +14,7 @@ import msgspec
 
 from quiver_actors.base.config.kinds import (
     BOOLEAN,
+    COLUMNS,
     DURATION,
     INTEGER,
     OWNER,
@@ -158,6 +159,12 @@ _NODE = (
         about="Most bytes of segments that the archiver sends in a second. 0: no limit.",
     ),
     Setting(
+        key="archive.progress_interval", field="archive.progress_interval_ns", kind=DURATION, scope=Scope.NODE, live=False,
+        minimum=100 * MILLISECOND_NS,
+        about="How often the archiver uploads what `quiver restore` needs beside the segments, if it has changed: subscribers' progress, "
+        "topics and so on.",
+    ),
+    Setting(
         key="archive.request_timeout", field="archive.request_timeout_ns", kind=DURATION, scope=Scope.NODE, live=False,
         minimum=100 * MILLISECOND_NS,
         about="How long one request to the object store may take.",
@@ -207,6 +214,10 @@ _TOPIC = (
         about="Other users that may push to the topic and subscribe to it.",
     ),
     Setting(
+        key="event_time", field="event_time", kind=TEXT,
+        about="The column of times or dates by which `dataset(event_start=, event_end=)` chooses rows. Empty: none.",
+    ),
+    Setting(
         key="shared_subscribers", field="shared_subscribers", kind=SUBSCRIBERS,
         about="Subscribers that every user of the topic may join. They are the topic's owner's, whoever joins them first.",
     ),
@@ -228,7 +239,11 @@ _TOPIC = (
     ),
     Setting(
         key="segment.max_open_duration", field="segment.max_open_duration_ns", kind=DURATION, minimum=MILLISECOND_NS,
-        about="An open segment is sealed at this age, also when nothing more arrives.",
+        about="An open segment is sealed at this age, also when nothing more arrives. Its bundles are delivered before.",
+    ),
+    Setting(
+        key="segment.max_unsynced_duration", field="segment.max_unsynced_duration_ns", kind=DURATION, minimum=MILLISECOND_NS,
+        about="With segment_only an open segment is sealed at this age: its bundles are durable, and delivered, from then on.",
     ),
     Setting(
         key="segment.max_stream_count", field="segment.max_stream_count", kind=INTEGER, minimum=1,
@@ -245,6 +260,10 @@ _TOPIC = (
     Setting(
         key="segment.statistics", field="segment.statistics", kind=TEXT, choices=COMPACTION_MODES,
         about="auto: smallest and largest values of columns are noted in the background, so that readers can leave out segments. off: not.",
+    ),
+    Setting(
+        key="segment.statistics_columns", field="segment.statistics_columns", kind=COLUMNS,
+        about="The columns whose smallest and largest values are noted, in all slots. Empty: the first 64 of each schema.",
     ),
     Setting(
         key="wal.flush_interval", field="wal.flush_interval_ns", kind=DURATION, maximum=60 * SECOND_NS,
@@ -309,6 +328,22 @@ _TOPIC = (
     Setting(
         key="archive.keep_local_size", field="archive.keep_local_size_bytes", kind=SIZE,
         about="In a topic without subscribers so much of the newest archived segments stays, for each core. 0: not by size.",
+    ),
+    Setting(
+        key="tier.cold_dir", field="tier.cold_dir", kind=TEXT, operators=True,
+        about="The oldest sealed segments move into this directory, on a larger disk (docs/tiers.md). Not set: none moves.",
+    ),
+    Setting(
+        key="tier.keep_hot", field="tier.keep_hot_segments", kind=INTEGER, operators=True, minimum=0,
+        about="So many of the newest sealed segments of each core stay on the disk of the logs.",
+    ),
+    Setting(
+        key="tier.keep_hot_size", field="tier.keep_hot_bytes", kind=SIZE, operators=True,
+        about="At most so much of the newest sealed segments of each core stays on the disk of the logs. 0: tier.keep_hot alone counts.",
+    ),
+    Setting(
+        key="tier.cold_cap", field="tier.cold_cap_bytes", kind=SIZE, operators=True,
+        about="Most bytes of cold segments of a topic and core: above it retention.size_cap_policy lets the oldest go, or none moves.",
     ),
     Setting(
         key="retention.quarantine_cap", field="retention.quarantine_cap_bytes", kind=SIZE, operators=True,

@@ -23,12 +23,17 @@ class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """When an open segment is sealed."""
 
     target_size_bytes: int = 32 * MIB
-    max_open_duration_ns: int = 5 * SECOND_NS
+    max_open_duration_ns: int = 600 * SECOND_NS
+    max_unsynced_duration_ns: int = 5 * SECOND_NS
+    """The limit also holds for a topic with `durability = "segment_only"`, whose bundles are durable and delivered from the seal on."""
     max_stream_count: int = 512
     max_bundle_count: int = SEGMENT_BUNDLES_MAX
     compaction: str = "auto"
-    statistics: str = "auto"
     """`auto`: sealed segments are rewritten in the background where it pays; `off`: only by `quiver compact`."""
+    statistics: str = "auto"
+    """Whether statistics of the columns of sealed segments are made."""
+    statistics_columns: tuple[str, ...] = ()
+    """The columns whose smallest and largest values are noted; empty: the first ones of each schema."""
 
 
 class WalSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +74,7 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = False
     require: bool = False
     """Whether nothing is evicted or expires that is not in the archive."""
-    max_delay_ns: int = 0
+    max_delay_ns: int = 5 * SECOND_NS
     """Age of the oldest bundle of an open segment at which the archiver has it sealed; 0: `segment.max_open_duration` alone decides."""
     expire_ns: int = 0
     """Age of a segment's newest bundle above which it is deleted in the archive; 0: never."""
@@ -81,6 +86,19 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     def lets_go(self) -> bool:
         """Whether what is archived may be deleted here although no subscriber was ever done with it."""
         return self.enabled and bool(self.keep_local_age_ns or self.keep_local_size_bytes)
+
+
+class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where old segments of a topic lie, and how many stay on the disk of the logs."""
+
+    cold_dir: str = ""
+    """Directory on the cold disk; empty: no segment moves."""
+    keep_hot_segments: int = 4
+    """How many of the newest segments of a core do not move."""
+    keep_hot_bytes: int = 0
+    """How many bytes of the newest segments of a core do not move, if that is less; 0: as many as `keep_hot_segments` are."""
+    cold_cap_bytes: int = 0
+    """Most bytes of cold segments of one core; 0: no limit."""
 
 
 class NodeArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +113,8 @@ class NodeArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The longest wait before the next attempt after a failure that may pass."""
     refused_interval_ns: int = 300 * SECOND_NS
     """The wait before the next attempt after a failure that an operator must see to."""
+    progress_interval_ns: int = 60 * SECOND_NS
+    """How often the state of the node is uploaded, if it has changed."""
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +127,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     wal: WalSettings = WalSettings()
     retention: RetentionSettings = RetentionSettings()
     archive: ArchiveSettings = ArchiveSettings()
+    tier: TierSettings = TierSettings()
     progress_flush_interval_ns: int = 50 * MILLISECOND_NS
     orphan_ttl_ns: int = 0
     """A subscriber that no connection is attached to for so long is dropped; 0 = never."""
@@ -114,6 +135,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     """User id that may change and delete the topic, beside the node's user and root."""
     allowed_uids: tuple[int, ...] = ()
     """Other users that may push to it and subscribe."""
+    event_time: str = ""
+    """The column that says when what a row tells of happened; empty: there is none."""
     shared_subscribers: tuple[str, ...] = ()
     """Subscribers of the topic's owner that every user of the topic may join."""
     priority: int = 0
@@ -122,6 +145,11 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     def slot_table(self) -> SlotTable:
         """Return the declared slots as a table of names and ids; empty if the topic declares none."""
         return SlotTable(self.slots)
+
+    def bounded_columns(self) -> frozenset[str] | None:
+        """The columns whose smallest and largest values are noted; None: the first ones of each schema."""
+        named = self.segment.statistics_columns
+        return frozenset(name for name in (*named, self.event_time) if name) if named else None
 
     def may_use(self, uid: int) -> bool:
         """Whether a user that is neither the node's own nor root may push to the topic and subscribe."""

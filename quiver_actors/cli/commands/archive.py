@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quiver_actors.base.units import format_size
 from quiver_actors.cli.consent import add_consent
 from quiver_actors.cli.documents.json_document import print_json
+from quiver_actors.cli.durations import duration_ns
 from quiver_actors.errors import ConfigError, UsageError
 from quiver_actors.supervisor.exitcodes import ExitCode
 
@@ -51,6 +53,18 @@ def add_parser(subparsers: Subparsers) -> None:
         "directory", help="where the files are put, below TOPIC/INCARNATION/core_N; must not hold them yet"
     )
     get.add_argument("--topic", help="only this one")
+    expire = _add(
+        commands, "expire", "delete archived segments by age now, as archive.expire does once an hour", _expire
+    )
+    expire.add_argument("--topic", help="only this one")
+    expire.add_argument(
+        "--older-than",
+        type=duration_ns,
+        required=True,
+        metavar="AGE",
+        help="segments whose newest bundle is older go, such as 30d",
+    )
+    add_consent(expire)
     take_over = _add(
         commands, "take-over", "let this data directory continue an archive that another one owns", _take_over
     )
@@ -256,4 +270,37 @@ def _take_over(arguments: argparse.Namespace) -> int:
         print_json({"node": node, "directory": None if owner is None else owner.directory})
     else:
         print(f"{data_dir} continues the archive of node {node} with the next start of its archiver; {said}")
+    return ExitCode.CLEAN
+
+
+def _expire(arguments: argparse.Namespace) -> int:
+    """Change the manifest as the archive's owner does: whoever of the two comes second sees that it has changed, and begins again."""
+    from quiver_actors.archive.expiry import expire_stream, over_age
+    from quiver_actors.archive.manifest_store import ManifestWriter
+
+    store, node = _open(arguments)
+    head = _head(store, node)
+    before_unix_ns = time.time_ns() - arguments.older_than
+    rows = []
+    for stream in _streams(head, arguments.topic):
+        found = [segment for part in over_age(store, stream, before_unix_ns) for segment in part.segments]
+        rows.append(
+            {
+                "topic": stream.topic,
+                "core": stream.core,
+                "incarnation": stream.incarnation,
+                "segments": len(found),
+                "bytes": sum(each.size_bytes for each in found),
+            }
+        )
+        if found and not arguments.dry_run:
+            expire_stream(store, ManifestWriter.own(store, node, head.owner, head.owner), stream, before_unix_ns)
+    if arguments.json:
+        print_json({"node": node, "dry_run": arguments.dry_run, "streams": rows})
+        return ExitCode.CLEAN
+    what = (
+        "would go" if arguments.dry_run else "have left the manifest; the node's archiver deletes them within two hours"
+    )
+    for row in rows:
+        print(f"{row['topic']}  core {row['core']}  {row['segments']:,} segments, {format_size(row['bytes'])}, {what}")
     return ExitCode.CLEAN

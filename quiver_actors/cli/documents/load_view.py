@@ -44,13 +44,13 @@ def take_load(run_dir: str) -> NodeLoad:
         for core in range(page.regions - 1):
             for row in page.read_region(region_of(core)).rows:
                 if row.kind == STORAGE_ROW:
-                    grant = row.values[StorageFigure.GRANT_SEEN_BYTES]
+                    quota = row.values[StorageFigure.QUOTA_SEEN_BYTES]
                     workers.append(
                         WorkerLoad(
                             core=core,
                             pressure=row.values[StorageFigure.PRESSURE_PERMILLE] / 1000,
                             used_bytes=row.values[StorageFigure.USED_BYTES],
-                            grant_bytes=None if grant >= NO_LIMIT else grant,
+                            grant_bytes=None if quota >= NO_LIMIT else quota,
                         )
                     )
         node = [row.values for row in page.read_region(SUPERVISOR_REGION).rows if row.kind == NODE_STORAGE_ROW]

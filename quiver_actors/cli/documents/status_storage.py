@@ -15,14 +15,14 @@ from quiver_actors.shm.counters import RegionSnapshot, RowSnapshot
 from quiver_actors.store.retention.losses import EVICTION_REASONS, LOSS_REASONS
 from quiver_actors.store.retention.pressure import Step
 from quiver_actors.supervisor.figures import (
-    GRANT_ROW,
     NO_LIMIT,
     NODE_STORAGE_ROW,
+    QUOTA_ROW,
     STORAGE_ROW,
     SUPERVISOR_REGION,
     TOPIC_STORAGE_ROW,
-    GrantFigure,
     NodeStorageFigure,
+    QuotaFigure,
     StorageFigure,
 )
 
@@ -43,12 +43,12 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreStorageView(msgspec.Struct, kw_only=True):
-    """Disk usage, grant and pressure of one worker."""
+    """Disk usage, quota and pressure of one worker."""
 
     core: int
     used_bytes: int = 0
     grant_bytes: int | None = None
-    """Disk space granted to the worker; None: no limit."""
+    """Quota of the worker; None: no limit. Programs know the quota under this name."""
     cap_fraction: float | None = None
     wanted_bytes: int = 0
     pressure: float = 0.0
@@ -123,9 +123,9 @@ def storage_of(supervisor: RegionSnapshot) -> StorageView:
 def cores_of(regions: Sequence[RegionSnapshot]) -> list[CoreStorageView]:
     """One entry for each worker that has written figures."""
     cap_bytes = storage_of(regions[SUPERVISOR_REGION]).cap_bytes
-    grants = {row.label: row.values[GrantFigure.GRANT_BYTES] for row in _rows(regions[SUPERVISOR_REGION], GRANT_ROW)}
+    quotas = {row.label: row.values[QuotaFigure.QUOTA_BYTES] for row in _rows(regions[SUPERVISOR_REGION], QUOTA_ROW)}
     return [
-        _core(region.index - 1, row, grants.get(row.label, NO_LIMIT), cap_bytes)
+        _core(region.index - 1, row, quotas.get(row.label, NO_LIMIT), cap_bytes)
         for region in regions[SUPERVISOR_REGION + 1 :]
         for row in _rows(region, STORAGE_ROW)
     ]

@@ -110,6 +110,9 @@ ENGINE: tuple[Metric, ...] = (
         Kind.COUNTER,
         "Segments whose files another program deleted while the node was running",
     ),
+    Metric("quiver_cold_bytes", "cold_bytes", Kind.GAUGE, "Bytes of segments on the cold disk"),
+    Metric("quiver_cold_moved_total", "cold_moved", Kind.COUNTER, "Segments moved to the cold disk"),
+    Metric("quiver_cold_away", "cold_away", Kind.GAUGE, "1: the cold disk cannot be used now"),
     Metric("quiver_segment_quarantined_total", "quarantined", Kind.COUNTER, "Files moved to quarantine"),
     Metric("quiver_segment_compactions_total", "compactions", Kind.COUNTER, "Segments rewritten"),
     Metric("quiver_segment_compacted_bytes_total", "compacted_bytes_saved", Kind.COUNTER, "Bytes saved by rewriting"),
@@ -168,7 +171,7 @@ CORE: tuple[Metric, ...] = (
     Metric("quiver_core_storage_bytes", "used_bytes", Kind.GAUGE, "Bytes on disk in the worker's directories"),
     Metric("quiver_core_cap_fraction", "cap_fraction", Kind.GAUGE, "Bytes on disk divided by the size cap"),
     Metric("quiver_core_grant_bytes", "grant_bytes", Kind.GAUGE, "Bytes that the worker may use on disk"),
-    Metric("quiver_core_wanted_bytes", "wanted_bytes", Kind.GAUGE, "Bytes that the worker could use beyond its grant"),
+    Metric("quiver_core_wanted_bytes", "wanted_bytes", Kind.GAUGE, "Bytes that the worker could use beyond its quota"),
     Metric("quiver_pressure", "pressure", Kind.GAUGE, "Pressure on the worker, 0 to 1"),
 )
 

@@ -1,10 +1,10 @@
-"""What a worker has and wants under one limit, the grant that it lives within, and the eviction claims that it carries out. A worker has
+"""What a worker has and wants under one limit, the quota that it lives within, and the eviction claims that it carries out. A worker has
 one account for the node's cap, and one for each topic that may have only a part of it.
 
 Owner: the loop thread. Speaks with the supervisor's coordinator through words of the counters page only; while nobody writes there the
-worker goes on within the last grant. Nothing of this is in the way of a push: engines ask for leave when they make a log file.
+worker goes on within the last quota. Nothing of this is in the way of a push: engines ask for leave when they make a log file.
 
-The order of the words matters (supervisor.figures.StorageFigure): what is used is published before the grant that it was used under.
+The order of the words matters (supervisor.figures.StorageFigure): what is used is published before the quota that it was used under.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quiver_actors.shm.words import WEAKLY_ORDERED, fence
 from quiver_actors.store.engine import Engine
 from quiver_actors.store.retention.choice import Candidate, choose
 from quiver_actors.supervisor.coordinator import NEAR
-from quiver_actors.supervisor.figures import NO_LIMIT, GrantFigure, NodeStorageFigure, StorageFigure
+from quiver_actors.supervisor.figures import NO_LIMIT, NodeStorageFigure, QuotaFigure, StorageFigure
 
 AHEAD_STEPS = 4
 """Number of logs for which more space is requested ahead of need: a supervisor short of processor time then stops no worker."""
@@ -44,7 +44,7 @@ class Account:
     def __init__(
         self,
         row: RowWriter,
-        grant: LiveRow | None,
+        quota: LiveRow | None,
         sums: LiveRow | None,
         hosts: Mapping[str, EngineHost],
         wake_supervisor: Callable[[], None],
@@ -52,20 +52,20 @@ class Account:
     ) -> None:
         """
         Args:
-            grant: the supervisor's words for this worker; None: there is no limit.
+            quota: the supervisor's words for this worker; None: there is no limit.
             sums: its words for all workers.
             hosts: may change.
             used: says how many bytes they have on disk now; None: they are added up.
         """
         self.row = row
-        self._grant = grant
+        self._quota = quota
         self._sums = sums
         self.hosts = hosts
         self._used = used or self._added_up
         self._wake = wake_supervisor
-        self._limit_bytes = 0 if grant is not None else NO_LIMIT
+        self._limit_bytes = 0 if quota is not None else NO_LIMIT
         self._left_bytes = 0
-        """Room within the grant at the last turn."""
+        """Room within the quota at the last turn."""
         self._refused_engines: set[Engine] = set()
         self.refused: set[EngineHost] = set()
         self._is_wanting = False
@@ -89,7 +89,7 @@ class Account:
 
     def admits(self, engine: Engine, more_bytes: int) -> bool:
         """Whether an engine may take so many bytes more of the disk."""
-        if self._grant is not None and self._grant.load(GrantFigure.GRANT_BYTES) != self._limit_bytes:
+        if self._quota is not None and self._quota.load(QuotaFigure.QUOTA_BYTES) != self._limit_bytes:
             self._adopt()
         is_admitted = self._limit_bytes == NO_LIMIT or self._used() + more_bytes <= self._limit_bytes
         if is_admitted:
@@ -99,18 +99,18 @@ class Account:
         return is_admitted
 
     def _adopt(self) -> None:
-        """Apply the present grant; the bytes used under the former grant are published first."""
-        assert self._grant is not None
+        """Apply the present quota; the bytes used under the former quota are published first."""
+        assert self._quota is not None
         for _ in range(_SETTLING_READS):
-            granted = self._grant.load(GrantFigure.GRANT_BYTES)
+            quota_bytes = self._quota.load(QuotaFigure.QUOTA_BYTES)
             self.say(StorageFigure.USED_BYTES, self._used())
             if WEAKLY_ORDERED:
                 fence()
-            self.say(StorageFigure.GRANT_SEEN_BYTES, granted)
+            self.say(StorageFigure.QUOTA_SEEN_BYTES, quota_bytes)
             if WEAKLY_ORDERED:
                 fence()
-            self._limit_bytes = granted
-            if self._grant.load(GrantFigure.GRANT_BYTES) == granted:
+            self._limit_bytes = quota_bytes
+            if self._quota.load(QuotaFigure.QUOTA_BYTES) == quota_bytes:
                 return
 
     def say(self, figure: StorageFigure, value: int) -> None:
@@ -137,7 +137,7 @@ class Account:
 
     def hears(self) -> bool:
         """Whether the supervisor has changed its words since the last turn."""
-        return self._grant is not None and self._grant.load(GrantFigure.CHANGE) != self._heard
+        return self._quota is not None and self._quota.load(QuotaFigure.CHANGE) != self._heard
 
     def turn(self, now_ns: int, moved: Collection[EngineHost], usage: Usage) -> None:
         """Look at the words and answer them.
@@ -147,8 +147,8 @@ class Account:
             usage: of the hosts, as it is now.
         """
         self._candidates.note(moved)
-        if self._grant is not None:
-            heard, self._heard = self._heard, self._grant.load(GrantFigure.CHANGE)
+        if self._quota is not None:
+            heard, self._heard = self._heard, self._quota.load(QuotaFigure.CHANGE)
             self._adopt()
             left, self._left_bytes = self._left_bytes, self._limit_bytes - usage.used_bytes
             self._retry(is_hopeful=self._left_bytes > left or self._heard != heard)
@@ -206,8 +206,8 @@ class Account:
             self.say(StorageFigure.CLAIM_DONE, self._claim)
             self._wake()
         claim = self._read_claim()
-        if claim and claim[GrantFigure.CLAIM] > self._claim and now_ns < claim[GrantFigure.CLAIM_EXPIRES_NS]:
-            self._claim = claim[GrantFigure.CLAIM]
+        if claim and claim[QuotaFigure.CLAIM] > self._claim and now_ns < claim[QuotaFigure.CLAIM_EXPIRES_NS]:
+            self._claim = claim[QuotaFigure.CLAIM]
             self._carry_out(candidates, claim)
 
     def _is_near(self) -> bool:
@@ -228,18 +228,18 @@ class Account:
 
     def _read_claim(self) -> list[int] | None:
         """The words of the claim that stands, None if there is none or it is just changing."""
-        if self._grant is None:
+        if self._quota is None:
             return None
-        words = self._grant.load_all()
-        number = words[GrantFigure.CLAIM]
-        return words if number and self._grant.load(GrantFigure.CLAIM) == number else None
+        words = self._quota.load_all()
+        number = words[QuotaFigure.CLAIM]
+        return words if number and self._quota.load(QuotaFigure.CLAIM) == number else None
 
     def _carry_out(self, candidates: Sequence[Candidate], claim: list[int]) -> None:
         chosen = choose(
             candidates,
-            claim[GrantFigure.CLAIM_CLASS],
-            claim[GrantFigure.CLAIM_THROUGH_UNIX_NS],
-            claim[GrantFigure.CLAIM_BYTES],
+            claim[QuotaFigure.CLAIM_CLASS],
+            claim[QuotaFigure.CLAIM_THROUGH_UNIX_NS],
+            claim[QuotaFigure.CLAIM_BYTES],
         )
         carry_out(self.hosts, chosen)
         self._candidates.hurry()

@@ -34,6 +34,8 @@ class Attachment:
     """Bundles that may be delivered in all."""
     given: int = 0
     """Bundles that were delivered on credit."""
+    awaits_cold: bool = False
+    """Whether the next bundle in order is of a segment whose file on the cold disk is not open yet."""
     is_window_full: bool = False
     """Whether the connection holds as much as its terms allow, and has credit for more."""
 

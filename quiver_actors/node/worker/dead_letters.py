@@ -128,6 +128,7 @@ class DeadLetters:
         set_by: Mapping[str, User],
         host_of: Callable[[str], DeadLetterHost | None],
         background: Submit,
+        cold: Submit,
         journal: Journal,
         wake: Callable[[str], None],
     ) -> None:
@@ -143,6 +144,7 @@ class DeadLetters:
         self._set_by = set_by
         self._host_of = host_of
         self._background = background
+        self._cold = cold
         self._journal = journal
         self._wake = wake
         self._reading = 0
@@ -181,12 +183,13 @@ class DeadLetters:
         try:
             places = self._engine.readable_end.places(origin.segment_seq, [origin.bundle_index])
             open_file = self._engine.readable_end.open if places else self._engine.open_segment
+            is_cold = not places and self._engine.is_cold(origin.segment_seq)
             job = DeadLetterJob(origin, topic, *open_file(origin.segment_seq), places)
         except QuiverError as error:
             self._put_off(origin, str(error), now_ns)
             return False
         self._reading += 1
-        self._background(job, lambda: self._is_read(job, now_ns))
+        (self._cold if is_cold else self._background)(job, lambda: self._is_read(job, now_ns))
         return True
 
     def _is_read(self, job: DeadLetterJob, now_ns: int) -> None:

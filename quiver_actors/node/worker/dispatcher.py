@@ -19,7 +19,7 @@ from quiver_actors.base.clock import Clock
 from quiver_actors.base.metrics.latency import Histogram
 from quiver_actors.base.protocol.messages import Deliver, Gap, SegmentOpened, SegmentRetired, Withdrawn
 from quiver_actors.base.units import SECOND_NS
-from quiver_actors.errors import QuiverError
+from quiver_actors.errors import ColdStorageUnavailable, QuiverError
 from quiver_actors.node.worker.attachments import Attachment, Attachments
 from quiver_actors.node.worker.journal import Journal
 from quiver_actors.node.worker.session import Session
@@ -95,17 +95,40 @@ class Dispatcher:
         while self.is_open and self._round(due):
             self._attachments.rotate()
 
-    def hand_over(self, session: Session, subscriber: str, grant: Grant, tag: int = 0) -> bool:
-        """Send claimed bundles; if their file cannot be opened, the claims are released and the file is checked."""
+    def _give_back(self, session: Session, subscriber: str, grant: Grant, delay_ns: int) -> None:
+        arguments = grant.segment_seq, grant.token, "return", grant.indexes, delay_ns
+        self._engine.claims.resolve(subscriber, session, *arguments)
+
+    def cold_changed(self) -> None:
+        """A file on the cold disk was opened, or the cold disk went away or came back: whoever waits for one asks again."""
+        for attachment in self._attachments:
+            if attachment.awaits_cold:
+                attachment.awaits_cold = False
+                self.wake(attachment.subscriber)
+
+    def hand_over(
+        self, session: Session, subscriber: str, grant: Grant, tag: int = 0, attachment: Attachment | None = None
+    ) -> bool:
+        """Send claimed bundles; if their file cannot be opened, the claims are released and the file is checked. A file on the cold disk is
+        opened by a job, and is waited for.
+
+        Args:
+            attachment: the bundles are delivered on its credit.
+        """
         segment_seq = grant.segment_seq
         places = self._engine.readable_end.places(segment_seq, grant.indexes)
         try:
             self._announce(session, segment_seq, is_sealed=not places)
+        except ColdStorageUnavailable:
+            # It stays the next one in order where it is to be delivered in order: nothing behind it is delivered before.
+            in_order = attachment is not None and attachment.terms.order == OLDEST
+            if attachment is not None:
+                attachment.awaits_cold = in_order
+            self._give_back(session, subscriber, grant, 0 if in_order else UNREADABLE_DELAY_NS)
+            return False
         except QuiverError as error:
             # The bundle was not delivered and does not count as delivered: a bundle that no consumer saw must not be lost.
-            self._engine.claims.resolve(
-                subscriber, session, segment_seq, grant.token, "return", grant.indexes, UNREADABLE_DELAY_NS
-            )
+            self._give_back(session, subscriber, grant, UNREADABLE_DELAY_NS)
             self._journal.error("segment.unreadable", str(error), topic=self._topic, segment=segment_seq)
             self._engine.check_segment(segment_seq)
             return False
@@ -193,6 +216,8 @@ class Dispatcher:
     def _room(self, attachment: Attachment) -> int:
         """Return how many bundles credit and window allow now. Notes whether the window is the limit."""
         terms, credit = attachment.terms, attachment.credit
+        if attachment.awaits_cold:
+            return 0
         if not terms.max_in_flight_bundles and not terms.max_in_flight_bytes:
             return credit
         bundles, size_bytes = self._engine.claims.held(attachment.subscriber, attachment.session)
@@ -234,7 +259,9 @@ class Dispatcher:
             granted = self._claim(attachment, 1, None)  # one bundle is always allowed, however large
         has_given = False
         for grant in granted:
-            if self.hand_over(attachment.session, subscriber, grant):
+            if attachment.awaits_cold:
+                self._give_back(attachment.session, subscriber, grant, 0)
+            elif self.hand_over(attachment.session, subscriber, grant, attachment=attachment):
                 attachment.given += len(grant.indexes)
                 has_given = True
         if not granted and terms.max_in_flight_bytes and self._engine.claims.claimable_count(subscriber):

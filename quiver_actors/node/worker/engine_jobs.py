@@ -1,6 +1,7 @@
 """The blocking work of one engine on its way to the threads and back.
 
-Owner: the engine's host, on the loop thread. Commits go to one thread and everything else to another, so that no sync waits for a seal.
+Owner: the engine's host, on the loop thread. Commits go to one thread, work on the cold disk to a second one, and everything else to a
+third, so that no sync waits for a seal, and nothing of both for the cold disk.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class EngineJobs:
         *,
         commit: Submit,
         background: Submit,
+        cold: Submit,
         finished: Callable[[Job], None],
         easing: Easing,
         oldest_push_ns: Callable[[], int],
@@ -39,6 +41,7 @@ class EngineJobs:
         self._engine = engine
         self._commit = commit
         self._background = background
+        self._cold = cold
         self._finished = finished
         self.finished_lone: Callable[[LoneCommit], None] = finished
         """The same as `finished` for the commit of a lone push that is done well, without pressure on the worker."""
@@ -88,6 +91,9 @@ class EngineJobs:
         while (job := self._engine.next_background()) is not None:
             self._in_flight += 1
             self._background(job, partial(self._back, job))
+        # Not counted as under way: the cold disk may never answer, and an engine is closed without waiting for it.
+        if not self._has_ended and (job := self._engine.next_cold()) is not None:
+            self._cold(job, partial(self._cold_back, job))
 
     def end(self, when_idle: Callable[[], None]) -> None:
         """Start no more commits, and forget what is under way.
@@ -98,6 +104,10 @@ class EngineJobs:
         self._has_ended, self._when_idle = True, when_idle
         self._finished = self.finished_lone = _nothing
         self._tell_if_idle()
+
+    def _cold_back(self, job: Job) -> None:
+        if not self._has_ended:
+            self._finished(job)
 
     def _back(self, job: Job) -> None:
         self._in_flight -= 1

@@ -117,9 +117,9 @@ class Worker:
         self._set_state(WorkerState.RECOVERING)
         settings = self._context.settings
         poll, wake_fd = self._make_poll()
-        sync, seal, ask = self._start_threads(wake_fd)
+        sync, seal, ask, cold = self._start_threads(wake_fd)
         run_queue: RunQueue[EngineHost] = RunQueue()
-        make_host = partial(self._host, run_queue=run_queue, sync=sync, seal=seal, ask=ask)
+        make_host = partial(self._host, run_queue=run_queue, sync=sync, seal=seal, ask=ask, cold=cold)
         topics = self._topics = self._make_topics(Topics, self._context.core, make_host, seal)
         adoption = self._adoption = Adoption(topics, self._disk, self._journal, self._opened)
         self._share = StorageShare(
@@ -148,7 +148,7 @@ class Worker:
             topics=topics,
             adoption=adoption,
             run_queue=run_queue,
-            threads=[sync, seal, ask],
+            threads=[sync, seal, ask, cold],
             wake_fd=wake_fd,
             figures=self._figures,
             journal=self._journal,
@@ -193,9 +193,10 @@ class Worker:
             ask=ask.submit,
         )
 
-    def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread]:
-        """Start the threads for syncs, for all other work on the disk, and for questions to other machines."""
-        return JobThread("quiver-sync", wake_fd), JobThread("quiver-seal", wake_fd), AskThread("quiver-ask", wake_fd)
+    def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread, JobThread]:
+        """Start the threads for syncs, for all other work on the disk, for questions to other machines, and for the cold disk."""
+        sync, seal = JobThread("quiver-sync", wake_fd), JobThread("quiver-seal", wake_fd)
+        return sync, seal, AskThread("quiver-ask", wake_fd), AskThread("quiver-cold", wake_fd)
 
     def serve(self) -> ChildExit:
         """Be ready, run the loop to its end, close everything."""
@@ -264,7 +265,14 @@ class Worker:
         return os.path.join(self._context.data_dir, OWN_LOG_NAME)
 
     def _host(
-        self, engine: Engine, *, run_queue: RunQueue[EngineHost], sync: JobThread, seal: JobThread, ask: JobThread
+        self,
+        engine: Engine,
+        *,
+        run_queue: RunQueue[EngineHost],
+        sync: JobThread,
+        seal: JobThread,
+        ask: JobThread,
+        cold: JobThread,
     ) -> EngineHost:
         engine.storage.share_room(partial(self._share.admits_for, engine), partial(self._share.limit_met, engine))
         return EngineHost(
@@ -273,6 +281,7 @@ class Worker:
             commit=sync.submit,
             background=seal.submit,
             ask=ask.submit,
+            cold=cold.submit,
             own_log=self._own_log,
             journal=self._journal,
             run_queue=run_queue,

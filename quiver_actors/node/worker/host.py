@@ -14,6 +14,7 @@ from quiver_actors.base.metrics.latency import Histogram, Latency
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.errors import EngineFailed, QuiverError
 from quiver_actors.node.worker.attachments import Attachments
+from quiver_actors.node.worker.cold_answers import ColdAnswers
 from quiver_actors.node.worker.dead_letters import DeadLetters
 from quiver_actors.node.worker.deliveries import Deliveries
 from quiver_actors.node.worker.dispatcher import Dispatcher
@@ -52,6 +53,7 @@ class EngineHost:
         commit: Submit,
         background: Submit,
         ask: Submit,
+        cold: Submit,
         own_log: str,
         journal: Journal,
         run_queue: RunQueue[EngineHost],
@@ -61,6 +63,7 @@ class EngineHost:
         """
         Args:
             ask: where decision logs of transactions are asked.
+            cold: where work on the cold disk is done.
             own_log: the node's own one.
             run queue: of the worker's loop.
             pressure: of the worker.
@@ -73,6 +76,7 @@ class EngineHost:
             engine,
             commit=commit,
             background=background,
+            cold=cold,
             finished=self._finished,
             easing=self._easing,
             oldest_push_ns=lambda: ingest.unacknowledged_since_ns,
@@ -91,7 +95,9 @@ class EngineHost:
         self.deliveries = Deliveries(engine, attachments, self.dispatcher, journal, clock)
         self.staging = Staging(engine, self.touch, lambda: ingest.closed_by, ask, own_log)
         terms = attachments.terms, attachments.set_by
-        self._dead_letters = DeadLetters(engine, *terms, host_of, background, journal, self.dispatcher.wake)
+        self._dead_letters = DeadLetters(engine, *terms, host_of, background, cold, journal, self.dispatcher.wake)
+        self.cold_answers = ColdAnswers(engine)
+        self._cold = cold
         self.deadline_ns: int | None = None
         """Monotonic time when `turn` must be called again, whatever happens."""
         self._run_queue = run_queue
@@ -238,6 +244,10 @@ class EngineHost:
         self.ingest.give_up(reason)
         self.staging.give_up(reason)
         self.deliveries.give_up(reason)
+        self.cold_answers.give_up(reason)
+        removal = self.engine.remove_cold()
+        if removal is not None:
+            self._cold(removal, _nothing)
         self.jobs.end(partial(self._close, when_gone))
 
     def _close(self, when_gone: Callable[[], object]) -> None:
@@ -300,6 +310,9 @@ class EngineHost:
                 case events.ProgressDurable():
                     # Notices that became durable with progress can be told.
                     self.dispatcher.wake()
+                case events.ColdOpened() | events.ColdDiskFaulted():
+                    self.cold_answers.look_again()
+                    self.dispatcher.cold_changed()
                 case events.Retired():
                     self.dispatcher.retired(event)
                 case _:
@@ -335,3 +348,7 @@ class EngineHost:
         self.staging.detach(session)
         if self.deliveries.detach(session) or self.ingest.waiting.count or has_stages:
             self.touch()
+
+
+def _nothing() -> None:
+    """Take no notice of a job that is done: its topic is gone."""

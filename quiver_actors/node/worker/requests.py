@@ -68,7 +68,7 @@ from quiver_actors.node.worker.access import Guest
 from quiver_actors.node.worker.dead_letters import dead_letter_topic
 from quiver_actors.node.worker.deliveries import Deliveries
 from quiver_actors.node.worker.host import EngineHost
-from quiver_actors.node.worker.segment_answers import segment_list, send_segment
+from quiver_actors.node.worker.segment_answers import segment_list
 from quiver_actors.node.worker.session import EndSession, Session, SessionState
 from quiver_actors.node.worker.stage_requests import StageRequests
 from quiver_actors.node.worker.subscriber_quota import check_room
@@ -330,7 +330,9 @@ class Requests:
         session.send(self._host(message.topic, session).engine.owed.statistics(message.tag, message.first))
 
     def _open_segment(self, session: Session, message: OpenSegment, now_ns: int) -> None:
-        send_segment(session, self._host(message.topic, session).engine, message)
+        host = self._host(message.topic, session)
+        host.cold_answers.answer(session, message)
+        host.touch()  # a file on the cold disk is opened by a job
 
     def _register(self, session: Session, message: Register, now_ns: int) -> None:
         host = self._host(message.topic, session)

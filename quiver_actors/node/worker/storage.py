@@ -1,6 +1,6 @@
 """A worker's share of the node's disk: its account with the node's cap, and the limits of its topics.
 
-Owner: the loop thread. An engine gets room where both its topic's limit and the worker's grant leave some.
+Owner: the loop thread. An engine gets room where both its topic's limit and the worker's quota leave some.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from quiver_actors.store.engine import Engine
 from quiver_actors.store.retention.limits import Limit, NoRoom
 from quiver_actors.store.retention.pressure import Pressure
 from quiver_actors.supervisor.figures import (
-    GRANT_ROW,
     NODE_STORAGE_LABEL,
     NODE_STORAGE_ROW,
+    QUOTA_ROW,
     STORAGE_ROW,
     SUPERVISOR_REGION,
     NodeStorageFigure,
@@ -63,11 +63,11 @@ class StorageShare:
         self._hosts = hosts
         self._usage = UsageTotals(hosts, run_queue)
         self._row = region.row(STORAGE_ROW, name)
-        grant = sums = None
+        quota = sums = None
         if page is not None:
-            grant = LiveRow(page, SUPERVISOR_REGION, GRANT_ROW, name)
+            quota = LiveRow(page, SUPERVISOR_REGION, QUOTA_ROW, name)
             sums = LiveRow(page, SUPERVISOR_REGION, NODE_STORAGE_ROW, NODE_STORAGE_LABEL)
-        self._account = Account(self._row, grant, sums, hosts, wake_supervisor, lambda: self.used_bytes)
+        self._account = Account(self._row, quota, sums, hosts, wake_supervisor, lambda: self.used_bytes)
         self._topics = TopicLimits(page, region, self._row, name, hosts, self._account.sum_of, wake_supervisor)
         self._is_refused_by_topic = False
         """Which of the limits made the last refusal."""

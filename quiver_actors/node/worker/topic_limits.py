@@ -19,13 +19,13 @@ from quiver_actors.shm.words import WEAKLY_ORDERED, fence
 from quiver_actors.store.engine import Engine
 from quiver_actors.store.retention.limits import Limit, NoRoom
 from quiver_actors.supervisor.figures import (
-    GRANT_ROW,
+    QUOTA_ROW,
     SUPERVISOR_REGION,
-    TOPIC_GRANT_ROW,
+    TOPIC_QUOTA_ROW,
     TOPIC_STORAGE_ROW,
     TOPIC_SUM_ROW,
-    GrantFigure,
     NodeStorageFigure,
+    QuotaFigure,
     StorageFigure,
 )
 from quiver_actors.supervisor.log import log_event
@@ -64,7 +64,7 @@ class TopicLimits:
         self._hosts = hosts
         self._sum_of = sum_of
         self._wake = wake_supervisor
-        self._own = LiveRow(page, SUPERVISOR_REGION, GRANT_ROW, name) if page is not None else None
+        self._own = LiveRow(page, SUPERVISOR_REGION, QUOTA_ROW, name) if page is not None else None
         self._heard = 0
         self._has_dropped = False
         self._seen = (0, -1)
@@ -117,7 +117,7 @@ class TopicLimits:
             self._seen = seen
             self._follow()
             due = set(self._accounts)
-        heard = self._own.load(GrantFigure.CHANGE) if self._own is not None else 0
+        heard = self._own.load(QuotaFigure.CHANGE) if self._own is not None else 0
         if heard != self._heard:
             self._heard = heard
             due.update(topic for topic, account in self._accounts.items() if account.hears())
@@ -184,7 +184,7 @@ class TopicLimits:
             return None
         self._unkept.discard(topic)
         assert self._page is not None, "without a page there is no cap"
-        grant = LiveRow(self._page, SUPERVISOR_REGION, TOPIC_GRANT_ROW, f"{self._name}/{topic}")
+        quota = LiveRow(self._page, SUPERVISOR_REGION, TOPIC_QUOTA_ROW, f"{self._name}/{topic}")
         sums = LiveRow(self._page, SUPERVISOR_REGION, TOPIC_SUM_ROW, topic)
-        account = self._accounts[topic] = Account(row, grant, sums, {}, self._wake)
+        account = self._accounts[topic] = Account(row, quota, sums, {}, self._wake)
         return account

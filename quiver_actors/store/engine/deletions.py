@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Container, Sequence
 
 from quiver_actors.base.units import MIB
 from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.engine.cold_segments import ColdSegments
 from quiver_actors.store.engine.foreign_segments import ForeignSegments
 from quiver_actors.store.engine.progress import Progress
 from quiver_actors.store.engine.segment_table import SegmentTable
@@ -41,6 +42,7 @@ class Deletions:
         segments: SegmentTable,
         foreign: ForeignSegments,
         losses: Losses,
+        cold: ColdSegments,
     ) -> None:
         self.count = 0
         self.kept: set[int] = set()
@@ -51,6 +53,7 @@ class Deletions:
         self._segments = segments
         self._foreign = foreign
         self._losses = losses
+        self._cold = cold
         self._gone: list[int] = []
         self._doomed: dict[int, None] = {}
         """Segments that are to be deleted, oldest first; a job may be deleting some of the first now."""
@@ -116,7 +119,8 @@ class Deletions:
         if not self._doomed:
             return None
         going = self._next_doomed()
-        return DeleteJob(self._disk, self._paths, going, self.cursor_owed, self._foreign.without(going))
+        records = self._foreign.without(going), self._cold.list_without(going)
+        return DeleteJob(self._disk, self._paths, going, self.cursor_owed, *records)
 
     def _deletable(self, spared: Container[int], spool: Spool) -> list[int]:
         """Return the segments of the next delete job, oldest first."""
@@ -163,6 +167,7 @@ class Deletions:
         """Note that the files of these segments are deleted."""
         self.cursor_owed = None
         self._foreign.forget(segment_seqs)
+        self._cold.forget(segment_seqs)
         self.search_again()
         for segment_seq in segment_seqs:
             del self._doomed[segment_seq], self._segments[segment_seq]

@@ -88,7 +88,8 @@ class DiskAccount:
         if lists_all:
             self._list_due_ns = now_ns + LIST_INTERVAL_NS
         self._strays = {name for name in self._strays if segment_seq_of(name) not in segments}
-        return MeasureJob(self._disk, self._paths, frozenset(self._strays), frozenset(segments) if lists_all else None)
+        known = frozenset(segments.hot) if lists_all else None
+        return MeasureJob(self._disk, self._paths, frozenset(self._strays), known)
 
     def measure_due_ns(self) -> int | None:
         """Monotonic time of the next measurement; None while one is under way."""

@@ -32,13 +32,16 @@ from quiver_actors.store.engine.parts import assemble
 from quiver_actors.store.engine.registrations import Registrations
 from quiver_actors.store.engine.storage import Storage
 from quiver_actors.store.engine.work import Work
+from quiver_actors.store.files.cold_directory import ColdDisks, posix_cold_disk
 from quiver_actors.store.files.own_directory import check_still_there
 from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.jobs.cold import ColdJob
 from quiver_actors.store.jobs.commits import CommitJob, EmptyLogJob
 from quiver_actors.store.jobs.job import Job
 from quiver_actors.store.jobs.records import write_core
 from quiver_actors.store.jobs.sealing import write_cursor
 from quiver_actors.store.recovery import Recovered, recover
+from quiver_actors.store.recovery.cold import ColdPlace
 from quiver_actors.store.wal.codec import encode_header
 from quiver_actors.store.wal.contract import segment_cfg_hash
 
@@ -73,9 +76,10 @@ class Engine:
         lock: DirectoryLock,
         recovered: Recovered,
         homes: ProducerHomes,
+        cold_disks: ColdDisks,
     ) -> None:
         """Call `open` instead, which locks and recovers the directory first."""
-        parts = assemble(disk, paths, settings, core, clock, recovered, homes)
+        parts = assemble(disk, paths, settings, core, clock, recovered, homes, cold_disks)
         logs, progress, sealed_segments = parts.logs, parts.progress, parts.sealed_segments
         self.core = core
         self.settings = settings
@@ -99,6 +103,7 @@ class Engine:
         self._disk = disk
         self._paths = paths
         self._lock = lock
+        sealed_segments.offer_cold()
         parts.repair.give_up_missing(recovered.missing)
         parts.repair.count_missing_logs(recovered.missing_logs)
         if parts.progress.is_dirty:
@@ -135,12 +140,14 @@ class Engine:
         homes: ProducerHomes = STANDING_ALONE,
         *,
         was_open: bool = False,
+        cold_disks: ColdDisks = posix_cold_disk,
     ) -> Engine:
         """Lock and recover the directory. Blocking.
 
         Args:
             homes: says to which of the node's workers each idempotent producer pushes.
             was_open: this node has had the directory open before, so it is not made anew.
+            cold_disks: open the disk that is to be found at a cold directory.
 
         Raises:
             AlreadyRunning: another process has it open.
@@ -161,8 +168,9 @@ class Engine:
         try:
             if was_open:  # it may have gone before it was locked
                 check_still_there(disk, paths)
-            recovered = recover(disk, paths, settings, core, homes.generation)
-            return cls(disk, paths, settings, core, clock, lock, recovered, homes)
+            cold = ColdPlace(cold_disks, settings.tier.cold_dir)
+            recovered = recover(disk, paths, settings, core, homes.generation, cold)
+            return cls(disk, paths, settings, core, clock, lock, recovered, homes, cold_disks)
         except BaseException:
             lock.release()
             raise
@@ -174,6 +182,7 @@ class Engine:
         clean = self.is_drained
         self.storage.share_room(_refuse_room)  # the worker's refers to this engine, which would keep itself in memory
         self._parts.sealed_segments.close()
+        self._parts.cold.close()
         self.readable_end.close()
         self._parts.disk_account.held_files.close()
         self._parts.upkeep.close()
@@ -249,15 +258,21 @@ class Engine:
         """The next background job, for the seal thread; None if there is nothing to do or one is under way."""
         return self._work.next()
 
+    def next_cold(self) -> Job | None:
+        """The next job for the thread of the cold disk; None if there is nothing to do or one is under way. Nothing else waits for it."""
+        return self._parts.relocation.next()
+
     def finish(self, job: Job) -> list[Event]:
         """Take a finished job back and say what became true by it."""
+        if isinstance(job, ColdJob):
+            return [*self._parts.relocation.finish(job), *self._parts.cold.take_events()]
         if isinstance(job, CommitJob):
             happened = self.group_commit.finish(job)
         elif isinstance(job, EmptyLogJob):
             return self.group_commit.finish_empty_log(job)
         else:
             happened = self._work.finish(job)
-        return [*happened, *self.readable_end.advance()]
+        return [*happened, *self._parts.cold.take_events(), *self.readable_end.advance()]
 
     # --- time --------------------------------------------------------------------------------------------------------------
 
@@ -275,8 +290,8 @@ class Engine:
         """When `tick`, `next_commit` and `next_background` should be called even if nothing else happens."""
         deadlines = [*self._parts.logs.deadlines_ns(), *self._work.deadlines_ns()]
         delays_ns = self.progress.registry.attention.next_due_ns()
-        expiry_ns = self.retention.deadline_ns()
-        deadlines += [at for at in (delays_ns, expiry_ns) if at is not None]
+        waits = delays_ns, self.retention.deadline_ns(), self._parts.relocation.due_ns()
+        deadlines += [at for at in waits if at is not None]
         if self.progress.has_events:
             deadlines.append(self._parts.clock.monotonic_ns())
         return min(deadlines, default=None)
@@ -311,10 +326,19 @@ class Engine:
         Raises:
             NotStored: no such segment here (any more).
             StorageUnavailable: its file cannot be opened now, as while it is being replaced by what could be saved of it.
+            ColdStorageUnavailable: it is on the cold disk, and is being opened; `ColdOpened` tells when it is.
         """
         if segment_seq not in self._parts.sealed_segments.segments:
             raise NotStored(f"topic {self.topic!r} on core {self.core} has no sealed segment {segment_seq} (any more)")
         return self._parts.sealed_segments.open(segment_seq, for_guest=for_guest)
+
+    def is_cold(self, segment_seq: int) -> bool:
+        """Whether the file of a sealed segment is on the cold disk."""
+        return segment_seq in self._parts.sealed_segments.segments.cold
+
+    def remove_cold(self) -> Job | None:
+        """The job that deletes everything that the engine has on the cold disk, as its topic is deleted; None if there is nothing."""
+        return self._parts.cold.remove_job()
 
     def check_segment(self, segment_seq: int, bundles: Iterable[int] = ()) -> None:
         """Check a segment that somebody could not read, in the background: the whole file, and these bundles of it; of a log these bundles

@@ -96,6 +96,20 @@ class Faulted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ColdOpened(Event):
+    """The file of a cold segment that somebody wanted is open, or is gone: whoever waits for it can ask again."""
+
+    segment_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColdDiskFaulted(Event):
+    """The cold disk cannot be used now, and is tried by and by; an empty reason: the fault has passed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed(Event):
     """The engine refuses work until its worker is restarted."""
 

@@ -18,6 +18,9 @@ class ForeignSegments:
     def __init__(self, record: ForeignRecord) -> None:
         self._record = record
 
+    def __contains__(self, segment_seq: object) -> bool:
+        return segment_seq in self._record.segments
+
     def without(self, segment_seqs: Iterable[int]) -> bytes | None:
         """The record's content without those segments; None if it has none of them."""
         gone = set(segment_seqs)

@@ -26,6 +26,9 @@ from quiver_actors.store.wal import layout
 from quiver_actors.store.wal.contract import segment_cfg_hash
 from quiver_actors.store.wal.log import Log
 
+MAX_AGE_PART = 0.1
+"""Part of `max_age` for which a log takes bundles at most."""
+
 
 class LogQueue:
     """The log files of one engine, from the oldest that waits for its seal to the active one, and the spare behind them.
@@ -57,6 +60,7 @@ class LogQueue:
         self._disk = disk
         self._paths = paths
         self.settings = settings
+        self._open_duration_ns = _open_duration_ns(settings)
         self._cfg_hash = segment_cfg_hash(settings)
         self._clock = clock
         self._numbers = numbers
@@ -107,6 +111,7 @@ class LogQueue:
     def change_settings(self, settings: TopicSettings) -> None:
         """Use these settings from the next log on, and at once for the age limit of the active log. The topic's slots do not change."""
         self.settings = self.spare.settings = settings
+        self._open_duration_ns = _open_duration_ns(settings)
 
     def _fits(self, log: Log, span_bytes: int) -> bool:
         """A push stays in one log: it fits if the log is below its target with it, or empty and large enough."""
@@ -167,12 +172,6 @@ class LogQueue:
             return
         if self._clock.monotonic_ns() - active.first_append_ns >= self._open_duration_ns:
             self.close_active()
-
-    @property
-    def _open_duration_ns(self) -> int:
-        """How long a log takes bundles. Not longer than `max_age`, which only reaches segments."""
-        open_ns, max_age_ns = self.settings.segment.max_open_duration_ns, self.settings.retention.max_age_ns
-        return min(open_ns, max_age_ns) if max_age_ns else open_ns
 
     def deadlines_ns(self) -> list[int]:
         """When the active log is old, and when it is to be synced."""
@@ -246,3 +245,15 @@ class LogQueue:
     def entry_bytes(self) -> int:
         """Bytes of entries in logs that are not sealed yet."""
         return sum(log.entry_bytes for log in self._logs)
+
+
+def _open_duration_ns(settings: TopicSettings) -> int:
+    """Return how long a log takes bundles.
+
+    `max_age` reaches segments only and goes by their newest bundle, so no bundle outlives it by more than the part that is allowed here.
+    """
+    segment, max_age_ns = settings.segment, settings.retention.max_age_ns
+    open_ns = segment.max_open_duration_ns
+    if settings.durability == "segment_only":
+        open_ns = min(open_ns, segment.max_unsynced_duration_ns)
+    return min(open_ns, int(MAX_AGE_PART * max_age_ns)) if max_age_ns else open_ns

@@ -8,6 +8,7 @@ from quiver_actors.base.clock import Clock
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.homes import ProducerHomes
 from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.engine.cold_segments import ColdSegments
 from quiver_actors.store.engine.condition import Condition
 from quiver_actors.store.engine.disk_account import DiskAccount
 from quiver_actors.store.engine.group_commit import GroupCommit
@@ -21,13 +22,16 @@ from quiver_actors.store.engine.progress import Progress
 from quiver_actors.store.engine.publishes import Publishes
 from quiver_actors.store.engine.quarantine import Quarantine
 from quiver_actors.store.engine.readable_end import ReadableEnd
+from quiver_actors.store.engine.relocation import Relocation
 from quiver_actors.store.engine.repair import Repair
 from quiver_actors.store.engine.retention import Retention
 from quiver_actors.store.engine.sealed_segments import SealedSegments
+from quiver_actors.store.engine.segment_table import SegmentTable
 from quiver_actors.store.engine.stage_jobs import StageJobs
 from quiver_actors.store.engine.stage_table import StageTable
 from quiver_actors.store.engine.stages import Stages
 from quiver_actors.store.files.ballast import Ballast
+from quiver_actors.store.files.cold_directory import ColdDisks
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.jobs.upkeep import Upkeep
 from quiver_actors.store.recovery import Recovered
@@ -47,10 +51,12 @@ class Parts:
     intake: LonePushes
     progress: Progress
     upkeep: Upkeep
+    cold: ColdSegments
     sealed_segments: SealedSegments
     quarantine: Quarantine
     repair: Repair
     retention: Retention
+    relocation: Relocation
     disk_account: DiskAccount
     stages: Stages
     stage_jobs: StageJobs
@@ -68,9 +74,10 @@ class Parts:
         self.stage_jobs.change_settings(settings)
         self.quarantine.change_settings(settings)
         self.retention.settings = settings.retention
+        self.cold.settings = settings.tier
         self.sealed_segments.deletions.search_again()
         free_bytes_min, compacts = settings.retention.min_free_bytes, settings.segment.compaction == "auto"
-        self.sealed_segments.summaries.has_statistics = settings.segment.statistics == "auto"
+        self.sealed_segments.summaries.change_settings(settings)
         self.ballast.change_reserve(free_bytes_min)
         self.upkeep.change_limits(compacts=compacts, free_bytes_min=free_bytes_min)
 
@@ -95,7 +102,7 @@ class Parts:
 
     def unlisted(self) -> set[int]:
         """Segment numbers in use that `sealed_segments` lacks: not sealed yet, or taken out before subscribers were told why."""
-        return {*self.unannounced()} - self.sealed_segments.segments.keys()
+        return {number for number in self.unannounced() if number not in self.sealed_segments.segments}
 
 
 def assemble(
@@ -106,6 +113,7 @@ def assemble(
     clock: Clock,
     recovered: Recovered,
     homes: ProducerHomes,
+    cold_disks: ColdDisks,
 ) -> Parts:
     """The parts of an engine that starts from what was recovered."""
     place = f"topic {settings.name!r} on core {core}"
@@ -116,8 +124,10 @@ def assemble(
     producers = Producers(disk, paths, recovered.windows, core, homes)
     progress = Progress(disk, paths, settings, clock, condition, recovered.registry)
     upkeep = Upkeep(disk, paths, clock, compacts=compacts, free_bytes_min=free_bytes_min)
-    sealed_segments = SealedSegments(disk, paths, clock, recovered, progress, upkeep)
-    sealed_segments.summaries.has_statistics = settings.segment.statistics == "auto"
+    segments = SegmentTable(recovered.segments, recovered.cold.segments if recovered.cold else ())
+    cold = ColdSegments(disk, paths, clock, settings.tier, recovered, segments, cold_disks)
+    sealed_segments = SealedSegments(disk, paths, clock, recovered, progress, upkeep, segments, cold)
+    sealed_segments.summaries.change_settings(settings)
     ballast = Ballast(disk, paths.ballast, free_bytes_min)
     retention = Retention(settings, clock, progress, logs, sealed_segments)
     held_files = HeldFiles(disk, paths, clock)
@@ -125,6 +135,7 @@ def assemble(
     quarantine = Quarantine(disk, paths, settings, recovered, progress, sealed_segments.foreign)
     repair = Repair(disk, paths, settings, recovered, progress, sealed_segments, quarantine, upkeep, clock)
     disk_account.miss = repair.miss
+    relocation = Relocation(disk, paths, clock, condition, cold, sealed_segments, repair, retention, upkeep)
     publishes = Publishes(disk, paths, numbers, logs)
     table = StageTable(f"topic {settings.name!r}", clock, publishes, recovered.stages)
     stage_jobs = StageJobs(disk, paths, settings, clock, condition, numbers, sealed_segments, table, allowance)
@@ -141,7 +152,9 @@ def assemble(
         intake=intake,
         progress=progress,
         upkeep=upkeep,
+        cold=cold,
         sealed_segments=sealed_segments,
+        relocation=relocation,
         quarantine=quarantine,
         repair=repair,
         retention=retention,

@@ -8,7 +8,7 @@ once. A file that cannot be looked at now is a fault that may pass: the file is 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -79,6 +79,8 @@ class Repair:
         self._upkeep = upkeep
         self._suspects: dict[int, dict[int, None]] = {}
         """Segments to check because a reader failed in them, with the bundles that the reader could not read."""
+        self.cold_suspects: dict[int, dict[int, None]] = {}
+        """The same of segments on the cold disk, which are checked by another thread."""
         self._missing: dict[int, None] = {}
         """Segments that a listing of their directory did not name."""
         self._open_ended: dict[int, tuple[int, Rescued]] = {}
@@ -108,11 +110,13 @@ class Repair:
 
     def suspect(self, segment_seq: int, bundles: Iterable[int] = ()) -> None:
         """See `Engine.check_segment`."""
-        if segment_seq in self._sealed_segments.segments and segment_seq not in self._sealed_segments.waiting:
+        if segment_seq in self._sealed_segments.segments.cold:
+            self.cold_suspects.setdefault(segment_seq, {}).update(dict.fromkeys(bundles))
+        elif segment_seq in self._sealed_segments.segments and segment_seq not in self._sealed_segments.waiting:
             self._suspects.setdefault(segment_seq, {}).update(dict.fromkeys(bundles))
 
     @property
-    def suspects(self) -> Container[int]:
+    def suspects(self) -> Collection[int]:
         """Segments that are not to be deleted before they were checked."""
         return self._suspects
 
@@ -149,7 +153,7 @@ class Repair:
         """Return the job that proves which missing segments were deleted; None if nothing is missing or it is too early."""
         if not self._missing:
             return None
-        missing = [seq for seq in self._missing if seq in self._sealed_segments.segments]
+        missing = [seq for seq in self._missing if seq in self._sealed_segments.segments.hot]
         self._missing = dict.fromkeys(missing)
         if not missing or self.faults.is_waiting:
             return None
@@ -198,11 +202,29 @@ class Repair:
         self.failures.note_decodable(job.segment_seq, job.decodable)
         return self._progress.take_events()
 
+    # --- the cold disk -------------------------------------------------------------------------------------------------------
+
+    def clear_cold(self, segment_seq: int) -> None:
+        """Note that a cold segment is as it was written."""
+        bundles = self.cold_suspects.pop(segment_seq, {})
+        self.failures.note_decodable(segment_seq, list(bundles))
+
+    def give_up_cold(self, segment_seq: int) -> list[Event]:
+        """Record a cold segment as lost whose file somebody has deleted, while the rest of its directory is there."""
+        return self._give_up_deleted(segment_seq)
+
+    def take_back_cold(self, returned: Mapping[int, str]) -> None:
+        """Have damaged segments rescued that were brought back from the cold disk."""
+        for segment_seq, damage in returned.items():
+            self.cold_suspects.pop(segment_seq, None)
+            self.damaged[segment_seq] = damage
+
     def _give_up_deleted(self, segment_seq: int) -> list[Event]:
         """Record a segment as lost whose file somebody has deleted: each subscriber is told at once what it loses."""
         self.deleted_count += 1
         self._missing.pop(segment_seq, None)
         self._suspects.pop(segment_seq, None)
+        self.cold_suspects.pop(segment_seq, None)
         self.damaged.pop(segment_seq, None)
         self._upkeep.forget(segment_seq)
         return self._condemn(segment_seq, self._progress.registry.known_bundle_count(segment_seq))
@@ -309,6 +331,7 @@ class Repair:
             self.damaged.pop(segment_seq, None)
             self._open_ended.pop(segment_seq, None)
             self._suspects.pop(segment_seq, None)
+            self.cold_suspects.pop(segment_seq, None)
             self.failures.forget(segment_seq)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.config import RetentionSettings, TopicSettings
 from quiver_actors.base.policies import DROP_OLDEST
-from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.store.engine.events import Event
 from quiver_actors.store.engine.log_queue import LogQueue
@@ -169,11 +168,24 @@ class Retention:
 
     def candidates(self) -> list[Candidate]:
         """Return the segments that may be deleted for want of space."""
-        processed = set(self._sealed_segments.deletions.processed())
-        held = self._progress.registry.held_segments()
-        return [*self._sealed_candidates(processed, held), *self._open_candidate()]
+        return [*self._sealed_candidates(self._sealed_segments.segments.hot), *self._open_candidate()]
 
-    def _sealed_candidates(self, processed: set[int], held: set[int]) -> Iterator[Candidate]:
+    def evict_cold(self, size_bytes: int) -> None:
+        """Let the oldest cold segments go, as far as the rules allow, until there is so much more room on the cold disk."""
+        candidates, going = sorted(self._sealed_candidates(self._sealed_segments.segments.cold)), self.doomed_cold_bytes
+        chosen: list[Candidate] = []
+        for candidate in candidates:
+            if going >= size_bytes:
+                break
+            chosen.append(candidate)
+            going += candidate.size_bytes
+        self.let_go(chosen)
+
+    def _sealed_candidates(self, segment_seqs: Collection[int]) -> Iterator[Candidate]:
+        processed, held = (
+            set(self._sealed_segments.deletions.processed()),
+            self._progress.registry.held_segments(),
+        )
         oldest_unix_ns = NO_LIMIT
         awaited = self._unarchived(self._sealed_segments.segments)
         for segment_seq in sorted(self._sealed_segments.droppable(), reverse=True):
@@ -181,7 +193,7 @@ class Retention:
             # A segment is not younger than one that was sealed after it, whatever the clock was set to meanwhile.
             oldest_unix_ns = min(oldest_unix_ns, max(0, info.first_ingestion_ts_nanos))
             kind = class_of(segment_seq in processed, segment_seq in held, self.settings.size_cap_policy)
-            if kind and segment_seq not in awaited:
+            if kind and segment_seq not in awaited and segment_seq in segment_seqs:
                 yield Candidate(kind, oldest_unix_ns, self._topic, segment_seq, block_bytes(info.size_bytes))
 
     def _open_candidate(self) -> Iterator[Candidate]:
@@ -236,16 +248,16 @@ class Retention:
         return self._kept
 
     def _blocks_of(self, segment_seqs: Iterable[int]) -> int:
-        return sum(block_bytes(self._sealed_segments.segments[segment_seq].size_bytes) for segment_seq in segment_seqs)
+        segments = self._sealed_segments.segments
+        return sum(block_bytes(segments[seq].size_bytes) for seq in segment_seqs if seq in segments.hot)
 
     @property
     def doomed_bytes(self) -> int:
-        """Bytes of the segments that go as soon as their loss is durable, or the delete job reaches their files."""
-        return sum(block_bytes(info.size_bytes) for info in self._going())
+        """Bytes of the hot segments that go as soon as their loss is durable, or the delete job reaches their files."""
+        return self._blocks_of(self._sealed_segments.deletions.going)
 
-    def _going(self) -> Iterator[SegmentInfo]:
-        return (
-            self._sealed_segments.segments[seq]
-            for seq in self._sealed_segments.deletions.going
-            if seq in self._sealed_segments.segments
-        )
+    @property
+    def doomed_cold_bytes(self) -> int:
+        """The same of cold segments."""
+        segments = self._sealed_segments.segments
+        return sum(segments[seq].size_bytes for seq in self._sealed_segments.deletions.going if seq in segments.cold)

@@ -19,6 +19,7 @@ from quiver_actors.base.ranges import Runs
 from quiver_actors.errors import DiskError, NotStored, StorageUnavailable
 from quiver_actors.store.disk.held import lock_for_reader, unlock_for_guest
 from quiver_actors.store.disk.protocol import Disk, DiskFile
+from quiver_actors.store.engine.cold_segments import ColdSegments
 from quiver_actors.store.engine.deletions import Deletions
 from quiver_actors.store.engine.events import Claimable, Event, GapFound, Resumed, Sealed
 from quiver_actors.store.engine.foreign_segments import ForeignSegments
@@ -49,17 +50,28 @@ class SealedSegments:
     """
 
     def __init__(
-        self, disk: Disk, paths: EnginePaths, clock: Clock, recovered: Recovered, progress: Progress, upkeep: Upkeep
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        clock: Clock,
+        recovered: Recovered,
+        progress: Progress,
+        upkeep: Upkeep,
+        segments: SegmentTable,
+        cold: ColdSegments,
     ) -> None:
-        self.segments = SegmentTable(recovered.segments)
-        self.waiting = Unchecked([*recovered.segments, *recovered.damaged], self.segments.known_bundle_count)
+        self.segments = segments
+        # Cold ones were compared with their checksums when they were moved: a start does not read the cold disk.
+        unchecked = [seq for seq in recovered.segments if seq not in segments.cold]
+        self.waiting = Unchecked([*unchecked, *recovered.damaged], self.segments.known_bundle_count)
         self.new: list[int] = list(recovered.segments)
         self.begun_ns: dict[int, int] = {}
         self.losses = Losses()
         self.suspect: Callable[[int], None] = _unheard
         self.foreign = ForeignSegments(recovered.foreign)
         self.summaries = Summaries(disk, paths, clock, self.segments, self.waiting, recovered.foreign.segments)
-        self.deletions = Deletions(disk, paths, progress, self.segments, self.foreign, self.losses)
+        self.deletions = Deletions(disk, paths, progress, self.segments, self.foreign, self.losses, cold)
+        self._cold = cold
         self._disk = disk
         self._paths = paths
         self._progress = progress
@@ -100,6 +112,11 @@ class SealedSegments:
         self.waiting.remove(segment_seq)
         offered = self.offer(self.segments[segment_seq], lost)
         return [offered, *self._progress.retired(), *self._progress.take_events()]
+
+    def offer_cold(self) -> None:
+        """Let subscribers claim what a start found on the cold disk."""
+        for segment_seq in sorted(self.segments.cold):
+            self.offer(self.segments[segment_seq], list(self._cold.lost(segment_seq)))
 
     def pass_over(self, segment_seq: int) -> None:
         """Let nobody wait for a waiting segment any longer."""
@@ -211,6 +228,8 @@ class SealedSegments:
 
     def open(self, segment_seq: int, *, for_guest: bool = False) -> tuple[int, int]:
         """See `Engine.open_segment`; the segment is here."""
+        if segment_seq in self.segments.cold:
+            return self._cold.take(segment_seq)
         file = self._open(segment_seq)
         try:
             # Its own size: a compaction may have put another file there, and not be finished here yet.
@@ -243,7 +262,11 @@ class SealedSegments:
             ) from error
 
     def ingestion_times(self, segment_seq: int) -> npt.NDArray[np.int64]:
-        """UNIX nanoseconds of its bundles, from its manifest only; 0 where it does not say."""
+        """UNIX nanoseconds of its bundles, from its manifest only; 0 where it does not say. A cold segment is not read for that: all of
+        its bundles count as ingested when its last one was, so that what is asked for from some time on begins with its first bundle."""
+        if segment_seq in self.segments.cold:
+            info = self.segments[segment_seq]
+            return np.full(info.bundle_count, info.last_ingestion_ts_nanos, np.int64)
         file = self._open(segment_seq)
         try:
             return ingestion_times_of(file)

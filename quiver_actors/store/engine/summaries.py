@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from quiver_actors.base.clock import Clock
+from quiver_actors.base.config.tree import TopicSettings
 from quiver_actors.base.protocol.messages import SchemaInfo, SchemaList, SegmentColumns, StatisticsList
 from quiver_actors.base.units import MIB, SECOND_NS
 from quiver_actors.errors import DiskError, FormatError
@@ -53,6 +54,7 @@ class Summaries:
 
     Attributes:
         has_statistics: whether statistics are made of those that have none.
+        bounded: the columns that get bounds in those that are made from now on; None: the first ones of each schema.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Summaries:
         """Segments that had a look which told nothing; they are as they were then."""
         self._unsaved_count = 0
         self.has_statistics = True
+        self.bounded: Collection[str] | None = None
         self._bare: deque[tuple[int, int]] = deque()
         """When to make the statistics of which segment, in that order; some may be gone, or have them by now."""
         self._job: StatisticsJob | None = None
@@ -97,6 +100,11 @@ class Summaries:
             if summary is not None and segment_seq not in self._foreign and summary.identity == identity_of(info):
                 self._put(segment_seq, summary)
         segments.changed = segments.keys() - self._known.keys()
+
+    def change_settings(self, settings: TopicSettings) -> None:
+        """Make statistics as these settings say from now on; those that are made stay as they are."""
+        self.has_statistics = settings.segment.statistics == "auto"
+        self.bounded = settings.bounded_columns()
 
     # --- what is known -------------------------------------------------------------------------------------------------------
 
@@ -188,7 +196,9 @@ class Summaries:
         self._follow()
         if not self._unknown or self._waiting:
             return None
-        segment_seq = next(iter(self._unknown))
+        segment_seq = next((seq for seq in self._unknown if seq not in self._segments.cold), None)
+        if segment_seq is None:
+            return None  # the cold disk is not read for that
         return SummaryJob(self._disk, self._paths, segment_seq, identity_of(self._segments[segment_seq]))
 
     def finish_look(self, job: SummaryJob) -> list[Event]:
@@ -214,7 +224,8 @@ class Summaries:
             return None
         if self._job is None:
             _, segment_seq = self._bare.popleft()
-            self._job = StatisticsJob(self._disk, self._paths, segment_seq, self._known[segment_seq].identity)
+            identity = self._known[segment_seq].identity
+            self._job = StatisticsJob(self._disk, self._paths, segment_seq, identity, self.bounded)
         return self._job
 
     def statistics_due_ns(self) -> int | None:
@@ -230,7 +241,7 @@ class Summaries:
 
     def _is_bare(self, segment_seq: int) -> bool:
         known = self._known.get(segment_seq)
-        return known is not None and not known.statistics
+        return known is not None and not known.statistics and segment_seq not in self._segments.cold
 
     def finish_statistics(self, job: StatisticsJob) -> list[Event]:
         """Take back a slice. Slices of one segment follow each other, as its copy takes memory; then there is a rest."""

@@ -18,6 +18,7 @@ from quiver_actors.store.engine.schedule import Line, RetryTimes, Schedule
 from quiver_actors.store.files.ballast import BALLAST_BYTES
 from quiver_actors.store.files.footprint import MeasureJob
 from quiver_actors.store.jobs.checking import LogCheckJob, LossJob, VerifyJob
+from quiver_actors.store.jobs.cold import ColdFlipJob
 from quiver_actors.store.jobs.commits import SealJob
 from quiver_actors.store.jobs.job import Job
 from quiver_actors.store.jobs.records import ProgressJob, ReserveJob
@@ -161,12 +162,20 @@ class Tasks:
             ),
             Line(CarryJob, producers.carry_job, producers.finish_carry, spends_ballast=True),
             Line(SealJob, self._seal_job, self._finish_seal, in_drain=True, spends_ballast=True),
+            # Before anything else takes a segment away that the list may name.
+            Line(
+                ColdFlipJob,
+                self._parts.relocation.flip_job,
+                self._parts.relocation.finish_flip,
+                no_room=self._owe_cold_list,
+            ),
             Line(QuarantineJob, quarantine.move_job, quarantine.finish_move, in_drain=True),
             Line(
                 DeleteJob,
                 lambda: self._parts.sealed_segments.deletions.job(repair.suspects, self._parts.retention.spool),
                 self._finish_delete,
                 spends_ballast=True,
+                no_room=self._owe_cold_list,
             ),
         ]
 
@@ -223,6 +232,10 @@ class Tasks:
     def _finish_delete(self, job: DeleteJob) -> list[Event]:
         self._parts.repair.forget(job.segment_seqs)
         return self._parts.sealed_segments.finish_delete(job.segment_seqs)
+
+    def _owe_cold_list(self, _: Job) -> list[Event]:
+        self._parts.cold.owe_list()
+        return []
 
     def _held_files_job(self) -> HeldFilesJob | None:
         is_short = self._parts.logs.spare.is_throttled or self._parts.stage_jobs.refused_bytes > 0

@@ -6,7 +6,8 @@
 | version | written by | what an older program would do wrong with it |
 |---|---|---|
 | 1 | programs from before version 2 | nothing |
-| 2 | this program | ignore who owns a subscriber, which segments of other writers were announced, and what producers have on other cores |
+| 2 | former ones | ignore who owns a subscriber, which segments of other writers were announced, and what producers have on other cores |
+| 3 | this program | take segments on a cold disk for lost |
 
 This module owns the name and the text. `node_dirs` reads and writes the file: a start upgrades a directory of an older version before
 anything else is written into it, so an older program refuses it from then on.
@@ -17,10 +18,12 @@ from __future__ import annotations
 from quiver_actors.errors import InvalidFormat, UnsupportedVersion
 
 VERSION_FILE = "quiver.version"
-DATA_VERSION = 2
+DATA_VERSION = 3
 OLDEST_DATA_VERSION = 1
 VERSION_TEXT_BYTES_MAX = 64
 _NAME = b"quiver-data"
+UNFINISHED_RESTORE = _NAME + b" restoring\n"
+"""The content of the version file while `quiver restore` fills the directory: every program refuses it."""
 
 
 def encode_data_version() -> bytes:
@@ -41,6 +44,8 @@ def parse_data_version(path: str, text: bytes) -> int:
         InvalidFormat: the text names no version.
         UnsupportedVersion: it names a version that this program does not read.
     """
+    if text == UNFINISHED_RESTORE:
+        raise InvalidFormat(f"{path}: `quiver restore` was cut off before this data directory was whole: run it again")
     name, _, number = text.strip().partition(b" ")
     if name != _NAME or not number.isdigit():
         raise InvalidFormat(

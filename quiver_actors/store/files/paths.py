@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quiver_actors.store.files.cold_list import COLD_NAME
 from quiver_actors.store.files.core_file import CORE_NAME
 from quiver_actors.store.files.foreign_record import FOREIGN_NAME
 from quiver_actors.store.files.summaries import SUMMARIES_NAME
@@ -114,6 +115,11 @@ class EnginePaths:
     def foreign(self) -> str:
         """Path of the record of other writers."""
         return f"{self.root}/{FOREIGN_NAME}"
+
+    @property
+    def cold(self) -> str:
+        """Path of the list of cold segments; it exists only after the first of them."""
+        return f"{self.root}/{COLD_NAME}"
 
     @property
     def summaries(self) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from quiver_actors.store.files.cold_directory import IDENTITY_NAME, IDENTITY_TABLE
+from quiver_actors.store.files.cold_list import COLD_NAME, COLD_TABLE
 from quiver_actors.store.files.core_count import CORES_FILE, CORES_NAME
 from quiver_actors.store.files.core_file import CORE_NAME, CORE_TABLE
 from quiver_actors.store.files.foreign_record import FOREIGN_NAME, FOREIGN_TABLE
@@ -52,6 +54,8 @@ class FileKind(enum.StrEnum):
     PRODUCERS = "idempotent producers"
     FOREIGN = "record of other writers"
     SUMMARIES = "summaries of segments"
+    COLD = "list of cold segments"
+    COLD_IDENTITY = "identity of a cold directory"
     ARROW = "arrow file"
     """A plain Arrow file, or streams of a segment that has lost its end."""
     ZEROES = "zeroes"
@@ -76,6 +80,8 @@ _MAGICS = (
     (PRODUCERS_MAGIC, FileKind.PRODUCERS),
     (FOREIGN_TABLE.magic, FileKind.FOREIGN),
     (SUMMARIES_TABLE.magic, FileKind.SUMMARIES),
+    (COLD_TABLE.magic, FileKind.COLD),
+    (IDENTITY_TABLE.magic, FileKind.COLD_IDENTITY),
     (FILE_START, FileKind.ARROW),
 )
 
@@ -142,6 +148,8 @@ def _by_name(name: str) -> FileKind | None:
         PRODUCERS_NAME: FileKind.PRODUCERS,
         FOREIGN_NAME: FileKind.FOREIGN,
         SUMMARIES_NAME: FileKind.SUMMARIES,
+        COLD_NAME: FileKind.COLD,
+        IDENTITY_NAME: FileKind.COLD_IDENTITY,
         CORES_FILE: FileKind.CORES,
         CATALOGUE_NAME: FileKind.TOPICS,
         PREVIOUS_NAME: FileKind.TOPICS,

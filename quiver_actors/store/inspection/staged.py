@@ -10,14 +10,18 @@ import msgspec
 
 from quiver_actors.errors import ChecksumMismatch, FormatError, InvalidFormat
 from quiver_actors.store.disk.protocol import Disk, read_whole
+from quiver_actors.store.files.cold_directory import IDENTITY, IDENTITY_TABLE
+from quiver_actors.store.files.cold_list import decode_cold_list
 from quiver_actors.store.files.core_count import decode_core_generation
 from quiver_actors.store.files.foreign_record import decode_foreign
 from quiver_actors.store.files.paths import PREPARED_SUFFIX, EnginePaths
 from quiver_actors.store.files.summaries import decode_summaries
 from quiver_actors.store.files.topic_list import decode_catalogue
+from quiver_actors.store.inspection.cold import cold_segments
 from quiver_actors.store.inspection.findings import Finding, damage, warning
 from quiver_actors.store.inspection.recognise import FileKind
 from quiver_actors.store.inspection.source import Source
+from quiver_actors.store.segment.codec import decode_footer
 from quiver_actors.store.staged.keys import PRODUCERS_MAGIC, decode_windows
 from quiver_actors.store.staged.loading import DamagedPart, Parts, load_part, load_stage
 from quiver_actors.store.staged.records import PreparedRecord, decode_frame, decode_journal, decode_prepared
@@ -35,6 +39,11 @@ _ACTION_FOREIGN = (
     "start the node, or run `quiver repair`: the file goes to quarantine/ and is made anew; segments of other writers that are still there "
     "may be delivered once more"
 )
+_ACTION_COLD = (
+    "start the node with the cold disk mounted: the file goes to quarantine/ and is made anew from the segments there; until then the "
+    "topic is not opened, as its cold segments would seem to be lost"
+)
+_ACTION_IDENTITY = "restore the file: the segments in its directory are not read without it"
 _ACTION_JOURNAL = (
     "start the node, or run `quiver repair`: a copy goes to quarantine/, and what only a damaged frame acknowledged is "
     "delivered once more"
@@ -78,6 +87,26 @@ def _decision(data: bytes) -> object:
         raise InvalidFormat(str(error)) from error
 
 
+def _cold_list(data: bytes) -> object:
+    """The list, with what each footer says in the place of its bytes."""
+    found = decode_cold_list(data)
+    segments = {}
+    for segment_seq, (size_bytes, end, lost) in found.segments.items():
+        footer = decode_footer(end, size_bytes)
+        segments[segment_seq] = {"size_bytes": size_bytes, "bundle_count": footer.bundle_count, "lost": lost}
+    return {
+        "cold_id": found.cold_id.hex(),
+        "root": found.root,
+        "segments": segments,
+        "unwanted": found.unwanted,
+    }
+
+
+def _cold_identity(data: bytes) -> object:
+    IDENTITY.open(data)
+    return {"cold_id": IDENTITY_TABLE.unpack(data)["cold_id"].hex()}
+
+
 class _RecordKind(NamedTuple):
     """How records of one kind are read, and what is said of a damaged one."""
 
@@ -92,6 +121,8 @@ _KINDS = {
     FileKind.PRODUCERS: _RecordKind(_producers, "producers", _ACTION_PRODUCERS),
     FileKind.FOREIGN: _RecordKind(decode_foreign, "foreign.record", _ACTION_FOREIGN),
     FileKind.SUMMARIES: _RecordKind(decode_summaries, "summaries", _ACTION_SUMMARIES),
+    FileKind.COLD: _RecordKind(_cold_list, "cold.list", _ACTION_COLD),
+    FileKind.COLD_IDENTITY: _RecordKind(_cold_identity, "cold.identity", _ACTION_IDENTITY),
     FileKind.PROGRESS_JOURNAL: _RecordKind(_progress_journal, "progress.journal", _ACTION_JOURNAL),
     FileKind.TOPICS: _RecordKind(decode_catalogue, "topics", _ACTION_TOPICS),
     FileKind.CORES: _RecordKind(_cores, "cores", _ACTION_CORES),
@@ -151,6 +182,7 @@ def _unpublished_problem(disk: Disk, paths: EnginePaths, record: PreparedRecord,
         try:
             load_part(disk, paths, record, place.part)
         except DamagedPart as error:
-            if not any(map(disk.exists, (paths.segment(place.segment_seq), paths.rescued(place.segment_seq)))):
+            hot = (paths.segment(place.segment_seq), paths.rescued(place.segment_seq))
+            if place.segment_seq not in cold_segments(disk, paths) and not any(map(disk.exists, hot)):
                 return str(error)
     return "" if places else problem

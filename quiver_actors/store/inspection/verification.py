@@ -22,6 +22,7 @@ from quiver_actors.store.files.data_version import (
 )
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.inspection import directory as directories
+from quiver_actors.store.inspection.cold import cold_views
 from quiver_actors.store.inspection.cross_check import EngineFacts, cross_check
 from quiver_actors.store.inspection.findings import Finding, Severity, damage, has_damage, note, warning
 from quiver_actors.store.inspection.gap_files import examine_gaps
@@ -150,7 +151,8 @@ class _EngineVerifier:
     def _staged(self) -> Iterator[Finding]:
         """Staged bundles, and what transactions, idempotent producers, other writers and the subscribers' progress have left behind.
         Prepared ones must be what was prepared."""
-        paths = [self._paths.transactions, self._paths.producers, self._paths.foreign, self._paths.progress_journal]
+        records = self._paths.producers, self._paths.foreign, self._paths.cold
+        paths = [self._paths.transactions, *records, self._paths.progress_journal]
         paths += [
             directories.join(self._paths.staged, name)
             for name in directories.list_names(self._tree.disk, self._paths.staged)
@@ -247,6 +249,14 @@ class _EngineVerifier:
                 facts.segments[segment_seq] = look.view
             yield from look.findings
             yield from _lost_bundles(look, self._tree.named(path))
+        for segment_seq, view in cold_views(self._tree.disk, self._paths).items():
+            # Where both exist the hot file counts.
+            if facts.segment_files.setdefault(segment_seq, self._tree.named(self._paths.cold)) == self._tree.named(
+                self._paths.cold
+            ):
+                facts.segments[segment_seq] = view
+                totals.segments += 1
+                totals.bundles += view.bundle_count
 
     def _small_files(self, facts: EngineFacts, totals: Totals) -> Iterator[Finding]:
         """Progress, gap notices, cursor, core file. The core file last: what it reserves only grows."""

@@ -9,6 +9,7 @@ from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.files.held_names import put_back, set_aside
 from quiver_actors.store.files.paths import EnginePaths, names_beside
 from quiver_actors.store.files.quarantine import move_to_quarantine, trim_quarantine
+from quiver_actors.store.jobs.cold import write_cold_list
 from quiver_actors.store.jobs.job import Job
 from quiver_actors.store.jobs.records import write_foreign
 from quiver_actors.store.jobs.sealing import write_cursor
@@ -43,28 +44,32 @@ class DeleteJob(Job):
         segment_seqs: Sequence[int],
         cursor_owed: int | None = None,
         foreign: bytes | None = None,
+        cold: bytes | None = None,
     ) -> None:
         """
         Args:
             foreign: the record of other writers' segments without those that go; None if none of them is one. It is written first: the
                 next segment of that number is another one.
+            cold: the list of cold segments without those that go; None if it names none of them.
         """
         super().__init__()
         self._disk = disk
         self._paths = paths
         self._cursor_owed = cursor_owed
         self._foreign = foreign
+        self._cold = cold
         self.segment_seqs = segment_seqs
 
     def run(self) -> None:
         """Delete the segments; without room for the records, delete all but the newest first to make room."""
         super().run()
-        if self.no_space and (self._cursor_owed is not None or self._foreign is not None):
+        if self.no_space and any(each is not None for each in (self._cursor_owed, self._foreign, self._cold)):
             self._attempt(self._make_room)
 
     def work(self) -> None:
         """Write the record of other writers and the cursor, delete the segments, and sync their directory."""
         write_foreign(self._disk, self._paths, self._foreign)
+        write_cold_list(self._disk, self._paths, self._cold)
         self._write_cursor()
         self._unlink(sorted(self.segment_seqs))
         self._disk.sync_directory(self._paths.segments)

@@ -16,6 +16,7 @@ from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.errors import FormatError, InvalidFormat
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.disk.salvage import SalvageReader
+from quiver_actors.store.files.cold_list import ColdEntry
 from quiver_actors.store.files.foreign_record import ForeignSegment
 from quiver_actors.store.files.paths import RESCUED_SUFFIX, EnginePaths, segment_seq_of
 from quiver_actors.store.format.framing import DAMAGE
@@ -24,7 +25,7 @@ from quiver_actors.store.recovery.findings import Findings
 from quiver_actors.store.recovery.missing_logs import Extent
 from quiver_actors.store.recovery.numbers import NumbersUsed
 from quiver_actors.store.segment.check import is_plausible, run_to_end, verify_steps
-from quiver_actors.store.segment.codec import FooterExtension, SegmentFooter
+from quiver_actors.store.segment.codec import FooterExtension, SegmentFooter, decode_footer
 from quiver_actors.store.segment.reader import read_footer
 from quiver_actors.store.wal.codec import Identity
 from quiver_actors.store.wal.log import Log
@@ -74,6 +75,12 @@ class FoundSegments:
             segment_seq = segment_seq_of(name.removesuffix(RESCUED_SUFFIX))
             if segment_seq is not None and name not in superseded:
                 self._look_at(segment_seq, name)
+
+    def add_cold(self, cold: Mapping[int, ColdEntry]) -> None:
+        """Add the segments on the cold disk by what their list says: nothing is read there."""
+        for segment_seq, entry in cold.items():
+            self._numbers.note_segment_seq(segment_seq)
+            self.add(segment_seq, decode_footer(entry.end, entry.size_bytes), entry.size_bytes)
 
     def settle(self) -> None:
         """Give their names to segments whose rescue was cut off."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.store.files.cold_list import ColdList
 from quiver_actors.store.files.core_file import CoreFile
 from quiver_actors.store.files.foreign_record import ForeignRecord
 from quiver_actors.store.recovery.missing_logs import MissingLog
@@ -40,5 +41,9 @@ class Recovered:
     """Windows of idempotent producers, as they are in their file."""
     foreign: ForeignRecord = field(default_factory=ForeignRecord)
     """Segments of other writers, as they are in their record."""
+    cold: ColdList | None = None
+    """The cold segments, each of them among `segments`; None: there never were any."""
+    copied_segments: tuple[int, ...] = ()
+    """Hot segments that the list of cold segments on disk names, too: there is a copy of each on the cold disk."""
     missing_logs: list[MissingLog] = field(default_factory=list)
     """Logs that are gone, whose segments there will never be: everybody is told by durable notices."""

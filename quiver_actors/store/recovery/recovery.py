@@ -22,6 +22,7 @@ from quiver_actors.store.format.framing import DAMAGE
 from quiver_actors.store.jobs.records import write_core
 from quiver_actors.store.jobs.sealing import write_cursor, write_empty_log
 from quiver_actors.store.recovery.adoption import Adoption
+from quiver_actors.store.recovery.cold import ColdPlace, FoundCold
 from quiver_actors.store.recovery.findings import Effect, EffectKind, Findings
 from quiver_actors.store.recovery.foreign import FoundForeign
 from quiver_actors.store.recovery.found_segments import FoundSegments
@@ -43,16 +44,23 @@ from quiver_actors.store.wal.layout import CURSOR_NAME, HEADER_BYTES
 from quiver_actors.store.wal.recovery import FoundLog
 
 
-def recover(disk: Disk, paths: EnginePaths, settings: TopicSettings, core_id: int, generation: int = 0) -> Recovered:
+def recover(
+    disk: Disk,
+    paths: EnginePaths,
+    settings: TopicSettings,
+    core_id: int,
+    generation: int = 0,
+    cold: ColdPlace | None = None,
+) -> Recovered:
     """Recover the directory; on a full disk its ballast makes room. Raises as `Recovery.run`."""
     try:
-        return Recovery(disk, paths, settings, core_id, generation=generation).run()
+        return Recovery(disk, paths, settings, core_id, generation=generation, cold=cold).run()
     except DiskError as error:
         if error.errno not in NO_SPACE_ERRNOS or not release_ballast(disk, paths.ballast):
             raise
         # A log whose sync has failed is not touched again.
         trusts_logs = error.operation not in ("fsync", "fdatasync")
-    return Recovery(disk, paths, settings, core_id, trusts_logs=trusts_logs, generation=generation).run()
+    return Recovery(disk, paths, settings, core_id, trusts_logs=trusts_logs, generation=generation, cold=cold).run()
 
 
 class Recovery:
@@ -69,9 +77,11 @@ class Recovery:
         trusts_logs: bool = True,
         generation: int = 0,
         cfg_hash: bytes | None = None,
+        cold: ColdPlace | None = None,
     ) -> None:
         """
         Args:
+            cold: where cold segments lie, to make a list of them that is damaged anew; None: that is refused.
             trusts_logs: logs may become segments as they are; else all of them are written anew.
             cfg_hash: of the slot table that logs must be written under; None: the settings have it.
             generation: of the data directory; see `base.homes`.
@@ -91,6 +101,7 @@ class Recovery:
         self._subscribers = FoundSubscribers(disk, paths, self._findings)
         self._producers = FoundProducers(disk, paths, self._findings)
         self._foreign = FoundForeign(disk, paths, self._findings)
+        self._cold = FoundCold(disk, paths, self._findings, cold)
         self._found = FoundState(
             disk,
             paths,
@@ -126,6 +137,7 @@ class Recovery:
         check_versions(self._disk, self._paths, names)
         self._foreign.read(names)
         self._sealed_segments.read(segments, self._foreign.record.segments)
+        self._cold.read(names, self._sealed_segments)
         self._subscribers.read(names)
         self._producers.read(names)
         # Nothing was changed so far, and nothing is refused from here on.
@@ -168,6 +180,8 @@ class Recovery:
             stages,
             self._producers.windows,
             self._foreign.record,
+            self._cold.content,
+            self._cold.copied,
             self._missing_logs,
         )
 
@@ -207,7 +221,8 @@ class Recovery:
             self._findings.quarantine(self._paths.core, self._core_damage)
         self._sealed_segments.settle()
         self._subscribers.settle()
-        self._producers.settle(self._sealed_segments.segments)
+        self._cold.settle()
+        self._producers.settle([seq for seq in self._sealed_segments.segments if seq not in self._cold.segments])
         self._foreign.settle()
 
     def _reap_temporaries(self, directory: str, names: Iterable[str]) -> None:

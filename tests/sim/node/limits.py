@@ -1,6 +1,6 @@
-"""The size cap of a simulated node and the limits of its topics: what is granted, and what is on the disks.
+"""The size cap of a simulated node and the limits of its topics: what may be used, and what is on the disks.
 
-Owner of a `LimitCheck`: the run. The promise for a topic (docs/retention.md): workers make logs only within their grants, so logs and
+Owner of a `LimitCheck`: the run. The promise for a topic (docs/retention.md): workers make logs only within their quotas, so logs and
 segments exceed a limit by the tails of seals at most. Small files come on top until they are measured.
 """
 
@@ -13,7 +13,7 @@ from quiver_actors.base.units import KIB
 from quiver_actors.shm.live_row import LiveRow
 from quiver_actors.store.files.paths import SEGMENT_SUFFIX, SEGMENTS_NAME, STAGE_SUFFIX, STAGED_NAME, WAL_NAME
 from quiver_actors.store.wal.layout import ACTIVE_NAME, CURSOR_NAME
-from quiver_actors.supervisor.figures import GRANT_ROW, NO_LIMIT, SUPERVISOR_REGION, TOPIC_GRANT_ROW, GrantFigure
+from quiver_actors.supervisor.figures import NO_LIMIT, QUOTA_ROW, SUPERVISOR_REGION, TOPIC_QUOTA_ROW, QuotaFigure
 from tests.disks.simulated import SimDisk
 from tests.sim.node.machine import Machine
 from tests.sim.node.model import Violation
@@ -21,7 +21,7 @@ from tests.sim.node.model import Violation
 SIDE = "side"
 """The topic that comes and goes."""
 _OVERSHOOT_BYTES = 64 * KIB
-"""Bytes that each core may exceed its grant by: the tail of a seal, and small files between two measurements."""
+"""Bytes that each core may exceed its quota by: the tail of a seal, and small files between two measurements."""
 TAIL_BYTES = 8 * KIB
 """Bytes by which a segment may be longer than the log that it was made from."""
 
@@ -33,19 +33,19 @@ class LimitCheck:
         self._machine = machine
 
     def check(self) -> None:
-        """Raise Violation if grants are more than a limit, or files more than that and what may exceed it."""
+        """Raise Violation if quotas are more than a limit, or files more than that and what may exceed it."""
         machine = self._machine
         cap_bytes, limit_bytes = machine.room.cap_bytes, machine.room.topic_bytes
         if not cap_bytes:
             return
-        _check_grants(machine, "", cap_bytes)
+        _check_quotas(machine, "", cap_bytes)
         used = [disk.used_bytes for disk in machine.disks]
         if sum(used) > cap_bytes + len(used) * _OVERSHOOT_BYTES:
             raise Violation(f"{used} bytes of the node are on the disks, the limit is {cap_bytes}")
         # A topic that is made at run time has a share only where there is room for one.
         topics = (DEFAULT_TOPIC, SIDE) if machine.room.is_wide else (DEFAULT_TOPIC,)
         for topic in topics if limit_bytes < cap_bytes else ():
-            _check_grants(machine, topic, limit_bytes)
+            _check_quotas(machine, topic, limit_bytes)
             known = [_known_bytes(disk, f"{topic}/core_{core}") for core, disk in enumerate(machine.disks)]
             check_known(topic, known, limit_bytes)
             machine.counts["at_topic_limits"] += sum(known) > limit_bytes // 2
@@ -54,7 +54,7 @@ class LimitCheck:
 def check_known(topic: str, known_bytes: Sequence[int], limit_bytes: int) -> None:
     """Raise Violation if logs, segments and stages are more than the limit and the tails of seals.
 
-    A worker may have more than its own grant for a moment: the supervisor may lower the grant while the worker makes a log.
+    A worker may have more than its own quota for a moment: the supervisor may lower the quota while the worker makes a log.
 
     Args:
         known_bytes: of each core.
@@ -64,18 +64,18 @@ def check_known(topic: str, known_bytes: Sequence[int], limit_bytes: int) -> Non
         raise Violation(f"{what} are on the disks, the limit is {limit_bytes}")
 
 
-def _check_grants(machine: Machine, topic: str, limit_bytes: int) -> None:
-    granted = granted_bytes(machine, topic)
-    if sum(granted) > limit_bytes and NO_LIMIT not in granted:
+def _check_quotas(machine: Machine, topic: str, limit_bytes: int) -> None:
+    quotas = quota_bytes(machine, topic)
+    if sum(quotas) > limit_bytes and NO_LIMIT not in quotas:
         what = f"topic {topic}" if topic else "the node"
-        raise Violation(f"grants of {granted} bytes are more than the limit of {what}, {limit_bytes}")
+        raise Violation(f"quotas of {quotas} bytes are more than the limit of {what}, {limit_bytes}")
 
 
-def granted_bytes(machine: Machine, topic: str = "") -> list[int]:
-    """Return the bytes granted to each core, or to a topic with a limit there, as the words on the page stand now."""
-    kind, labels = (TOPIC_GRANT_ROW, f"core_{{}}/{topic}") if topic else (GRANT_ROW, "core_{}")
+def quota_bytes(machine: Machine, topic: str = "") -> list[int]:
+    """Return the quota of each core, or of a topic with a limit there, as the words on the page stand now."""
+    kind, labels = (TOPIC_QUOTA_ROW, f"core_{{}}/{topic}") if topic else (QUOTA_ROW, "core_{}")
     names = [labels.format(core) for core in range(machine.settings.cores)]
-    return [LiveRow(machine.page, SUPERVISOR_REGION, kind, name).load(GrantFigure.GRANT_BYTES) for name in names]
+    return [LiveRow(machine.page, SUPERVISOR_REGION, kind, name).load(QuotaFigure.QUOTA_BYTES) for name in names]
 
 
 def _known_bytes(disk: SimDisk, directory: str) -> int:

@@ -14,7 +14,7 @@ slow; memory for arenas is refused; wake-ups of deliveries are lost; the wall cl
 store owns the directory between two lives of the node (`store_owner`). Half of all seeds have a size cap, with one of the three
 policies; in some of them each topic may have half of it, and two producers of large bundles bring one to its limit.
 
-What must hold: `model` after every step that learns something; after every step grants within the cap and the limits of topics, and disks
+What must hold: `model` after every step that learns something; after every step quotas within the cap and the limits of topics, and disks
 within them but for one log a core (`limits`), and what guests keep of deleted segments counted (`Run._check_hoards`); at the end
 `Calm.rest`: everything comes to rest within `REST_ROUNDS_MAX` rounds, transactions and topics included; `Calm.check_nothing_is_held`: no
 session, arena or claim is left when the clients are gone, and no block that only guests keep; `Calm.stop`: a node that is told to stop

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from quiver_actors.archive.errors import ArchiveUnavailable
 from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.keys import crc_key
 from quiver_actors.archive.manifest import key_of
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
+from quiver_actors.cli.main import main
 from tests.unit.archive.test_manifest_store import STREAM, a_hole, a_segment, own, rows
 
 
@@ -60,3 +64,21 @@ def test_what_is_archived_after_that_goes_behind_it(store: ObjectStore) -> None:
     writer.commit({STREAM: Addition([a_segment(6)], [], 6)})
     assert rows(store)[0] == [3, 4, 5, 6]
     assert expire_stream(store, writer, writer.head.streams[0], 35) == 0
+
+
+def test_the_command_shows_and_does_it_beside_a_running_archiver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_store(f"file://{tmp_path}/objects")
+    writer = filled(store)
+    command = ["archive", "expire", "--archive", store.url, "--node", "node", "--older-than", "30d", "--json"]
+    for mode, left in (("--dry-run", 6), ("--yes", 0)):
+        assert main([*command, mode]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["streams"]
+        assert row["segments"] == 6
+        assert len(rows(store)[0]) == left
+    # The archiver's next commit finds that the head has moved, and the one after it goes on from there.
+    with pytest.raises(ArchiveUnavailable):
+        writer.commit({STREAM: Addition([a_segment(6)], [], 6)})
+    writer.commit({STREAM: Addition([a_segment(6)], [], 6)})
+    assert rows(store)[0] == [6]
+    assert main([*command, "--yes", "--topic", "no"]) == 2
+    store.close()

@@ -147,3 +147,12 @@ def test_damage_has_an_exit_code_or_is_left_out(capsys: pytest.CaptureFixture[st
     assert (lines, "--skip-damaged" in error) == ([], True)
     lines, _ = ask(capsys, tmp_path / "data", 'SELECT count(*) AS n FROM "default"', "--json", "--skip-damaged")
     assert lines == ['{"n": 58}']
+
+
+def test_a_statement_loads_no_pandas(data_dir: Path) -> None:
+    statement = 'SELECT count(*) FROM "default"'
+    line = command_line("quiver_actors.cli.main", "query", "--data-dir", str(data_dir), statement)
+    line[1:1] = ["-X", "importtime"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "duckdb" in done.stderr
+    assert "pandas." not in done.stderr, "loading it takes longer than most statements"

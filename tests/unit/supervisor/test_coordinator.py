@@ -34,12 +34,12 @@ def holding(index: int, used: int = 0, **rest: int) -> Holding:
 
 
 def settled(holdings: list[Holding], budget: int = CAP, rounds: int = 20) -> dict[int, int]:
-    """Grants after every child has seen its own, several times."""
-    grants: dict[int, int] = {}
+    """Quotas after every child has seen its own, several times."""
+    quotas: dict[int, int] = {}
     for _ in range(rounds):
-        grants = share_out(NOW, budget, holdings, grants)
-        holdings = [_with(each, seen_bytes=grants[each.index]) for each in holdings]
-    return grants
+        quotas = share_out(NOW, budget, holdings, quotas)
+        holdings = [_with(each, seen_bytes=quotas[each.index]) for each in holdings]
+    return quotas
 
 
 def _with(each: Holding, **changes: int) -> Holding:
@@ -56,26 +56,26 @@ def test_a_hot_child_gets_all_but_what_the_idle_ones_use() -> None:
     holdings = [
         holding(n, used[n], wanted_bytes=STEP if n == 0 else 0, waiting_since_ns=NOW * (n == 0)) for n in range(4)
     ]
-    grants = settled(holdings)
-    assert grants[0] >= used[0] + STEP
-    assert sum(grants.values()) <= CAP
+    quotas = settled(holdings)
+    assert quotas[0] >= used[0] + STEP
+    assert sum(quotas.values()) <= CAP
 
 
 def test_what_a_child_has_not_noticed_yet_is_not_given_away() -> None:
     wants = holding(0, 1000 * MIB, wanted_bytes=600 * MIB, waiting_since_ns=NOW)
     late = holding(1, 0, seen_bytes=1000 * MIB)
-    grants = share_out(NOW, CAP, [wants, late], {0: 1000 * MIB, 1: 1000 * MIB})
-    assert grants[1] < 1000 * MIB, "lowered at once"
-    assert grants[0] <= CAP - 1000 * MIB, "but not handed on"
-    grants = share_out(NOW, CAP, [wants, _with(late, seen_bytes=grants[1])], grants)
-    assert grants[0] >= 1600 * MIB
+    quotas = share_out(NOW, CAP, [wants, late], {0: 1000 * MIB, 1: 1000 * MIB})
+    assert quotas[1] < 1000 * MIB, "lowered at once"
+    assert quotas[0] <= CAP - 1000 * MIB, "but not handed on"
+    quotas = share_out(NOW, CAP, [wants, _with(late, seen_bytes=quotas[1])], quotas)
+    assert quotas[0] >= 1600 * MIB
 
 
 def test_what_is_free_is_given_away_once() -> None:
     late = holding(2, 0, seen_bytes=CAP - STEP)
     waiting = [holding(n, 0, wanted_bytes=STEP, waiting_since_ns=NOW) for n in (0, 1)]
-    grants = share_out(NOW, CAP, [*waiting, late], {2: CAP - STEP})
-    assert sorted((grants[0], grants[1])) == [0, STEP], "all that the third child does not have"
+    quotas = share_out(NOW, CAP, [*waiting, late], {2: CAP - STEP})
+    assert sorted((quotas[0], quotas[1])) == [0, STEP], "all that the third child does not have"
 
 
 def test_a_coordinator_that_starts_in_the_middle_grants_at_once_what_is_in_use() -> None:
@@ -84,17 +84,17 @@ def test_a_coordinator_that_starts_in_the_middle_grants_at_once_what_is_in_use()
 
 def test_over_the_cap_nobody_may_grow_and_grants_still_sum_to_the_cap() -> None:
     holdings = [holding(0, 3 * CAP), holding(1, CAP, wanted_bytes=STEP, waiting_since_ns=1)]
-    grants = settled(holdings)
-    assert sum(grants.values()) <= CAP
-    assert all(grants[each.index] <= each.used_bytes for each in holdings)
+    quotas = settled(holdings)
+    assert sum(quotas.values()) <= CAP
+    assert all(quotas[each.index] <= each.used_bytes for each in holdings)
 
 
 def test_those_who_wait_are_served_in_the_order_in_which_they_began() -> None:
     left = CAP - 2 * STEP
     first = holding(0, left, wanted_bytes=0)
     waiting = [holding(n, 0, wanted_bytes=STEP, waiting_since_ns=NOW - n) for n in (1, 2, 3)]
-    grants = settled([first, *waiting])
-    assert [grants[n] >= STEP for n in (1, 2, 3)] == [False, True, True], "the two that wait longest"
+    quotas = settled([first, *waiting])
+    assert [quotas[n] >= STEP for n in (1, 2, 3)] == [False, True, True], "the two that wait longest"
 
 
 def test_a_wish_that_does_not_fit_lets_others_pass_only_for_a_while() -> None:
@@ -108,7 +108,7 @@ def test_a_wish_that_does_not_fit_lets_others_pass_only_for_a_while() -> None:
 
 def test_without_a_cap_there_is_no_limit() -> None:
     decision = decide(NOW, None, 0, [holding(0, 5 * CAP)], {}, True)
-    assert decision.grants == {0: NO_LIMIT}
+    assert decision.quotas == {0: NO_LIMIT}
     assert not decision.is_over
 
 
@@ -136,7 +136,7 @@ def test_over_begins_at_the_soft_limit_and_ends_well_below() -> None:
 def over_by(size_bytes: int, shortage_bytes: int = 0) -> tuple[Limits, Decision]:
     limits = limits_of(CAP, STEP)
     used = limits.low_bytes + size_bytes
-    return limits, Decision(grants={}, used_bytes=used, is_over=True, shortage_bytes=shortage_bytes)
+    return limits, Decision(quotas={}, used_bytes=used, is_over=True, shortage_bytes=shortage_bytes)
 
 
 def evictable(index: int, kind: int, oldest: int, **rest: int) -> Holding:
@@ -219,13 +219,13 @@ def test_what_a_silent_child_could_still_take_counts_as_taken_once_somebody_wait
     limits = limits_of(CAP, STEP)
     silent = holding(0, 0, seen_bytes=CAP // 2)
     busy = holding(1, CAP // 2, wanted_bytes=STEP, waiting_since_ns=NOW)
-    grants = {0: CAP // 2, 1: CAP // 2}
-    assert not decide(NOW, limits, 0, [silent, busy], grants, False).is_over, "it may give it back in a moment"
+    quotas = {0: CAP // 2, 1: CAP // 2}
+    assert not decide(NOW, limits, 0, [silent, busy], quotas, False).is_over, "it may give it back in a moment"
     silent = _with(silent, is_silent=True, is_responsive=False)
-    decision = decide(NOW, limits, 0, [silent, busy], grants, False)
+    decision = decide(NOW, limits, 0, [silent, busy], quotas, False)
     assert decision.is_over
     assert decision.shortage_bytes == STEP
-    assert not decide(NOW, limits, 0, [silent, _with(busy, wanted_bytes=0, waiting_since_ns=0)], grants, False).is_over
+    assert not decide(NOW, limits, 0, [silent, _with(busy, wanted_bytes=0, waiting_since_ns=0)], quotas, False).is_over
 
 
 def test_what_is_being_deleted_is_not_claimed_again() -> None:
@@ -251,11 +251,11 @@ class Child:
     is_late: bool = False
     """Goes on with what it has, and does not look at its words: in the middle of a long turn."""
 
-    def look(self, granted: int) -> None:
-        """Take a turn like a worker: publish what it has before it sees the grant that it lives within."""
+    def look(self, quota_bytes: int) -> None:
+        """Take a turn like a worker: publish what it has before it sees the quota that it lives within."""
         if self.is_alive and not self.is_late:
             self.published_used = self.used
-            self.seen = granted
+            self.seen = quota_bytes
 
     def grow(self, size: int, now: int) -> None:
         if not self.is_alive:
@@ -266,7 +266,7 @@ class Child:
         else:
             self.wanted, self.since = size, self.since or now
 
-    def holding(self, index: int, granted: int) -> Holding:
+    def holding(self, index: int, quota_bytes: int) -> Holding:
         if not self.is_alive:
             return Holding(index=index, used_bytes=self.used, is_responsive=False)
         return Holding(
@@ -291,7 +291,7 @@ def test_no_history_brings_the_disk_over_the_cap_or_the_grants_past_it(
 ) -> None:
     cap, now = steps * UNIT, NOW
     children = [Child() for _ in range(4)]
-    grants = dict.fromkeys(range(4), 0)
+    quotas = dict.fromkeys(range(4), 0)
     is_over = False
     for act, index, amount in acts:
         child = children[index]
@@ -304,17 +304,17 @@ def test_no_history_brings_the_disk_over_the_cap_or_the_grants_past_it(
             child.is_alive, child.wanted, child.since = False, 0, 0
         elif act == "start" and not child.is_alive:
             child.is_alive, child.is_late = True, False
-            child.look(grants[index])
+            child.look(quotas[index])
         elif act in ("late", "in time"):
             child.is_late = act == "late"
         elif act in ("decide", "new coordinator"):
             # A coordinator has no memory but the words: any of them may be a new one.
-            holdings = [each.holding(n, grants[n]) for n, each in enumerate(children)]
-            decision = decide(now, limits_of(cap, STEP), 0, holdings, grants, is_over if act == "decide" else False)
-            grants, is_over = dict(decision.grants), decision.is_over
+            holdings = [each.holding(n, quotas[n]) for n, each in enumerate(children)]
+            decision = decide(now, limits_of(cap, STEP), 0, holdings, quotas, is_over if act == "decide" else False)
+            quotas, is_over = dict(decision.quotas), decision.is_over
             for n, each in enumerate(children):
-                each.look(grants[n])
-        assert sum(grants.values()) <= cap
+                each.look(quotas[n])
+        assert sum(quotas.values()) <= cap
         assert sum(each.used for each in children) <= cap
 
 
@@ -324,15 +324,15 @@ def test_who_wants_gets_it_within_two_rounds_wherever_the_headroom_is(used_steps
     """A round is a look of the coordinator and one of each child: 20 ms busy, 100 ms at the most."""
     children = [Child(used=steps * STEP, published_used=steps * STEP) for steps in used_steps]
     cap = (sum(used_steps) + 3) * STEP
-    grants = dict.fromkeys(range(4), 0)
+    quotas = dict.fromkeys(range(4), 0)
     now = NOW
 
     def a_round() -> None:
-        nonlocal grants
-        holdings = [each.holding(n, grants[n]) for n, each in enumerate(children)]
-        grants = dict(decide(now, limits_of(cap, STEP), 0, holdings, grants, False).grants)
+        nonlocal quotas
+        holdings = [each.holding(n, quotas[n]) for n, each in enumerate(children)]
+        quotas = dict(decide(now, limits_of(cap, STEP), 0, holdings, quotas, False).quotas)
         for n, each in enumerate(children):
-            each.look(grants[n])
+            each.look(quotas[n])
 
     for _ in range(3):
         a_round()

@@ -14,15 +14,15 @@ from quiver_actors.shm.live_row import LiveRow
 from quiver_actors.shm.names import new_name
 from quiver_actors.supervisor.decide import Child, Supervision
 from quiver_actors.supervisor.figures import (
-    GRANT_ROW,
     NODE_STORAGE_LABEL,
     NODE_STORAGE_ROW,
+    QUOTA_ROW,
     STORAGE_ROW,
-    TOPIC_GRANT_ROW,
+    TOPIC_QUOTA_ROW,
     TOPIC_STORAGE_ROW,
     TOPIC_SUM_ROW,
-    GrantFigure,
     NodeStorageFigure,
+    QuotaFigure,
     StorageFigure,
     region_of,
 )
@@ -66,13 +66,13 @@ class Node:
         return self.regions[core].row(STORAGE_ROW, f"core_{core}")
 
     def say(self, core: int, topic: str, used: int, limit: int = LIMIT, **more: int) -> None:
-        """What a worker says of a topic: it lives within the grant that stands."""
+        """What a worker says of a topic: it lives within the quota that stands."""
         row = self.regions[core].row(TOPIC_STORAGE_ROW, topic)
         words = {
             StorageFigure.LIMIT_BYTES: limit,
             StorageFigure.USED_BYTES: used,
             StorageFigure.STEP_BYTES: MIB,
-            StorageFigure.GRANT_SEEN_BYTES: self.granted(core, topic),
+            StorageFigure.QUOTA_SEEN_BYTES: self.quota_bytes(core, topic),
             StorageFigure.REPORTED: 1,
         }
         for figure, value in (words | {StorageFigure[name.upper()]: value for name, value in more.items()}).items():
@@ -82,14 +82,14 @@ class Node:
     def tell(self, core: int) -> None:
         self._row(core).set(StorageFigure.CHANGE, next(self._changes))
 
-    def granted(self, core: int, topic: str) -> int:
-        return LiveRow(self.page, 0, TOPIC_GRANT_ROW, f"core_{core}/{topic}").load(GrantFigure.GRANT_BYTES)
+    def quota_bytes(self, core: int, topic: str) -> int:
+        return LiveRow(self.page, 0, TOPIC_QUOTA_ROW, f"core_{core}/{topic}").load(QuotaFigure.QUOTA_BYTES)
 
     def limit(self, topic: str) -> int:
         return LiveRow(self.page, 0, TOPIC_SUM_ROW, topic).load(NodeStorageFigure.CAP_BYTES)
 
     def heard(self, core: int) -> int:
-        return LiveRow(self.page, 0, GRANT_ROW, f"core_{core}").load(GrantFigure.CHANGE)
+        return LiveRow(self.page, 0, QUOTA_ROW, f"core_{core}").load(QuotaFigure.CHANGE)
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
@@ -115,8 +115,8 @@ def test_a_topic_gets_grants_as_soon_as_one_child_names_it_and_loses_them_when_n
     node.say(1, "clicks", 0)
     node.turn()
     assert node.limit("clicks") == LIMIT
-    assert node.granted(1, "clicks") >= 2 * MIB
-    assert node.granted(0, "clicks") + node.granted(1, "clicks") <= LIMIT
+    assert node.quota_bytes(1, "clicks") >= 2 * MIB
+    assert node.quota_bytes(0, "clicks") + node.quota_bytes(1, "clicks") <= LIMIT
     assert node.heard(1) != before, "the child is told to look"
     node.say(0, "clicks", 0)
     node.regions[1].drop(node.regions[1].row(TOPIC_STORAGE_ROW, "clicks"))
@@ -126,18 +126,18 @@ def test_a_topic_gets_grants_as_soon_as_one_child_names_it_and_loses_them_when_n
     node.regions[0].drop(node.regions[0].row(TOPIC_STORAGE_ROW, "clicks"))
     node.tell(0)
     node.turn()
-    assert (node.limit("clicks"), node.granted(0, "clicks")) == (0, 0)
+    assert (node.limit("clicks"), node.quota_bytes(0, "clicks")) == (0, 0)
 
 
-def test_a_limit_that_changes_changes_the_grants(node: Node) -> None:
+def test_a_limit_that_changes_changes_the_quotas(node: Node) -> None:
     for limit in (LIMIT, 2 * LIMIT, LIMIT // 2):
         for _ in range(6):
             for core in range(2):
                 node.say(core, "clicks", 2 * MIB, limit, wanted_bytes=core * limit // 2, waiting_since_ns=core)
             node.turn()
         assert node.limit("clicks") == limit
-        assert node.granted(1, "clicks") >= 2 * MIB + limit // 2
-        assert node.granted(0, "clicks") + node.granted(1, "clicks") <= limit
+        assert node.quota_bytes(1, "clicks") >= 2 * MIB + limit // 2
+        assert node.quota_bytes(0, "clicks") + node.quota_bytes(1, "clicks") <= limit
 
 
 def test_a_child_that_is_away_counts_with_what_its_directory_of_the_topic_holds(node: Node) -> None:
@@ -147,14 +147,14 @@ def test_a_child_that_is_away_counts_with_what_its_directory_of_the_topic_holds(
     node.children[1].state = ChildState.BACKOFF
 
     def ask(wanted: int, others_bytes: int | None = None) -> bool:
-        """Whether the other child is granted so much within some turns."""
+        """Whether the other child is given so much within some turns."""
         for number in range(5):
             if others_bytes is not None:
                 node.say(1, "clicks", others_bytes)
             # Something new each time, so that the topic is looked at.
             node.say(0, "clicks", 0, wanted_bytes=wanted, waiting_since_ns=1, evictable_bytes=number)
             node.turn()
-        return node.granted(0, "clicks") >= wanted
+        return node.quota_bytes(0, "clicks") >= wanted
 
     assert ask(5 * MIB)
     assert not ask(7 * MIB)
@@ -168,14 +168,14 @@ def test_only_topics_of_which_there_is_news_are_looked_at(node: Node) -> None:
         node.say(0, topic, MIB)
     node.turn(2)
     assert node.storage.next_deadline_ns() is not None, "that of the node's cap"
-    before = [node.granted(0, topic) for topic in ("a", "b")]
+    before = [node.quota_bytes(0, topic) for topic in ("a", "b")]
     for topic in ("a", "b"):
         node.regions[0].row(TOPIC_STORAGE_ROW, topic).set(StorageFigure.WANTED_BYTES, 12 * MIB)
     node.turn(2)
-    assert [node.granted(0, topic) for topic in ("a", "b")] == before
+    assert [node.quota_bytes(0, topic) for topic in ("a", "b")] == before
     node.say(0, "b", MIB, wanted_bytes=12 * MIB)
     node.turn(2)
-    assert node.granted(0, "b") > before[1]
+    assert node.quota_bytes(0, "b") > before[1]
 
 
 def test_where_no_row_is_left_for_a_topic_the_children_are_told(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from quiver_actors.shm.live_row import LiveRow
 from quiver_actors.shm.names import new_name
 from quiver_actors.supervisor.decide import Child, Supervision
 from quiver_actors.supervisor.figures import (
-    GRANT_ROW,
     NO_LIMIT,
+    QUOTA_ROW,
     STORAGE_ROW,
     EvictionClass,
-    GrantFigure,
+    QuotaFigure,
     StorageFigure,
     region_of,
 )
@@ -75,8 +75,8 @@ class Node:
         self.coordination.wake()
         self.coordination.turn(self.children)
 
-    def granted(self, core: int) -> int:
-        return LiveRow(self.page, 0, GRANT_ROW, f"core_{core}").load(GrantFigure.GRANT_BYTES)
+    def quota_bytes(self, core: int) -> int:
+        return LiveRow(self.page, 0, QUOTA_ROW, f"core_{core}").load(QuotaFigure.QUOTA_BYTES)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_without_a_cap_every_child_finds_a_grant_without_end(node: Node) -> None
     node.cap_bytes = 0
     node.coordination.follow_cap()
     node.coordination.turn(node.children)
-    assert [node.granted(core) for core in range(2)] == [NO_LIMIT, NO_LIMIT]
+    assert [node.quota_bytes(core) for core in range(2)] == [NO_LIMIT, NO_LIMIT]
     assert node.coordination.next_deadline_ns() is None
 
 
@@ -110,7 +110,7 @@ def test_a_child_that_has_said_nothing_counts_with_what_its_directory_holds(node
     node.coordination = node.coordinator()
     node.start(0, 0)
     node.turn()
-    assert node.granted(0) <= 4 * MIB
+    assert node.quota_bytes(0) <= 4 * MIB
 
 
 def test_a_dead_child_gives_back_what_it_does_not_use_once_it_was_measured(node: Node) -> None:
@@ -118,8 +118,8 @@ def test_a_dead_child_gives_back_what_it_does_not_use_once_it_was_measured(node:
     for _ in range(3):
         node.turn()
         for core, row in enumerate(rows):
-            row.set(StorageFigure.GRANT_SEEN_BYTES, node.granted(core))
-    before = node.granted(1)
+            row.set(StorageFigure.QUOTA_SEEN_BYTES, node.quota_bytes(core))
+    before = node.quota_bytes(1)
     assert before > 8 * MIB
     put(node.root / "core_1" / "log", 2 * MIB)
     node.children[1].state = ChildState.BACKOFF
@@ -127,8 +127,8 @@ def test_a_dead_child_gives_back_what_it_does_not_use_once_it_was_measured(node:
     rows[0].set(StorageFigure.WAITING_SINCE_NS, 1)
     for _ in range(5):
         node.turn()
-    assert node.granted(0) >= 50 * MIB
-    assert node.granted(0) + measure([str(node.root / "core_1")]) <= 64 * MIB
+    assert node.quota_bytes(0) >= 50 * MIB
+    assert node.quota_bytes(0) + measure([str(node.root / "core_1")]) <= 64 * MIB
 
 
 def test_what_could_not_be_measured_is_measured_again(tmp_path: Path, page: CountersPage) -> None:
@@ -144,13 +144,13 @@ def test_what_could_not_be_measured_is_measured_again(tmp_path: Path, page: Coun
     node.start(0, 0).set(StorageFigure.WANTED_BYTES, 50 * MIB)
     put(node.root / "core_1" / "log", 2 * MIB)
     is_failing = True
-    before = node.granted(0)
+    before = node.quota_bytes(0)
     for _ in range(3):
         node.turn()
     is_failing = False
     for _ in range(5):
         node.turn()
-    assert node.granted(0) >= 50 * MIB > before
+    assert node.quota_bytes(0) >= 50 * MIB > before
 
 
 def test_directories_that_cannot_be_found_now_are_found_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,15 +163,15 @@ def test_directories_that_cannot_be_found_now_are_found_later(node: Node, monkey
     put(node.root / "other", 4 * MIB)
     node.has_descriptors = False
     node.turn()
-    before, node.cap_bytes = node.granted(0), 128 * MIB
+    before, node.cap_bytes = node.quota_bytes(0), 128 * MIB
     node.coordination.follow_cap()
     node.turn()
-    assert node.granted(0) <= before
+    assert node.quota_bytes(0) <= before
     node.has_descriptors = True
     node.coordination.follow_cap()
     for _ in range(5):
         node.turn()
-    assert before < 100 * MIB <= node.granted(0) <= 122 * MIB
+    assert before < 100 * MIB <= node.quota_bytes(0) <= 122 * MIB
 
 
 def test_another_coordinator_goes_on_from_the_words_that_it_finds(node: Node) -> None:
@@ -179,11 +179,11 @@ def test_another_coordinator_goes_on_from_the_words_that_it_finds(node: Node) ->
     for _ in range(3):
         node.turn()
         for core, row in enumerate(rows):
-            row.set(StorageFigure.GRANT_SEEN_BYTES, node.granted(core))
-    grants = [node.granted(core) for core in range(2)]
+            row.set(StorageFigure.QUOTA_SEEN_BYTES, node.quota_bytes(core))
+    quotas = [node.quota_bytes(core) for core in range(2)]
     node.coordination = node.coordinator()
     node.turn()
-    assert [node.granted(core) for core in range(2)] == grants
+    assert [node.quota_bytes(core) for core in range(2)] == quotas
 
 
 def test_a_claim_is_written_for_the_child_with_the_oldest_and_taken_back_when_it_is_done(node: Node) -> None:
@@ -193,18 +193,18 @@ def test_a_claim_is_written_for_the_child_with_the_oldest_and_taken_back_when_it
         row.set(StorageFigure.EVICTABLE_OLDEST_UNIX_NS, 200 - 100 * core)
         row.set(StorageFigure.EVICTABLE_BYTES, MIB)
     node.turn()
-    assert LiveRow(node.page, 0, GRANT_ROW, "core_1").load(GrantFigure.CLAIM) == 0, "not before both have looked"
+    assert LiveRow(node.page, 0, QUOTA_ROW, "core_1").load(QuotaFigure.CLAIM) == 0, "not before both have looked"
     for row in rows:
         row.set(StorageFigure.BEAT_NS, time.monotonic_ns())
     node.turn()
-    claims = [LiveRow(node.page, 0, GRANT_ROW, f"core_{core}").load_all() for core in range(2)]
-    assert claims[0][GrantFigure.CLAIM] == 0
-    assert claims[1][GrantFigure.CLAIM] == 1
-    assert claims[1][GrantFigure.CLAIM_THROUGH_UNIX_NS] == 200
+    claims = [LiveRow(node.page, 0, QUOTA_ROW, f"core_{core}").load_all() for core in range(2)]
+    assert claims[0][QuotaFigure.CLAIM] == 0
+    assert claims[1][QuotaFigure.CLAIM] == 1
+    assert claims[1][QuotaFigure.CLAIM_THROUGH_UNIX_NS] == 200
     rows[1].set(StorageFigure.CLAIM_DONE, 1)
     rows[1].set(StorageFigure.USED_BYTES, 8 * MIB)
     node.turn()
-    assert LiveRow(node.page, 0, GRANT_ROW, "core_1").load(GrantFigure.CLAIM) == 0
+    assert LiveRow(node.page, 0, QUOTA_ROW, "core_1").load(QuotaFigure.CLAIM) == 0
 
 
 def test_measuring_counts_what_du_counts(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def host_with(names: Iterable[str]) -> tuple[EngineDriver, EngineHost]:
         commit=lambda *_: None,
         background=lambda *_: None,
         ask=lambda *_: None,
+        cold=lambda *_: None,
         own_log="decisions",
         journal=Journal(0),
         run_queue=RunQueue(),

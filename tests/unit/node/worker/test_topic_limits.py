@@ -17,7 +17,7 @@ CAP = 1 << 20
 
 
 @pytest.mark.parametrize(("rows", "is_kept_by_supervisor"), [(1, True), (2, False), (2, True)])
-def test_only_a_topic_with_rows_on_both_sides_waits_for_a_grant(
+def test_only_a_topic_with_rows_on_both_sides_waits_for_a_quota(
     monkeypatch: pytest.MonkeyPatch, rows: int, is_kept_by_supervisor: bool
 ) -> None:
     clock = ManualClock()

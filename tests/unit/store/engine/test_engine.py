@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from quiver_actors.base.config import RetentionSettings
 from quiver_actors.base.model import Durability
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.errors import AlreadyRunning, ConfigMismatch, Draining, NotStored, ProtocolError, UnknownSubscriber
@@ -97,6 +99,37 @@ def test_sealing_by_age_also_when_nothing_arrives(disk: Disk) -> None:
     deadline = driver.engine.next_deadline_ns()
     assert deadline is not None
     driver.clock.advance(deadline - driver.clock.now_ns)
+    driver.settle()
+    assert sealed(driver) == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sealed_after_seconds"),
+    [
+        ({}, 600),
+        ({"durability": "segment_only"}, 5),
+        ({"durability": "segment_only", "segment_max_unsynced_duration_ns": 20 * SECOND_NS}, 20),
+        ({"durability": "segment_only", "segment_max_open_duration_ns": 3 * SECOND_NS}, 3),
+        ({"segment_max_unsynced_duration_ns": SECOND_NS}, 600),
+        ({"retention": RetentionSettings(max_age_ns=100 * SECOND_NS)}, 10),
+        ({"retention": RetentionSettings(max_age_ns=7 * 24 * 3600 * SECOND_NS)}, 600),
+        ({"durability": "segment_only", "retention": RetentionSettings(max_age_ns=20 * SECOND_NS)}, 2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_changed", [False, True], ids=["opened so", "set live"])
+def test_the_age_at_which_a_topic_seals(
+    disk: Disk, settings: dict[str, Any], sealed_after_seconds: int, is_changed: bool
+) -> None:
+    driver = EngineDriver(disk, topic_settings() if is_changed else topic_settings(**settings))
+    driver.push_numbered(0)
+    driver.settle()
+    if is_changed:
+        driver.engine.change_settings(topic_settings(**settings))
+    driver.clock.advance(sealed_after_seconds * SECOND_NS - MILLISECOND_NS)
+    driver.settle()
+    assert sealed(driver) == []
+    driver.clock.advance(MILLISECOND_NS)
     driver.settle()
     assert sealed(driver) == [(0, 1)]
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from quiver_actors.errors import ChecksumMismatch, FormatError, InvalidFormat, Truncated, UnsupportedVersion
+from quiver_actors.store.files.cold_list import COLD, ColdEntry, ColdList, decode_cold_list, encode_cold_list
 from quiver_actors.store.files.core_file import CORE, CoreFile, decode_core, encode_core
 from quiver_actors.store.files.foreign_record import (
     FOREIGN,
@@ -58,6 +59,9 @@ FOREIGN_VALUE = ForeignRecord(
 )
 
 
+COLD_VALUE = ColdList(bytes(range(16)), "/cold", {3: ColdEntry(100, b"the end", ((1, 2),))}, (4, 5))
+
+
 class Kind(NamedTuple):
     framing: Framing
     data: bytes
@@ -72,6 +76,7 @@ KINDS = {
     "journal of progress": Kind(PROGRESS_JOURNAL, encode_header(b"a marker"), decode_progress_journal),
     "gaps": Kind(GAPS, GapLedger().encode(0), decode_gaps),
     "foreign": Kind(FOREIGN, encode_foreign(FOREIGN_VALUE), decode_foreign),
+    "cold": Kind(COLD, encode_cold_list(COLD_VALUE), decode_cold_list),
     "summaries": Kind(SUMMARIES, encode_summaries(SUMMARIES_VALUE), decode_summaries),
     "record": Kind(record_framing(JOURNAL_MAGIC, "journal"), encode_journal(JournalRecord(3)), decode_journal),
 }

@@ -17,6 +17,8 @@ import quiver_actors
 from quiver_actors.base.topics import Catalogue
 from quiver_actors.cli.commands.inspect_text import render
 from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.files.cold_directory import IDENTITY
+from quiver_actors.store.files.cold_list import ColdList, encode_cold_list
 from quiver_actors.store.files.core_count import CoreGeneration
 from quiver_actors.store.files.data_version import encode_data_version
 from quiver_actors.store.files.foreign_record import ForeignRecord, encode_foreign
@@ -51,6 +53,8 @@ PLACES = {
     "quiver.producers": (f"{ENGINE}/quiver.producers", FileKind.PRODUCERS),
     "quiver.foreign": (f"{ENGINE}/quiver.foreign", FileKind.FOREIGN),
     "quiver.summaries": (f"{ENGINE}/quiver.summaries", FileKind.SUMMARIES),
+    "quiver.cold": (f"{ENGINE}/quiver.cold", FileKind.COLD),
+    "quiver.cold-id": ("quiver.cold-id", FileKind.COLD_IDENTITY),
     "quiver.decisions/<txn_id>.<epoch>.json": ("quiver.decisions/t.1.json", FileKind.DECISION),
     "_claims/<txn_id>.<epoch>.json/<id>.<kind>": ("_claims/t.1.json/c0ffee.claim", FileKind.DECISION),
     "quiver.topics": ("quiver.topics", FileKind.TOPICS),
@@ -91,6 +95,8 @@ def contents(root: Path) -> dict[str, bytes]:
         "quiver.producers": windows.encode(),
         "quiver.foreign": encode_foreign(ForeignRecord()),
         "quiver.summaries": encode_summaries({}),
+        "quiver.cold": encode_cold_list(ColdList(bytes(range(16)), "/cold")),
+        "quiver.cold-id": IDENTITY.pack(cold_id=bytes(range(16))),
         "quiver.decisions/<txn_id>.<epoch>.json": decision,
         "_claims/<txn_id>.<epoch>.json/<id>.<kind>": decision,
         "quiver.topics": encode_catalogue(Catalogue()),

@@ -1,0 +1,235 @@
+"""Uploads the state of the node: what a restore needs beside the segments.
+
+Guarantees:
+- It only reads files in the data directory, each of which is replaced as a whole. Nothing waits for it, and no push does.
+- The files fit together whenever they are read: progress first, then the notices that it relies on. Progress may be older than the
+  segments (bundles are delivered once more), never newer than the notices.
+- The first segment of a directory is recorded only after a state that knows the directory.
+
+Owner: the archiver, on its one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from quiver_actors.archive.keys import StreamKey
+from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.node_state import EngineState, KnownSegment, NodeState, PreparedStage, encode_state
+from quiver_actors.archive.topic_archive import Behind, TopicArchive, add_to_runs
+from quiver_actors.base.core_dirs import RETIRED_NAME, core_of
+from quiver_actors.errors import DiskError, FormatError
+from quiver_actors.store.disk.protocol import Disk, read_whole
+from quiver_actors.store.files.core_count import CORES_FILE
+from quiver_actors.store.files.core_file import CORE_NAME, decode_core
+from quiver_actors.store.files.foreign_record import FOREIGN_NAME
+from quiver_actors.store.files.paths import (
+    PREPARED_SUFFIX,
+    PRODUCERS_NAME,
+    TRANSACTIONS_NAME,
+    WAL_NAME,
+    EnginePaths,
+    segment_seq_of,
+)
+from quiver_actors.store.files.topic_list import CATALOGUE_NAME
+from quiver_actors.store.format.framing import DAMAGE
+from quiver_actors.store.staged.records import decode_prepared
+from quiver_actors.store.subscriber.gaps import gaps_subscriber_of
+from quiver_actors.store.subscriber.progress import subscriber_of
+from quiver_actors.store.subscriber.progress_journal import current_content, decode_progress_journal
+from quiver_actors.store.wal.layout import CURSOR_NAME
+from quiver_actors.transactions.asking import OWN_LOG_NAME
+
+logger = logging.getLogger("quiver.archive")
+
+FILE_BYTES_MAX = 64 << 20
+STATE_BYTES_USUAL = 64 << 20
+"""A larger state is uploaded too, and logged."""
+_Shape = tuple[frozenset[str], frozenset[StreamKey], bytes]
+
+
+class StateKeeper:
+    """Uploads the state when it is due: after an interval if it has changed, and at once when topics or directories have.
+
+    Args:
+        disk: the data directory.
+    """
+
+    def __init__(self, disk: Disk, interval_ns: int) -> None:
+        self._disk = disk
+        self._interval_ns = interval_ns
+        self._uploaded: NodeState | None = None
+        self._shape: _Shape | None = None
+        """What the last upload was made of: another one is due when it changes."""
+        self._due_ns = 0
+
+    def covers(self, stream: StreamKey) -> bool:
+        """Whether the uploaded state knows the directory of a stream."""
+        return self._uploaded is not None and any(
+            (each.topic, each.incarnation, each.core) == stream for each in self._uploaded.engines
+        )
+
+    def begin_again(self) -> None:
+        """Upload the state with the next call, whatever was uploaded: the archive has another owner now."""
+        self._uploaded = self._shape = None
+
+    def keep(self, writer: ManifestWriter, archives: Mapping[str, TopicArchive]) -> None:
+        """Upload the state if that is due.
+
+        Raises:
+            ArchiveError: the store or the manifest did not take it. DiskError: the data directory cannot be read.
+        """
+        if any(archive.behind is None for archive in archives.values()):
+            return  # a state that names nothing unarchived would take the place of one that does
+        directories = [each for topic in archives for each in engine_directories(self._disk, topic)]
+        behind = _not_archived(writer, archives)
+        shape = frozenset(directories), frozenset(behind), read_file(self._disk, CATALOGUE_NAME) or b""
+        now_ns = time.monotonic_ns()
+        if shape == self._shape and now_ns < self._due_ns:
+            return
+        state = take_state(self._disk, writer.head.node, directories, behind)
+        if not _is_same(state, self._uploaded):
+            content = encode_state(state)
+            if len(content) > STATE_BYTES_USUAL:
+                logger.warning("quiver.archive.large_state bytes=%d", len(content))
+            writer.record_state(content, state.taken_unix_ns)
+            self._uploaded = state
+        self._shape, self._due_ns = shape, now_ns + self._interval_ns
+
+
+def _not_archived(writer: ManifestWriter, archives: Mapping[str, TopicArchive]) -> dict[StreamKey, Behind]:
+    """What workers held at the last look, without what the manifest has by now."""
+    found = {}
+    for archive in archives.values():
+        for stream, behind in (archive.behind or {}).items():
+            ref = writer.head.stream(stream)
+            through = -1 if ref is None else ref.archived_through
+            sealed = [info for info in behind.sealed if info.segment_seq > through]
+            found[stream] = behind._replace(sealed=sealed)
+    return found
+
+
+def _is_same(state: NodeState, other: NodeState | None) -> bool:
+    return other is not None and msgspec.structs.replace(state, taken_unix_ns=other.taken_unix_ns) == other
+
+
+# --- reading the data directory ------------------------------------------------------------------------------------------
+
+
+def engine_directories(disk: Disk, topic: str) -> list[str]:
+    """The paths of a topic's directories, those of retired cores included."""
+    found = []
+    for parent in (topic, f"{topic}/{RETIRED_NAME}"):
+        found += [f"{parent}/{name}" for name in disk.list_directory(parent) if core_of(name) is not None]
+    return found
+
+
+def take_state(disk: Disk, node: str, directories: Iterable[str], behind: Mapping[StreamKey, Behind] = {}) -> NodeState:
+    """Read the state of a node from its data directory.
+
+    Args:
+        directories: of the engines that belong to it.
+        behind: what of streams is not archived.
+
+    Raises:
+        DiskError: something cannot be read.
+    """
+    taken_unix_ns = time.time_ns()
+    engines = [engine for path in directories if (engine := _take_engine(disk, path, behind)) is not None]
+    names = [CATALOGUE_NAME, CORES_FILE]
+    names += [f"{OWN_LOG_NAME}/{name}" for name in disk.list_directory(OWN_LOG_NAME) if name.endswith(".json")]
+    return NodeState(node=node, taken_unix_ns=taken_unix_ns, files=_read_files(disk, "", names), engines=tuple(engines))
+
+
+def _take_engine(disk: Disk, directory: str, behind: Mapping[StreamKey, Behind]) -> EngineState | None:
+    """The state of one directory; None where it has no identity yet."""
+    paths = EnginePaths(directory)
+    identity = read_file(disk, paths.core)
+    try:
+        core = None if identity is None else decode_core(identity)
+    except DAMAGE as error:
+        logger.warning("quiver.archive.state_without_core path=%s error=%s", paths.core, error)
+        core = None
+    if core is None or identity is None:
+        return None
+    topic = directory.partition("/")[0]
+    stream = StreamKey(topic, core.incarnation.hex(), core.core_id)
+    known = behind.get(stream, Behind())
+    files = {**_read_progress(disk, paths), **_read_others(disk, paths), CORE_NAME: identity}
+    return EngineState(
+        topic=topic,
+        core=core.core_id,
+        directory=directory,
+        incarnation=stream.incarnation,
+        files=files,
+        on_disk=_segments_on_disk(disk, paths),
+        unarchived=tuple(
+            sorted(
+                (
+                    *(KnownSegment(info.segment_seq, info.bundle_count, True) for info in known.sealed),
+                    *(KnownSegment(info.segment_seq, info.bundle_count, False) for info in known.unsealed),
+                ),
+                key=lambda each: each.segment_seq,
+            )
+        ),
+        next_segment_seq=known.next_segment_seq,
+        prepared=tuple(_prepared(disk, paths)),
+    )
+
+
+def _read_progress(disk: Disk, paths: EnginePaths) -> dict[str, bytes]:
+    """Progress as its journal has it, then the notices that it relies on."""
+    journal = {}
+    content = read_file(disk, paths.progress_journal)
+    if content is not None:
+        with contextlib.suppress(FormatError):  # without the journal, the files alone are right, and older
+            journal = decode_progress_journal(content).latest
+    names = [name for name in disk.list_directory(paths.root) if subscriber_of(name) is not None]
+    progress = _read_files(disk, paths.root, names)
+    found = {
+        name: current_content(content, journal.get(subscriber_of(name) or "")) for name, content in progress.items()
+    }
+    notices = [name for name in disk.list_directory(paths.root) if gaps_subscriber_of(name) is not None]
+    return found | _read_files(disk, paths.root, notices)
+
+
+def _read_others(disk: Disk, paths: EnginePaths) -> dict[str, bytes]:
+    names = [FOREIGN_NAME, TRANSACTIONS_NAME, PRODUCERS_NAME, f"{WAL_NAME}/{CURSOR_NAME}"]
+    return _read_files(disk, paths.root, names)
+
+
+def _segments_on_disk(disk: Disk, paths: EnginePaths) -> tuple[tuple[int, int], ...]:
+    found = (segment_seq_of(name) for name in disk.list_directory(paths.segments))
+    return add_to_runs((), sorted(each for each in found if each is not None))
+
+
+def _prepared(disk: Disk, paths: EnginePaths) -> Iterator[PreparedStage]:
+    for name in disk.list_directory(paths.staged):
+        content = read_file(disk, f"{paths.staged}/{name}") if name.endswith(PREPARED_SUFFIX) else None
+        if content is None:
+            continue
+        with contextlib.suppress(FormatError):
+            record = decode_prepared(content)
+            bundles = sum(part.bundles for part in record.parts)
+            yield PreparedStage(record.number, record.order.txn_id, record.order.epoch, bundles)
+
+
+def _read_files(disk: Disk, directory: str, names: Iterable[str]) -> dict[str, bytes]:
+    found = {name: read_file(disk, f"{directory}/{name}" if directory else name) for name in names}
+    return {name: content for name, content in found.items() if content is not None}
+
+
+def read_file(disk: Disk, path: str) -> bytes | None:
+    """The content of a small file; None where there is none. Raises DiskError."""
+    try:
+        return read_whole(disk, path, FILE_BYTES_MAX)
+    except DiskError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return None

@@ -1,0 +1,308 @@
+"""The segments of one engine on the cold disk: which there are, and their files, opened away from the loop for whoever reads them.
+
+Owner: the engine, on the loop thread, which never touches the cold disk: what is known of a cold segment is in the list and in memory, and
+its file is opened by a job of the thread for the cold disk. A cold disk that cannot be read is a fault that may pass: reads wait, or are
+refused with the reason, and nothing counts as lost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from quiver_actors.base.clock import Clock
+from quiver_actors.base.config import TierSettings
+from quiver_actors.base.units import SECOND_NS
+from quiver_actors.errors import ColdStorageUnavailable, DiskError
+from quiver_actors.store.disk.protocol import Disk, DiskFile
+from quiver_actors.store.engine.events import ColdDiskFaulted, ColdOpened, Event
+from quiver_actors.store.engine.faults import Faults
+from quiver_actors.store.engine.segment_table import SegmentTable
+from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks
+from quiver_actors.store.files.cold_list import COLD_ID_BYTES, ColdEntry, ColdList, encode_cold_list
+from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.jobs.cold import ColdDeleteJob, ColdFlipJob, ColdOpenJob, ColdRemoveJob
+from quiver_actors.store.recovery import Recovered
+
+READY_NS = 10 * SECOND_NS
+"""How long an opened file waits for whoever wanted it."""
+
+
+class ColdSegments:
+    """The cold segments of one engine, and the list that says which there are.
+
+    Attributes:
+        settings: the topic's.
+        faults: whether the cold disk can be used now.
+        moved_count: how many segments were moved to the cold disk since the engine was opened.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        clock: Clock,
+        settings: TierSettings,
+        recovered: Recovered,
+        segments: SegmentTable,
+        disks: ColdDisks,
+    ) -> None:
+        found = recovered.cold or ColdList(b"", "")
+        self.settings = settings
+        self.faults = Faults(clock)
+        self.moved_count = 0
+        self._disk = disk
+        self._paths = paths
+        self._clock = clock
+        self._disks = disks
+        self._segments = segments
+        self._cold_id, self._listed_root = found.cold_id, found.root
+        self._entries = dict(found.segments)
+        self._unwanted = dict.fromkeys(found.unwanted)
+        self._spare_copies = set(recovered.copied_segments)
+        """Hot segments of which there is a copy on the cold disk: it goes with them, or they move there again."""
+        self._is_dirty = bool(recovered.copied_segments)
+        """Whether the list on disk says something else than it should, apart from copies."""
+        self.is_listed = recovered.cold is not None
+        """Whether the list on disk names the directory on the cold disk, so that it may be made."""
+        self._is_swept = not found.cold_id
+        """Whether leftovers of copies that were cut off are gone from the cold disk."""
+        self._copied: dict[int, ColdEntry] = {}
+        """Copies that are durable and not in the list yet."""
+        self._returned: dict[int, str] = {}
+        """Damaged segments that were copied back and have no name in `segments/` yet, and what is wrong with them."""
+        self._events: list[Event] = []
+        self._wanted: dict[int, None] = {}
+        self._ready: dict[int, deque[tuple[DiskFile, int]]] = {}
+        """Opened files, each with the time until which it waits."""
+
+    def close(self) -> None:
+        """Close what was opened for readers that did not come."""
+        for files in self._ready.values():
+            for file, _ in files:
+                file.close()
+        self._ready.clear()
+        self._wanted.clear()
+
+    # --- what is known -------------------------------------------------------------------------------------------------------
+
+    @property
+    def root(self) -> str:
+        """The cold directory in use: the setting, or without one what the list names, so that what lies there can be read."""
+        return self.settings.cold_dir or self._listed_root
+
+    @property
+    def directory(self) -> ColdDirectory | None:
+        """The engine's directory on the cold disk; None: nothing was ever moved there."""
+        return (
+            ColdDirectory(self._disks, self.root, self._paths, self._cold_id) if self._cold_id and self.root else None
+        )
+
+    @property
+    def awaits_list(self) -> bool:
+        """Whether the directory on the cold disk has a name, and the list does not name it yet."""
+        return bool(self._cold_id) and not self.is_listed
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing lies on the cold disk yet, as far as anybody knows."""
+        return not (self._entries or self._copied or self._unwanted)
+
+    def lost(self, segment_seq: int) -> Sequence[tuple[int, int]]:
+        """Runs of bundles that a cold segment itself records as lost."""
+        return self._entries[segment_seq].lost
+
+    def entry_of(self, segment_seq: int) -> ColdEntry | None:
+        """What is known of a cold segment."""
+        return self._entries.get(segment_seq)
+
+    def is_moving(self, segment_seq: int) -> bool:
+        """Whether the segment was copied, in either direction, and the list does not say so yet."""
+        return segment_seq in self._copied or segment_seq in self._returned
+
+    # --- reading -------------------------------------------------------------------------------------------------------------
+
+    def take(self, segment_seq: int) -> tuple[int, int]:
+        """A descriptor of the file of a cold segment, which the caller closes, and the file's size. Touches no disk.
+
+        Raises:
+            ColdStorageUnavailable: it is being opened, and `ColdOpened` tells when it is; or it cannot be opened now.
+        """
+        waiting = self._ready.get(segment_seq)
+        if waiting:
+            file, _ = waiting.popleft()
+            if not waiting:
+                del self._ready[segment_seq]
+            try:
+                return os.dup(file.fileno()), self._entries[segment_seq].size_bytes
+            except OSError as error:
+                raise DiskError("dup", self._paths.segment(segment_seq), error.errno or 0) from error
+            finally:
+                file.close()
+        self._wanted[segment_seq] = None
+        where = f"segment {segment_seq} is on the cold disk, in {self.directory}"
+        if self.faults.fault:
+            raise ColdStorageUnavailable(f"{where}, which cannot be read now: {self.faults.fault}; it is tried again")
+        raise ColdStorageUnavailable(f"{where}, and is being opened: try again", is_coming=True)
+
+    def open_job(self) -> ColdOpenJob | None:
+        """Return the job that opens the next file that somebody wants; None if nobody wants any."""
+        while self._wanted:
+            segment_seq = next(iter(self._wanted))
+            entry, directory = self._entries.get(segment_seq), self.directory
+            if entry is not None and directory is not None:
+                return ColdOpenJob(directory, segment_seq, entry.size_bytes)
+            self._let_wait_no_longer(segment_seq)
+        return None
+
+    def _let_wait_no_longer(self, segment_seq: int) -> None:
+        """Have those ask again who wait for a segment that was deleted, or is hot again."""
+        if self._wanted.pop(segment_seq, self) is None:
+            self._events.append(ColdOpened(segment_seq))
+
+    def take_events(self) -> list[Event]:
+        """What has happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def finish_open(self, job: ColdOpenJob) -> list[Event]:
+        """Take back a job that opened a file, which did not fail."""
+        self._wanted.pop(job.segment_seq, None)
+        if job.file is not None:
+            until_ns = self._clock.monotonic_ns() + READY_NS
+            self._ready.setdefault(job.segment_seq, deque()).append((job.file, until_ns))
+        return [ColdOpened(job.segment_seq)]
+
+    def drop_stale(self) -> None:
+        """Close opened files that nobody came for."""
+        now_ns = self._clock.monotonic_ns()
+        for segment_seq in list(self._ready):
+            files = self._ready[segment_seq]
+            while files and (files[0][1] <= now_ns or segment_seq not in self._entries):
+                files.popleft()[0].close()
+            if not files:
+                del self._ready[segment_seq]
+
+    @property
+    def stale_ns(self) -> int | None:
+        """When `drop_stale` has something to do; None: nothing is open."""
+        return min((files[0][1] for files in self._ready.values()), default=None)
+
+    # --- the list ------------------------------------------------------------------------------------------------------------
+
+    def name_directory(self) -> None:
+        """Choose a name for the directory on the cold disk, if there is none yet; the list is to name it before it is made."""
+        if not self._cold_id:
+            self._cold_id, self._is_dirty = os.urandom(COLD_ID_BYTES), True
+
+    def copied(self, segment_seq: int, entry: ColdEntry) -> None:
+        """Note a copy that is durable: the list is to name it."""
+        self._copied[segment_seq] = entry
+
+    def returned(self, segment_seq: int, damage: str) -> None:
+        """Note a damaged cold segment of which there is a copy beside the hot ones: the list is to forget it."""
+        self._returned[segment_seq] = damage
+
+    def flip_job(self, spared: Collection[int]) -> ColdFlipJob | None:
+        """Return the job that writes the list, if there is anything new in it.
+
+        Args:
+            spared: segments that are to stay where they are: what was copied of them is given up.
+        """
+        self._prune(spared)
+        if not (self._is_dirty or self._copied or self._returned):
+            return None
+        self._is_dirty = False
+        flipped = [seq for seq in self._copied if seq not in self._entries]
+        content = self._content({**self._entries, **self._copied}, without=self._returned)
+        return ColdFlipJob(self._disk, self._paths, content, flipped, list(self._returned))
+
+    def _prune(self, spared: Collection[int]) -> None:
+        for segment_seq in [seq for seq in self._copied if seq in spared or seq not in self._segments]:
+            del self._copied[segment_seq]
+            self._unwanted[segment_seq] = None
+        for segment_seq in [seq for seq in self._spare_copies if seq not in self._segments]:
+            self._spare_copies.discard(segment_seq)
+            self._unwanted[segment_seq] = None
+        for segment_seq in [seq for seq in self._entries if seq not in self._segments]:
+            self.forget([segment_seq])
+            self._is_dirty = True
+        for segment_seq in [seq for seq in self._returned if seq not in self._entries]:
+            del self._returned[segment_seq]
+
+    def finish_flip(self, job: ColdFlipJob) -> dict[int, str]:
+        """Take back the job that wrote the list. Returns the segments that are hot again, and what is wrong with them."""
+        self.is_listed = True
+        self._spare_copies.difference_update(job.flipped)
+        for segment_seq in job.flipped:
+            self._entries[segment_seq] = self._copied.pop(segment_seq)
+            self._segments.move(segment_seq, to_cold=True)
+            self.moved_count += 1
+        returned = {seq: self._returned.pop(seq) for seq in job.returned}
+        for segment_seq in returned:
+            self.forget([segment_seq])
+            self._segments.move(segment_seq, to_cold=False)
+        return returned
+
+    def owe_list(self) -> None:
+        """Note that the list could not be written, for want of room."""
+        self._is_dirty = bool(self._cold_id)
+
+    def list_without(self, going: Sequence[int]) -> bytes | None:
+        """The list without the segments that are deleted, to be written before their files go; None if it names none of them."""
+        if not self._is_dirty and not any(seq in self._entries for seq in going):
+            return None
+        self._is_dirty = False
+        return self._content(self._entries, without=going)
+
+    def _content(self, entries: dict[int, ColdEntry], without: Collection[int]) -> bytes:
+        gone = [seq for seq in without if seq in entries]
+        kept = {seq: entry for seq, entry in entries.items() if seq not in gone}
+        self._listed_root = self.root
+        return encode_cold_list(ColdList(self._cold_id, self.root, kept, (*self._unwanted, *gone)))
+
+    # --- deleting ------------------------------------------------------------------------------------------------------------
+
+    def forget(self, segment_seqs: Sequence[int]) -> None:
+        """Note that the list does not name these segments any more: their files are to go."""
+        for segment_seq in segment_seqs:
+            self._let_wait_no_longer(segment_seq)
+            if self._entries.pop(segment_seq, None) is not None or self._copied.pop(segment_seq, None) is not None:
+                self._unwanted[segment_seq] = None
+
+    def delete_job(self) -> ColdDeleteJob | None:
+        """Return the job that deletes files on the cold disk; once after a start it looks for leftovers too."""
+        directory = self.directory
+        if directory is None or (self._is_swept and not self._unwanted):
+            return None
+        keeps = None if self._is_swept else {*self._segments, *self._entries, *self._copied}
+        if not self._is_swept and self.is_bare:
+            self._is_swept = True  # the directory need not be there
+            return None
+        return ColdDeleteJob(directory, list(self._unwanted), keeps)
+
+    def finish_delete(self, job: ColdDeleteJob) -> None:
+        """Take back a job that deleted files."""
+        self._is_swept = True
+        for segment_seq in job.segment_seqs:
+            if self._unwanted.pop(segment_seq, self) is None:
+                self._is_dirty = True
+
+    def remove_job(self) -> ColdRemoveJob | None:
+        """Return the job that deletes all that is there; None if nothing is."""
+        return None if self.directory is None else ColdRemoveJob(self.directory)
+
+    # --- faults --------------------------------------------------------------------------------------------------------------
+
+    def note_fault(self, fault: str) -> list[Event]:
+        """Note that the cold disk could not be used."""
+        is_new = not self.faults.fault
+        self.faults.note_fault(fault)
+        return [ColdDiskFaulted(fault)] if is_new else []
+
+    def note_sight(self) -> list[Event]:
+        """Note that the cold disk could be used."""
+        had_fault = bool(self.faults.fault)
+        self.faults.note_sight()
+        return [ColdDiskFaulted("")] if had_fault else []

@@ -1,0 +1,158 @@
+"""The state of a node in its archive: what is read of a data directory that is in use, and when it is uploaded."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import quiver_actors
+from quiver_actors.archive.keys import StreamKey
+from quiver_actors.archive.manifest import Owner
+from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_state
+from quiver_actors.archive.node_state import KnownSegment, NodeState, decode_state, encode_state
+from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.archive.opening import open_store
+from quiver_actors.archive.state_keeper import StateKeeper, engine_directories, take_state
+from quiver_actors.archive.topic_archive import Behind, TopicArchive
+from quiver_actors.errors import ChecksumMismatch, FormatError
+from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.files.core_file import decode_core
+from quiver_actors.store.subscriber.progress import SubscriberProgress, encode_progress
+from quiver_actors.store.subscriber.progress_journal import (
+    JOURNAL_NAME,
+    JournalRecord,
+    base_of,
+    encode_frame,
+    encode_header,
+)
+from tests.unit.archive.test_manifest_store import a_segment
+from tests.unit.archive.test_restore import batch, info
+
+HOUR_NS = 3600 * 10**9
+
+
+class Looked:
+    """As much of a topic's archive as the keeper looks at."""
+
+    def __init__(self, behind: dict[StreamKey, Behind] | None) -> None:
+        self.behind = behind
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStore]:
+    made = open_store(f"memory://{uuid.uuid4().hex}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    with quiver_actors.open(tmp_path / "data") as opened, opened.subscribe("reader", start="earliest"):
+        opened.push(batch(0))
+        opened.flush()
+    return tmp_path / "data"
+
+
+def own(store: ObjectStore) -> ManifestWriter:
+    return ManifestWriter.own(store, "node", Owner(epoch=1, directory="d", start="s", since_unix_ns=1), None)
+
+
+def stream_of(disk: PosixDisk) -> StreamKey:
+    (engine,) = take_state(disk, "node", engine_directories(disk, "default")).engines
+    return StreamKey(engine.topic, engine.incarnation, engine.core)
+
+
+def state_in(writer: ManifestWriter, store: ObjectStore) -> NodeState:
+    assert writer.head.state is not None
+    return decode_state(read_state(store, writer.head.state))
+
+
+def keep(keeper: StateKeeper, writer: ManifestWriter, behind: dict[StreamKey, Behind] | None) -> None:
+    archives: dict[str, TopicArchive] = {"default": Looked(behind)}  # type: ignore[dict-item]
+    keeper.keep(writer, archives)
+
+
+def test_a_state_is_uploaded_when_it_has_changed_and_the_one_before_goes(store: ObjectStore, data: Path) -> None:
+    disk, writer = PosixDisk(str(data)), own(store)
+    stream = stream_of(disk)
+    keeper = StateKeeper(disk, 0)
+    assert not keeper.covers(stream)
+    keep(keeper, writer, {stream: Behind()})
+    first = writer.head
+    assert first.state is not None
+    assert keeper.covers(stream)
+    assert not keeper.covers(stream._replace(core=1))
+    keep(keeper, writer, {stream: Behind()})
+    assert writer.head == first, "nothing has changed"
+    with quiver_actors.open(data) as opened, opened.subscribe("another", start="earliest"):
+        keep(keeper, writer, {stream: Behind()})
+    assert writer.head.state != first.state
+    assert first.state.key in writer.head.garbage
+    (engine,) = state_in(writer, store).engines
+    assert {"quiver.sub.reader", "quiver.sub.another", "quiver.core"} <= engine.files.keys()
+
+
+def test_between_two_intervals_only_another_shape_is_uploaded(store: ObjectStore, data: Path) -> None:
+    disk, writer = PosixDisk(str(data)), own(store)
+    stream = stream_of(disk)
+    keeper = StateKeeper(disk, HOUR_NS)
+    keep(keeper, writer, {stream: Behind()})
+    first = writer.head
+    with quiver_actors.open(data) as opened, opened.subscribe("another", start="earliest"):
+        keep(keeper, writer, {stream: Behind()})
+        assert writer.head == first
+        (data / "quiver.topics").write_bytes(b"changed")
+        keep(keeper, writer, {stream: Behind()})
+        assert writer.head.commit == first.commit + 1
+    keeper.begin_again()
+    keep(keeper, writer, {stream: Behind()})
+    assert writer.head.commit == first.commit + 2
+
+
+def test_before_workers_were_asked_no_state_takes_the_place_of_a_better_one(store: ObjectStore, data: Path) -> None:
+    disk, writer = PosixDisk(str(data)), own(store)
+    keep(StateKeeper(disk, 0), writer, None)
+    assert writer.head.state is None
+
+
+def test_the_state_names_what_is_not_archived(store: ObjectStore, data: Path) -> None:
+    disk, writer = PosixDisk(str(data)), own(store)
+    stream = stream_of(disk)
+    writer.commit({stream: Addition([a_segment(0)], [], 0)})
+    keep(StateKeeper(disk, 0), writer, {stream: Behind([info(0, 1), info(1, 7)], [info(2, 3)], 3)})
+    (engine,) = state_in(writer, store).engines
+    assert engine.on_disk == ((0, 0),)
+    assert engine.unarchived == (KnownSegment(1, 7, True), KnownSegment(2, 3, False))
+    assert engine.next_segment_seq == 3
+    assert decode_core(engine.files["quiver.core"]).incarnation.hex() == stream.incarnation
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_progress_that_only_the_journal_has_is_in_the_state(data: Path, is_torn: bool) -> None:
+    root = data / "default" / "core_0"
+    filed = (root / "quiver.sub.reader").read_bytes()
+    newer = encode_progress(SubscriberProgress(oldest_incomplete_seg=9, entries={}, trusted_watermark=True))
+    marker = b"12345678"
+    frame = encode_frame(marker, [JournalRecord("reader", base_of(filed), newer)])
+    (root / JOURNAL_NAME).write_bytes(encode_header(marker) + frame[: -1 if is_torn else None])
+    (engine,) = take_state(PosixDisk(str(data)), "node", ["default/core_0"]).engines
+    assert engine.files["quiver.sub.reader"] == (filed if is_torn else newer)
+    assert JOURNAL_NAME not in engine.files
+
+
+def test_a_state_that_was_changed_is_told(store: ObjectStore, data: Path) -> None:
+    disk, writer = PosixDisk(str(data)), own(store)
+    keep(StateKeeper(disk, 0), writer, {stream_of(disk): Behind()})
+    assert writer.head.state is not None
+    content = read_state(store, writer.head.state)
+    for at in range(0, len(content), 7):
+        changed = content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
+        with pytest.raises(FormatError):
+            decode_state(changed)
+    store.put(writer.head.state.key, [content[:-1]], len(content) - 1)
+    with pytest.raises(ChecksumMismatch):
+        read_state(store, writer.head.state)
+    assert encode_state(decode_state(content)) == content

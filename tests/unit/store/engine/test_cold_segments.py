@@ -1,0 +1,246 @@
+"""Segments that move to a cold disk: where they are read, what a start needs, what happens while that disk is away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver_actors.base.config import RetentionSettings, TierSettings
+from quiver_actors.base.units import SECOND_NS
+from quiver_actors.errors import ColdStorageUnavailable, DiskError
+from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.engine.events import ColdDiskFaulted, ColdOpened, GapFound
+from quiver_actors.store.segment.reader import SegmentReader
+from tests.support.engine_driver import EngineDriver, topic_settings
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    (tmp_path / "hot").mkdir()
+    (tmp_path / "cold").mkdir()
+    opened = PosixDisk(str(tmp_path / "hot"))
+    yield opened
+    opened.close()
+
+
+def driver_of(disk: Disk, tmp_path: Path, *, keep_hot: int = 1, cap: int = 0, **settings: Any) -> EngineDriver:
+    tier = TierSettings(cold_dir=str(tmp_path / "cold"), keep_hot_segments=keep_hot, cold_cap_bytes=cap)
+    return EngineDriver(disk, topic_settings(tier=tier, segment_compaction="off", **settings))
+
+
+def fill(driver: EngineDriver, segments: int, first: int = 0) -> None:
+    """Segments of two bundles each."""
+    for number in range(first, first + segments):
+        driver.push_numbered(2 * number, 2)
+        driver.seal()
+
+
+def move(driver: EngineDriver) -> None:
+    """Let everything move that is to move."""
+    driver.run_for(5 * SECOND_NS)
+
+
+def hot_of(tmp_path: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (tmp_path / "hot/default/core_0/segments").glob("*.qseg"))
+
+
+def cold_of(tmp_path: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (tmp_path / "cold").glob("default/core_0/*/*.qseg"))
+
+
+def numbers_through_descriptors(driver: EngineDriver, segment_seqs: list[int]) -> list[int]:
+    """Read segments as a worker lets consumers read them: by descriptors that the loop hands out."""
+    found = []
+    for segment_seq in segment_seqs:
+        if driver.engine.is_cold(segment_seq):
+            with pytest.raises(ColdStorageUnavailable) as put_off:
+                driver.engine.open_segment(segment_seq)
+            assert put_off.value.is_coming
+            driver.settle()
+            assert ColdOpened(segment_seq) in driver.events
+        descriptor, size_bytes = driver.engine.open_segment(segment_seq)
+        reader = SegmentReader(os.pread(descriptor, size_bytes, 0))
+        os.close(descriptor)
+        found += [reader.bundle(index)[0].column(0)[0].as_py() for index in range(reader.bundle_count)]
+    return found
+
+
+def gaps_of(driver: EngineDriver) -> list[GapFound]:
+    return [event for event in driver.events if isinstance(event, GapFound)]
+
+
+def test_the_oldest_segments_move_and_are_read_where_they_are(disk: Disk, tmp_path: Path) -> None:
+    driver = driver_of(disk, tmp_path, keep_hot=2)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 5)
+    move(driver)
+    assert (cold_of(tmp_path), hot_of(tmp_path)) == ([0, 1, 2], [3, 4])
+    assert [info.segment_seq for info in driver.engine.segments()] == [0, 1, 2, 3, 4]
+    assert numbers_through_descriptors(driver, [0, 1, 2, 3, 4]) == list(range(10))
+    assert driver.claim_numbers("s") == list(range(10))
+
+
+def test_without_a_cold_directory_nothing_moves(disk: Disk, tmp_path: Path) -> None:
+    driver = EngineDriver(disk, topic_settings(tier=TierSettings(keep_hot_segments=0)))
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 3)
+    move(driver)
+    assert hot_of(tmp_path) == [0, 1, 2]
+    assert not disk.exists("default/core_0/quiver.cold")
+
+
+def test_a_size_keeps_fewer_segments_hot(disk: Disk, tmp_path: Path) -> None:
+    driver = driver_of(disk, tmp_path, keep_hot=4)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 4)
+    move(driver)
+    assert cold_of(tmp_path) == []
+    size_bytes = driver.engine.segments()[-1].size_bytes
+    tier = TierSettings(cold_dir=str(tmp_path / "cold"), keep_hot_segments=4, keep_hot_bytes=size_bytes)
+    driver.engine.change_settings(topic_settings(tier=tier))
+    move(driver)
+    assert (cold_of(tmp_path), hot_of(tmp_path)) == ([0, 1, 2], [3])
+
+
+def test_a_start_without_the_cold_disk_loses_nothing_and_all_is_back_once_it_is_there(
+    disk: Disk, tmp_path: Path
+) -> None:
+    driver = driver_of(disk, tmp_path)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 4)
+    move(driver)
+    driver.drain_and_close()
+    (tmp_path / "cold").rename(tmp_path / "away")
+    (tmp_path / "cold").mkdir()  # an empty mount point
+    driver.reopen()
+    driver.settle()
+    assert [info.segment_seq for info in driver.engine.segments()] == [0, 1, 2, 3]
+    with pytest.raises(ColdStorageUnavailable):
+        driver.engine.open_segment(0)
+    driver.settle()
+    with pytest.raises(ColdStorageUnavailable, match=r"quiver\.cold-id is not in it") as refused:
+        driver.engine.open_segment(0)
+    assert not refused.value.is_coming
+    assert any(isinstance(event, ColdDiskFaulted) and event.reason for event in driver.events)
+    driver.run_for(60 * SECOND_NS)
+    assert (gaps_of(driver), driver.take_gaps("s")) == ([], [])
+    (tmp_path / "cold").rmdir()
+    (tmp_path / "away").rename(tmp_path / "cold")
+    driver.run_for(60 * SECOND_NS)
+    assert ColdDiskFaulted("") in driver.events
+    assert numbers_through_descriptors(driver, [0, 1, 2, 3]) == list(range(8))
+    assert driver.claim_numbers("s") == list(range(8))
+
+
+def test_a_start_reads_nothing_of_the_cold_disk(disk: Disk, tmp_path: Path) -> None:
+    driver = driver_of(disk, tmp_path)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 4)
+    move(driver)
+    driver.drain_and_close()
+
+    def untouched(root: str) -> Any:
+        raise AssertionError(f"{root} was opened")
+
+    driver.cold_disks = untouched
+    driver.reopen()
+    assert [(info.segment_seq, info.bundle_count) for info in driver.engine.segments()] == [
+        (number, 2) for number in range(4)
+    ]
+    assert driver.engine.claims.claimable_count("s") == 6, "what is hot is checked first"
+
+
+def test_processed_segments_go_from_the_cold_disk_also_after_it_was_away(disk: Disk, tmp_path: Path) -> None:
+    driver = driver_of(disk, tmp_path)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 4)
+    move(driver)
+    assert cold_of(tmp_path) == [0, 1, 2]
+    (tmp_path / "cold").rename(tmp_path / "away")
+    driver.engine.claims.ack_through("s", 1, 1)
+    driver.run_for(20 * SECOND_NS)
+    assert [info.segment_seq for info in driver.engine.segments()] == [2, 3]
+    driver.engine.close()
+    driver.reopen()
+    driver.run_for(20 * SECOND_NS)
+    assert [info.segment_seq for info in driver.engine.segments()] == [2, 3]
+    (tmp_path / "away").rename(tmp_path / "cold")
+    driver.run_for(20 * SECOND_NS)
+    assert cold_of(tmp_path) == [2]
+
+
+@pytest.mark.parametrize(("policy", "left"), [("drop_oldest", [2, 3, 4, 5]), ("backpressure", [0, 1, 2, 3, 4, 5])])
+def test_at_its_cap_the_cold_disk_follows_the_policy(disk: Disk, tmp_path: Path, policy: str, left: list[int]) -> None:
+    driver = driver_of(disk, tmp_path, keep_hot=9)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 2)
+    size_bytes = driver.engine.segments()[0].size_bytes
+    tier = TierSettings(
+        cold_dir=str(tmp_path / "cold"), keep_hot_segments=1, cold_cap_bytes=3 * size_bytes + size_bytes // 2
+    )
+    driver.engine.change_settings(topic_settings(tier=tier, retention=RetentionSettings(size_cap_policy=policy)))
+    fill(driver, 4, first=2)
+    for _ in range(5):
+        move(driver)
+    assert [info.segment_seq for info in driver.engine.segments()] == left
+    assert len(cold_of(tmp_path)) == 3
+    told = driver.claim_numbers("s")
+    assert told == [number for seq in left for number in (2 * seq, 2 * seq + 1)]
+    assert [notice.reason for notice in driver.told] == ["evicted"] * (6 - len(left))
+
+
+def test_a_damaged_cold_segment_is_brought_back_and_rescued(disk: Disk, tmp_path: Path) -> None:
+    driver = driver_of(disk, tmp_path)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 3)
+    move(driver)
+    path = next((tmp_path / "cold").glob("default/core_0/*/0000000000000000.qseg"))
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.chmod(0o640)
+    path.write_bytes(content)
+    driver.engine.check_segment(0)
+    driver.run_for(20 * SECOND_NS)
+    assert driver.take_gaps("s"), "what cannot be saved is told"
+    assert 0 not in driver.engine._parts.sealed_segments.segments.cold or driver.read(0).bundle_count
+    assert driver.claim_numbers("s")[-4:] == [2, 3, 4, 5]
+
+
+def test_a_cold_file_that_somebody_deleted_is_told_as_lost(disk: Disk, tmp_path: Path) -> None:
+    driver = driver_of(disk, tmp_path)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 3)
+    move(driver)
+    next((tmp_path / "cold").glob("default/core_0/*/0000000000000000.qseg")).unlink()
+    driver.engine.check_segment(0)
+    driver.run_for(20 * SECOND_NS)
+    assert [gap.segment_seq for gap in gaps_of(driver)] == [0]
+    driver.engine.close()
+    driver.reopen()
+    driver.settle()
+    assert [info.segment_seq for info in driver.engine.segments()] == [1, 2]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_damaged_list_is_made_anew_from_the_cold_disk(disk: Disk, tmp_path: Path, is_away: bool) -> None:
+    driver = driver_of(disk, tmp_path)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 3)
+    move(driver)
+    driver.drain_and_close()
+    path = tmp_path / "hot/default/core_0/quiver.cold"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    if is_away:
+        (tmp_path / "cold").rename(tmp_path / "away")
+        with pytest.raises(DiskError, match="No such file"):
+            driver.reopen()
+        (tmp_path / "away").rename(tmp_path / "cold")
+    driver.reopen()
+    driver.settle()
+    assert driver.claim_numbers("s") == list(range(6))
+    assert any("found again on the cold disk" in note for note in driver.engine.recovery_notes)
