@@ -12,7 +12,8 @@ from quiver_actors.client.delivery import Delivery
 from quiver_actors.errors import FormatError, UnsupportedType
 from quiver_actors.forward.bundle_files import Origin, Place
 from quiver_actors.forward.deliverer import Source
-from quiver_actors.forward.lake import LakeTable, OutOfOrder
+from quiver_actors.forward.errors import OutOfOrder
+from quiver_actors.forward.lake import LakeTable
 from quiver_actors.forward.table_types import evolved, storable, stored_rows
 
 Errors = dict[int, Exception]

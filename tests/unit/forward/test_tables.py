@@ -12,7 +12,7 @@ from quiver_actors.base.widening import SchemaConflict
 from quiver_actors.errors import UnsupportedType, UsageError
 from quiver_actors.forward import Forwarder, OutOfOrder, PermanentFailure, TableMissing
 from quiver_actors.forward.bundle_files import Origin
-from quiver_actors.forward.lake import CommitConflict
+from quiver_actors.forward.errors import CommitConflict
 from quiver_actors.forward.table_deliverer import TableDeliverer
 from tests.unit.forward.lakes import LAKES, Lake, catalog
 from tests.unit.forward.owing import Owing
