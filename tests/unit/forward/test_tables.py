@@ -120,6 +120,31 @@ def test_a_commit_on_an_old_position_is_refused(lake: Lake, tmp_path: Path) -> N
     assert numbers(lake, tmp_path) == [1, 1]
 
 
+class _NeverReady:
+    """A table that never gets the columns that it is given."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def evolve(self, schema: pa.Schema) -> None:
+        """Do nothing."""
+
+
+def test_a_table_that_never_settles_acknowledges_nothing(lake: Lake, tmp_path: Path) -> None:
+    source = Owing(Stored(0))
+    with lake.deliverer(tmp_path, source) as deliverer:
+        table: Any = deliverer._table
+        deliverer._table = _NeverReady(table)
+        (error,) = offer(deliverer, source.all[0])
+        assert isinstance(error, CommitConflict)
+        deliverer._table = table
+        assert offer(deliverer, source.all[0]) == [None]
+    assert numbers(lake, tmp_path) == [0]
+
+
 def test_columns_come_and_drifting_types_share_a_commit(lake: Lake, tmp_path: Path) -> None:
     batches = [
         pa.record_batch({"n": pa.array([0], pa.int64())}),
