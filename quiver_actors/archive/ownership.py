@@ -20,8 +20,9 @@ from quiver_actors.archive.manifest_store import ManifestWriter, read_head
 from quiver_actors.archive.object_store import ObjectChanged, ObjectExists, ObjectStore
 from quiver_actors.errors import DiskError, InvalidFormat
 from quiver_actors.store.disk.protocol import Disk, read_whole, write_atomically
+from quiver_actors.store.files.paths import ARCHIVE_NAME
 
-RECORD_FILE = "quiver.archive"
+RECORD_FILE = ARCHIVE_NAME
 _RECORD_BYTES_MAX = 1 << 20
 
 
@@ -123,7 +124,8 @@ def prove_conditional_puts(store: ObjectStore, node: str) -> None:
         ):
             raise ArchiveRefused(
                 f"{store.url} does not keep the conditions of puts (If-None-Match, If-Match): without them two nodes could "
-                "overwrite each other's manifest. Use a store that has them"
+                "overwrite each other's manifest. Use a store that has them; or, if you promise that no other node archives under this "
+                "node's name, set archive.single_writer (docs/archive.md)"
             )
     except (ObjectExists, ObjectChanged) as error:
         # Nobody else has this key: a request was sent twice, and the second answer came.

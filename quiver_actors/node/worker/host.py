@@ -59,6 +59,7 @@ class EngineHost:
         run_queue: RunQueue[EngineHost],
         pressure: Pressure | None = None,
         host_of: Callable[[str], EngineHost | None] = lambda _: None,
+        ring_archiver: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -68,6 +69,7 @@ class EngineHost:
             run queue: of the worker's loop.
             pressure: of the worker.
             host_of: the other topics of this core, for dead letters.
+            ring_archiver: wakes the archiver, as pushes wait for what has been sealed.
         """
         self.engine = engine
         self.latencies = {latency: Histogram() for latency in Latency}
@@ -83,6 +85,7 @@ class EngineHost:
             latencies=self.latencies,
         )
         ingest = Ingest(engine, self.jobs.start, self.latencies[Latency.PUSH], self._easing.pressure)
+        ingest.flushes.ring_archiver = ring_archiver
         self.ingest = ingest
         self._event_log = EngineEventLog(engine, journal)
         clock = SystemClock()
@@ -97,7 +100,6 @@ class EngineHost:
         terms = attachments.terms, attachments.set_by
         self._dead_letters = DeadLetters(engine, *terms, host_of, background, cold, journal, self.dispatcher.wake)
         self.cold_answers = ColdAnswers(engine)
-        self._cold = cold
         self.deadline_ns: int | None = None
         """Monotonic time when `turn` must be called again, whatever happens."""
         self._run_queue = run_queue
@@ -245,9 +247,7 @@ class EngineHost:
         self.staging.give_up(reason)
         self.deliveries.give_up(reason)
         self.cold_answers.give_up(reason)
-        removal = self.engine.remove_cold()
-        if removal is not None:
-            self._cold(removal, _nothing)
+        self.jobs.remove_cold()
         self.jobs.end(partial(self._close, when_gone))
 
     def _close(self, when_gone: Callable[[], object]) -> None:
@@ -348,7 +348,3 @@ class EngineHost:
         self.staging.detach(session)
         if self.deliveries.detach(session) or self.ingest.waiting.count or has_stages:
             self.touch()
-
-
-def _nothing() -> None:
-    """Take no notice of a job that is done: its topic is gone."""

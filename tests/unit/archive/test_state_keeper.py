@@ -35,7 +35,7 @@ HOUR_NS = 3600 * 10**9
 
 
 class Looked:
-    """As much of a topic's archive as the keeper looks at."""
+    """The part of a topic's archive that the keeper looks at."""
 
     def __init__(self, behind: dict[StreamKey, Behind] | None) -> None:
         self.behind = behind
