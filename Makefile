@@ -143,7 +143,7 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo 'make: $(PYTHON) is missing or older than 3.11: install Python 3.11 or newer, or say which: make PYTHON=python3.12' >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo 'make: $(PYTHON) cannot create virtual environments: install its venv package (Debian, Ubuntu: apt install python3-venv)' >&2; exit 1; }
-	@echo 'make: installing into $(VENV); the first time this fetches about 600 MB and takes a minute or two'
+	@echo 'make: installing into $(VENV); the first time this fetches about 650 MB and takes a minute or two'
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt -e '.[$(EXTRAS)]' || \
 		{ echo 'make: pip could not install the packages: see its message above. A package without a wheel for this Python needs a C compiler and python3-dev; Python 3.11, 3.12 and 3.13 have wheels for all' >&2; exit 1; }

@@ -8,10 +8,9 @@ from quiver_actors.forward.backoff import Backoff
 from quiver_actors.forward.calls import Calls
 from quiver_actors.forward.deliverer import Deliverer, Outcome
 from quiver_actors.forward.delta_table import DeltaTable
-from quiver_actors.forward.errors import PermanentFailure, TransientFailure
+from quiver_actors.forward.errors import CommitConflict, OutOfOrder, PermanentFailure, TableMissing, TransientFailure
 from quiver_actors.forward.forwarder import Forwarder, ForwarderStatistics
 from quiver_actors.forward.iceberg_table import IcebergTable
-from quiver_actors.forward.lake import CommitConflict, OutOfOrder, TableMissing
 from quiver_actors.forward.parquet_files import ParquetFiles, ParquetStatistics
 from quiver_actors.forward.table_deliverer import TableStatistics
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 from quiver_actors.base.units import MIB
 from quiver_actors.errors import ConfigError
 from quiver_actors.forward.bundle_files import Origin, Place
-from quiver_actors.forward.lake import CommitConflict, LakeState, TableMissing, name_of, packed, unpacked
+from quiver_actors.forward.errors import CommitConflict, TableMissing
+from quiver_actors.forward.lake import LakeState, name_of, packed, unpacked
 from quiver_actors.forward.table_deliverer import TableDeliverer
 from quiver_actors.forward.table_rows import OrderedSource
 from quiver_actors.forward.table_types import storable

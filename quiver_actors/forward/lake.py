@@ -8,31 +8,9 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from quiver_actors.forward.bundle_files import Origin, Place
-from quiver_actors.forward.errors import TransientFailure
 
 _INDEX_BITS = 16
 """A segment has up to 65,535 bundles."""
-
-
-class CommitConflict(TransientFailure):
-    """Another process has changed the table since it was looked at: nothing was committed, and the same bundles are tried again."""
-
-    code = "commit_conflict"
-
-
-class TableMissing(TransientFailure):
-    """There is no such table, and the forwarder was told not to make it. Bundles wait until somebody has made it."""
-
-    code = "table_missing"
-
-
-class OutOfOrder(TransientFailure):
-    """An older bundle is not resolved and not here: another consumer of this subscriber has it, or it comes again later.
-
-    A table keeps one position for each core, so nothing is committed before what is older. The bundle waits and is tried again.
-    """
-
-    code = "out_of_order"
 
 
 class LakeState(NamedTuple):

@@ -23,8 +23,8 @@ from quiver_actors.client.delivery import Delivery
 from quiver_actors.errors import UnsupportedType, UsageError
 from quiver_actors.forward.bundle_files import origin_of
 from quiver_actors.forward.deliverer import Outcome
-from quiver_actors.forward.errors import PermanentFailure
-from quiver_actors.forward.lake import CommitConflict, LakeTable
+from quiver_actors.forward.errors import CommitConflict, PermanentFailure
+from quiver_actors.forward.lake import LakeTable
 from quiver_actors.forward.table_rows import Errors, OrderedSource, Row, committable, common_schema, copied
 from quiver_actors.forward.table_types import storable
 

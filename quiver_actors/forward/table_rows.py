@@ -12,7 +12,8 @@ from quiver_actors.client.delivery import Delivery
 from quiver_actors.errors import FormatError, UnsupportedType
 from quiver_actors.forward.bundle_files import Origin, Place
 from quiver_actors.forward.deliverer import Source
-from quiver_actors.forward.lake import LakeTable, OutOfOrder
+from quiver_actors.forward.errors import OutOfOrder
+from quiver_actors.forward.lake import LakeTable
 from quiver_actors.forward.table_types import evolved, storable, stored_rows
 
 Errors = dict[int, Exception]
@@ -28,7 +29,7 @@ class OrderedSource(Source, Protocol):
 
     @property
     def order(self) -> str:
-        """The order of its bundles."""
+        """The order in which it gets bundles."""
 
     def pending_in_range(self, start: BundleId, end: BundleId, timeout: float = 10.0) -> int:
         """Unresolved bundles from `start` up to and not including `end`, both of one core."""

@@ -8,8 +8,11 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from quiver_actors.archive.object_store import (
@@ -24,8 +27,11 @@ from quiver_actors.archive.object_store import (
 )
 from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.single_writer import SingleWriterStore
+from quiver_actors.forward import ParquetFiles
 from tests.support.faulty_objects import UnconditionalStore
 from tests.support.object_servers import KINDS, serving
+from tests.unit.forward.stored import Stored
+from tests.unit.forward.test_parquet_files import offer
 
 _COUNT = """
 import sys
@@ -189,6 +195,18 @@ def test_the_same_put_again_changes_nothing(store: ObjectStore) -> None:
     assert found is not None
     assert found.content == b"content"
     assert [info.key for info in store.objects("")] == ["node/a"]
+
+
+def test_forwarders_that_share_a_prefix_write_each_bundle_once(url: str) -> None:
+    with ParquetFiles(url) as one, ParquetFiles(url) as other, ThreadPoolExecutor() as pool:
+        for _ in pool.map(lambda files: offer(files, *map(Stored, range(20))), (one, other)):
+            pass
+        assert one.statistics().rows + other.statistics().rows == 20
+        offer(other, *map(Stored, range(15, 25)))
+    store = open_store(url)
+    found = [store.get(info.key) for info in store.objects("slot_0") if info.key.endswith(".parquet")]
+    tables = [pq.read_table(pa.BufferReader(each.content)) for each in found if each is not None]
+    assert sorted(pa.concat_tables(tables).column("n").to_pylist()) == list(range(25))
 
 
 def test_listings_show_what_lies_below_a_prefix(store: ObjectStore) -> None:

@@ -17,15 +17,16 @@ import pytest
 from quiver_actors import aio
 from quiver_actors.base.model import BundleId
 from quiver_actors.cli.main import main
-from quiver_actors.client import Client, Delivery, Subscription
+from quiver_actors.client import Client, Delivery
 from quiver_actors.client.gaps import GapNotice
 from quiver_actors.errors import ChecksumMismatch, DataLost, StorageUnavailable
 from quiver_actors.flight.contract import BundleRange, ReadTicket, schema_bytes
 from quiver_actors.flight.local import LocalNode
-from quiver_actors.forward import Forwarder, ParquetFiles
+from quiver_actors.forward import Backoff, Deliverer, Forwarder, Outcome, ParquetFiles
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, take
 from tests.integration.node_process import run_quiver
+from tests.unit.forward.lakes import LAKES
 from tests.unit.node.worker.harness import until
 
 COUNT, ROWS, DAMAGED = 20, 1000, 7
@@ -272,41 +273,63 @@ def test_no_dead_letter_is_made_of_damaged_bytes(node: ClientNode, topic: str) -
         assert all(batch.equals(batch_of(int(batch.column("id")[0].as_py()) // ROWS)) for batch in found)
 
 
-class _DamagingFiles(ParquetFiles):
-    """Damage comes while all bundles are collected and none is written."""
+class _Damaging:
+    """A deliverer. Damage comes while it has collected all bundles and has written none."""
 
-    def __init__(self, directory: Path, node: ClientNode, topic: str) -> None:
-        super().__init__(directory, target_bytes=1 << 30, max_age=3600)
+    def __init__(self, deliverer: Deliverer, node: ClientNode, topic: str) -> None:
+        self._deliverer = deliverer
         self._offered = 0
         self._node, self._topic = node, topic
 
     def offer(self, delivery: Delivery) -> None:
-        super().offer(delivery)
+        self._deliverer.offer(delivery)
         self._offered += 1
         if self._offered == COUNT:
             damage(self._node, self._topic)
             self.hurry()
 
+    def hurry(self) -> None:
+        self._deliverer.hurry()
 
-def test_parquet_files_hold_nothing_that_was_damaged_while_it_waited(
-    node: ClientNode, topic: str, tmp_path: Path
+    def outcomes(self, timeout_seconds: float) -> Sequence[Outcome]:
+        return self._deliverer.outcomes(timeout_seconds)
+
+    @property
+    def finish_at_ns(self) -> int | None:
+        return self._deliverer.finish_at_ns
+
+    def close(self) -> None:
+        self._deliverer.close()
+
+
+@pytest.mark.parametrize("kind", ["parquet", *LAKES])
+def test_targets_hold_nothing_that_was_damaged_while_it_waited(
+    node: ClientNode, topic: str, tmp_path: Path, kind: str
 ) -> None:
+    """Everything else arrives, once, although a table commits nothing past a bundle whose fate is not known."""
     with node.connect() as client, client.subscribe("s", topic=topic, start="earliest") as subscription:
         push_all(client, topic)
-        with _DamagingFiles(tmp_path / "out", node, topic) as files:
-            Forwarder(subscription, files).run(idle_timeout=2)
-        until(lambda: _is_drained(subscription), "the notice of the damaged bundle")
-    tables = [pq.read_table(path) for path in sorted((tmp_path / "out").rglob("*.parquet"))]
-    found = pa.concat_tables(tables).sort_by("id").replace_schema_metadata(None)
-    assert found.equals(pa.Table.from_batches([batch_of(number) for number in sorted(the_rest())]))
+        collecting: dict[str, Any] = {"target_bytes": 1 << 30, "max_age": 3600}
+        deliverer: Any = (
+            ParquetFiles(tmp_path / "out", **collecting)
+            if kind == "parquet"
+            else LAKES[kind].deliverer(tmp_path, subscription, **collecting)
+        )
+        with deliverer:
+            forwarder = Forwarder(subscription, _Damaging(deliverer, node, topic), retry=Backoff(initial=0.05))
 
+            def is_drained() -> bool:
+                forwarder.run(idle_timeout=0.3)
+                return subscription.all_drained()
 
-def _is_drained(subscription: Subscription) -> bool:
-    delivery = subscription.get(0.05)
-    if delivery is not None:
-        with delivery:
-            number_of(delivery)
-    return subscription.all_drained()
+            until(is_drained, "the rest and the notice")
+    found = (
+        pa.concat_tables(map(pq.read_table, (tmp_path / "out").rglob("*.parquet")))
+        if kind == "parquet"
+        else LAKES[kind].read(tmp_path)
+    )
+    expected = pa.Table.from_batches([batch_of(number) for number in sorted(the_rest())])
+    assert found.sort_by("id").replace_schema_metadata(None).equals(expected)
 
 
 def test_published_stages_are_checked_too(node: ClientNode, topic: str) -> None:

@@ -45,7 +45,7 @@ class DyingStore:
 def main(url: str, calls: int) -> None:
     stored = [Stored(number) for number in (1, 2, 3)]
     parts = [Part(as_delivery(each), (0, each.number), each[0]) for each in stored]
-    files = ObjectFiles(DyingStore(open_store(url), calls), "slot_0")  # type: ignore[arg-type]
+    files = ObjectFiles(DyingStore(open_store(url), calls), "slot_0")
     files.write(origin_of(parts[0].delivery), parts, "zstd")
     os.kill(os.getpid(), signal.SIGKILL)
 

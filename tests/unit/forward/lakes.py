@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-from deltalake import DeltaTable as LibraryTable
-from pyiceberg.catalog import Catalog, load_catalog
 
 from quiver_actors.forward import DeltaTable, IcebergTable
 from quiver_actors.forward.delta_table import DeltaLake
@@ -17,10 +15,16 @@ from quiver_actors.forward.lake import LakeTable
 from quiver_actors.forward.table_deliverer import TableDeliverer
 from quiver_actors.forward.table_rows import OrderedSource
 
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
 NAME = "lake.numbers"
 
 
 def catalog(directory: Path) -> Catalog:
+    # Each process of a test loads one library only: they are large.
+    from pyiceberg.catalog import load_catalog
+
     return load_catalog(
         "tests", type="sql", uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}/warehouse"
     )
@@ -30,7 +34,7 @@ class Lake(NamedTuple):
     """One kind of table: how to deliver to it and to read it."""
 
     deliverer: Callable[..., TableDeliverer]
-    """A test's directory and subscription."""
+    """Makes a deliverer for a directory and a subscription."""
     seam: Callable[[Path, str], LakeTable]
     read: Callable[[Path], pa.Table]
 
@@ -43,11 +47,17 @@ def _iceberg(directory: Path, source: OrderedSource, **options: Any) -> TableDel
     return IcebergTable(catalog(directory), NAME, source, **options)
 
 
+def _read_delta(directory: Path) -> pa.Table:
+    from deltalake import DeltaTable as LibraryTable
+
+    return LibraryTable(directory / "table").to_pyarrow_table()
+
+
 LAKES = {
     "delta": Lake(
         _delta,
         lambda directory, subscriber: DeltaLake(str(directory / "table"), subscriber, create=True),
-        lambda directory: LibraryTable(directory / "table").to_pyarrow_table(),
+        _read_delta,
     ),
     "iceberg": Lake(
         _iceberg,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,6 +78,42 @@ def test_a_writer_killed_at_any_call_neither_loses_nor_doubles_a_row(tmp_path: P
     # The bundles come again with others, in another division.
     for numbers in (range(2, 5), range(6)):
         files.write(ORIGIN, parts_of(numbers), "zstd")
+    assert rows(store) == list(range(6))
+
+
+class _Meanwhile:
+    """Passes calls on; somebody else writes just before or just after the decision."""
+
+    def __init__(self, store: ObjectStore, meanwhile: Callable[[], None], *, is_before: bool) -> None:
+        self._store = store
+        self._meanwhile = meanwhile
+        self._is_before = is_before
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def replace(self, key: str, content: bytes, version: Version) -> Version:
+        meanwhile, self._meanwhile = self._meanwhile, lambda: None
+        if self._is_before:
+            meanwhile()
+        decided = self._store.replace(key, content, version)
+        if not self._is_before:
+            meanwhile()
+        return decided
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_writer_that_another_one_overtakes_doubles_nothing(url: str, is_before: bool) -> None:
+    """Before the decision ours is refused and written anew; after it the other one puts our file first."""
+    store = open_store(url)
+    theirs = ObjectFiles(store, "slot_0")
+    theirs.write(ORIGIN, parts_of([0]), "zstd")
+
+    def overtake() -> None:
+        theirs.write(ORIGIN, parts_of(range(2, 6)), "zstd")
+
+    ours = ObjectFiles(_Meanwhile(store, overtake, is_before=is_before), "slot_0")  # type: ignore[arg-type]
+    ours.write(ORIGIN, parts_of(range(1, 4)), "zstd")
     assert rows(store) == list(range(6))
 
 

@@ -12,7 +12,7 @@ from quiver_actors.base.widening import SchemaConflict
 from quiver_actors.errors import UnsupportedType, UsageError
 from quiver_actors.forward import Forwarder, OutOfOrder, PermanentFailure, TableMissing
 from quiver_actors.forward.bundle_files import Origin
-from quiver_actors.forward.lake import CommitConflict
+from quiver_actors.forward.errors import CommitConflict
 from quiver_actors.forward.table_deliverer import TableDeliverer
 from tests.unit.forward.lakes import LAKES, Lake, catalog
 from tests.unit.forward.owing import Owing
@@ -120,6 +120,31 @@ def test_a_commit_on_an_old_position_is_refused(lake: Lake, tmp_path: Path) -> N
     assert numbers(lake, tmp_path) == [1, 1]
 
 
+class _NeverReady:
+    """A table that never gets the columns that it is given."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def evolve(self, schema: pa.Schema) -> None:
+        """Do nothing."""
+
+
+def test_a_table_that_never_settles_acknowledges_nothing(lake: Lake, tmp_path: Path) -> None:
+    source = Owing(Stored(0))
+    with lake.deliverer(tmp_path, source) as deliverer:
+        table: Any = deliverer._table
+        deliverer._table = _NeverReady(table)
+        (error,) = offer(deliverer, source.all[0])
+        assert isinstance(error, CommitConflict)
+        deliverer._table = table
+        assert offer(deliverer, source.all[0]) == [None]
+    assert numbers(lake, tmp_path) == [0]
+
+
 def test_columns_come_and_drifting_types_share_a_commit(lake: Lake, tmp_path: Path) -> None:
     batches = [
         pa.record_batch({"n": pa.array([0], pa.int64())}),
@@ -225,13 +250,11 @@ def test_iceberg_keeps_positions_when_snapshots_expire(tmp_path: Path) -> None:
         offer(deliverer, source.all[0])
         offer(deliverer, source.all[1])
     table = catalog(tmp_path).load_table("lake.numbers")
-    assert table.current_snapshot().summary["quiver.subscriber"] == "lake"
+    ours = table.snapshots()
+    assert ours[-1].summary is not None
+    assert ours[-1].summary["quiver.subscriber"] == "lake"
     table.append(pa.table({"n": pa.array([100], pa.int64())}))
-    table = catalog(tmp_path).load_table("lake.numbers")
-    current = table.current_snapshot().snapshot_id
-    table.maintenance.expire_snapshots().by_ids(
-        [each.snapshot_id for each in table.snapshots() if each.snapshot_id != current]
-    ).commit()
+    table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in ours]).commit()
     with lake.deliverer(tmp_path, source) as deliverer:
         offer(deliverer, *(Stored(n) for n in range(3)))
     assert numbers(lake, tmp_path) == [0, 1, 2, 100]
