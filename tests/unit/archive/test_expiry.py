@@ -66,7 +66,9 @@ def test_what_is_archived_after_that_goes_behind_it(store: ObjectStore) -> None:
     assert expire_stream(store, writer, writer.head.streams[0], 35) == 0
 
 
-def test_the_command_shows_and_does_it_beside_a_running_archiver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_and_does_it_beside_a_running_archiver(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = open_store(f"file://{tmp_path}/objects")
     writer = filled(store)
     command = ["archive", "expire", "--archive", store.url, "--node", "node", "--older-than", "30d", "--json"]
