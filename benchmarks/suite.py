@@ -39,6 +39,7 @@ MODULES = (
     "status",
     "subscribers",
     "trickle",
+    "remote",
     "backlog",
     "spark",
     "live_spark",

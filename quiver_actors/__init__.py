@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quiver_actors.archive.reading.archive import Archive, open_archive
     from quiver_actors.client import Client, Delivery, Subscription, connect
     from quiver_actors.embedded import Store, open
+    from quiver_actors.flight.client import RemoteClient, connect_remote
 
 __version__ = "0.1.0"
 
@@ -32,16 +33,19 @@ __all__ = [
     "Delivery",
     "Durability",
     "Receipt",
+    "RemoteClient",
     "Store",
     "Subscription",
     "__version__",
     "connect",
+    "connect_remote",
     "open",
     "open_archive",
 ]
 
 _FROM_ARCHIVE = frozenset(["Archive", "open_archive"])
 _FROM_CLIENT = frozenset(["Client", "Delivery", "Subscription", "connect"])
+_FROM_FLIGHT = frozenset(["RemoteClient", "connect_remote"])
 _FROM_EMBEDDED = frozenset(["Store", "open"])
 
 
@@ -54,6 +58,10 @@ def __getattr__(name: str) -> Any:
         from quiver_actors import client
 
         return getattr(client, name)
+    if name in _FROM_FLIGHT:
+        from quiver_actors.flight import client as remote
+
+        return getattr(remote, name)
     if name in _FROM_EMBEDDED:
         from quiver_actors import embedded
 

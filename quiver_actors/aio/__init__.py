@@ -13,15 +13,24 @@ which it was made; it does not survive a fork.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quiver_actors.aio.client import Client, connect
 from quiver_actors.aio.delivery import BatchTicket, Delivery, DeliveryBatch, Ticket
 from quiver_actors.aio.subscription import GapSubscription, Subscription
 from quiver_actors.client.gaps import GapNotice
+from quiver_actors.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver_actors.aio.embedded import Store, open
+
+
+def connect_remote(url: str, **options: object) -> NoReturn:
+    """Raise UsageError: a client of another host has no form for asyncio."""
+    raise UsageError(
+        f"connect_remote is not there for asyncio: call quiver_actors.connect_remote({url!r}), and its methods with asyncio.to_thread"
+    )
+
 
 __all__ = [
     "BatchTicket",
@@ -34,6 +43,7 @@ __all__ = [
     "Subscription",
     "Ticket",
     "connect",
+    "connect_remote",
     "open",
 ]
 

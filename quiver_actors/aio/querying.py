@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from quiver_actors.query.dataset import TopicDataset
+    from quiver_actors.query.event_times import EventBound
     from quiver_actors.query.span import Bound
 
 
@@ -33,6 +34,8 @@ class QueryingClient:
         start: Bound = None,
         end: Bound = None,
         where: str | pc.Expression | None = None,
+        event_start: EventBound = None,
+        event_end: EventBound = None,
         metadata: bool | Iterable[str] = False,
         skip_damaged: bool = False,
     ) -> TopicDataset:
@@ -44,7 +47,8 @@ class QueryingClient:
 
         span, flow = taking_dataset(self._requests, topic, start, end, verifies_checksums=self._verifies_checksums)
         snapshot = await self._exchange.complete(flow)
-        choice = {"slot": slot, "where": where, "metadata": metadata, "skip_damaged": skip_damaged}
+        choice = {"slot": slot, "where": where, "event_start": event_start, "event_end": event_end}
+        choice |= {"metadata": metadata, "skip_damaged": skip_damaged}
         return await asyncio.to_thread(dataset_from, snapshot, span, **choice)
 
     async def sql(

@@ -128,6 +128,11 @@ _OF_FLIGHT = (
     Row("flight.AskWeights", "- - - - - - no yes yes yes", "weigh bundles of the topic"),
     Row("flight.Acknowledge", "- - - - - - no no no yes", "acknowledge for a subscriber of the topic"),
     Row("flight.ConfirmGap", "- - - - - - no no no yes", "acknowledge gap notices of the topic"),
+    Row("flight.Greet", "- - - - - - - seen seen seen", "use this node"),
+    Row("flight.BundlesTicket", "- - - - - - no yes no yes", "read the topic"),
+    Row("flight.Push", "- - - - - - no no yes yes", "push to the topic"),
+    Row("flight.Subscribe", "- - - - - - no no no yes", "subscribe to the topic"),
+    Row("flight.Consume", "- - - - - - no no no held", "use a subscription"),
     Row("flight.Publish", "- - - - - - no no yes yes", "publish transactions of the topic"),
     Row("flight.DropRun", "- - - - - - no no yes yes", "drop transactions of the topic"),
 )

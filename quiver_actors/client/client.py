@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Literal, NoReturn, Unpack, overload
+from typing import Literal, NoReturn, TypeVar, Unpack, overload
 
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
@@ -42,6 +42,8 @@ from quiver_actors.client.topic_commands import TopicCommands
 from quiver_actors.errors import ClosedError
 
 PUSH_TIMEOUT_SECONDS = 30.0
+
+S = TypeVar("S", bound=AnySubscription)
 
 
 def connect(
@@ -270,8 +272,13 @@ class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, Subsc
         """
         self._exchange.check_open()
         wanted = SubscribeRequest.parse(topic, subscriber, gaps, options, verifies_checksums=self._verifies_checksums)
-        starts = self._exchange.run(self._requests.starting(topic, wanted.start))
-        kind = GapSubscription if wanted.are_gaps_delivered else Subscription
+        if wanted.are_gaps_delivered:
+            return self.attach(GapSubscription, wanted)
+        return self.attach(Subscription, wanted)
+
+    def attach(self, kind: type[S], wanted: SubscribeRequest) -> S:
+        """Open a subscription of some class, as `subscribe` does; for who serves consumers of other hosts. Raises as `subscribe`."""
+        starts = self._exchange.run(self._requests.starting(wanted.topic, wanted.start))
         subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, starts)
         try:
             subscription.register(self._timeout_seconds)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from quiver_actors.query.dataset import TopicDataset
+    from quiver_actors.query.event_times import EventBound
     from quiver_actors.query.snapshot import Snapshot
     from quiver_actors.query.span import Bound, Span
     from quiver_actors.query.sql import Material
@@ -37,6 +38,8 @@ class QueryingClient:
         start: Bound = None,
         end: Bound = None,
         where: str | pc.Expression | None = None,
+        event_start: EventBound = None,
+        event_end: EventBound = None,
         metadata: bool | Iterable[str] = False,
         skip_damaged: bool = False,
     ) -> TopicDataset:
@@ -51,6 +54,8 @@ class QueryingClient:
             start, end: ingestion times (a datetime with a zone, or UNIX nanoseconds), or bundles: a BundleId for its core, or one
                 for each of several cores. `end` is not included.
             where: rows to keep: an expression of pyarrow, or conditions such as "carrier IN ('AA', 'UA') AND delay > 10".
+            event_start, event_end: rows to keep by the column that the topic's setting `event_time` names: a datetime with a zone, or UNIX
+                nanoseconds. `event_end` is not included; rows without an event time are left out.
             metadata: show the columns `_quiver_core`, `_quiver_segment`, `_quiver_bundle` and `_quiver_ingestion_time`, or those of them
                 that are named. `columns=` and `filter=` of a scan, and `where`, may name them in any case.
             skip_damaged: leave out bundles that are damaged or lost, with a warning in the log; otherwise the scan raises.
@@ -62,7 +67,8 @@ class QueryingClient:
             StorageUnavailable, WorkerUnavailable: what is stored cannot be read now.
         """
         span, flow = taking_dataset(self._requests, topic, start, end, verifies_checksums=self._verifies_checksums)
-        choice = {"slot": slot, "where": where, "metadata": metadata, "skip_damaged": skip_damaged}
+        choice = {"slot": slot, "where": where, "event_start": event_start, "event_end": event_end}
+        choice |= {"metadata": metadata, "skip_damaged": skip_damaged}
         return dataset_from(self._exchange.run(flow), span, **choice)
 
     def sql(

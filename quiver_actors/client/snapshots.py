@@ -59,7 +59,8 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
     if (yield from _info(requests, topic)).incarnation != info.incarnation:
         # Numbers of a topic's segments are used again by one that is made in its place: what is known may be of either.
         parts = [part._replace(statistics=None) for part in parts]
-    return Snapshot(topic, slots.table, tuple(parts), all(each.is_complete for each in found.values()))
+    is_complete = all(each.is_complete for each in found.values())
+    return Snapshot(topic, slots.table, tuple(parts), is_complete, info.event_time)
 
 
 def _info(requests: Requests, topic: str) -> Flow[TopicInfo]:

@@ -19,8 +19,7 @@ import pyarrow.flight as fl
 from quiver_actors.base.config.tree import TokenSettings
 from quiver_actors.base.rights import Caller, TokenHolder, require
 from quiver_actors.errors import ConfigError, NotAllowed, ProtocolError, QuiverError
-from quiver_actors.flight.contract import Look, Publish, ReadTicket, Request, TableTicket
-from quiver_actors.flight.remote import ERROR_PREFIX
+from quiver_actors.flight.contract import ERROR_PREFIX, Look, Publish, ReadTicket, Request, TableTicket
 from quiver_actors.flight.token_file import read_token
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.transactions import Token
@@ -32,6 +31,7 @@ _OFFERED = frozenset(
     [
         fl.FlightMethod.DO_ACTION,
         fl.FlightMethod.DO_GET,
+        fl.FlightMethod.DO_PUT,
         fl.FlightMethod.LIST_ACTIONS,
         fl.FlightMethod.LIST_FLIGHTS,
         fl.FlightMethod.GET_FLIGHT_INFO,
@@ -84,7 +84,7 @@ class TokenCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow h
         """Here and not in handlers: pyarrow lets a traceback out of some that it has no error for."""
         if method not in _OFFERED:
             raise fl.FlightServerError(
-                f"{ERROR_PREFIX}{ProtocolError.code}:{method.name} is not offered here: expected an action, DO_GET with a ticket, "
+                f"{ERROR_PREFIX}{ProtocolError.code}:{method.name} is not offered here: expected an action, DO_GET with a ticket, DO_PUT, "
                 "GET_FLIGHT_INFO or LIST_FLIGHTS"
             )
 
@@ -119,6 +119,14 @@ def check_allowed(holder: TokenHolder, request: Request | ReadTicket | TableTick
             require(holder, holder.caller(topic), f"{row}: hold", f"topic {topic!r}")
 
 
+def check_topic(holder: TokenHolder, row: str, topic: str) -> None:
+    """
+    Raises:
+        NotAllowed: the table of rights says no for this topic.
+    """
+    require(holder, holder.caller(topic), row, f"topic {topic!r}")
+
+
 def explained(call: Callable[_P, _T]) -> Callable[_P, _T]:
     """A handler whose errors travel with our message and code; anything unexpected goes to the log of the server alone."""
 
@@ -151,7 +159,7 @@ def _travelling(error: Exception, where: str) -> fl.FlightError:
     if isinstance(error, NotAllowed):
         return fl.FlightUnauthorizedError(f"{ERROR_PREFIX}{error.code}:{error}")
     if isinstance(error, QuiverError):
-        return fl.FlightServerError(f"{ERROR_PREFIX}{error.code}:{error}")
+        return fl.FlightServerError(f"{ERROR_PREFIX}{error.code}:{error}", b"%d" % error.retry_after_ns)
     if isinstance(error, (msgspec.DecodeError, UnicodeDecodeError)):
         return fl.FlightServerError(f"{ERROR_PREFIX}{ProtocolError.code}:{error}")
     log_event("serve.failed", {"call": where, "reason": f"{type(error).__name__}: {error}"}, logging.ERROR)

@@ -14,6 +14,9 @@ import pyarrow as pa
 
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 
+ERROR_PREFIX = "quiver:"
+"""How a server marks the message of an error that is one of ours: `quiver:<code>:<message>`."""
+
 
 class BundleRange(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Bundles `[bundle_start, bundle_end)` of one segment."""

@@ -43,6 +43,7 @@ from quiver_actors.flight.contract import (
     schema_of,
 )
 from quiver_actors.flight.pruning import unmatched
+from quiver_actors.flight.remote_clients import RemoteClients
 from quiver_actors.flight.rows import read_rows
 from quiver_actors.flight.stored import (
     checked_contents,
@@ -68,6 +69,7 @@ class LocalNode:
         """`client` returns the client to use; asked anew for each request, so that it may be replaced."""
         self.name = name
         self.tables = NodeTables(client)
+        self.remote_clients = RemoteClients(name, client)
         self._client = client
         self._holds: dict[tuple[str, str], _KeptHold] = {}
         self._lock = threading.Lock()

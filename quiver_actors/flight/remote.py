@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -11,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from quiver_actors.errors import ConfigError, NotAllowed, ProtocolError, QuiverError, WorkerUnavailable, error_classes
+from quiver_actors.flight.connection import FlightConnection
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSchemas,
@@ -31,9 +30,6 @@ from quiver_actors.flight.contract import (
 )
 
 T = TypeVar("T")
-
-ERROR_PREFIX = "quiver:"
-"""How a server marks the message of an error that is one of ours: `quiver:<code>:<message>`."""
 
 
 class RemoteNode:
@@ -56,11 +52,10 @@ class RemoteNode:
         """
         self.name = name
         self.location = location
-        self._token = token or os.environ.get("QUIVER_TOKEN")
-        self._tls_roots = tls_roots
         self._timeout_seconds = timeout_seconds
-        self._connection: fl.FlightClient | None = None
-        self._lock = threading.Lock()
+        self._connection = FlightConnection(
+            name, location, token=token or os.environ.get("QUIVER_TOKEN"), tls_roots=tls_roots
+        )
 
     def look(self, request: Look) -> Contents:
         """Ask the node's Flight server what it stores of a topic."""
@@ -98,65 +93,16 @@ class RemoteNode:
         """Batches as they arrive. An answer that does not come for the timeout ends with an error."""
         try:
             # No deadline for the whole stream: its consumer may be slow.
-            reader = self._connected().do_get(fl.Ticket(msgspec.json.encode(ticket)), self._options(None))
+            connection = self._connection
+            reader = connection.client().do_get(fl.Ticket(msgspec.json.encode(ticket)), connection.options(None))
             for chunk in reader:
                 yield chunk.data
         except (fl.FlightError, pa.ArrowException) as error:
-            raise self._explained(error) from error
+            raise self._connection.explained(error) from error
 
     def close(self) -> None:
         """Close the connection to the server; the next request opens another one."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+        self._connection.drop()
 
     def _ask(self, request: Request, answer: type[T]) -> T:
-        action = fl.Action(type(request).__name__, msgspec.json.encode(request))
-        try:
-            (result,) = self._connected().do_action(action, self._options(self._timeout_seconds))
-        except (fl.FlightError, pa.ArrowException) as error:
-            raise self._explained(error) from error
-        return msgspec.json.decode(result.body.to_pybytes(), type=answer)
-
-    def _connected(self) -> fl.FlightClient:
-        with self._lock:
-            if self._connection is None:
-                roots = None if self._tls_roots is None else _read_roots(self._tls_roots)
-                self._connection = fl.connect(self.location, tls_root_certs=roots)
-            return self._connection
-
-    def _options(self, timeout_seconds: float | None) -> fl.FlightCallOptions:
-        headers = [] if self._token is None else [(b"authorization", f"Bearer {self._token}".encode())]
-        return fl.FlightCallOptions(timeout=timeout_seconds, headers=headers)
-
-    def _explained(self, error: Exception) -> QuiverError:
-        """Return the Quiver error that the server named, else the Quiver error that a Flight error means for this node."""
-        text = str(error)
-        start = text.find(ERROR_PREFIX)
-        if start >= 0:
-            code, _, message = text[start + len(ERROR_PREFIX) :].partition(":")
-            kind = error_classes().get(code)
-            if kind is not None:
-                return kind.__new__(
-                    kind, f"node {self.name} ({self.location}): {message.split('. gRPC client debug')[0]}"
-                )
-        where = f"node {self.name} at {self.location}"
-        if isinstance(error, fl.FlightUnauthenticatedError):
-            return NotAllowed(
-                f"{where} does not take this token: give option 'token' or QUIVER_TOKEN as `quiver serve` has it"
-            )
-        if isinstance(error, (fl.FlightUnavailableError, fl.FlightTimedOutError)):
-            self.close()
-            return WorkerUnavailable(f"{where} cannot be reached ({text[:300]}): is its `quiver serve` running?")
-        return ProtocolError(f"{where} answered with an error: {text[:1000]}")
-
-
-def _read_roots(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise ConfigError(
-            f"the certificates to trust ({path}) cannot be read: {error.strerror}; name a PEM file of this host with option 'tlsRoots'"
-        ) from error
+        return self._connection.ask(request, answer, self._timeout_seconds)

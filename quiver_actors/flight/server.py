@@ -1,7 +1,7 @@
 """The Flight server of a node: what programs on other hosts may ask it (`contract`), carried out as a client of its workers.
 
-It has no state of its own but open holds. Who calls and what it may do is in `callers`. Bytes of pushes never pass here: they go through
-shared memory on their own host.
+It has no state of its own but open holds and the consumers of remote clients. Who calls and what it may do is in `callers`. Bytes of a
+Spark job's pushes never pass here: they go through shared memory on their own host. Those of remote clients do (`pushes`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,21 @@ from quiver_actors.flight.contract import (
     Publish,
     ReadTicket,
     Request,
+    SqlTicket,
+    TableTicket,
     schema_of,
 )
 from quiver_actors.flight.local import LocalNode
+from quiver_actors.flight.remote_clients import RemoteRequest
+from quiver_actors.flight.remote_contract import Consume, Greet, Subscribe
 from quiver_actors.flight.tables import decoded_ticket
 
-REQUESTS: dict[str, type[Request]] = {
+REQUESTS: dict[str, type[Request | RemoteRequest]] = {
     kind.__name__: kind
-    for kind in (Look, AskSchemas, AskSlotRows, AskWeights, Acknowledge, ConfirmGap, Publish, DropRun)
+    for kind in (
+        *(Look, AskSchemas, AskSlotRows, AskWeights, Acknowledge, ConfirmGap, Publish, DropRun),
+        *(Greet, Subscribe, Consume),
+    )
 }
 _HOLDS_LOOKED_AT_SECONDS = 10.0
 
@@ -76,7 +83,10 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         if kind is None:
             raise ProtocolError(f"action {action.type!r} is unknown: expected one of {', '.join(REQUESTS)}")
         request = msgspec.json.decode(action.body.to_pybytes(), type=kind)
-        check_allowed(holder_of(context), request)
+        holder = holder_of(context)
+        if isinstance(request, Greet | Subscribe | Consume):
+            return iter([msgspec.json.encode(self._node.remote_clients.answer(holder, request))])
+        check_allowed(holder, request)
         return iter([msgspec.json.encode(self._answer(request))])
 
     @explained
@@ -100,16 +110,31 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         holder = holder_of(context)
         table = decoded_ticket(ticket.ticket)
         if table is not None:
-            reader = self._node.tables.read(holder, table)
+            if isinstance(table, TableTicket | SqlTicket):
+                reader = self._node.tables.read(holder, table)
+            else:
+                reader = self._node.remote_clients.read(holder, table)
             return fl.GeneratorStream(reader.schema, explaining(iter(reader)))
         wanted = msgspec.json.decode(ticket.ticket, type=ReadTicket)
         check_allowed(holder, wanted)
         schema = schema_of(wanted.schema)
         return fl.GeneratorStream(schema, explaining(self._node.read(wanted)))
 
+    @explained
+    def do_put(
+        self,
+        context: fl.ServerCallContext,
+        descriptor: fl.FlightDescriptor,
+        reader: fl.MetadataRecordBatchReader,
+        writer: fl.FlightMetadataWriter,
+    ) -> None:
+        """Store bundles, and answer with their receipts when they are as durable as these say; the token's role is checked first."""
+        self._node.remote_clients.pushes.put(holder_of(context), descriptor, reader, writer)
+
     def shutdown(self) -> None:
-        """End the server and its background thread."""
+        """End the server, the consumers of remote clients, and its background thread."""
         self._ended.set()
+        self._node.remote_clients.consumers.close()
         super().shutdown()
 
     def _answer(self, request: Request) -> Any:
@@ -134,10 +159,12 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         return Done()
 
     def _tend_holds(self) -> None:
-        while not self._ended.wait(_HOLDS_LOOKED_AT_SECONDS):
+        consumers = self._node.remote_clients.consumers
+        while not self._ended.wait(min(_HOLDS_LOOKED_AT_SECONDS, consumers.idle_seconds / 4)):
             self._node.close_idle_holds()
+            consumers.close_idle()
 
 
-def _summary(kind: type[Request]) -> str:
+def _summary(kind: type[Request | RemoteRequest]) -> str:
     """Describe an action in one line."""
     return ((kind.__doc__ or "").strip() or kind.__name__).splitlines()[0]

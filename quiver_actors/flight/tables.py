@@ -20,6 +20,7 @@ from quiver_actors.client import Client
 from quiver_actors.errors import ProtocolError
 from quiver_actors.flight.callers import check_allowed
 from quiver_actors.flight.contract import SqlTicket, TableTicket
+from quiver_actors.flight.remote_contract import RemoteTicket
 from quiver_actors.query.schemas import filterable, names_of
 
 _READS = "flight.TableTicket"
@@ -61,7 +62,7 @@ class NodeTables:
                 f"path {path!r} names no flight: expected a topic and a slot, or a SQL statement as command"
             )
         check_allowed(holder, TableTicket(path[0], 0))
-        dataset = self._client().dataset(path[0], _slot(path[1]) if len(path) > 1 else None)
+        dataset = self._client().dataset(path[0], slot_named(path[1]) if len(path) > 1 else None)
         return self._info(TableTicket(path[0], dataset.slot_id), dataset.schema)
 
     def read(self, holder: TokenHolder, ticket: TableTicket | SqlTicket) -> pa.RecordBatchReader:
@@ -84,17 +85,19 @@ class NodeTables:
         return _described(fl.FlightDescriptor.for_path(ticket.topic, name), ticket, schema)
 
 
-def decoded_ticket(ticket: bytes) -> TableTicket | SqlTicket | None:
-    """The ticket of a flight; None: it is another one."""
+def decoded_ticket(ticket: bytes) -> RemoteTicket | None:
+    """The ticket of a flight or of a remote client; None: it is another one."""
     try:
-        return msgspec.json.decode(ticket, type=TableTicket | SqlTicket)
+        found: RemoteTicket = msgspec.json.decode(ticket, type=RemoteTicket)
     except msgspec.DecodeError:
         return None
+    return found
 
 
 def _described(descriptor: fl.FlightDescriptor, ticket: TableTicket | SqlTicket, schema: pa.Schema) -> fl.FlightInfo:
     return fl.FlightInfo(schema, descriptor, [fl.FlightEndpoint(msgspec.json.encode(ticket), [])], -1, -1)
 
 
-def _slot(name: str) -> str | int:
+def slot_named(name: str) -> str | int:
+    """Return the slot of a flight's path: its name, or its number."""
     return int(name) if name.isdecimal() else name

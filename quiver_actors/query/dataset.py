@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from quiver_actors.base.notebook import table_html
 from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.query.conditions import expression_of, parse_terms
+from quiver_actors.query.event_times import EventBound, event_span
 from quiver_actors.query.guarantees import guarantee, matching
 from quiver_actors.query.rows import METADATA, Rows
 from quiver_actors.query.scan import Scan, fields_in
@@ -121,6 +123,12 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         snapshot = self._rows.snapshot
         return f"<TopicDataset topic={snapshot.topic} slot={self._rows.slot_id} segments={len(self._parts)}>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how much of which topic it is, and its columns. No row is read."""
+        snapshot = self._rows.snapshot
+        title = f"Dataset of topic {snapshot.topic}, slot {self._rows.slot_id}: {len(self._parts):,} segments"
+        return table_html(title, ("column", "type"), ((field.name, field.type) for field in self.schema))
+
     def _wanted(self, expression: Any) -> pc.Expression | None:
         if expression is not None and not isinstance(expression, pc.Expression):
             raise UsageError(f"filter={expression!r} is not possible: expected an expression of pyarrow.compute")
@@ -192,6 +200,8 @@ def dataset_of(
     *,
     slot: str | int | None = None,
     where: str | pc.Expression | None = None,
+    event_start: EventBound = None,
+    event_end: EventBound = None,
     metadata: bool | Iterable[str] = False,
     skip_damaged: bool = False,
 ) -> TopicDataset:
@@ -200,6 +210,7 @@ def dataset_of(
     Args:
         span: the bounds for which the snapshot was taken.
         where: rows to keep: an expression, or conditions as Spark's option `where` has them.
+        event_start, event_end: rows to keep by the topic's column of event times; see `event_times.event_span`.
         metadata: whether the columns of `rows.METADATA` are in the dataset's schema; or which of them.
         skip_damaged: leave out bundles that are damaged or lost, instead of raising.
 
@@ -215,4 +226,7 @@ def dataset_of(
         [*stored, *(field for field in METADATA if field.name in shown and field.name not in stored.names)]
     )
     condition = expression_of(parse_terms(where), Scan(rows, stored, schema).full) if isinstance(where, str) else where
+    happened = event_span(stored, snapshot.event_time, event_start, event_end)
+    if happened is not None:
+        condition = happened if condition is None else condition & happened
     return TopicDataset(rows, stored, schema, condition)

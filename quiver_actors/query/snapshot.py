@@ -84,3 +84,5 @@ class Snapshot(NamedTuple):
     parts: tuple[SnapshotPart, ...]
     is_complete: bool
     """Everything that had been acknowledged is in it. False: some of it could be read only once it is synced or sealed."""
+    event_time: str = ""
+    """The topic's column of event times; empty: there is none."""

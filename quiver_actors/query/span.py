@@ -71,10 +71,23 @@ def _bound(name: str, topic: str, bound: Bound) -> tuple[int | None, dict[int, t
             if (bundle_id.topic, bundle_id.core) != (topic, core):
                 raise UsageError(f"{name}: {bundle_id} is not of topic {topic!r} and core {core}")
         return None, {core: (bundle_id.segment_seq, bundle_id.bundle_index) for core, bundle_id in bound.items()}
-    if isinstance(bound, datetime.datetime) and bound.tzinfo is not None:
-        return (bound - _EPOCH) // _MICROSECOND * 1000, {}
-    if isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0:
-        return bound, {}
+    unix_ns = _unix_ns(bound)
+    if unix_ns is not None and (unix_ns >= 0 or not isinstance(bound, int)):
+        return unix_ns, {}
     raise UsageError(
         f"{name}={bound!r} is not possible: expected a datetime with a time zone, UNIX nanoseconds, a BundleId, or BundleIds by core"
     )
+
+
+def unix_ns_of(name: str, bound: datetime.datetime | int) -> int:
+    """Return a time as UNIX nanoseconds. Raises UsageError: it is a datetime without a zone, or no time."""
+    unix_ns = _unix_ns(bound)
+    if unix_ns is None:
+        raise UsageError(f"{name}={bound!r} is not possible: expected a datetime with a time zone, or UNIX nanoseconds")
+    return unix_ns
+
+
+def _unix_ns(bound: object) -> int | None:
+    if isinstance(bound, datetime.datetime) and bound.tzinfo is not None:
+        return (bound - _EPOCH) // _MICROSECOND * 1000
+    return bound if isinstance(bound, int) and not isinstance(bound, bool) else None

@@ -22,6 +22,7 @@ EXPECTED = {
     "seal": {"seal/64KiB/16schemas/equal", "compact/64KiB/16schemas/equal"},
     "latency": {"latency/1KiB/200per_s/loaded/p99.9", "latency/1KiB/200per_s/loaded/stalls"},
     "trickle": {"trickle/5s/seals", "trickle/3600s/reserved_at_most"},
+    "remote": {"remote/push/local", "remote/push/remote", "remote/subscribe/remote"},
     "handoff": {"handoff/1KiB", "handoff/8MiB"},
     "footprint": {"footprint/1KiB/64_a_call/worker_cpu_per_GB", "footprint/1KiB/64_a_call/switches"},
     "live --only latency": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
+from typing import cast
 
 from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import Disk, DiskFile
@@ -60,7 +61,7 @@ class ColdDisksBelow:
         self._disk = disk
 
     @contextlib.contextmanager
-    def __call__(self, root: str) -> Iterator[DiskBelow]:
+    def __call__(self, root: str) -> Iterator[Disk]:
         if self.is_away:
             raise DiskError("open", root, errno.ENOENT)
-        yield DiskBelow(self._disk, root)
+        yield cast("Disk", DiskBelow(self._disk, root))

@@ -12,6 +12,8 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
+from quiver_actors.flight.local import LocalNode
+from quiver_actors.flight.server import NodeServer
 from tests.integration.node_process import ROOT
 from tests.integration.spark_node import Node, ResumedQuery
 
@@ -108,6 +110,16 @@ def test_the_parquet_forwarder_goes_on_where_it_was(scripts: Scripts, tmp_path: 
 @pytest.mark.parametrize("time", ["first", "again"])
 def test_asyncio(scripts: Scripts, time: str) -> None:
     assert scripts.run("with_asyncio.py") == "20 sensors pushed 200 readings, read 200"
+
+
+@pytest.mark.parametrize("time", ["first", "again"])
+def test_a_client_on_another_host(scripts: Scripts, node: Node, time: str) -> None:
+    with (
+        node.client() as client,
+        NodeServer(LocalNode(client.node, lambda: client), "grpc://127.0.0.1:0") as server,
+    ):
+        closing = scripts.run("remote_client.py", f"grpc://127.0.0.1:{server.port}")
+    assert closing == "pushed 100 bundles from afar, read 200 rows"
 
 
 @pytest.mark.spark

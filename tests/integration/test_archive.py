@@ -21,6 +21,7 @@ from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
 from quiver_actors.base.archive_status import ArchiveStatus, read_archive_status
 from quiver_actors.base.checksum import crc32
+from quiver_actors.base.config import TopicSettings
 from quiver_actors.cli.main import main
 from quiver_actors.client import Client, NotArchived
 from quiver_actors.store.segment.checked import CheckedReader
@@ -101,6 +102,17 @@ def test_what_is_pushed_is_archived_once_in_order(store: ObjectStore) -> None:
             lambda: (found := status_of(node)) is not None and found.state == "archiving" and not found.lag_segments,
             "no lag",
         )
+
+
+def test_what_nobody_seals_is_archived_after_the_longest_delay(store: ObjectStore) -> None:
+    with archiving_node(store.url, 'max_delay = "200ms"\n') as node, node.connect() as client:
+        client.push(numbers(0))
+        wait_until(lambda: archived_ids(store) == [0], "the bundle is archived without a flush")
+        client.push(numbers(1))
+        wait_until(lambda: archived_ids(store) == [0, 1], "the next one, too")
+    assert TopicSettings().archive.max_delay_ns == TopicSettings().segment.max_unsynced_duration_ns, (
+        "an archive is as far behind"
+    )
 
 
 def test_an_archiver_that_is_killed_goes_on_and_archives_nothing_twice(store: ObjectStore) -> None:

@@ -1,29 +1,51 @@
-"""Subscribing to a real node: delivery, resolution, sharing, and what survives whom."""
+"""Subscribing to a real node, on its host and from another one: delivery, resolution, sharing, and what survives whom."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from typing import cast
 
 import pyarrow as pa
 import pytest
 
 from quiver_actors.client import Client, Subscription
 from quiver_actors.errors import InvalidId, NotClaimed, UnknownSubscriber, UnknownTopic
+from quiver_actors.flight.client import connect_remote
+from quiver_actors.flight.local import LocalNode
+from quiver_actors.flight.server import NodeServer
 from tests.integration.client_node import ClientNode, client_node, consume_until, first_id, numbers, take
 
 
+@pytest.fixture(scope="module", params=["local", "remote"])
+def surface(request: pytest.FixtureRequest) -> str:
+    """How the tests reach their node. Each has a node of its own."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
+def node(surface: str) -> Iterator[ClientNode]:
     with client_node(cores=2) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def client(node: ClientNode) -> Iterator[Client]:
+def local(node: ClientNode) -> Iterator[Client]:
     with node.connect() as connected:
         yield connected
+
+
+@pytest.fixture(scope="module")
+def client(surface: str, local: Client) -> Iterator[Client]:
+    if surface == "local":
+        yield local
+        return
+    with (
+        NodeServer(LocalNode("node-a", lambda: local), "grpc://127.0.0.1:0") as server,
+        connect_remote(f"grpc://127.0.0.1:{server.port}") as connected,
+    ):
+        yield cast(Client, connected)
 
 
 def rest(subscription: Subscription, count: int) -> list[int]:
@@ -48,9 +70,9 @@ def test_pushed_bundles_are_delivered_equal_and_in_order(client: Client) -> None
         assert subscription.get(0.2) is None
 
 
-def test_delivered_batches_are_not_copied(client: Client) -> None:
-    with client.subscribe("zero-copy") as subscription:
-        client.push(pa.record_batch({"n": pa.array(range(100_000))}))
+def test_delivered_batches_are_not_copied(local: Client) -> None:
+    with local.subscribe("zero-copy") as subscription:
+        local.push(pa.record_batch({"n": pa.array(range(100_000))}))
         (delivery,) = take(subscription, 1)
         allocated = pa.total_allocated_bytes()
         batch = delivery.batch
@@ -160,15 +182,15 @@ def test_what_was_never_looked_at_does_not_count_as_delivered(client: Client) ->
         assert {delivery.delivery_count for delivery in take(subscription, 35)} == {1}
 
 
-def test_killed_consumer_loses_its_claims_at_once(client: Client) -> None:
-    with client.subscribe("mortal"):
+def test_killed_consumer_loses_its_claims_at_once(local: Client) -> None:
+    with local.subscribe("mortal"):
         pass
-    client.push_many([numbers(n) for n in range(10)])
+    local.push_many([numbers(n) for n in range(10)])
     ready, tell = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            taken = take(client.subscribe("mortal"), 10)
+            taken = take(local.subscribe("mortal"), 10)
             taken[0].ack()
             os.write(tell, b".")
             signal.pause()
@@ -179,17 +201,17 @@ def test_killed_consumer_loses_its_claims_at_once(client: Client) -> None:
     os.waitpid(child, 0)
     os.close(ready)
     os.close(tell)
-    with client.subscribe("mortal") as subscription:
+    with local.subscribe("mortal") as subscription:
         found = [first_id(delivery) for delivery in take(subscription, 9)]
         assert set(range(1, 10)) <= set(found) <= set(range(10))
 
 
-def test_unsubscribed_is_forgotten(client: Client) -> None:
+def test_unsubscribed_is_forgotten(client: Client, local: Client) -> None:
     with client.subscribe("gone"):
         client.push(numbers(1))
-    client.unsubscribe("gone")
+    local.unsubscribe("gone")
     with pytest.raises(UnknownSubscriber):
-        client.unsubscribe("gone")
+        local.unsubscribe("gone")
     with client.subscribe("gone") as subscription:
         assert subscription.get(0.2) is None
 

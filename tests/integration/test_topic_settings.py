@@ -22,6 +22,7 @@ FIRST = {
     "slots": "page=4,user=7",
     "owner": "4000",
     "allowed_uids": "4001,4002",
+    "event_time": "at",
     "shared_subscribers": "billing,audit",
     "priority": "7",
     "progress_flush_interval": "30ms",
@@ -33,6 +34,7 @@ FIRST = {
     "segment.max_bundle_count": "99",
     "segment.compaction": "off",
     "segment.statistics": "off",
+    "segment.statistics_columns": "delay,carrier",
     "wal.flush_interval": "25ms",
     "wal.max_size": "64MiB",
     "wal.max_rotated_files": "5",
@@ -50,11 +52,16 @@ FIRST = {
     "archive.expire": "365d",
     "archive.keep_local": "24h",
     "archive.keep_local_size": "64MiB",
+    "tier.cold_dir": "/nowhere/cold",
+    "tier.keep_hot": "7",
+    "tier.keep_hot_size": "128MiB",
+    "tier.cold_cap": "2TiB",
 }
 THEN = {
     "durability": "wal",
     "owner": "4003",
     "allowed_uids": "4004",
+    "event_time": "departed",
     "shared_subscribers": "exporter",
     "priority": "-7",
     "progress_flush_interval": "31ms",
@@ -66,6 +73,7 @@ THEN = {
     "segment.max_bundle_count": "98",
     "segment.compaction": "auto",
     "segment.statistics": "auto",
+    "segment.statistics_columns": "wind",
     "wal.flush_interval": "0ms",
     "wal.max_size": "32MiB",
     "wal.max_rotated_files": "4",
@@ -83,6 +91,10 @@ THEN = {
     "archive.expire": "0ms",
     "archive.keep_local": "0ms",
     "archive.keep_local_size": "0B",
+    "tier.cold_dir": "",
+    "tier.keep_hot": "4",
+    "tier.keep_hot_size": "0B",
+    "tier.cold_cap": "0B",
 }
 SETTINGS = settings_of(Scope.TOPIC)
 

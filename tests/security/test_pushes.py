@@ -18,6 +18,7 @@ from quiver_actors.base.units import MIB
 from tests.security.guest import AS_ROOT, Besieged, besieged
 from tests.unit.node.worker.harness import WireClient, table
 from tests.unit.node.worker.spans import Span
+from tests.unit.node.worker.test_lone_pushes import lone
 
 MUTATIONS = int(os.environ.get("MUTATED_BUNDLES", "100_000"))
 _ENTRY, _SLOT = m.ENTRY_ROW, m.SLOT_ROW
@@ -58,6 +59,16 @@ def with_slot(span: Span, **fields: int) -> Span:
     values = dict(zip(names, _SLOT.unpack_from(span.slots), strict=True)) | fields
     span.slots = _SLOT.pack(*values.values()) + span.slots[_SLOT.size :]
     return span
+
+
+def test_a_lone_push_of_a_guest_is_checked_and_answered_like_its_other_pushes(guest: WireClient) -> None:
+    tag, frame = lone(guest, 1)
+    guest.socket.sendall(frame)
+    assert guest.expect(m.Acked).runs[0].tag == tag
+    tag, frame = lone(guest, 2, crc_flip=1)
+    guest.socket.sendall(frame)
+    assert guest.expect(m.Refused).tag == tag
+    guest.push_and_wait(table(3), topic="open")
 
 
 LYING_ROWS: dict[str, Callable[[], Span]] = {

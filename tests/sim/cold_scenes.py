@@ -70,7 +70,8 @@ class Store:
 
     def delivered(self) -> list[tuple[int, int, int]]:
         """Segment, index and number of what the reader gets, in order."""
-        found, owner = [], object()
+        found: list[tuple[int, int, int]] = []
+        owner = object()
         while True:
             granted = self.engine.claims.claim(_READER, owner, 1_000)
             notice = self.engine.claims.take_gap(_READER, owner) if not granted else None
@@ -94,9 +95,8 @@ class Store:
 
     @property
     def _disk_below(self) -> SimDisk:
-        disk = self._disk.disk if isinstance(self._disk, OrderMonitor) else self._disk
-        assert isinstance(disk, SimDisk)
-        return disk
+        assert isinstance(self._disk, SimDisk)
+        return self._disk
 
 
 @cache

@@ -147,6 +147,14 @@ def _ids(value: Any) -> tuple[str, ...]:
         raise ConfigError(str(error)) from error
 
 
+def _columns(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise ValueError
+    if len(value) > IDS_MAX:
+        raise ConfigError(f"{len(value)} names are more than the {IDS_MAX} that one topic may have there")
+    return tuple(sorted(set(value)))
+
+
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -214,6 +222,7 @@ USERS = Kind(
 SUBSCRIBERS = Kind(
     "subscribers", 'a list of subscribers, such as ["billing"]', _ids, lambda v: json.dumps(list(v)), _listed
 )
+COLUMNS = Kind("columns", 'a list of columns, such as ["delay"]', _columns, lambda v: json.dumps(list(v)), _listed)
 PART = Kind(
     "part",
     'a part of the whole such as "25%" or 0.25, above 0 and up to "100%"',

@@ -14,6 +14,7 @@ import msgspec
 
 from quiver_actors.base.config.kinds import (
     BOOLEAN,
+    COLUMNS,
     DURATION,
     INTEGER,
     OWNER,
@@ -213,6 +214,10 @@ _TOPIC = (
         about="Other users that may push to the topic and subscribe to it.",
     ),
     Setting(
+        key="event_time", field="event_time", kind=TEXT,
+        about="The column of times or dates by which `dataset(event_start=, event_end=)` chooses rows. Empty: none.",
+    ),
+    Setting(
         key="shared_subscribers", field="shared_subscribers", kind=SUBSCRIBERS,
         about="Subscribers that every user of the topic may join. They are the topic's owner's, whoever joins them first.",
     ),
@@ -255,6 +260,10 @@ _TOPIC = (
     Setting(
         key="segment.statistics", field="segment.statistics", kind=TEXT, choices=COMPACTION_MODES,
         about="auto: smallest and largest values of columns are noted in the background, so that readers can leave out segments. off: not.",
+    ),
+    Setting(
+        key="segment.statistics_columns", field="segment.statistics_columns", kind=COLUMNS,
+        about="The columns whose smallest and largest values are noted, in all slots. Empty: the first 64 of each schema.",
     ),
     Setting(
         key="wal.flush_interval", field="wal.flush_interval_ns", kind=DURATION, maximum=60 * SECOND_NS,

@@ -29,8 +29,11 @@ class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_stream_count: int = 512
     max_bundle_count: int = SEGMENT_BUNDLES_MAX
     compaction: str = "auto"
-    statistics: str = "auto"
     """`auto`: sealed segments are rewritten in the background where it pays; `off`: only by `quiver compact`."""
+    statistics: str = "auto"
+    """Whether statistics of the columns of sealed segments are made."""
+    statistics_columns: tuple[str, ...] = ()
+    """The columns whose smallest and largest values are noted; empty: the first ones of each schema."""
 
 
 class WalSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +135,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     """User id that may change and delete the topic, beside the node's user and root."""
     allowed_uids: tuple[int, ...] = ()
     """Other users that may push to it and subscribe."""
+    event_time: str = ""
+    """The column that says when what a row tells of happened; empty: there is none."""
     shared_subscribers: tuple[str, ...] = ()
     """Subscribers of the topic's owner that every user of the topic may join."""
     priority: int = 0
@@ -140,6 +145,11 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     def slot_table(self) -> SlotTable:
         """Return the declared slots as a table of names and ids; empty if the topic declares none."""
         return SlotTable(self.slots)
+
+    def bounded_columns(self) -> frozenset[str] | None:
+        """The columns whose smallest and largest values are noted; None: the first ones of each schema."""
+        named = self.segment.statistics_columns
+        return frozenset(name for name in (*named, self.event_time) if name) if named else None
 
     def may_use(self, uid: int) -> bool:
         """Whether a user that is neither the node's own nor root may push to the topic and subscribe."""

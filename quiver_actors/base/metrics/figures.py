@@ -96,6 +96,10 @@ class EngineFigure(enum.IntEnum):
     """The `store.retention.limits.Limit` that refuses space to pushes; 0: none does."""
     LIMIT_BYTES = 31
     LIMIT_MEASURED_BYTES = 32
+    COLD_BYTES = 33
+    """Bytes of segments on the cold disk; `SEGMENT_BYTES` are those of both disks."""
+    COLD_WORK = 34
+    """Twice the count of segments that were moved to the cold disk since the worker started, and 1 more while it cannot be used."""
 
 
 class SubscriberFigure(enum.IntEnum):

@@ -1,4 +1,4 @@
-"""`quiver serve`: let other hosts read a node's topics and publish what was staged on it, through Arrow Flight."""
+"""`quiver serve`: let other hosts push to a node, subscribe, read its topics and publish what was staged on it, through Arrow Flight."""
 
 from __future__ import annotations
 

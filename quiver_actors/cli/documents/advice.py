@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from quiver_actors.base.units import format_size
 from quiver_actors.cli.documents.room import limit_met
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ def problems_of_topics(engines: Iterable[EngineView]) -> list[str]:
         place = f"topic {engine.topic} on core_{engine.core}"
         if engine.state != "ready":
             found.append(f"{place} is {engine.state}" + (f": {met}" if (met := limit_met(engine)) else ""))
+        if engine.cold_away:
+            found.append(
+                f"{place}: the cold disk cannot be used, and {format_size(engine.cold_bytes)} on it cannot be read: nothing is lost; see"
+                " the errors `cold.away` in the log for the reason"
+            )
         if engine.segments_deleted_by_others:
             found.append(
                 f"{place}: somebody has deleted {engine.segments_deleted_by_others:,} of its segments since the worker started, and its"

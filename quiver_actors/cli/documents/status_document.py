@@ -142,6 +142,12 @@ class EngineView(msgspec.Struct, kw_only=True):
     limit_bytes: int = 0
     limit_measured_bytes: int = 0
     """Free bytes of the file system for `retention.min_free` and `disk`; used bytes for the other limits."""
+    cold_bytes: int = 0
+    """Bytes of segments on the cold disk."""
+    cold_moved: int = 0
+    """Segments that were moved there since the worker started."""
+    cold_away: int = 0
+    """1: the cold disk cannot be used now."""
 
 
 class SubscriberView(msgspec.Struct, kw_only=True):

@@ -261,6 +261,8 @@ class _View:
             state=worst([own, worker_state]) if gone else own,
             stored_bytes=row.values[EngineFigure.SEGMENT_BYTES] + row.values[EngineFigure.WAL_BYTES],
             in_since_unix_ns=region.started_unix_ns,
+            cold_moved=row.values[EngineFigure.COLD_WORK] // 2,
+            cold_away=row.values[EngineFigure.COLD_WORK] % 2,
             limit_name=LIMIT_NAMES.get(row.values[EngineFigure.LIMIT], "unknown"),
             figures_age_ns=self._age(region),
             last_scrub_age_ns=self._since(row.values[EngineFigure.LAST_SCRUB_UNIX_NS]),

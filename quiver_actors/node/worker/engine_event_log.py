@@ -23,7 +23,7 @@ import logging
 from quiver_actors.errors import QuiverError
 from quiver_actors.node.worker.journal import Journal
 from quiver_actors.store.engine import Engine
-from quiver_actors.store.engine.events import Event, Faulted, GapFound
+from quiver_actors.store.engine.events import ColdDiskFaulted, Event, Faulted, GapFound
 from quiver_actors.store.jobs.commits import CommitJob, SealJob
 from quiver_actors.store.jobs.job import Job
 from quiver_actors.store.jobs.records import JournalJob, ProgressJob
@@ -72,6 +72,8 @@ class EngineEventLog:
         """The engine has told of an event: those that an operator wants to know are logged."""
         if isinstance(event, Faulted):
             self._faulted(event.reason)
+        elif isinstance(event, ColdDiskFaulted):
+            self._cold_faulted(event.reason)
         elif isinstance(event, GapFound):
             self._gap_found(event)
 
@@ -82,6 +84,16 @@ class EngineEventLog:
             self._journal.error("engine.degraded", message, topic=self._topic, core=self._core)
         else:
             self._tell("engine.restored", level=logging.INFO)
+
+    def _cold_faulted(self, reason: str) -> None:
+        """The cold disk cannot be used; an empty reason: it can again."""
+        if reason:
+            message = (
+                f"topic {self._topic!r}, core {self._core}: the cold disk cannot be used, and is tried again: {reason}"
+            )
+            self._journal.error("cold.away", message, topic=self._topic, core=self._core)
+        else:
+            self._tell("cold.back", level=logging.INFO)
 
     def _gap_found(self, event: GapFound) -> None:
         """A subscriber will never get some bundles."""

@@ -175,7 +175,8 @@ class Topics:
 
     def _info(self, topic: str, settings: TopicSettings) -> TopicInfo:
         incarnation = self._incarnations.get(topic, "")
-        return TopicInfo(topic, settings.slots, settings.durability, settings.wal.flush_interval_ns, incarnation)
+        interval_ns = settings.wal.flush_interval_ns
+        return TopicInfo(topic, settings.slots, settings.durability, interval_ns, incarnation, settings.event_time)
 
     def engines(self) -> dict[str, Engine]:
         """Return all open hosts, those of topics being abandoned included."""

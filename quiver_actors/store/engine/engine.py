@@ -259,7 +259,7 @@ class Engine:
         return self._work.next()
 
     def next_cold(self) -> Job | None:
-        """The next job for the thread of the cold disk, which nothing else waits for; None if there is nothing to do or one is under way."""
+        """The next job for the thread of the cold disk; None if there is nothing to do or one is under way. Nothing else waits for it."""
         return self._parts.relocation.next()
 
     def finish(self, job: Job) -> list[Event]:

@@ -42,6 +42,8 @@ class EngineFigures:
     limit: int
     limit_bytes: int
     limit_measured_bytes: int
+    cold_bytes: int
+    cold_work: int
 
 
 @dataclass(frozen=True, slots=True)

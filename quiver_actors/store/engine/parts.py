@@ -77,7 +77,7 @@ class Parts:
         self.cold.settings = settings.tier
         self.sealed_segments.deletions.search_again()
         free_bytes_min, compacts = settings.retention.min_free_bytes, settings.segment.compaction == "auto"
-        self.sealed_segments.summaries.has_statistics = settings.segment.statistics == "auto"
+        self.sealed_segments.summaries.change_settings(settings)
         self.ballast.change_reserve(free_bytes_min)
         self.upkeep.change_limits(compacts=compacts, free_bytes_min=free_bytes_min)
 
@@ -127,7 +127,7 @@ def assemble(
     segments = SegmentTable(recovered.segments, recovered.cold.segments if recovered.cold else ())
     cold = ColdSegments(disk, paths, clock, settings.tier, recovered, segments, cold_disks)
     sealed_segments = SealedSegments(disk, paths, clock, recovered, progress, upkeep, segments, cold)
-    sealed_segments.summaries.has_statistics = settings.segment.statistics == "auto"
+    sealed_segments.summaries.change_settings(settings)
     ballast = Ballast(disk, paths.ballast, free_bytes_min)
     retention = Retention(settings, clock, progress, logs, sealed_segments)
     held_files = HeldFiles(disk, paths, clock)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from quiver_actors.base.clock import Clock
+from quiver_actors.base.config.tree import TopicSettings
 from quiver_actors.base.protocol.messages import SchemaInfo, SchemaList, SegmentColumns, StatisticsList
 from quiver_actors.base.units import MIB, SECOND_NS
 from quiver_actors.errors import DiskError, FormatError
@@ -53,6 +54,7 @@ class Summaries:
 
     Attributes:
         has_statistics: whether statistics are made of those that have none.
+        bounded: the columns that get bounds in those that are made from now on; None: the first ones of each schema.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Summaries:
         """Segments that had a look which told nothing; they are as they were then."""
         self._unsaved_count = 0
         self.has_statistics = True
+        self.bounded: Collection[str] | None = None
         self._bare: deque[tuple[int, int]] = deque()
         """When to make the statistics of which segment, in that order; some may be gone, or have them by now."""
         self._job: StatisticsJob | None = None
@@ -97,6 +100,11 @@ class Summaries:
             if summary is not None and segment_seq not in self._foreign and summary.identity == identity_of(info):
                 self._put(segment_seq, summary)
         segments.changed = segments.keys() - self._known.keys()
+
+    def change_settings(self, settings: TopicSettings) -> None:
+        """Make statistics as these settings say from now on; those that are made stay as they are."""
+        self.has_statistics = settings.segment.statistics == "auto"
+        self.bounded = settings.bounded_columns()
 
     # --- what is known -------------------------------------------------------------------------------------------------------
 
@@ -216,7 +224,8 @@ class Summaries:
             return None
         if self._job is None:
             _, segment_seq = self._bare.popleft()
-            self._job = StatisticsJob(self._disk, self._paths, segment_seq, self._known[segment_seq].identity)
+            identity = self._known[segment_seq].identity
+            self._job = StatisticsJob(self._disk, self._paths, segment_seq, identity, self.bounded)
         return self._job
 
     def statistics_due_ns(self) -> int | None:

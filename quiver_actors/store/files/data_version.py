@@ -6,7 +6,7 @@
 | version | written by | what an older program would do wrong with it |
 |---|---|---|
 | 1 | programs from before version 2 | nothing |
-| 2 | programs from before version 3 | ignore who owns a subscriber, which segments of other writers were announced, and what producers have on other cores |
+| 2 | former ones | ignore who owns a subscriber, which segments of other writers were announced, and what producers have on other cores |
 | 3 | this program | take segments on a cold disk for lost |
 
 This module owns the name and the text. `node_dirs` reads and writes the file: a start upgrades a directory of an older version before

@@ -182,7 +182,7 @@ def _unpublished_problem(disk: Disk, paths: EnginePaths, record: PreparedRecord,
         try:
             load_part(disk, paths, record, place.part)
         except DamagedPart as error:
-            places = (paths.segment(place.segment_seq), paths.rescued(place.segment_seq))
-            if place.segment_seq not in cold_segments(disk, paths) and not any(map(disk.exists, places)):
+            hot = (paths.segment(place.segment_seq), paths.rescued(place.segment_seq))
+            if place.segment_seq not in cold_segments(disk, paths) and not any(map(disk.exists, hot)):
                 return str(error)
     return "" if places else problem

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -38,11 +38,20 @@ _UNREADABLE = (DiskError, FormatError, pa.ArrowException, OSError, ValueError, T
 class StatisticsJob(SlicedJob):
     """Compute the statistics of a segment. `statistics` is empty where there are none to be had; `streams` are the schemas they are of."""
 
-    def __init__(self, disk: Disk, paths: EnginePaths, segment_seq: int, identity: bytes) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        paths: EnginePaths,
+        segment_seq: int,
+        identity: bytes,
+        bounded: Collection[str] | None = None,
+    ) -> None:
         """
         Args:
             identity: of the segment as the engine knows it.
+            bounded: the columns that get bounds; None: the first ones of each schema.
         """
+        self._bounded = bounded
         self.identity = identity
         self.streams: StoredSchemas = ()
         self.statistics = b""
@@ -55,7 +64,7 @@ class StatisticsJob(SlicedJob):
             memory = yield from self._copied(path)
             if memory is None:
                 return
-            with contextlib.closing(_Computation(memory)) as computation:
+            with contextlib.closing(_Computation(memory, self._bounded)) as computation:
                 yield from computation.steps()
                 self.streams, self.statistics = computation.streams, computation.encoded()
         except _UNREADABLE as error:
@@ -84,7 +93,8 @@ class StatisticsJob(SlicedJob):
 class _Computation:
     """The statistics of a segment in memory, schema by schema."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap, bounded: Collection[str] | None) -> None:
+        self._bounded = bounded
         self._memory = memory
         self._view = memoryview(memory)
         self.streams = read_schemas(self._piece, len(memory))
@@ -113,7 +123,7 @@ class _Computation:
     def _add(self, stream: StreamInfo, schema: StoredSchema) -> Iterator[int]:
         buffer = pa.py_buffer(self._view[stream.byte_offset : stream.byte_offset + stream.byte_length])
         batches = pa.ipc.open_file(buffer)
-        sums = self._sums.setdefault(schema, ColumnSums(batches.schema))
+        sums = self._sums.setdefault(schema, ColumnSums(batches.schema, self._bounded))
         for first in range(0, batches.num_record_batches if sums is not None else 0, _BATCHES_AT_ONCE):
             some = range(first, min(first + _BATCHES_AT_ONCE, batches.num_record_batches))
             found = [batches.get_batch(number) for number in some]

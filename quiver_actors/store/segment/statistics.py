@@ -17,7 +17,7 @@ there is no bound. Times are numbers in the unit of their type, decimals are tex
 from __future__ import annotations
 
 import decimal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,7 +29,7 @@ from quiver_actors.errors import InvalidFormat
 
 TEXT_BYTES_MAX = 64
 COLUMNS_MAX = 64
-"""Columns of a schema beyond these have no bounds."""
+"""Columns of a schema beyond these have no bounds, unless it was said which have."""
 _NONE = (None, None)
 
 
@@ -45,8 +45,13 @@ class ColumnStatistics(NamedTuple):
 class ColumnSums:
     """Collects the statistics of one schema's columns, some batches at a time."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, bounded: Collection[str] | None = None) -> None:
+        """
+        Args:
+            bounded: the columns that get bounds; None: the first `COLUMNS_MAX`.
+        """
         self._schema = schema
+        self._bounded = set(schema.names[:COLUMNS_MAX]) if bounded is None else bounded
         self._nulls = [0] * len(schema)
         self._bounds: list[tuple[Any, Any] | None] = [None] * len(schema)
         """Bounds so far, as plain values; (None, None): there are none to be had; None: no value has come."""
@@ -60,7 +65,8 @@ class ColumnSums:
                 self._widen(number, columns)
 
     def _widen(self, number: int, columns: list[pa.Array]) -> None:
-        found = _bounds(self._schema.field(number).type, columns) if number < COLUMNS_MAX else _NONE
+        field = self._schema.field(number)
+        found = _bounds(field.type, columns) if field.name in self._bounded else _NONE
         known = self._bounds[number]
         if found is None or found == _NONE or known is None:
             self._bounds[number] = known if found is None else found

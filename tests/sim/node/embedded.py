@@ -60,11 +60,11 @@ class SimCommits(CommitThread, SimThread):
 class SimStoreWorker(EmbeddedWorker):
     """One life of the worker of a store."""
 
-    def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread]:
+    def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread, JobThread]:
         self.commits = SimCommits()
-        self.threads: list[SimThread] = [self.commits, SimThread("seal"), SimThread("ask")]
+        self.threads: list[SimThread] = [self.commits, SimThread("seal"), SimThread("ask"), SimThread("cold")]
         self._own_threads = [*self.threads]
-        return self.commits, self.threads[1], self.threads[2]
+        return self.commits, self.threads[1], self.threads[2], self.threads[3]
 
     @property
     def context(self) -> WorkerContext:

@@ -112,11 +112,11 @@ class SimWorker(Worker):
         monitor = OrderMonitor(self.faulty)
         super().__init__(context, monitor, SystemClock(), figures_of(journal), journal)
 
-    def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread]:
-        sync, seal, ask = SimThread("sync"), SimThread("seal"), SimThread("ask")
-        self.threads = [sync, seal, ask]
+    def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread, JobThread]:
+        sync, seal, ask, cold = SimThread("sync"), SimThread("seal"), SimThread("ask"), SimThread("cold")
+        self.threads = [sync, seal, ask, cold]
         self._wake_fd = wake_fd
-        return sync, seal, ask
+        return sync, seal, ask, cold
 
     def _rest(self, seconds: float) -> None:
         self.opening.wait()

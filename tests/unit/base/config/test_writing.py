@@ -28,6 +28,7 @@ def test_the_initial_file_sets_nothing() -> None:
         "archive": {},
         "log": {},
         "serve": {},
+        "tier": {},
         "segment": {},
         "wal": {},
         "retention": {},

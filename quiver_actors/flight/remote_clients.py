@@ -1,0 +1,83 @@
+"""What a node offers remote clients (`flight.client`): a greeting, pushes, subscriptions, and the stored bundles of a range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.rights import TokenHolder, Verdict, require, verdict
+from quiver_actors.client import Client
+from quiver_actors.errors import ProtocolError
+from quiver_actors.flight import remote_contract as rc
+from quiver_actors.flight.callers import check_topic
+from quiver_actors.flight.consumers import Consumers, stored_facts
+from quiver_actors.flight.frames import FRAMES, Frame, framed
+from quiver_actors.flight.pushes import Pushes, version_text
+
+RemoteRequest = rc.Greet | rc.Subscribe | rc.Consume
+_BYTES_OF_BATCH = 4 << 20
+
+
+class RemoteClients:
+    """The remote clients of one node. Several threads may call its methods."""
+
+    def __init__(self, node: str, client: Callable[[], Client]) -> None:
+        """`client` returns the client to use."""
+        self.pushes = Pushes(client)
+        self.consumers = Consumers(client)
+        self._node = node
+        self._client = client
+
+    def answer(self, holder: TokenHolder, request: RemoteRequest) -> Any:
+        """Carry out an action.
+
+        Raises:
+            NotAllowed: the token may not.
+            ProtocolError: the client speaks another version.
+            And as `Consumers` has it.
+        """
+        if not isinstance(request, rc.Consume) and request.version != rc.REMOTE_VERSION:
+            raise ProtocolError(version_text(request.version))
+        match request:
+            case rc.Greet():
+                require(holder, holder.role, "flight.Greet")
+                topics = self._client().topics().values()
+                seen = [info for info in topics if verdict("flight.Greet", holder.caller(info.name)) is Verdict.SEEN]
+                return rc.Greeting(rc.REMOTE_VERSION, self._node, seen)
+            case rc.Subscribe():
+                check_topic(holder, "flight.Subscribe", request.topic)
+                if dead_letters := request.options.get("dead_letter_topic"):
+                    check_topic(holder, "flight.Push", str(dead_letters))
+                return self.consumers.open(holder, request)
+            case rc.Consume():
+                require(holder, holder.role, "flight.Consume")
+                return self.consumers.consume(holder, request)
+
+    def read(
+        self, holder: TokenHolder, ticket: rc.BundlesTicket | rc.TakeTicket | rc.ClaimTicket
+    ) -> pa.RecordBatchReader:
+        """Read the bundles that a ticket is for, as `frames` has them. Raises as `answer`, and as `Client.read` while they are read."""
+        if isinstance(ticket, rc.BundlesTicket):
+            check_topic(holder, "flight.BundlesTicket", ticket.topic)
+            return pa.RecordBatchReader.from_batches(FRAMES, self._stored(ticket))
+        require(holder, holder.role, "flight.Consume")
+        return pa.RecordBatchReader.from_batches(FRAMES, [self.consumers.take(holder, ticket)])
+
+    def _stored(self, ticket: rc.BundlesTicket) -> Iterator[pa.RecordBatch]:
+        start, end = (
+            None if at is None else BundleId(ticket.topic, ticket.core, *at) for at in (ticket.start, ticket.end)
+        )
+        columns = dict(ticket.columns)
+        found = self._client().read(ticket.topic, ticket.core, start, end, slots=ticket.slots, columns=columns)
+        frames: list[Frame] = []
+        size_bytes = 0
+        for bundle in found:
+            frames.append(Frame(stored_facts(bundle), bundle.slots))
+            size_bytes += sum(batch.nbytes for batch in frames[-1].batches.values())
+            if size_bytes >= _BYTES_OF_BATCH or len(frames) >= rc.TAKEN_BUNDLES_MAX:
+                yield framed(frames)
+                frames, size_bytes = [], 0
+        yield framed(frames)
