@@ -39,6 +39,7 @@ MODULES = (
     "status",
     "subscribers",
     "trickle",
+    "archive",
     "remote",
     "backlog",
     "spark",

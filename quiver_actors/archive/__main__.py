@@ -6,6 +6,7 @@ It is started as a program of its own because `obstore` does not survive a fork.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 
@@ -17,7 +18,8 @@ from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
 from quiver_actors.base.archive_status import ARCHIVE_STATUS_FILE, ArchiveStatus
-from quiver_actors.base.config import ArchiveSettings
+from quiver_actors.base.bell import Bell
+from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.protocol.archive_messages import ARCHIVE_SOCKET
 from quiver_actors.client import Client, connect
 from quiver_actors.errors import QuiverError
@@ -39,26 +41,30 @@ def main(text: str) -> int:
     die_with(task.node_pid)
     configure_logging(sys.stderr, task.log_level, task.log_format)
     try:
-        store = open_store(task.settings.url, timeout_seconds=task.settings.request_timeout_ns / 1e9)
+        store = open_store(
+            task.settings.url,
+            timeout_seconds=task.settings.request_timeout_ns / 1e9,
+            is_single_writer=task.settings.single_writer,
+        )
     except QuiverError as error:
         log_event("archive.unusable", {"error": str(error)}, logging.ERROR)
         return 1
     data, run = PosixDisk(task.data_dir), PosixDisk(task.run_dir)
 
-    def topics() -> dict[str, ArchiveSettings]:
+    def topics() -> dict[str, TopicSettings]:
         catalogue = read_catalogue(data)
-        return {} if catalogue is None else {name: each.settings.archive for name, each in catalogue.topics.items()}
+        return {} if catalogue is None else {name: each.settings for name, each in catalogue.topics.items()}
 
     def client() -> Client:
         return connect(task.run_dir, timeout=task.settings.request_timeout_ns / 1e9)
 
     def show(status: ArchiveStatus) -> None:
         try:
-            replace_file(run, ARCHIVE_STATUS_FILE, msgspec.json.encode(status))
-        except QuiverError as error:
+            replace_file(run, task.run_dir, ARCHIVE_STATUS_FILE, msgspec.json.encode(status), task.gid)
+        except (QuiverError, OSError) as error:
             log_event("archive.status_not_written", {"error": str(error)}, logging.WARNING)
 
-    archiver = Archiver(task.node, task.settings, data, store, client, topics, show)
+    archiver = Archiver(task.node, task.settings, data, store, client, topics, show, Bell(task.bell))
     server = serve_reads(task, store, data)
     signal.signal(signal.SIGTERM, lambda number, frame: archiver.stop())
     signal.signal(
@@ -71,13 +77,20 @@ def main(text: str) -> int:
     return 0
 
 
-def replace_file(disk: Disk, path: str, content: bytes) -> None:
-    """Replace a file as a whole, without a sync, which pushes would wait for: a run directory need not outlive the machine."""
+def replace_file(disk: Disk, directory: str, path: str, content: bytes, gid: int | None) -> None:
+    """Replace a file as a whole, without a sync, which pushes would wait for: a run directory need not outlive the machine.
+
+    Args:
+        directory: the root of `disk`.
+        gid: group that may read the file: users of topics wait for what it says.
+    """
     file = disk.create(f"{path}.tmp")
     try:
         file.write([content], 0)
     finally:
         file.close()
+    if gid is not None:
+        os.chown(os.path.join(directory, f"{path}.tmp"), -1, gid)
     disk.rename(f"{path}.tmp", path)
 
 

@@ -26,7 +26,8 @@ from quiver_actors.archive.state_keeper import StateKeeper
 from quiver_actors.archive.topic_archive import TopicArchive
 from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.archive_status import ArchiveStatus
-from quiver_actors.base.config import ArchiveSettings, NodeArchiveSettings
+from quiver_actors.base.bell import Bell
+from quiver_actors.base.config import NodeArchiveSettings, TopicSettings
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client
@@ -34,12 +35,12 @@ from quiver_actors.errors import QuiverError, UnknownSubscriber, UnknownTopic
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.supervisor.log import log_event
 
-POLL_SECONDS = 1.0
+POLL_NS = SECOND_NS
 SHOW_INTERVAL_NS = 5 * SECOND_NS
 """How often the status is published although nothing of it has changed."""
 FIRST_RETRY_SECONDS = 0.5
 UPKEEP_NS = 3600 * SECOND_NS
-Topics = Callable[[], dict[str, ArchiveSettings]]
+Topics = Callable[[], dict[str, TopicSettings]]
 
 
 class Archiver:
@@ -47,8 +48,9 @@ class Archiver:
 
     Args:
         disk: the data directory.
-        topics: says how each topic of the node is to be archived, at the moment.
+        topics: says what settings each topic of the node has, at the moment.
         show: publishes the status; must not raise.
+        bell: rung when a segment was sealed that pushes wait for.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Archiver:
         client: Callable[[], Client],
         topics: Topics,
         show: Callable[[ArchiveStatus], None],
+        bell: Bell | None = None,
     ) -> None:
         self._node = node
         self._settings = settings
@@ -69,6 +72,7 @@ class Archiver:
         self._client: Client | None = None
         self._topics = topics
         self._show = show
+        self._bell = bell or Bell()
         self._stopping = threading.Event()
         self._throttle = Throttle(settings.max_bandwidth_bytes, self._stopping.wait)
         self._writer: ManifestWriter | None = None
@@ -79,16 +83,22 @@ class Archiver:
         self._status = ArchiveStatus(url=store.url, state="starting")
         self._failures = 0
         self._upkeep_ns = 0
+        self._look_ns = 0
+        """Monotonic time at which all topics are looked at again; the bell is for topics that pushes wait for."""
 
     def stop(self) -> None:
         """End `run` after the call to the store that is under way."""
         self._stopping.set()
+        self._bell.ring()
 
     def run(self) -> None:
         """Archive until `stop` is called."""
         self._publish()
         while not self._stopping.is_set():
-            self._stopping.wait(self._turn())
+            seconds = self._turn()
+            # After a failure nobody shortens the wait: the store is asked no more often because pushes wait.
+            wait = self._bell.wait if self._status.state == "archiving" else self._stopping.wait
+            wait(seconds)
         for archive in self._archives.values():
             archive.close()
         if self._client is not None:
@@ -105,10 +115,10 @@ class Archiver:
         else:
             self._failures = 0
             self._publish(state="archiving", error="", error_unix_ns=0)
-        return 0.0 if more else POLL_SECONDS
+        return 0.0 if more else max(0.0, (self._look_ns - time.monotonic_ns()) / SECOND_NS)
 
     def _work(self) -> bool:
-        """Archive the next batch of each topic. Returns whether more is ready."""
+        """Archive the next batch of each topic that is to be looked at. Returns whether more is ready."""
         if self._client is None:
             self._client = self._connect()
         if self._writer is None:
@@ -119,18 +129,21 @@ class Archiver:
         settings = self._topics()
         self._follow(self._client, settings)
         self._state.keep(self._writer, self._archives)
-        more = False
+        more, is_full = False, time.monotonic_ns() >= self._look_ns
         for topic, archive in list(self._archives.items()):
-            if not self._stopping.is_set():
+            if not self._stopping.is_set() and (is_full or settings[topic].is_archived):
                 more |= self._step(topic, archive, self._writer, settings[topic])
-        self._keep_up(self._writer, settings)
+                self._publish()
+        if is_full:
+            self._keep_up(self._writer, settings)
+            self._look_ns = 0 if more else time.monotonic_ns() + POLL_NS
         return more
 
-    def _step(self, topic: str, archive: TopicArchive, writer: ManifestWriter, settings: ArchiveSettings) -> bool:
+    def _step(self, topic: str, archive: TopicArchive, writer: ManifestWriter, settings: TopicSettings) -> bool:
         if time.monotonic_ns() < self._paused.get(topic, 0):
             return False
         try:
-            more = archive.step(self._store, writer, settings)
+            more = archive.step(self._store, writer, settings.archive)
         except UnknownTopic:
             self._archives.pop(topic).close()  # deleted since the list was read
             more = False
@@ -143,9 +156,9 @@ class Archiver:
         self._paused.pop(topic, None)
         return more
 
-    def _follow(self, client: Client, settings: dict[str, ArchiveSettings]) -> None:
+    def _follow(self, client: Client, settings: dict[str, TopicSettings]) -> None:
         """Begin with topics that are to be archived now, and leave those that are not any more."""
-        wanted = {topic for topic, each in settings.items() if each.enabled}
+        wanted = {topic for topic, each in settings.items() if each.archive.enabled}
         self._paused = {topic: until_ns for topic, until_ns in self._paused.items() if topic in wanted}
         new = wanted - self._archives.keys()
         found = client.topics() if new else {}
@@ -168,7 +181,7 @@ class Archiver:
             except (UnknownTopic, UnknownSubscriber):
                 continue
 
-    def _keep_up(self, writer: ManifestWriter, settings: dict[str, ArchiveSettings]) -> None:
+    def _keep_up(self, writer: ManifestWriter, settings: dict[str, TopicSettings]) -> None:
         """Once an hour: delete what was expired an hour ago, and expire what is over age now."""
         now_ns = time.monotonic_ns()
         if self._upkeep_ns and now_ns < self._upkeep_ns:
@@ -176,7 +189,7 @@ class Archiver:
         self._upkeep_ns = now_ns + UPKEEP_NS
         writer.collect_garbage()
         for stream in writer.head.streams:
-            expire_ns = settings.get(stream.topic, ArchiveSettings()).expire_ns
+            expire_ns = settings.get(stream.topic, TopicSettings()).archive.expire_ns
             if expire_ns:
                 expire_stream(self._store, writer, stream, time.time_ns() - expire_ns)
 

@@ -9,6 +9,7 @@ from quiver_actors.archive.directory_store import DirectoryStore
 from quiver_actors.archive.errors import ArchiveRefused
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.remote_store import open_remote
+from quiver_actors.archive.single_writer import SingleWriterStore
 from quiver_actors.errors import ConfigError
 from quiver_actors.store.disk.posix import PosixDisk
 
@@ -30,14 +31,19 @@ def check_url(url: str) -> None:
         raise ConfigError(f"archive.url {url!r} names no directory of this host: expected file:///an/absolute/path")
 
 
-def open_store(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> ObjectStore:
+def open_store(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS, is_single_writer: bool = False) -> ObjectStore:
     """Open a store. A missing local directory is made; nothing is sent to a remote store yet.
+
+    Args:
+        is_single_writer: use no conditional puts, as `archive.single_writer`.
 
     Raises:
         ConfigError: the URL names no store, or a package is missing.
         ArchiveRefused: the local directory cannot be made or opened.
     """
     check_url(url)
+    if is_single_writer:
+        return SingleWriterStore(open_store(url, timeout_seconds=timeout_seconds))
     if not url.startswith("file:"):
         return open_remote(url, timeout_seconds=timeout_seconds)
     path = unquote(urlsplit(url).path)

@@ -123,7 +123,8 @@ def prove_conditional_puts(store: ObjectStore, node: str) -> None:
         ):
             raise ArchiveRefused(
                 f"{store.url} does not keep the conditions of puts (If-None-Match, If-Match): without them two nodes could "
-                "overwrite each other's manifest. Use a store that has them"
+                "overwrite each other's manifest. Use a store that has them; or, if you promise that no other node archives under this "
+                "node's name, set archive.single_writer (docs/archive.md)"
             )
     except (ObjectExists, ObjectChanged) as error:
         # Nobody else has this key: a request was sent twice, and the second answer came.

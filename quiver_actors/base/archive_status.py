@@ -39,10 +39,10 @@ class ArchivedStream(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the segment of this number is in the archive."""
         return any(first <= segment_seq <= last for first, last in self.runs)
 
-    def hole(self, segment_seq: int, bundle_index: int) -> str:
-        """The reason for which a bundle never will be in the archive; empty if none is known."""
+    def hole(self, segment_seq: int, bundle_first: int, bundle_stop: int) -> str:
+        """The reason for which one of the bundles of a range never will be in the archive; empty if none is known."""
         for number, first, count, reason in self.holes:
-            if number == segment_seq and first <= bundle_index and (not count or bundle_index < first + count):
+            if number == segment_seq and first < bundle_stop and (not count or bundle_first < first + count):
                 return reason
         return ""
 

@@ -84,6 +84,8 @@ class Durability(enum.IntEnum):
     """Written to the log, synced by the flush timer: a crash of the machine may lose the last interval."""
     SYNCED = 3
     """A covering fdatasync is done: nothing is lost."""
+    ARCHIVED = 4
+    """Synced, and its segment is in the archive and recorded there: the loss of the disk loses nothing (`durability = "archived"`)."""
 
 
 class BundleId(NamedTuple):

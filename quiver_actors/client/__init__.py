@@ -1,6 +1,7 @@
 """Pushing bundles to a node and reading them back: `connect`, then `Client.push` and `Client.subscribe`."""
 
 from quiver_actors.client.archived import NotArchived
+from quiver_actors.client.archiving import StoredNotArchived
 from quiver_actors.client.batches import BatchTicket, DeliveryBatch
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.client import Client, connect
@@ -21,6 +22,7 @@ __all__ = [
     "Receipts",
     "RefusedResolution",
     "StoredBundle",
+    "StoredNotArchived",
     "Subscription",
     "Ticket",
     "connect",

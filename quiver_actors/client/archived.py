@@ -32,8 +32,8 @@ class Wanted(NamedTuple):
     core: int
     incarnation: str
     """Incarnation of the core's directory."""
-    bundles: tuple[tuple[int, int], ...] = ()
-    """Segments and indexes of bundles."""
+    places: tuple[tuple[int, int, int], ...] = ()
+    """Runs of bundles in the order of their segments: segment, first bundle, the one behind the last."""
     through: int = -1
     """Everything up to this segment is to be archived, or known never to be."""
 
@@ -47,13 +47,13 @@ def check_until(until: str) -> bool:
 
 def wanted_of(receipts: Iterable[Receipt | BundleId], incarnations: Mapping[int, str]) -> list[Wanted]:
     """What receipts, or bundle ids, of one topic ask for."""
-    found: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    found: dict[tuple[str, int], set[tuple[int, int, int]]] = {}
     for each in receipts:
-        bundle_id = each.bundle_id if isinstance(each, Receipt) else each
-        found.setdefault((bundle_id.topic, bundle_id.core), set()).add((bundle_id.segment_seq, bundle_id.bundle_index))
+        topic, core, segment_seq, index = each.bundle_id if isinstance(each, Receipt) else each
+        found.setdefault((topic, core), set()).add((segment_seq, index, index + 1))
     return [
-        Wanted(topic, core, incarnations.get(core, ""), tuple(sorted(bundles)))
-        for (topic, core), bundles in found.items()
+        Wanted(topic, core, incarnations.get(core, ""), tuple(sorted(places)))
+        for (topic, core), places in found.items()
     ]
 
 
@@ -71,9 +71,10 @@ def is_archived(status: ArchiveStatus | None, wanted: Wanted) -> bool:
     stream = _stream_of(status, wanted)
     if stream is None:
         return False
-    if wanted.through > stream.archived_through:
+    last = wanted.places[-1][0] if wanted.places else -1
+    if max(wanted.through, last) > stream.archived_through:
         return False
-    return all(_has(stream, wanted, *bundle) for bundle in wanted.bundles)
+    return all(_has(stream, wanted, *place) for place in wanted.places)
 
 
 def _stream_of(status: ArchiveStatus | None, wanted: Wanted) -> ArchivedStream | None:
@@ -82,11 +83,10 @@ def _stream_of(status: ArchiveStatus | None, wanted: Wanted) -> ArchivedStream |
     return next((each for each in streams if (each.topic, each.core, each.incarnation) == key), None)
 
 
-def _has(stream: ArchivedStream, wanted: Wanted, segment_seq: int, index: int) -> bool:
-    if segment_seq > stream.archived_through:
-        return False
-    what = f"bundle {index} of segment {segment_seq} of topic {wanted.topic!r}, core {wanted.core},"
-    if reason := stream.hole(segment_seq, index):
+def _has(stream: ArchivedStream, wanted: Wanted, segment_seq: int, first: int, stop: int) -> bool:
+    named = f"bundle {first}" if stop == first + 1 else f"one of the bundles {first} to {stop - 1}"
+    what = f"{named} of segment {segment_seq} of topic {wanted.topic!r}, core {wanted.core},"
+    if reason := stream.hole(segment_seq, first, stop):
         raise NotArchived(f"{what} is not archived and never will be: it was {reason}")
     if stream.is_archived(segment_seq):
         return True
@@ -109,21 +109,20 @@ def await_archived(run_dir: str, wanted: Iterable[Wanted], timeout_seconds: floa
         if not left:
             return
         if time.monotonic() >= deadline:
-            raise _timed_out(status, left[0], timeout_seconds)
+            raise NotArchived(not_archived_text(status, left[0], timeout_seconds))
         time.sleep(LOOK_SECONDS)
 
 
-def _timed_out(status: ArchiveStatus | None, wanted: Wanted, timeout_seconds: float) -> NotArchived:
+def not_archived_text(status: ArchiveStatus | None, wanted: Wanted, timeout_seconds: float) -> str:
+    """The message for a time that is over: where the bundles are, and why they are not in the archive."""
     what = f"topic {wanted.topic!r}, core {wanted.core}: durable here, not archived after {timeout_seconds:g} s"
     if status is None:
-        return NotArchived(f"{what}: this node has no archiver, or it has not begun yet (archive.url)")
+        return f"{what}: this node has no archiver, or it has not begun yet (archive.url)"
     if status.error:
-        return NotArchived(f"{what}: the archiver is {status.state}: {status.error}")
+        return f"{what}: the archiver is {status.state}: {status.error}"
     if not any(each.topic == wanted.topic for each in status.streams):
-        return NotArchived(f"{what}: the topic is not archived (archive.enabled)")
-    return NotArchived(
-        f"{what}: the archiver is behind by {status.lag_segments} segments; the bundles may not be sealed yet"
-    )
+        return f"{what}: the topic is not archived (archive.enabled)"
+    return f"{what}: the archiver is behind by {status.lag_segments} segments; the bundles may not be sealed yet"
 
 
 def incarnations_of(requests: Requests, topic: str) -> Flow[dict[int, str]]:

@@ -15,10 +15,13 @@ from functools import partial
 
 from quiver_actors.base.model import BundleId, Durability, Receipt
 from quiver_actors.base.protocol.lone import LONE_PUSHES
+from quiver_actors.base.protocol.messages import AckRun
 from quiver_actors.base.units import SECOND_NS
+from quiver_actors.client.archiving import archiving
 from quiver_actors.client.exchange import Exchange, Flow, Waiter
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.push_channel import LoneGroup, PushChannel
+from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.retry import is_retried
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.errors import PushTimeout, QuiverError
@@ -125,14 +128,25 @@ class LoneLane:
                     _, _, _, durability, bundle_index, _, segment_seq, sequence = ack
                     return self._receipt(segment_seq, bundle_index, sequence, durability)
         exchange.run(self._answered(deadline_ns, timeout_seconds))
-        acks, error = group.acks.copy(), group.error
+        acks, error, archives_as = group.acks.copy(), group.error, group.archives_as
         self._is_used = False
         if acks:
             ((run, durability),) = acks
+            if archives_as:
+                return self._archived(run, archives_as, max(0.0, (deadline_ns - time.monotonic_ns()) / SECOND_NS))
             return self._receipt(run.segment_seq, run.bundle_index, run.sequence, durability)
         if error is not None and not is_retried(error):
             raise error
         return max(0.0, (deadline_ns - time.monotonic_ns()) / SECOND_NS)
+
+    def _archived(self, run: AckRun, archives_as: str, timeout_seconds: float) -> Receipt:
+        """Wait for the archive: the worker did not take the push the short way, as its topic's durability is `archived`."""
+        core, receipts = self._channel.core, Receipts(self._group.topic)
+        receipts.add(core, run, Durability.SYNCED)
+        receipts.archives_as[core] = archives_as
+        waiting = archiving(self._directory.run_dir, receipts, timeout_seconds, is_progress_waited_for=False)
+        self._exchange.run(waiting)
+        return receipts[0]
 
     def _answered(self, deadline_ns: int, timeout_seconds: float) -> Flow[None]:
         group = self._group

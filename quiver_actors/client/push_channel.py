@@ -56,6 +56,7 @@ class PushGroup:
     __slots__ = (
         "acked_count",
         "acks",
+        "archives_as",
         "call",
         "deadline_ns",
         "error",
@@ -87,6 +88,8 @@ class PushGroup:
         """Topic of the group, once the group was sent."""
         self.is_lost = False
         """The connection ended first: the bundles without an acknowledgement may or may not have been stored."""
+        self.archives_as = ""
+        """`Acked.archives_as` of the newest acknowledgement."""
 
     def patience_ms(self) -> int:
         """Milliseconds that the call of the group still waits; 0: not known."""
@@ -119,7 +122,7 @@ class LoneGroup(PushGroup):
     def begin(self) -> None:
         """Wait for the answer to the next push."""
         self.acks.clear()
-        self.acked_count, self.error, self.is_lost = 0, None, False
+        self.acked_count, self.error, self.is_lost, self.archives_as = 0, None, False, ""
 
 
 class PushChannel(Channel):
@@ -301,7 +304,7 @@ class PushChannel(Channel):
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
         if isinstance(message, Acked):
             for run in message.runs:
-                self._acknowledge(run, message.durability)
+                self._acknowledge(run, message.durability, message.archives_as)
         elif isinstance(message, ArenaAttached):
             self._attach(message, descriptor)
         elif isinstance(message, Refused):
@@ -310,13 +313,14 @@ class PushChannel(Channel):
             return False
         return True
 
-    def _acknowledge(self, run: AckRun, durability: int) -> None:
+    def _acknowledge(self, run: AckRun, durability: int, archives_as: str) -> None:
         group = self._groups.get(run.tag)
         if group is None or group.acked_count + run.count > len(group.planned):
             self._fail_protocol(f"it acknowledged {run.count} bundles of push {run.tag}, which is not what was pushed")
             return
         group.acks.append((run, durability))
         group.acked_count += run.count
+        group.archives_as = archives_as
         if group.is_acked:
             del self._groups[run.tag]
 

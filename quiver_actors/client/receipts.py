@@ -7,7 +7,7 @@ bundle were 7 % of what a push of small bundles cost its producer (docs/performa
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain, repeat
 from typing import overload
@@ -30,10 +30,14 @@ class Receipts(Sequence[Receipt]):
     acknowledgements, whatever the number of bundles.
     """
 
-    __slots__ = ("_count", "_firsts", "_runs", "_topic")
+    __slots__ = ("_count", "_firsts", "_runs", "archives_as", "topic")
 
     def __init__(self, topic: str) -> None:
-        self._topic = topic
+        self.topic = topic
+        """The topic that was pushed to."""
+        self.archives_as: dict[int, str] = {}
+        """Cores whose bundles the call waits for until they are in the archive, and the incarnations of their directories; empty: not asked
+        yet. Only for the call itself."""
         self._runs: list[_Run] = []
         self._firsts: list[int] = []
         """Place of each run's first bundle."""
@@ -44,6 +48,19 @@ class Receipts(Sequence[Receipt]):
         self._runs.append((core, run, durability))
         self._firsts.append(self._count)
         self._count += run.count
+
+    def places(self) -> dict[int, tuple[tuple[int, int, int], ...]]:
+        """Where the bundles are, by core, in the order of their segments: segment, first bundle, the one behind the last."""
+        found: dict[int, set[tuple[int, int, int]]] = {}
+        for core, run, _ in self._runs:
+            found.setdefault(core, set()).add((run.segment_seq, run.bundle_index, run.bundle_index + run.count))
+        return {core: tuple(sorted(places)) for core, places in found.items()}
+
+    def note_archived(self, cores: Collection[int]) -> None:
+        """The bundles of these cores are in the archive. Only by the call itself, before anybody else has it."""
+        self._runs = [
+            (core, run, Durability.ARCHIVED if core in cores else durability) for core, run, durability in self._runs
+        ]
 
     def __len__(self) -> int:
         return self._count
@@ -79,7 +96,7 @@ class Receipts(Sequence[Receipt]):
         number = bisect_right(self._firsts, place) - 1
         core, run, durability = self._runs[number]
         behind = place - self._firsts[number]
-        bundle_id = BundleId(self._topic, core, run.segment_seq, run.bundle_index + behind)
+        bundle_id = BundleId(self.topic, core, run.segment_seq, run.bundle_index + behind)
         return Receipt(bundle_id, run.sequence + behind, durability, run.is_duplicate)
 
     def _receipts_of(self, of: _Run) -> Iterator[Receipt]:
@@ -87,5 +104,5 @@ class Receipts(Sequence[Receipt]):
         places = range(run.bundle_index, run.bundle_index + run.count)
         sequences = range(run.sequence, run.sequence + run.count)
         # zip ends with the places: the others never do, or are as many.
-        ids = map(_new_id, zip(repeat(self._topic), repeat(core), repeat(run.segment_seq), places, strict=False))
+        ids = map(_new_id, zip(repeat(self.topic), repeat(core), repeat(run.segment_seq), places, strict=False))
         return map(_new_receipt, zip(ids, sequences, repeat(durability), repeat(run.is_duplicate), strict=False))

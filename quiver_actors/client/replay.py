@@ -153,7 +153,7 @@ def _send_back(client: Client, portion: list[tuple[Delivery, Origin]], report: R
             receipts = client.push_many(
                 (restored(letter.slots) for letter, _ in group), topic=topic, item_counts=counts
             )
-            if any(receipt.durability is not Durability.SYNCED for receipt in receipts):
+            if any(receipt.durability < Durability.SYNCED for receipt in receipts):
                 # Where a receipt comes before the disk has the bundle it has to be sealed.
                 client.flush(topic)
         except QuiverError as error:

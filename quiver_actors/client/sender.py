@@ -20,6 +20,8 @@ from collections.abc import Iterable
 
 from quiver_actors.base.model import Durability
 from quiver_actors.base.protocol.messages import ListTopics
+from quiver_actors.client.archived import incarnations_of
+from quiver_actors.client.archiving import archiving
 from quiver_actors.client.calls import Call
 from quiver_actors.client.channels import ChannelSet, unavailable_error
 from quiver_actors.client.exchange import FOREVER_NS, Flow, Steps, deadline_after
@@ -27,6 +29,7 @@ from quiver_actors.client.grouping import Planned
 from quiver_actors.client.known_topics import recreated_error
 from quiver_actors.client.push_channel import PushChannel, PushGroup
 from quiver_actors.client.receipts import Receipts
+from quiver_actors.client.requests import Requests
 from quiver_actors.client.retry import retry_at_ns
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.targets import Target
@@ -170,7 +173,12 @@ class Sender:
             yield self._wake_at_ns()
 
     def finishing(self) -> Flow[None]:
-        """Wait until everything is acknowledged."""
+        """Wait until everything is as durable as the topic promises."""
+        yield from self._acknowledging()
+        if self.receipts.archives_as:
+            yield from self._archiving(is_progress_waited_for=True)
+
+    def _acknowledging(self) -> Flow[None]:
         if time.monotonic_ns() >= self._deadline_ns:
             self._look()
         while not self._advance() or self._under_way:
@@ -179,7 +187,17 @@ class Sender:
     def storing(self, planned: Planned) -> Flow[None]:
         """Send the only group, and wait until it is acknowledged: the lock is taken once instead of twice."""
         yield from self.submitting(planned)
-        yield from self.finishing()
+        yield from self._acknowledging()
+        if self.receipts.archives_as:
+            yield from self._archiving(is_progress_waited_for=False)
+
+    def _archiving(self, *, is_progress_waited_for: bool) -> Flow[None]:
+        incarnations, timeout_seconds = self.receipts.archives_as, self._timeout_seconds
+        if not all(incarnations.values()):
+            asked = yield from incarnations_of(Requests(self._channels, timeout_seconds), self.streams.topic)
+            incarnations.update({core: asked.get(core, "") for core, known in incarnations.items() if not known})
+        run_dir = self._channels.directory.run_dir
+        yield from archiving(run_dir, self.receipts, timeout_seconds, is_progress_waited_for=is_progress_waited_for)
 
     def withdraw(self) -> None:
         """Give up whatever was not sent, at the end of the call. Takes the lock."""
@@ -275,7 +293,10 @@ class Sender:
 
     def _take_receipts(self, group: PushGroup) -> None:
         for run, durability in group.acks:
-            self.receipts.add(self._channel.core if run.core < 0 else run.core, run, Durability(durability))
+            core = self._channel.core if run.core < 0 else run.core
+            self.receipts.add(core, run, Durability(durability))
+            if group.archives_as:
+                self.receipts.archives_as[core] = group.archives_as if run.core < 0 else ""
         self._refusal = None
         self._is_confirmed = True
         self._remaining_ns = self._timeout_ns

@@ -14,7 +14,8 @@ import msgspec
 
 from quiver_actors.base.config.reading import Resolved
 from quiver_actors.base.metrics.figures import FIGURES_VERSION
-from quiver_actors.base.protocol.topic_requests import SUBJECT, Request, TopicReply, reply_in
+from quiver_actors.base.protocol.topic_requests import SUBJECT, Change, Create, Request, TopicReply, reply_in
+from quiver_actors.errors import ConfigError
 from quiver_actors.node.composition import rows_per_region, storage_spec
 from quiver_actors.node.opened_directories import OpenedDirectories
 from quiver_actors.node.topics.keeper import TopicKeeper
@@ -49,7 +50,7 @@ class Steward:
             applied: the version of the list that the worker has; None: there is no worker now.
 
         Raises:
-            FormatError, ConfigError, DiskError: as `TopicKeeper`.
+            FormatError, ConfigError, DiskError: as `TopicKeeper`; ConfigError: a topic's durability is `archived`.
         """
         self._topics_lock = threading.Lock()
         self._topics_due_ns: int | None = 0
@@ -61,6 +62,8 @@ class Steward:
             applied=lambda: {_NAME: applied()},
             forget=opened.forget,
         )
+        for topic, entry in self.keeper.catalogue.topics.items():
+            refuse_archived_durability(topic, entry.settings.durability)
         self.page = CountersPage.private(2, rows_per_region(1, len(self.keeper.catalogue.topics)), FIGURES_VERSION)
         own = self._own = self.page.writer(SUPERVISOR_REGION)
         own.begin(os.getpid(), time.time_ns())
@@ -99,6 +102,8 @@ class Steward:
 
     def change_topics(self, request: Request) -> TopicReply:
         """Carry out a request about topics. Raises QuiverError: it is refused."""
+        if isinstance(request, Create | Change):
+            refuse_archived_durability(request.topic, request.values.get("durability"))
         with self._topics_lock:
             body = self.keeper.answer(SUBJECT, msgspec.msgpack.encode(request), os.geteuid())
             self._topics_due_ns = 0
@@ -117,3 +122,12 @@ class Steward:
     def is_put_aside(self, topic: str) -> bool:
         """Whether the directory of a deleted topic is out of the way."""
         return topic not in [deletion.topic for deletion in self.keeper.catalogue.deletions]
+
+
+def refuse_archived_durability(topic: str, durability: object) -> None:
+    """Raise ConfigError if pushes into the topic are to wait for an archive: a store has no archiver, so they would never return."""
+    if durability == "archived":
+        raise ConfigError(
+            f"topic {topic!r} has durability 'archived', and a store in this process has no archiver: run a node (`quiver up`), or give "
+            "the topic the durability 'wal'"
+        )

@@ -12,72 +12,28 @@ sent ahead.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import Refused
-from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Delivery, GapNotice, RefusedResolution, Subscription
 from quiver_actors.client.calls import refusal_error
-from quiver_actors.client.delivery import Ticket
 from quiver_actors.client.exchange import deadline_after
-from quiver_actors.client.grants import Grant, Parcel
-from quiver_actors.client.resolutions import Resolutions
 from quiver_actors.client.subscribe_request import SubscribeOptions, SubscribeRequest, start_text
-from quiver_actors.errors import AlreadyResolved, ClosedError, LeaseExpired, UsageError, WorkerUnavailable
+from quiver_actors.errors import ClosedError, UsageError
 from quiver_actors.flight import remote_contract as rc
-from quiver_actors.flight.connection import FlightConnection, backoffs
+from quiver_actors.flight.connection import FlightConnection
 from quiver_actors.flight.consumer_link import ConsumerLink
 from quiver_actors.flight.contract import Done
-from quiver_actors.flight.frames import Frame, unframed
 from quiver_actors.flight.not_remote import not_there
-from quiver_actors.flight.received import received
-from quiver_actors.flight.received_parcel import ReceivedParcel
+from quiver_actors.flight.remote_delivery import RemoteDelivery
+from quiver_actors.flight.remote_inbox import RemoteInbox
 
 logger = logging.getLogger("quiver.client")
-_FACTS = rc.DeliveredFacts | rc.NoticeFacts
-_TENDED_EVERY_NS = 200 * MILLISECOND_NS
-
-
-class RemoteTicket(Ticket):
-    """The receipt of a resolution: ask it whether the worker has it for good."""
-
-    __slots__ = ("_link", "_parcel")
-
-    def __init__(self, resolutions: Any, delivery: Any) -> None:
-        super().__init__(resolutions, delivery)
-        self._link: ConsumerLink = resolutions
-        self._parcel: ReceivedParcel = delivery.parcel
-
-    def wait(self, timeout: float = 10.0) -> None:
-        """Return when the resolution is durable. Raises as `Ticket.wait`."""
-        self._link.settle(self._parcel, timeout)
-
-
-class RemoteDelivery(Delivery):
-    """A bundle that is claimed for this consumer; see `Delivery`. Its batches are copies in memory, which stay as long as they are used."""
-
-    __slots__ = ()
-
-    _ticket_type = RemoteTicket
-
-    @property
-    def parcel(self) -> ReceivedParcel:
-        """Claim of the bundle; not for callers."""
-        return cast(ReceivedParcel, self._parcel)
-
-    def extend(self, timeout: float = 10.0) -> None:
-        """Begin the lease anew, of this bundle and of those that were claimed with it. Raises as `Delivery.extend`."""
-        if self.is_resolved:
-            raise AlreadyResolved(f"{self!r} is not held any more")
-        if cast(ConsumerLink, self._resolutions).extend([self.parcel], timeout):
-            raise LeaseExpired(f"{self!r}: its lease was over, or its consumer lost; it may be with another consumer")
 
 
 class RemoteSubscription:
@@ -97,13 +53,7 @@ class RemoteSubscription:
         self._wanted = SubscribeRequest.parse(topic, subscriber, gaps, options)
         request = rc.Subscribe(rc.REMOTE_VERSION, topic, subscriber, _travelling(options, self._wanted))
         self._link = ConsumerLink(connection, request, timeout_seconds)
-        self._waiting: deque[RemoteDelivery | GapNotice] = deque()
-        self._taking = threading.Lock()
-        self._lock = threading.Lock()
-        self._take_number = 0
-        self._generation = self._link.generation
-        self._tended_ns = time.monotonic_ns()
-        self._lost_count = 0
+        self._inbox = RemoteInbox(self._link, self._wanted)
         self._gap_count = 0
         # Also at the end of the program, and where nobody closes it.
         self._ending = weakref.finalize(self, self._link.close)
@@ -121,7 +71,7 @@ class RemoteSubscription:
     @property
     def claims_lost(self) -> int:
         """Bundles that were resolved too late, or not given out, because the server or their lease was lost: they are delivered again."""
-        return self._link.late_count + self._lost_count
+        return self._link.late_count + self._inbox.lost_count
 
     @property
     def refused_count(self) -> int:
@@ -145,7 +95,7 @@ class RemoteSubscription:
         """
         deadline_ns = deadline_after(timeout)
         while True:
-            item = self._taken() or self._fetched(deadline_ns)
+            item = self._inbox.take() or self._inbox.fetched(deadline_ns)
             if item is None:
                 return None
             if isinstance(item, RemoteDelivery) or self._tell(item):
@@ -160,7 +110,7 @@ class RemoteSubscription:
             raise UsageError(f"bundles_max {bundles_max} is not possible: expected at least 1")
         found = [first] if (first := self.get(timeout)) is not None else []
         while 0 < len(found) < bundles_max and isinstance(found[-1], RemoteDelivery):
-            item = self._taken(only_bundles=True)
+            item = self._inbox.take(only_bundles=True)
             if item is None:
                 break
             found.append(item)
@@ -171,9 +121,7 @@ class RemoteSubscription:
         if bundle_id.topic != self.topic:
             raise UsageError(f"{bundle_id} is not of topic {self.topic!r}")
         ticket = rc.ClaimTicket("", *bundle_id[1:], round(timeout * SECOND_NS))
-        (batch,) = self._link.read(ticket, timeout)
-        (frame,) = unframed(batch, _FACTS)
-        delivery = self._item(frame)
+        (delivery,) = self._inbox.items(self._link.read(ticket, timeout))
         assert isinstance(delivery, RemoteDelivery)
         return delivery
 
@@ -267,7 +215,7 @@ class RemoteSubscription:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._link.is_closed else f"waiting={len(self._waiting)}"
+        state = "closed" if self._link.is_closed else f"waiting={len(self._inbox)}"
         return f"<RemoteSubscription {self.subscriber} topic={self.topic} {state}>"
 
     # --- private -------------------------------------------------------------------------------------------------------------
@@ -276,107 +224,6 @@ class RemoteSubscription:
         self._link.send()
         return self._link.ask(rc.AskStanding(round(timeout * SECOND_NS)), rc.Standing, timeout)
 
-    def _taken(self, *, only_bundles: bool = False) -> RemoteDelivery | GapNotice | None:
-        """The next item that is here; bundles whose claim is gone are left out. Raises ClosedError."""
-        self._tend()
-        with self._lock:
-            self._check_open()
-            while self._waiting and not (only_bundles and isinstance(self._waiting[0], GapNotice)):
-                item = self._waiting.popleft()
-                if isinstance(item, GapNotice):
-                    return item
-                self._note_taken()
-                if self._is_held(item):
-                    return item
-                self._lost_count += 1
-        return None
-
-    def _note_taken(self) -> None:
-        """Have the notices of the last answer confirmed, once all of it was handed over."""
-        if not self._waiting and self._generation == self._link.generation:
-            self._link.taken = self._take_number
-
-    def _is_held(self, delivery: RemoteDelivery) -> bool:
-        parcel = delivery.parcel
-        return parcel.generation == self._link.generation and not parcel.grant.is_over(time.monotonic_ns())
-
-    def _tend(self) -> None:
-        """Extend the leases of what waits here, before half of them is over."""
-        now_ns = time.monotonic_ns()
-        with self._lock:
-            lease_ns = self._wanted.terms.lease_ns
-            waiting = [each.parcel for each in self._waiting if isinstance(each, RemoteDelivery)]
-            if not waiting or not lease_ns or now_ns < self._tended_ns + _TENDED_EVERY_NS:
-                return
-            self._tended_ns = now_ns
-            due = [parcel for parcel in waiting if parcel.grant.lease_until_ns < now_ns + lease_ns // 2]
-        if due:
-            try:
-                self._link.extend(due, 1.0)
-            except WorkerUnavailable as error:
-                logger.warning("quiver.subscription.extend subscriber=%s error=%s", self.subscriber, error)
-
-    def _fetched(self, deadline_ns: int) -> RemoteDelivery | GapNotice | None:
-        """The next item, from the server; None when none came in time."""
-        for backoff_seconds in backoffs():
-            try:
-                # By one thread at a time: the others find what it has brought.
-                if not self._taking.acquire(timeout=_seconds_until(deadline_ns)):
-                    return None
-                try:
-                    while (item := self._taken()) is None:
-                        is_over = time.monotonic_ns() >= deadline_ns
-                        self._fetch(deadline_ns)
-                        if is_over:
-                            return self._taken()
-                    return item
-                finally:
-                    self._taking.release()
-            except ClosedError:
-                self._check_open()
-            except WorkerUnavailable:
-                self._check_open()
-                if time.monotonic_ns() + backoff_seconds * SECOND_NS >= deadline_ns:
-                    raise
-                time.sleep(backoff_seconds)
-        raise AssertionError("the row of waiting times has no end")
-
-    def _fetch(self, deadline_ns: int) -> None:
-        """Bring the next bundles here, as many as the server has, up to `prefetch`."""
-        wait_ns = min(max(deadline_ns - time.monotonic_ns(), 0), rc.WAIT_NS_MAX)
-        if self._generation != self._link.generation:
-            with self._lock:
-                self._generation, self._take_number = self._link.generation, 0
-        number = self._take_number + 1
-        try:
-            found = self._link.read(rc.TakeTicket("", number, self._wanted.prefetch, wait_ns), wait_ns / SECOND_NS)
-        except ClosedError:
-            # The server has lost the consumer, unless this side was closed.
-            self._link.renew(self._generation)
-            return
-        items = [self._item(frame) for batch in found for frame in unframed(batch, _FACTS)]
-        with self._lock:
-            self._waiting.extend(items)
-            self._take_number = number
-            if not items:
-                self._note_taken()
-
-    def _check_open(self) -> None:
-        if self._link.is_closed:
-            raise ClosedError("it was closed: subscribe again")
-
-    def _item(self, frame: Frame) -> RemoteDelivery | GapNotice:
-        facts, link = frame.facts, self._link
-        if isinstance(facts, rc.NoticeFacts):
-            return GapNotice(self.topic, *(getattr(facts, name) for name in GapNotice._fields[1:]))
-        projection = self._wanted.asked.resolve(link.slots)
-        segment, index = received(facts.stored, frame.batches, link.slots, projection)
-        now_ns = time.monotonic_ns()
-        until_ns = now_ns + facts.lease_left_ns if facts.lease_left_ns else 0
-        grant = Grant(facts.token, until_ns, now_ns, facts.stored.segment_seq)
-        parcel = ReceivedParcel(segment, grant, facts.number, self._generation)
-        return RemoteDelivery(cast("Resolutions[Any]", link), cast(Parcel, parcel), index, facts.delivery_count)
-
     def _tell(self, notice: GapNotice) -> bool:
         """Pass a notice to `on_gap`; returns whether `get` returns it."""
         logger.warning("quiver.subscription.gap subscriber=%s %s", self.subscriber, notice)
@@ -384,17 +231,11 @@ class RemoteSubscription:
             try:
                 self._wanted.on_gap(notice)
             except BaseException:
-                with self._lock:
-                    self._waiting.appendleft(notice)
+                self._inbox.put_back(notice)
                 raise
-        with self._lock:
-            self._gap_count += 1
-            self._note_taken()
+        self._gap_count += 1
+        self._inbox.was_told()
         return self._wanted.are_gaps_delivered
-
-
-def _seconds_until(deadline_ns: int) -> float:
-    return min(max(deadline_ns - time.monotonic_ns(), 0) / SECOND_NS, threading.TIMEOUT_MAX)
 
 
 def _travelling(options: SubscribeOptions, wanted: SubscribeRequest) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class OrderedSource(Source, Protocol):
 
     @property
     def order(self) -> str:
-        """In which order it gets bundles."""
+        """The order of its bundles."""
 
     def pending_in_range(self, start: BundleId, end: BundleId, timeout: float = 10.0) -> int:
         """Unresolved bundles from `start` up to and not including `end`, both of one core."""

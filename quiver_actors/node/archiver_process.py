@@ -34,6 +34,8 @@ class ArchiverTask(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
     run_dir: str
     settings: NodeArchiveSettings
+    bell: int
+    """The event descriptor by which workers wake the archiver."""
     gid: int | None
     """Group whose members may connect to the archiver; None: only the node's user may."""
     log_format: str
@@ -43,10 +45,15 @@ class ArchiverTask(msgspec.Struct, frozen=True, kw_only=True):
 class ArchiverProcess:
     """A steward in front of another one that also keeps an archiver running, if the node has an archive."""
 
-    def __init__(self, steward: Steward, settings: NodeSettings) -> None:
-        """`settings` has absolute directories."""
+    def __init__(self, steward: Steward, settings: NodeSettings, bell: int) -> None:
+        """
+        Args:
+            settings: with absolute directories.
+            bell: see `ArchiverTask`; the caller's.
+        """
         self._steward = steward
         self._settings = settings
+        self._bell = bell
         self._pidfd = -1
         self._pid = 0
         self._start_ns = 0
@@ -108,6 +115,7 @@ class ArchiverProcess:
             data_dir=settings.data_dir,
             run_dir=settings.run_dir,
             settings=settings.archive,
+            bell=self._bell,
             gid=group_of(settings.access),
             log_format=settings.log.format,
             log_level=settings.log.level,
@@ -120,6 +128,7 @@ class ArchiverProcess:
                 sys.executable,
                 command,
                 os.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, self._bell, self._bell)],  # or it would be closed there
                 setsigmask=[],
                 setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
             )

@@ -139,11 +139,13 @@ def run_node(
         shown.append(page)
         held.enter_context(first_record(settings, page.name, keeper.catalogue.topics))
         warn_of_shared_cpus(cores, len(cpus))
-        archiver = ArchiverProcess(adoption_watch(settings, page, keeper), settings)
+        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        held.callback(os.close, bell)
+        archiver = ArchiverProcess(adoption_watch(settings, page, keeper), settings, bell)
         held.callback(archiver.stop)
         log_event("node.start", {"pid": os.getpid(), "version": __version__, "cores": cores, "config": config_path})
         supervisor = Supervisor(
-            [child_spec(settings, core, cpus[core % len(cpus)], worker, generation) for core in range(cores)],
+            [child_spec(settings, core, cpus[core % len(cpus)], worker, generation, bell) for core in range(cores)],
             page,
             patience or Patience(),
             control_path=os.path.join(run_dir, control.SOCKET_NAME),
@@ -209,8 +211,10 @@ def storage_spec(keeper: TopicKeeper, data_dir: str, cores: int) -> StorageSpec:
     )
 
 
-def child_spec(settings: NodeSettings, core: int, cpu: int, worker: Worker, generation: int = 0) -> ChildSpec:
-    """One pinned worker. `settings` has absolute directories and the number of workers."""
+def child_spec(
+    settings: NodeSettings, core: int, cpu: int, worker: Worker, generation: int = 0, bell: int = -1
+) -> ChildSpec:
+    """One pinned worker. `settings` has absolute directories and the number of workers; `bell` wakes the archiver."""
 
     def run(child: ChildContext) -> int:
         return worker(
@@ -224,6 +228,7 @@ def child_spec(settings: NodeSettings, core: int, cpu: int, worker: Worker, gene
                 page=child.page,
                 wakeup_fd=child.wakeup_fd,
                 generation=generation,
+                archiver_bell=bell,
             )
         )
 

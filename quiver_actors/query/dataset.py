@@ -47,7 +47,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         self._parts = parts = {f"{part.core}/{part.segment_seq}": part for part in rows.snapshot.parts}
         self._scan = scan = Scan(rows, stored, schema)
         self._guarantees: dict[tuple[str, ...], dict[str, pc.Expression]] = {}
-        """What is known of the segments before they are read, by the columns that it is about."""
+        """The guarantees of all segments, by the columns that they are about."""
         # Without this dataset: what Arrow holds in C++ could not be found to be a circle, and the files would stay mapped for ever.
         files = segment_file_system(lambda path: scan.table([parts[path]], where), list(parts))
         form = ds.IpcFileFormat()

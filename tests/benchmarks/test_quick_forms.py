@@ -21,6 +21,7 @@ EXPECTED = {
     "calls": {"calls/node/alone", "calls/node/live", "calls/embedded/alone", "calls/embedded/live"},
     "seal": {"seal/64KiB/16schemas/equal", "compact/64KiB/16schemas/equal"},
     "latency": {"latency/1KiB/200per_s/loaded/p99.9", "latency/1KiB/200per_s/loaded/stalls"},
+    "archive --store directory": {"archive/upload", "archive/read", "archive/ingest", "archive/push/p50"},
     "trickle": {"trickle/5s/seals", "trickle/3600s/reserved_at_most"},
     "remote": {"remote/push/local", "remote/push/remote", "remote/subscribe/remote"},
     "handoff": {"handoff/1KiB", "handoff/8MiB"},

@@ -26,6 +26,7 @@ PUBLIC = (
     "quiver_actors.forward.errors",
     "quiver_actors.archive.errors",
     "quiver_actors.client.archived",
+    "quiver_actors.client.archiving",
 )
 ERRORS = {kind.__name__: kind for kind in error_classes().values() if kind.__module__ in PUBLIC}
 

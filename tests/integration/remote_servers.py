@@ -108,6 +108,6 @@ def pushing(client: RemoteClient, told: list[object], number: int, **key: object
 
 
 def stored(client: Client, topic: str) -> list[int]:
-    """The first values of all bundles of a topic."""
-    cores = client.readable(topic)
-    return [bundle.batch.column(0)[0].as_py() for core in cores for bundle in client.read(topic, core)]
+    """The first values of all bundles of a topic that have a row."""
+    found = [bundle.batch for core in client.readable(topic) for bundle in client.read(topic, core)]
+    return [batch.column(0)[0].as_py() for batch in found if batch.num_rows]

@@ -59,3 +59,32 @@ def test_every_request_fails_in_every_way_and_each_bundle_is_archived_once(
         assert [segment.generation for segment in rows] == [0] * PUSHES
         objects = {info.key for info in store.objects("anode/default")}
         assert len(objects) == 2 * PUSHES
+
+
+def test_a_store_without_conditional_puts_is_refused_until_the_operator_allows_it_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving("moto", tmp_path) as (url, environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        store = open_store(f"{url}/prefix")
+        port = urlsplit(environment["AWS_ENDPOINT_URL"]).port
+        assert port is not None
+        with fault_proxy(port, kind_of, 0, dropped=("if-match", "if-none-match")) as proxy:
+            proxy.is_calm = True
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+            with client_node(config=CONFIG.format(url=f"{url}/prefix")) as node, node.connect() as client:
+                client.push(numbers(0))
+                wait_until(lambda: (status := status_of(node)) is not None and status.state == "refused", "refused", 60)
+                found = status_of(node)
+                assert found is not None
+                assert "archive.single_writer" in found.error
+                assert archived_parts(store) == []
+                config = node.directories.base / "quiver.toml"
+                config.write_text(config.read_text() + "single_writer = true\n")
+                node.kill_supervisor()
+                node.restart()
+                with node.connect() as again:
+                    again.push(numbers(1))
+                    again.flush(until="archived", timeout=60)
+                assert archived_ids(store) == [0, 1]

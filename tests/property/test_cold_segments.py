@@ -15,7 +15,9 @@ from tests.support.engine_driver import EngineDriver, topic_settings
 
 READER, OWNER = "s", "owner"
 STEPS = st.lists(
-    st.sampled_from(["push", "push", "seal", "seal", "time", "consume", "take away", "bring back", "restart", "power loss"]),
+    st.sampled_from(
+        ["push", "push", "seal", "seal", "time", "consume", "take away", "bring back", "restart", "power loss"]
+    ),
     max_size=40,
 )
 

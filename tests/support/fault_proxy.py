@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 UNAVAILABLE, LOST_ANSWER, TORN_BODY, SLOW = "503", "lost answer", "torn body", "slow"
@@ -21,12 +21,16 @@ class FaultProxy:
         port: of the store, on this host.
         kind_of: names the kind of a request by its method and path.
         slow_seconds: how long a slow answer takes: longer than the client waits.
+        dropped: names of headers that are not passed on, in lower case.
     """
 
-    def __init__(self, port: int, kind_of: Callable[[str, str], str], slow_seconds: float) -> None:
+    def __init__(
+        self, port: int, kind_of: Callable[[str, str], str], slow_seconds: float, dropped: Collection[str] = ()
+    ) -> None:
         self.port_behind = port
         self.kind_of = kind_of
         self.slow_seconds = slow_seconds
+        self.dropped = {"connection", *dropped}
         self.injected: Counter[tuple[str, str]] = Counter()
         self.is_calm = False
         self.stopping = threading.Event()
@@ -90,7 +94,7 @@ class FaultProxy:
         self._answer(request, answer, content, torn=fault == TORN_BODY)
 
     def _headers(self, request: BaseHTTPRequestHandler) -> dict[str, str]:
-        return {name: value for name, value in request.headers.items() if name.lower() != "connection"}
+        return {name: value for name, value in request.headers.items() if name.lower() not in self.dropped}
 
     def _forward(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         behind = http.client.HTTPConnection("127.0.0.1", self.port_behind, timeout=30)
@@ -133,9 +137,11 @@ class FaultProxy:
 
 
 @contextlib.contextmanager
-def fault_proxy(port: int, kind_of: Callable[[str, str], str], slow_seconds: float) -> Iterator[FaultProxy]:
+def fault_proxy(
+    port: int, kind_of: Callable[[str, str], str], slow_seconds: float, dropped: Collection[str] = ()
+) -> Iterator[FaultProxy]:
     """A proxy for as long as the context lasts."""
-    proxy = FaultProxy(port, kind_of, slow_seconds)
+    proxy = FaultProxy(port, kind_of, slow_seconds, dropped)
     try:
         yield proxy
     finally:

@@ -74,3 +74,16 @@ class FaultyStore:
 
     def close(self) -> None:
         self.inner.close()
+
+
+class UnconditionalStore(FaultyStore):
+    """A store without conditional puts: it overwrites whatever is there."""
+
+    def create(self, key: str, content: bytes) -> Version:
+        self.inner.put(key, [content], len(content))
+        found = self.inner.get(key)
+        assert found is not None
+        return found.version
+
+    def replace(self, key: str, content: bytes, version: Version) -> Version:
+        return self.create(key, content)

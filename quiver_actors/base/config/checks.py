@@ -99,6 +99,18 @@ def _archive_has_a_place(settings: NodeSettings) -> Iterator[Conflict]:
             yield f"{place}archive.require", "is true without archive.enabled; expected both, or neither"
 
 
+def _archived_pushes_can_wait(settings: NodeSettings) -> Iterator[Conflict]:
+    """Check that what a push waits for happens: the topic is archived, and the bundle is synced before."""
+    for place, topic in _topics(settings):
+        if topic.is_archived and not topic.archive.enabled:
+            yield f"{place}durability", "is archived without archive.enabled; expected both, or another durability"
+        if topic.is_archived and topic.wal.flush_interval_ns:
+            yield (
+                f"{place}wal.flush_interval",
+                "is not 0ms, and durability is archived, where bundles are synced before they are archived; expected 0ms",
+            )
+
+
 def _cold_directory_is_elsewhere(settings: NodeSettings) -> Iterator[Conflict]:
     """Check that a cold directory has a place of its own, whatever the directory is that a process runs in."""
     for place, topic in _topics(settings):
@@ -127,4 +139,5 @@ CHECKS: tuple[Check, ...] = (
     _cap_holds_the_logs,
     _shares_hold_the_logs,
     _archive_has_a_place,
+    _archived_pushes_can_wait,
 )

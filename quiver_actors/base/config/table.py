@@ -155,6 +155,11 @@ _NODE = (
         "none. Credentials are found where the provider's tools look (docs/archive.md).",
     ),
     Setting(
+        key="archive.single_writer", field="archive.single_writer", kind=BOOLEAN, scope=Scope.NODE, live=False,
+        about="true: the store may lack conditional puts. You promise that no other node archives under this node's name: nothing else "
+        "keeps two from overwriting each other's manifest.",
+    ),
+    Setting(
         key="archive.max_bandwidth", field="archive.max_bandwidth_bytes", kind=SIZE, scope=Scope.NODE, live=False,
         about="Most bytes of segments that the archiver sends in a second. 0: no limit.",
     ),
@@ -199,7 +204,8 @@ _NODE_RETENTION = (
 _TOPIC = (
     Setting(
         key="durability", field="durability", kind=TEXT, choices=DURABILITY_MODES,
-        about="wal: a push returns when the bundle is in the log. segment_only: when it is in the open segment, which a crash loses.",
+        about="wal: a push returns when the bundle is in the log. segment_only: when it is in the open segment, which a crash loses. "
+        "archived: when its segment is in the archive (docs/archive.md).",
     ),
     Setting(
         key="slots", field="slots", kind=SLOTS, live=False, fixed=True,
@@ -312,6 +318,11 @@ _TOPIC = (
     Setting(
         key="archive.require", field="archive.require", kind=BOOLEAN, operators=True,
         about="Nothing is evicted or expires that is not archived: with the store away the size cap holds pushes back.",
+    ),
+    Setting(
+        key="archive.commit_interval", field="archive.commit_interval_ns", kind=DURATION, operators=True,
+        minimum=10 * MILLISECOND_NS, maximum=60 * SECOND_NS,
+        about='With durability = "archived" a segment is sealed and archived so long after its first bundle.',
     ),
     Setting(
         key="archive.max_delay", field="archive.max_delay_ns", kind=DURATION, operators=True,

@@ -13,7 +13,7 @@ from quiver_actors.base.default_run_dir import default_run_dir
 from quiver_actors.base.model import DEFAULT_TOPIC, SEGMENT_BUNDLES_MAX, SlotTable
 from quiver_actors.base.units import GIB, MIB, MILLISECOND_NS, SECOND_NS
 
-DURABILITY_MODES = ("wal", "segment_only")
+DURABILITY_MODES = ("wal", "segment_only", "archived")
 COMPACTION_MODES = ("auto", "off")
 NODE_USER = -1
 """Owner of a topic that belongs to the user the node runs as."""
@@ -74,6 +74,8 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = False
     require: bool = False
     """Whether nothing is evicted or expires that is not in the archive."""
+    commit_interval_ns: int = 250 * MILLISECOND_NS
+    """How long a segment takes bundles before it is sealed and sent to the archive, where the durability is `archived`."""
     max_delay_ns: int = 5 * SECOND_NS
     """Age of the oldest bundle of an open segment at which the archiver has it sealed; 0: `segment.max_open_duration` alone decides."""
     expire_ns: int = 0
@@ -106,6 +108,8 @@ class NodeArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str = ""
     """Empty: the node has no archive."""
+    single_writer: bool = False
+    """Whether a store without conditional puts is used: the operator promises that no other node archives under this node's name."""
     max_bandwidth_bytes: int = 0
     """Bytes of segments that are sent in a second; 0: no limit."""
     request_timeout_ns: int = 30 * SECOND_NS
@@ -141,6 +145,16 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Subscribers of the topic's owner that every user of the topic may join."""
     priority: int = 0
     """A worker serves topics of a higher priority first, turn by turn."""
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether logs are synced before they are sealed."""
+        return self.durability != "segment_only"
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether a push returns only when its bundle is in the archive."""
+        return self.durability == "archived"
 
     def slot_table(self) -> SlotTable:
         """Return the declared slots as a table of names and ids; empty if the topic declares none."""

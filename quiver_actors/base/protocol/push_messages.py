@@ -125,3 +125,6 @@ class Acked(Message, tag=66, frozen=True):
 
     durability: int
     runs: list[AckRun]
+    archives_as: str = ""
+    """Where the topic's durability is `archived`: the incarnation under which the bundles are being archived, and whoever pushed them
+    waits for that. Else empty."""

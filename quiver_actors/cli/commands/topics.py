@@ -133,7 +133,7 @@ def _row(name: str, topic: Topic) -> tuple[str, ...]:
     from quiver_actors.base.config.kinds import duration_text, size_text
 
     settings = topic.settings
-    flush = duration_text(settings.wal.flush_interval_ns) if settings.durability == "wal" else "-"
+    flush = duration_text(settings.wal.flush_interval_ns) if settings.is_synced else "-"
     slots = str(len(settings.slots)) if settings.slots else "-"
     size = size_text(settings.segment.target_size_bytes)
     return name, settings.durability, flush, size, slots, str(settings.priority), topic.source

@@ -13,10 +13,12 @@ from quiver_actors.errors import QuiverError
 
 def archive_error(settings: NodeSettings) -> str:
     """Write, replace and delete a small object where the archive is or will be; the reason if that fails, empty if not."""
-    if not settings.archive.url:
+    archive = settings.archive
+    if not archive.url:
         return ""
     try:
-        store = open_store(settings.archive.url, timeout_seconds=settings.archive.request_timeout_ns / SECOND_NS)
+        seconds = archive.request_timeout_ns / SECOND_NS
+        store = open_store(archive.url, timeout_seconds=seconds, is_single_writer=archive.single_writer)
         with contextlib.closing(store):
             prove_conditional_puts(store, settings.node_name())
     except QuiverError as error:

@@ -26,5 +26,7 @@ class WorkerContext:
     """One byte makes the supervisor look at the region's state at once."""
     generation: int = 0
     """Generation of the data directory; see `core_generation`."""
+    archiver_bell: int = -1
+    """An event descriptor that wakes the node's archiver; -1: there is none."""
     page: CountersPage | None = None
     """Where the supervisor says how much of the disk the worker may have; None: as much as there is."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from quiver_actors.base.bell import ring
 from quiver_actors.base.clock import Clock, SystemClock
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.homes import ProducerHomes
@@ -286,6 +287,7 @@ class Worker:
             journal=self._journal,
             run_queue=run_queue,
             host_of=self._topics.hosts.get if self._topics is not None else lambda _: None,
+            ring_archiver=partial(ring, self._context.archiver_bell),
         )
 
     def _open_dead_letters(self, topics: Topics) -> None:

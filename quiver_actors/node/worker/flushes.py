@@ -12,14 +12,16 @@ from quiver_actors.store.engine import Engine
 
 
 class Flushes:
-    """Flushes that wait for a segment to be sealed.
+    """Flushes that wait for a segment to be sealed, and the archiver, for whose segments pushes wait.
 
     Attributes:
         segment_staged: the highest segment number that a push went into; the ingest's note.
+        ring_archiver: wakes the archiver.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.segment_staged = -1
+        self.ring_archiver: Callable[[], None] = _nobody
         self._engine = engine
         self._segment_sealed = -1
         self._waiting: list[tuple[int, Session, int]] = []
@@ -38,8 +40,10 @@ class Flushes:
         self._answer()
 
     def sealed(self, segment_seq: int) -> None:
-        """Answer the flushes that waited for the segment or one before it to be sealed."""
+        """Answer the flushes that waited for the segment or one before it to be sealed, and tell the archiver of one that pushes wait for."""
         self._segment_sealed = max(self._segment_sealed, segment_seq)
+        if self._engine.settings.is_archived:
+            self.ring_archiver()
         if self._waiting:
             self._answer()
 
@@ -56,3 +60,7 @@ class Flushes:
         for _, session, tag in due:
             session.owed -= 1
             session.send(Done(tag))
+
+
+def _nobody() -> None:
+    pass

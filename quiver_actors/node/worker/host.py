@@ -59,6 +59,7 @@ class EngineHost:
         run_queue: RunQueue[EngineHost],
         pressure: Pressure | None = None,
         host_of: Callable[[str], EngineHost | None] = lambda _: None,
+        ring_archiver: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -68,6 +69,7 @@ class EngineHost:
             run queue: of the worker's loop.
             pressure: of the worker.
             host_of: the other topics of this core, for dead letters.
+            ring_archiver: wakes the archiver, as pushes wait for what has been sealed.
         """
         self.engine = engine
         self.latencies = {latency: Histogram() for latency in Latency}
@@ -83,6 +85,7 @@ class EngineHost:
             latencies=self.latencies,
         )
         ingest = Ingest(engine, self.jobs.start, self.latencies[Latency.PUSH], self._easing.pressure)
+        ingest.flushes.ring_archiver = ring_archiver
         self.ingest = ingest
         self._event_log = EngineEventLog(engine, journal)
         clock = SystemClock()

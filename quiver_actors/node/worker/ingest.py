@@ -162,7 +162,7 @@ class Ingest:
             else:
                 reached[session] = runs
         for session, runs in reached.items():
-            session.send(Acked(int(durability), runs))
+            session.send(Acked(int(durability), runs, self._engine.group_commit.archives_as))
 
     # --- ends ----------------------------------------------------------------------------------------------------------
 

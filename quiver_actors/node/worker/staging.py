@@ -100,6 +100,11 @@ class Staging:
             raise UsageError(
                 f"the decision log's location has {len(message.decisions)} characters, more than {LOCATION_BYTES_MAX}"
             )
+        if self._engine.settings.is_archived:
+            raise UsageError(
+                f"topic {self._engine.topic!r} has durability 'archived', and transactions do not wait for the archive: push without one, "
+                "or stage into a topic with durability 'wal' and archive.enabled"
+            )
         order = StageOrder(
             message.txn_id, message.epoch, message.partition, message.attempt, message.decisions, message.ttl_ns
         )

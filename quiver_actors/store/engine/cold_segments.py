@@ -114,7 +114,7 @@ class ColdSegments:
         return self._entries[segment_seq].lost
 
     def entry_of(self, segment_seq: int) -> ColdEntry | None:
-        """What is known of a cold segment."""
+        """The figures of a cold segment."""
         return self._entries.get(segment_seq)
 
     def is_moving(self, segment_seq: int) -> bool:

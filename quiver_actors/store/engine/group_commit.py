@@ -28,6 +28,7 @@ class GroupCommit:
 
     Attributes:
         sequence_durable: bundles with a lower sequence are covered by a sync.
+        archives_as: incarnation under which the archive has what pushes wait for, as in `Acked`.
         syncs, sync_ns_last: how many commits were done, and how long the last of them took.
     """
 
@@ -45,10 +46,10 @@ class GroupCommit:
         self.syncs = self.sync_ns_last = 0
         self._disk = disk
         self._paths = paths
+        self._numbers = numbers
         self.change_settings(settings)
         self._clock = clock
         self._condition = condition
-        self._numbers = numbers
         self._logs = logs
         self._commit: CommitJob | EmptyLogJob | None = None
         self._lone = LoneCommit(disk, paths)
@@ -57,8 +58,8 @@ class GroupCommit:
 
     @property
     def may_be_lone(self) -> bool:
-        """Whether no commit is under way, and each syncs."""
-        return self._commit is None and self._syncs_each_commit
+        """Whether no commit is under way, and each syncs, which is all that pushes wait for."""
+        return self._commit is None and self._may_be_lone
 
     def begin_lone(self, log: Log, size_bytes: int) -> LoneCommit:
         """Begin the commit of another bundle of that size, which is about to be written, while `may_be_lone`. It comes back by `finish`."""
@@ -69,7 +70,9 @@ class GroupCommit:
     def change_settings(self, settings: TopicSettings) -> None:
         """Use these settings from now on: pushes that are not acknowledged yet are acknowledged by the new rule."""
         self._settings = settings
-        self._syncs_each_commit = settings.durability == "wal" and settings.wal.flush_interval_ns == 0
+        self._syncs_each_commit = settings.is_synced and settings.wal.flush_interval_ns == 0
+        self._may_be_lone = self._syncs_each_commit and not settings.is_archived
+        self.archives_as = self._numbers.incarnation.hex() if settings.is_archived else ""
 
     @property
     def is_idle(self) -> bool:

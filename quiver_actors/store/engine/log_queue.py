@@ -176,7 +176,7 @@ class LogQueue:
     def deadlines_ns(self) -> list[int]:
         """When the active log is old, and when it is to be synced."""
         active, flush_interval_ns = self.active, self.settings.wal.flush_interval_ns
-        is_synced = self.settings.durability == "wal"
+        is_synced = self.settings.is_synced
         if active is None or active.is_empty:
             return self.spare.deadlines_ns() if active is None else []
         deadlines = [active.first_append_ns + self._open_duration_ns]
@@ -256,4 +256,6 @@ def _open_duration_ns(settings: TopicSettings) -> int:
     open_ns = segment.max_open_duration_ns
     if settings.durability == "segment_only":
         open_ns = min(open_ns, segment.max_unsynced_duration_ns)
+    if settings.is_archived:
+        open_ns = min(open_ns, settings.archive.commit_interval_ns)
     return min(open_ns, int(MAX_AGE_PART * max_age_ns)) if max_age_ns else open_ns

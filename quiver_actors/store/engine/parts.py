@@ -164,14 +164,5 @@ def assemble(
         ballast=ballast,
         allowance=allowance,
         readable_end=readable_end,
-        open_checks=OpenChecks(
-            disk,
-            paths,
-            clock,
-            progress,
-            readable_end,
-            sealed_segments,
-            quarantine,
-            repair,
-        ),
+        open_checks=OpenChecks(disk, paths, clock, progress, readable_end, sealed_segments, quarantine, repair),
     )

@@ -12,12 +12,13 @@ import pytest
 
 from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.manifest_store import ManifestWriter
-from quiver_actors.archive.object_store import ObjectStore, Version
+from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import check_url, open_store
 from quiver_actors.archive.ownership import RECORD_FILE, become_owner, read_record, take_over
+from quiver_actors.archive.single_writer import SingleWriterStore
 from quiver_actors.errors import ConfigError, InvalidFormat
 from quiver_actors.store.disk.posix import PosixDisk
-from tests.support.faulty_objects import FAULTS, FaultyStore
+from tests.support.faulty_objects import FAULTS, FaultyStore, UnconditionalStore
 
 
 @pytest.fixture
@@ -81,21 +82,24 @@ def test_so_is_the_very_first_one(store: ObjectStore, tmp_path: Path, at: int, f
 
 
 def test_a_store_that_ignores_conditions_is_refused(store: ObjectStore, tmp_path: Path) -> None:
-    class Careless(FaultyStore):
-        """Overwrites whatever is there."""
-
-        def create(self, key: str, content: bytes) -> Version:
-            self.inner.put(key, [content], len(content))
-            found = self.inner.get(key)
-            assert found is not None
-            return found.version
-
-        def replace(self, key: str, content: bytes, version: Version) -> Version:
-            return self.create(key, content)
-
-    with pytest.raises(ArchiveRefused, match="If-None-Match"):
-        own(tmp_path, Careless(store))
+    with pytest.raises(ArchiveRefused, match=r"If-None-Match.*archive\.single_writer"):
+        own(tmp_path, UnconditionalStore(store))
     assert list(store.objects("")) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("at", range(-1, 15))
+def test_its_only_writer_may_use_it_and_what_fails_is_made_again(
+    store: ObjectStore, tmp_path: Path, at: int, fault: str
+) -> None:
+    with contextlib.suppress(ArchiveUnavailable):
+        own(tmp_path, SingleWriterStore(FaultyStore(UnconditionalStore(store), at, fault)))
+    first = own(tmp_path, SingleWriterStore(UnconditionalStore(store)))
+    first.check_owner()
+    second = own(tmp_path, SingleWriterStore(UnconditionalStore(store)))
+    with pytest.raises(ArchiveFenced):
+        first.hand_over(first.head.owner)
+    second.check_owner()
 
 
 def test_a_damaged_record_is_told(tmp_path: Path) -> None:

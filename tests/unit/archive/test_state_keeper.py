@@ -36,7 +36,7 @@ HOUR_NS = 3600 * 10**9
 
 
 class Looked:
-    """Stands for the archive of a topic: the keeper looks at nothing else of it."""
+    """The part of a topic's archive that the keeper looks at."""
 
     def __init__(self, behind: dict[StreamKey, Behind] | None) -> None:
         self.behind = behind

@@ -27,7 +27,7 @@ STATUS = ArchiveStatus(url="s3://bucket", state="archiving", streams=(STREAM,))
 
 
 def wanted(segment_seq: int, index: int = 0, incarnation: str = "17") -> Wanted:
-    return Wanted("clicks", 0, incarnation, ((segment_seq, index),))
+    return Wanted("clicks", 0, incarnation, ((segment_seq, index, index + 1),))
 
 
 @pytest.mark.parametrize("place", [(3, 0), (4, 0), (4, 1), (4, 4), (7, 5), (9, 0)])
@@ -38,7 +38,7 @@ def test_bundles_of_archived_segments_are_archived(place: tuple[int, int]) -> No
 def test_what_is_to_come_of_another_directory_or_unknown_is_not_yet() -> None:
     assert not is_archived(STATUS, wanted(10))
     assert not is_archived(STATUS, wanted(3, incarnation="18")), "equal numbers of another directory are other segments"
-    assert not is_archived(STATUS, Wanted("views", 0, "17", ((3, 0),)))
+    assert not is_archived(STATUS, Wanted("views", 0, "17", ((3, 0, 1),)))
     assert not is_archived(None, wanted(3))
 
 
@@ -51,6 +51,12 @@ def test_what_never_will_be_archived_is_told_with_its_reason(place: tuple[int, i
         is_archived(STATUS, wanted(*place))
 
 
+def test_a_hole_in_the_middle_of_a_run_of_bundles_is_told() -> None:
+    assert is_archived(STATUS, Wanted("clicks", 0, "17", ((4, 0, 2), (4, 4, 9))))
+    with pytest.raises(NotArchived, match=r"bundles 0 to 8 of segment 4.*damaged"):
+        is_archived(STATUS, Wanted("clicks", 0, "17", ((4, 0, 9),)))
+
+
 def test_everything_through_a_segment_counts_holes_as_done() -> None:
     assert is_archived(STATUS, Wanted("clicks", 0, "17", through=9))
     assert not is_archived(STATUS, Wanted("clicks", 0, "17", through=10))
@@ -59,8 +65,8 @@ def test_everything_through_a_segment_counts_holes_as_done() -> None:
 def test_ids_are_gathered_by_topic_and_core() -> None:
     ids = [BundleId("clicks", 1, 4, 0), BundleId("clicks", 0, 3, 1), BundleId("clicks", 1, 4, 0)]
     assert sorted(wanted_of(ids, {0: "17"})) == [
-        Wanted("clicks", 0, "17", ((3, 1),)),
-        Wanted("clicks", 1, "", ((4, 0),)),
+        Wanted("clicks", 0, "17", ((3, 1, 2),)),
+        Wanted("clicks", 1, "", ((4, 0, 1),)),
     ]
 
 

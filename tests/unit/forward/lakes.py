@@ -30,7 +30,7 @@ class Lake(NamedTuple):
     """One kind of table: how to deliver to it and to read it."""
 
     deliverer: Callable[..., TableDeliverer]
-    """Of a directory and a subscription."""
+    """A test's directory and subscription."""
     seam: Callable[[Path, str], LakeTable]
     read: Callable[[Path], pa.Table]
 

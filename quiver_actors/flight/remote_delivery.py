@@ -1,0 +1,46 @@
+"""A bundle that a remote consumer has claimed, and the receipt of its resolution."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from quiver_actors.client import Delivery
+from quiver_actors.client.delivery import Ticket
+from quiver_actors.errors import AlreadyResolved, LeaseExpired
+from quiver_actors.flight.consumer_link import ConsumerLink
+from quiver_actors.flight.received_parcel import ReceivedParcel
+
+
+class RemoteTicket(Ticket):
+    """The receipt of a resolution: ask it whether the worker has it for good."""
+
+    __slots__ = ("_link", "_parcel")
+
+    def __init__(self, resolutions: Any, delivery: Any) -> None:
+        super().__init__(resolutions, delivery)
+        self._link: ConsumerLink = resolutions
+        self._parcel: ReceivedParcel = delivery.parcel
+
+    def wait(self, timeout: float = 10.0) -> None:
+        """Return when the resolution is durable. Raises as `Ticket.wait`."""
+        self._link.settle(self._parcel, timeout)
+
+
+class RemoteDelivery(Delivery):
+    """A bundle that is claimed for this consumer; see `Delivery`. Its batches are copies in memory, which stay as long as they are used."""
+
+    __slots__ = ()
+
+    _ticket_type = RemoteTicket
+
+    @property
+    def parcel(self) -> ReceivedParcel:
+        """Claim of the bundle; not for callers."""
+        return cast(ReceivedParcel, self._parcel)
+
+    def extend(self, timeout: float = 10.0) -> None:
+        """Begin the lease anew, of this bundle and of those that were claimed with it. Raises as `Delivery.extend`."""
+        if self.is_resolved:
+            raise AlreadyResolved(f"{self!r} is not held any more")
+        if cast(ConsumerLink, self._resolutions).extend([self.parcel], timeout):
+            raise LeaseExpired(f"{self!r}: its lease was over, or its consumer lost; it may be with another consumer")
