@@ -255,20 +255,6 @@ class StorageUnavailable(QuiverError):
     retriable = True
 
 
-class ColdStorageUnavailable(StorageUnavailable):
-    """A segment lies on the cold disk, and its file is not open yet, or cannot be opened now. Nothing is lost by that.
-
-    Attributes:
-        is_coming: it is being opened; no error is known.
-    """
-
-    code = "cold_storage_unavailable"
-
-    def __init__(self, message: str = "", *, is_coming: bool = False) -> None:
-        super().__init__(message)
-        self.is_coming = is_coming
-
-
 class EngineFailed(QuiverError):
     """A write or sync of this topic and core failed: it refuses work until its worker has been restarted."""
 

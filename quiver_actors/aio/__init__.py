@@ -45,7 +45,20 @@ __all__ = [
     "connect",
     "connect_remote",
     "open",
+    "open_archive",
 ]
+
+
+def open_archive(*arguments: Any, **options: Any) -> NoReturn:
+    """Refuse: an archive that is read without a node has no asynchronous form.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "aio.open_archive does not exist, because an archive waits for its object store: call quiver_actors.open_archive and what it "
+        "returns in a thread (asyncio.to_thread), or read through a node with the client of aio"
+    )
 
 
 def __getattr__(name: str) -> Any:

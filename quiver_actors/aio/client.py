@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Unpack, overload
 
@@ -15,12 +15,15 @@ import pyarrow as pa
 from quiver_actors.aio.archived import ArchiveWaiting
 from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.aio.querying import QueryingClient
+from quiver_actors.aio.reading import ReadingClient
 from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
+from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, check_until, flushed_through
-from quiver_actors.client.bundle import StoredBundle
+from quiver_actors.client.archived_reads import ArchivedReads
+from quiver_actors.client.archived_start import check_start, looking, names_a_place
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
 from quiver_actors.client.keyed import pushing_keyed
@@ -28,13 +31,11 @@ from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
 from quiver_actors.client.pickling import refuse_pickle
 from quiver_actors.client.producer import Producer, with_counts
-from quiver_actors.client.projection import Asked
 from quiver_actors.client.push_channel import PushChannel
-from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests
 from quiver_actors.client.schemas import HeldSchema
-from quiver_actors.client.segments import BundleReader, ReadableSegments, reader_of
+from quiver_actors.client.segments import ReadableSegments, reader_of
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.client.subscribe_request import Gaps, SeekReport, Start, SubscribeOptions, SubscribeRequest
@@ -57,7 +58,7 @@ def connect(
     return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
-class Client(QueryingClient, ArchiveWaiting):
+class Client(ReadingClient, QueryingClient, ArchiveWaiting):
     """See `connect`. An asynchronous context manager; `close` is idempotent."""
 
     _channel_kind: type[PushChannel] = PushChannel
@@ -72,6 +73,7 @@ class Client(QueryingClient, ArchiveWaiting):
         self._channels = ChannelSet(self._exchange, directory, lambda core: kind(*shared, core, name))
         self._producer = Producer(self._channels)
         self._requests = Requests(self._channels, timeout)
+        self._archived = ArchivedReads(ArchiveDoor(directory))
         self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
 
     @property
@@ -176,6 +178,9 @@ class Client(QueryingClient, ArchiveWaiting):
     ) -> Subscription | GapSubscription:
         """Attach to a durable subscriber; the options are those of `SubscribeOptions`. The callbacks may be coroutine functions."""
         wanted = SubscribeRequest.parse(topic, subscriber, gaps, options, verifies_checksums=self._verifies_checksums)
+        if names_a_place(wanted) and self._archived.has_archiver:
+            found = await self._exchange.complete(looking(self._requests, wanted))
+            await asyncio.to_thread(check_start, self._archived, wanted, found)
         starts = await self._exchange.complete(self._requests.starting(topic, wanted.start))
         kind = GapSubscription if wanted.are_gaps_delivered else Subscription
         subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, starts)
@@ -294,33 +299,6 @@ class Client(QueryingClient, ArchiveWaiting):
         tell = self._requests.teller_of_damage(core, topic, segment_seq)
         return reader_of(*opened, segment_seq, verifies_checksums=verifies, tell_damage=tell)
 
-    async def read_part(
-        self, core: int, topic: str, segment_seq: int, first: int, end: int, *, verify_checksums: bool | None = None
-    ) -> BundleReader:
-        """Open the bundles `[first, end)` of one segment, sealed or not, without a claim; see `Client.read_part` of threads."""
-        verifies = self._verifies_checksums if verify_checksums is None else verify_checksums
-        part = SegmentPart(segment_seq, first, end)
-        return await self._exchange.complete(self._requests.part_reader(core, topic, part, verifies_checksums=verifies))
-
-    async def read(
-        self,
-        topic: str,
-        core: int,
-        start: BundleId | None = None,
-        end: BundleId | None = None,
-        *,
-        slots: Iterable[str | int] | None = None,
-        columns: Mapping[str | int, Iterable[str]] | None = None,
-    ) -> AsyncIterator[StoredBundle]:
-        """Read stored bundles with `async for`; the range is fixed and checked when the first bundle is asked for."""
-        found = await self._exchange.complete(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
-        wanted = found.between(start, end)
-        for part in wanted.parts:
-            flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
-            segment = await self._exchange.complete(flow)
-            for index in range(part.first, part.end):
-                yield StoredBundle(segment, index)
-
     async def close(self) -> None:
         """Close all connections and subscriptions, also where it is cancelled. Idempotent."""
         subscriptions = list(self._subscriptions)
@@ -334,6 +312,7 @@ class Client(QueryingClient, ArchiveWaiting):
                 with self._exchange.lock:
                     self._channels.close()
                 self._exchange.close()
+            self._archived.close()
 
     async def __aenter__(self) -> Client:
         return self

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.base.model import DEFAULT_TOPIC
+from quiver_actors.client.archived_reads import ArchivedReads
 from quiver_actors.client.requests import Requests
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 class QueryingClient:
     """Methods of `Client` that ask."""
 
+    _archived: ArchivedReads
     _exchange: LoopExchange
     _requests: Requests
     _verifies_checksums: bool
@@ -41,15 +43,15 @@ class QueryingClient:
     ) -> TopicDataset:
         """Return what a slot of a topic holds now as a `pyarrow.dataset.Dataset`; see `quiver_actors.client.Client.dataset`.
 
-        A scan reads mapped files and does not wait for the node; a large one belongs into a thread.
+        A scan reads mapped files and does not wait for the node, but it fetches what is archived; a large one belongs into a thread.
         """
         from quiver_actors.client.querying import dataset_from, taking_dataset
 
         span, flow = taking_dataset(self._requests, topic, start, end, verifies_checksums=self._verifies_checksums)
-        snapshot = await self._exchange.complete(flow)
+        taken = await self._exchange.complete(flow)
         choice = {"slot": slot, "where": where, "event_start": event_start, "event_end": event_end}
         choice |= {"metadata": metadata, "skip_damaged": skip_damaged}
-        return await asyncio.to_thread(dataset_from, snapshot, span, **choice)
+        return await asyncio.to_thread(dataset_from, self._archived, taken, span, **choice)
 
     async def sql(
         self,
@@ -57,11 +59,14 @@ class QueryingClient:
         *,
         engine: str = "duckdb",
         topics: Collection[str] | None = None,
+        start: Bound = None,
+        end: Bound = None,
         skip_damaged: bool = False,
     ) -> pa.RecordBatchReader:
         """Run one reading SQL statement over what is stored now; see `quiver_actors.client.Client.sql`."""
-        from quiver_actors.client.querying import answer, taking_material
+        from quiver_actors.client.querying import answer, span_of_times, taking_material
 
-        flow = taking_material(self._requests, statement, topics, verifies_checksums=self._verifies_checksums)
-        material = await self._exchange.complete(flow)
-        return await asyncio.to_thread(answer, statement, material, engine, skip_damaged=skip_damaged)
+        span = span_of_times(start, end)
+        flow = taking_material(self._requests, statement, topics, span, verifies_checksums=self._verifies_checksums)
+        gathered = await self._exchange.complete(flow)
+        return await asyncio.to_thread(answer, self._archived, statement, gathered, engine, skip_damaged=skip_damaged)

@@ -31,9 +31,6 @@ from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.supervisor.log import configure_logging, log_event
 from quiver_actors.supervisor.spawn import die_with
 
-CACHE_BYTES = 256 << 20
-"""Fetched blocks that are kept in the data directory, in files without a name."""
-
 
 def main(text: str) -> int:
     """Archive until SIGTERM, or until the node's process ends. Returns the exit code."""
@@ -50,6 +47,7 @@ def main(text: str) -> int:
         log_event("archive.unusable", {"error": str(error)}, logging.ERROR)
         return 1
     data, run = PosixDisk(task.data_dir), PosixDisk(task.run_dir)
+    files = SegmentFiles(store, task.node, task.data_dir, task.settings.cache_size_bytes)
 
     def topics() -> dict[str, TopicSettings]:
         catalogue = read_catalogue(data)
@@ -59,13 +57,14 @@ def main(text: str) -> int:
         return connect(task.run_dir, timeout=task.settings.request_timeout_ns / 1e9)
 
     def show(status: ArchiveStatus) -> None:
+        status = msgspec.structs.replace(status, cached_bytes=files.cached_bytes)
         try:
             replace_file(run, task.run_dir, ARCHIVE_STATUS_FILE, msgspec.json.encode(status), task.gid)
         except (QuiverError, OSError) as error:
             log_event("archive.status_not_written", {"error": str(error)}, logging.WARNING)
 
     archiver = Archiver(task.node, task.settings, data, store, client, topics, show, Bell(task.bell))
-    server = serve_reads(task, store, data)
+    server = serve_reads(task, store, data, files)
     signal.signal(signal.SIGTERM, lambda number, frame: archiver.stop())
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
@@ -94,9 +93,8 @@ def replace_file(disk: Disk, directory: str, path: str, content: bytes, gid: int
     disk.rename(f"{path}.tmp", path)
 
 
-def serve_reads(task: ArchiverTask, store: ObjectStore, data: Disk) -> ArchiveServer | None:
+def serve_reads(task: ArchiverTask, store: ObjectStore, data: Disk, files: SegmentFiles) -> ArchiveServer | None:
     """Let users of the node read what is archived; None where the socket cannot be made, which is logged."""
-    files = SegmentFiles(store, task.node, task.data_dir, CACHE_BYTES)
     try:
         listener = Listener(task.run_dir, ARCHIVE_SOCKET, task.gid)
     except OSError as error:

@@ -20,8 +20,9 @@ from quiver_actors.archive.manifest_store import ManifestWriter, read_head
 from quiver_actors.archive.object_store import ObjectChanged, ObjectExists, ObjectStore
 from quiver_actors.errors import DiskError, InvalidFormat
 from quiver_actors.store.disk.protocol import Disk, read_whole, write_atomically
+from quiver_actors.store.files.paths import ARCHIVE_NAME
 
-RECORD_FILE = "quiver.archive"
+RECORD_FILE = ARCHIVE_NAME
 _RECORD_BYTES_MAX = 1 << 20
 
 

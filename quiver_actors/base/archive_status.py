@@ -62,6 +62,8 @@ class ArchiveStatus(msgspec.Struct, frozen=True, kw_only=True):
     uploaded_segments: int = 0
     uploaded_bytes: int = 0
     error_count: int = 0
+    cached_bytes: int = 0
+    """Fetched blocks of archived segments that are kept in the data directory for clients."""
     streams: tuple[ArchivedStream, ...] = ()
 
     @property

@@ -60,6 +60,17 @@ class ArchiveDoor:
         self._generation = 0
         """Rises with each connection: numbers of files are those of one connection."""
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the node has an archiver, though it may be away just now. Does not wait."""
+        try:
+            connected = self._directory.another().connect_to_archiver()
+        except OSError:
+            return True
+        if connected is not None:
+            connected.close()
+        return connected is not None
+
     def listed(self, topic: str, core: int, incarnation: str, first_segment_seq: int) -> ArchivedList | None:
         """Ask for what is archived of a topic on a core, from a segment on. Returns None where the node has no archiver.
 
@@ -115,9 +126,12 @@ class ArchiveDoor:
         return True
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
-        with self._lock:
-            self._disconnect()
+        """Close the connection, unless a thread is asking just now: then it goes with the door. Does not wait; idempotent."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._disconnect()
+            finally:
+                self._lock.release()
 
     def _ask(self, request: ArchiveRequest) -> _Answered:
         with self._lock:

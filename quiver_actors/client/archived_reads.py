@@ -19,7 +19,8 @@ from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
 from quiver_actors.client.projection import Projection
 from quiver_actors.client.ranges import SegmentPart
-from quiver_actors.client.requests import OnDisk
+from quiver_actors.client.segments import MappedSegment
+from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import NotStored
 from quiver_actors.store.segment.ranged import RangedReader
 
@@ -61,15 +62,25 @@ class ArchivedReads:
     def __init__(self, door: ArchiveDoor) -> None:
         self._door = door
 
-    def before(self, topic: str, core: int, start: BundleId | None, on_disk: OnDisk) -> ArchivedStream:
+    @property
+    def has_archiver(self) -> bool:
+        """Whether the node has an archiver, though it may be away just now. Does not wait."""
+        return self._door.is_there
+
+    def before(
+        self, topic: str, core: int, start: BundleId | None, on_disk: Sequence[SegmentInfo], incarnation: str
+    ) -> ArchivedStream:
         """Ask for what is archived from `start` on, if that is older than what is on the disk; else nothing is asked.
+
+        Args:
+            incarnation: that of the core's directory; empty: not known, and nothing is asked.
 
         Raises:
             NotAllowed, StorageUnavailable, WorkerUnavailable: the archiver cannot tell.
         """
-        stream = ArchivedStream(topic, core, on_disk.incarnation)
-        numbers = {info.segment_seq for info in on_disk.segments}
-        if start is None or not stream.incarnation or start.segment_seq >= min(numbers, default=start.segment_seq + 1):
+        stream = ArchivedStream(topic, core, incarnation)
+        numbers = {info.segment_seq for info in on_disk}
+        if start is None or not incarnation or start.segment_seq >= min(numbers, default=start.segment_seq + 1):
             return stream
         found = self._listed(stream, start.segment_seq, numbers)
         first = found.segments.get(start.segment_seq)
@@ -78,6 +89,12 @@ class ArchivedReads:
         # The bundle that stands for all of them is the one that is asked for.
         longer = msgspec.structs.replace(first, bundle_count=start.bundle_index + 1)
         return found._replace(segments={**found.segments, start.segment_seq: longer})
+
+    def gone(self, topic: str, core: int, on_disk: Sequence[SegmentInfo], incarnation: str) -> list[SegmentInfo]:
+        """The archived segments that are not on the disk, oldest first. Raises as `before`."""
+        stream = self.before(topic, core, BundleId(topic, core, 0, 0), on_disk, incarnation)
+        newest = max((info.segment_seq for info in on_disk), default=max(stream.gone, default=-1))
+        return [stream.segments[seq] for seq in sorted(stream.gone) if seq <= newest]
 
     def again(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
         """Look for a segment that has left the disk since it was listed.
@@ -104,6 +121,13 @@ class ArchivedReads:
             partial(stream.loss_reason, info.segment_seq),
         )
         return ArchivedReader(segment, partial(self._open_copy, stream, part, projection))
+
+    def segment(
+        self, stream: ArchivedStream, part: SegmentPart, slots: TopicSlots, projection: Projection
+    ) -> MappedSegment:
+        """Some bundles of one archived segment, of which what is wanted is fetched when it is asked for."""
+        reader = self.reader(stream, part, projection)
+        return MappedSegment(lambda: reader, part.segment_seq, slots, stream.core, projection)
 
     def close(self) -> None:
         """Close the connection to the archiver. Idempotent."""

@@ -19,6 +19,7 @@ from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, ArchiveWaiting, check_until, flushed_through
 from quiver_actors.client.archived_reads import ArchivedReads
+from quiver_actors.client.archived_start import check_start, looking, names_a_place
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
@@ -266,7 +267,8 @@ class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, Subsc
                 `exhausted`, `dead_letter_topic`, `slots`, `columns`, `idle_timeout`, `on_bundle`, `on_gap`: see `SubscribeOptions`.
 
         Raises:
-            InvalidId, UnknownTopic, UnknownSlot, UsageError: the call is wrong.
+            InvalidId, UnknownTopic, UnknownSlot, UsageError: the call is wrong; or the start of a new subscriber lies in the archive, which
+                subscribers do not get.
             WorkerUnavailable: a worker was away; the subscriber needs all of them.
             NotRunning: the node was stopped.
         """
@@ -278,6 +280,8 @@ class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, Subsc
 
     def attach(self, kind: type[S], wanted: SubscribeRequest) -> S:
         """Open a subscription of some class, as `subscribe` does; for who serves consumers of other hosts. Raises as `subscribe`."""
+        if names_a_place(wanted) and self._archived.has_archiver:
+            check_start(self._archived, wanted, self._exchange.run(looking(self._requests, wanted)))
         starts = self._exchange.run(self._requests.starting(wanted.topic, wanted.start))
         subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, starts)
         try:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.base.model import DEFAULT_TOPIC
+from quiver_actors.client.archived_reads import ArchivedReads
 from quiver_actors.client.exchange import Exchange, Flow
 from quiver_actors.client.requests import Requests
 
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from quiver_actors.client.snapshots import Gathered, Taken
     from quiver_actors.query.dataset import TopicDataset
     from quiver_actors.query.event_times import EventBound
-    from quiver_actors.query.snapshot import Snapshot
     from quiver_actors.query.span import Bound, Span
-    from quiver_actors.query.sql import Material
 
 
 class QueryingClient:
     """Methods of `Client` that ask."""
 
+    _archived: ArchivedReads
     _exchange: Exchange
     _requests: Requests
     _verifies_checksums: bool
@@ -52,7 +53,8 @@ class QueryingClient:
         Args:
             slot: name or id; None: the only one.
             start, end: ingestion times (a datetime with a zone, or UNIX nanoseconds), or bundles: a BundleId for its core, or one
-                for each of several cores. `end` is not included.
+                for each of several cores. `end` is not included. None: where the disk begins, and what can be read last. What lies
+                between a start and the disk is read from the node's archive, if it has one (docs/archive.md).
             where: rows to keep: an expression of pyarrow, or conditions such as "carrier IN ('AA', 'UA') AND delay > 10".
             event_start, event_end: rows to keep by the column that the topic's setting `event_time` names: a datetime with a zone, or UNIX
                 nanoseconds. `event_end` is not included; rows without an event time are left out.
@@ -64,12 +66,13 @@ class QueryingClient:
             UnknownTopic, UnknownSlot, UsageError, ConfigError: the call is wrong.
             SchemaConflict: bundles have types of one column that no type holds.
             ChecksumMismatch, FormatError: a segment is damaged where it says what it holds.
+            NotStored: what lies between the start and the disk is not in the archive either.
             StorageUnavailable, WorkerUnavailable: what is stored cannot be read now.
         """
         span, flow = taking_dataset(self._requests, topic, start, end, verifies_checksums=self._verifies_checksums)
         choice = {"slot": slot, "where": where, "event_start": event_start, "event_end": event_end}
         choice |= {"metadata": metadata, "skip_damaged": skip_damaged}
-        return dataset_from(self._exchange.run(flow), span, **choice)
+        return dataset_from(self._archived, self._exchange.run(flow), span, **choice)
 
     def sql(
         self,
@@ -77,6 +80,8 @@ class QueryingClient:
         *,
         engine: str = "duckdb",
         topics: Collection[str] | None = None,
+        start: Bound = None,
+        end: Bound = None,
         skip_damaged: bool = False,
     ) -> pa.RecordBatchReader:
         """Run one reading SQL statement over what is stored now, and return its rows as an Arrow reader.
@@ -88,14 +93,16 @@ class QueryingClient:
         Args:
             engine: `duckdb`, or `datafusion`.
             topics: to the statement there are no others than these; None: there are all.
+            start, end: ingestion times, as of `dataset`: topics hold no others.
             skip_damaged: as of `dataset`.
 
         Raises:
             UsageError: the statement is wrong or not a reading one, or the engine's package (extra `query`) is not installed.
             As `dataset`, also while rows are read.
         """
-        flow = taking_material(self._requests, statement, topics, verifies_checksums=self._verifies_checksums)
-        return answer(statement, self._exchange.run(flow), engine, skip_damaged=skip_damaged)
+        span = span_of_times(start, end)
+        flow = taking_material(self._requests, statement, topics, span, verifies_checksums=self._verifies_checksums)
+        return answer(self._archived, statement, self._exchange.run(flow), engine, skip_damaged=skip_damaged)
 
 
 # --- without the waiting, for threads and asyncio -------------------------------------------------------------------------------
@@ -103,8 +110,8 @@ class QueryingClient:
 
 def taking_dataset(
     requests: Requests, topic: str, start: Bound, end: Bound, *, verifies_checksums: bool
-) -> tuple[Span, Flow[Snapshot]]:
-    """Return what is wanted of a topic, and the flow that takes its snapshot."""
+) -> tuple[Span, Flow[Taken]]:
+    """Return what is wanted of a topic, and the flow that takes a snapshot of what the disk has of it."""
     from quiver_actors.client.snapshots import taking_snapshot
     from quiver_actors.query.span import Span
 
@@ -112,25 +119,37 @@ def taking_dataset(
     return span, taking_snapshot(requests, topic, span, verifies_checksums=verifies_checksums)
 
 
-def dataset_from(snapshot: Snapshot, span: Span, **choice: Any) -> TopicDataset:
-    """Make the dataset of a snapshot; see `query.dataset.dataset_of`."""
+def dataset_from(archived: ArchivedReads, taken: Taken, span: Span, **choice: Any) -> TopicDataset:
+    """Make the dataset of a snapshot and of what is archived before it; see `query.dataset.dataset_of`. Waits for the archiver."""
+    from quiver_actors.client.archived_snapshots import whole_snapshot
     from quiver_actors.query.dataset import dataset_of
 
-    return dataset_of(snapshot, span, **choice)
+    return dataset_of(whole_snapshot(archived, taken, span), span, **choice)
+
+
+def span_of_times(start: Bound, end: Bound) -> Span:
+    """What a statement is about. Raises UsageError: a bound is no time."""
+    from quiver_actors.query.span import Span
+
+    return Span.parse_times(start, end)
 
 
 def taking_material(
-    requests: Requests, statement: str, topics: Collection[str] | None, *, verifies_checksums: bool
-) -> Flow[Material]:
+    requests: Requests, statement: str, topics: Collection[str] | None, span: Span, *, verifies_checksums: bool
+) -> Flow[Gathered]:
     """Return the flow that takes what a statement may be about."""
     from quiver_actors.client.snapshots import gathering_material
 
-    return gathering_material(requests, statement, topics, verifies_checksums=verifies_checksums)
+    return gathering_material(requests, statement, topics, span, verifies_checksums=verifies_checksums)
 
 
-def answer(statement: str, material: Material, engine: str, *, skip_damaged: bool) -> pa.RecordBatchReader:
-    """Run a statement over what was taken for it."""
+def answer(
+    archived: ArchivedReads, statement: str, gathered: Gathered, engine: str, *, skip_damaged: bool
+) -> pa.RecordBatchReader:
+    """Run a statement over what was taken for it, and over what is archived before that. Waits for the archiver."""
+    from quiver_actors.client.archived_snapshots import whole_material
     from quiver_actors.query.engines import run_statement
     from quiver_actors.query.sql import tables_of
 
+    material = whole_material(archived, gathered)
     return run_statement(engine, statement, tables_of(statement, material, skip_damaged=skip_damaged))

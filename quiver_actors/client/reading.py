@@ -42,6 +42,18 @@ class ReadingClient:
         """What can be read of a topic now, sealed or not, by the core that has it. Raises as `flush`."""
         return self._exchange.run(self._requests.readable(topic))
 
+    def archived(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
+        """The segments of a topic that have left the disk, as the node's archive knows them, oldest first, by core.
+
+        Those of which nothing is archived are among them, with 0 bytes. `read` reads them; there are none where the node has no archive.
+
+        Raises:
+            NotAllowed, StorageUnavailable: the archiver cannot tell.
+            UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
+        """
+        found = self.readable(topic).items()
+        return {core: self._archived.gone(topic, core, each.infos, each.incarnation) for core, each in found}
+
     def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:
         """Every distinct schema that a topic has stored, by core, sealed or not. Raises as `flush`."""
         return self._exchange.run(self._requests.schemas(topic))
@@ -145,7 +157,7 @@ class ReadingClient:
             UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: see `quiver_actors.errors`.
         """
         found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
-        archived = self._archived.before(topic, core, start, found)
+        archived = self._archived.before(topic, core, start, found.segments, found.incarnation)
         parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)
         wanted = WantedRange(parts, core, found.slots, found.projection)
         return StoredRange(lambda: self._read(wanted, archived))
@@ -164,5 +176,4 @@ class ReadingClient:
                 return self._exchange.run(flow)
             except NotStored:
                 archived = self._archived.again(archived, part.segment_seq)
-        reader = self._archived.reader(archived, part, wanted.projection)
-        return MappedSegment(lambda: reader, part.segment_seq, wanted.slots, wanted.core, wanted.projection)
+        return self._archived.segment(archived, part, wanted.slots, wanted.projection)

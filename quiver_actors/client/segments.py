@@ -79,6 +79,13 @@ class ReadableSegments(NamedTuple):
     is_complete: bool
     """Everything that was acknowledged is in one of the two lists. `flush` makes it so where the topic acknowledges before its sync, or
     where a publish is under way."""
+    incarnation: str = ""
+    """Incarnation of the core's directory; empty: not known."""
+
+    @property
+    def infos(self) -> list[SegmentInfo]:
+        """All of them, oldest first."""
+        return [*self.sealed, *self.unsealed]
 
 
 def map_segment(descriptor: int, size_bytes: int, segment_seq: int, *, is_log: bool = False) -> SegmentMapping:
@@ -205,6 +212,10 @@ class MappedSegment:
         if projection.columns:
             return {slot_id: projection.of_slot(slot_id, batch) for slot_id, batch in found.items()}
         return found
+
+    def narrowed(self, slot_id: int, columns: Sequence[str]) -> MappedSegment:
+        """The same bundles: what a scan does not name of a mapped file costs nothing."""
+        return self
 
     def runs(self, indexes: Sequence[int]) -> list[Run]:
         """Return what is requested of those bundles that can be read together, and prove them by that; see `RunReader.read`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.base.topic_hints import unknown_topic
@@ -18,7 +19,7 @@ from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.errors import NotStored, StorageUnavailable, UsageError
 from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot, SnapshotPart
 from quiver_actors.query.span import Span
-from quiver_actors.query.sql import Material, Mentions
+from quiver_actors.query.sql import Mentions
 
 _READABLE_NS = 60 * SECOND_NS
 """How long to wait for a worker that has just started: it looks at what it has before it shows any of it."""
@@ -29,8 +30,36 @@ _COMPLETE_NS = 250 * MILLISECOND_NS
 _COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
 
 
-def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[Snapshot]:
-    """Map everything of a topic that can be read and lies in the span. What is deleted meanwhile is not in the snapshot.
+class CoreOnDisk(NamedTuple):
+    """What one core had of a topic while a snapshot was taken."""
+
+    segments: list[SegmentInfo]
+    """Those that were there all the time, also outside of the span."""
+    newest_segment_seq: int
+    """The highest number that there was at the beginning; -1: there was nothing."""
+    incarnation: str
+
+
+class Taken(NamedTuple):
+    """A snapshot of the disk, and what says where the archive goes on (`client.archived_snapshots`)."""
+
+    snapshot: Snapshot
+    slots: TopicSlots
+    on_disk: Mapping[int, CoreOnDisk]
+
+
+class Gathered(NamedTuple):
+    """What a statement may be about; see `query.sql.Material`."""
+
+    topics: Mapping[str, TopicInfo]
+    taken: Mapping[str, Taken]
+    segments: Mapping[str, Mapping[int, list[SegmentInfo]]]
+    subscribers: Mapping[str, Mapping[int, list[SubscriberInfo]]]
+    span: Span
+
+
+def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[Taken]:
+    """Map everything of a topic that is on the disk, can be read, and lies in the span. What is deleted meanwhile is not in the snapshot.
 
     Raises:
         UsageError: these are more segments than one process can map.
@@ -52,6 +81,7 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
         for each, pinned in zip(wanted, (yield from side_by_side(pins, _PINS_AT_ONCE)), strict=True)
         if pinned is not None
     ]
+    stored = _numbers(found)
     if len(parts) < len(wanted):
         # Some were deleted, and perhaps older ones behind them that are pinned already: what is left now is one moment's.
         stored = _numbers((yield from _readable(requests, topic)))
@@ -60,7 +90,16 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
         # Numbers of a topic's segments are used again by one that is made in its place: what is known may be of either.
         parts = [part._replace(statistics=None) for part in parts]
     is_complete = all(each.is_complete for each in found.values())
-    return Snapshot(topic, slots.table, tuple(parts), is_complete, info.event_time)
+    snapshot = Snapshot(topic, slots.table, tuple(parts), is_complete, info.event_time)
+    return Taken(snapshot, slots, {core: _on_disk(core, each, stored) for core, each in found.items()})
+
+
+def _on_disk(core: int, found: ReadableSegments, stored: set[tuple[int, int]]) -> CoreOnDisk:
+    return CoreOnDisk(
+        [info for info in found.infos if (core, info.segment_seq) in stored],
+        max((info.segment_seq for info in found.infos), default=-1),
+        found.incarnation,
+    )
 
 
 def _info(requests: Requests, topic: str) -> Flow[TopicInfo]:
@@ -91,7 +130,7 @@ def _part(
 
 def _numbers(found: Mapping[int, ReadableSegments]) -> set[tuple[int, int]]:
     """Core and number of each segment."""
-    return {(core, info.segment_seq) for core, each in found.items() for info in [*each.sealed, *each.unsealed]}
+    return {(core, info.segment_seq) for core, each in found.items() for info in each.infos}
 
 
 def _wanted(found: Mapping[int, ReadableSegments], span: Span) -> list[tuple[int, SegmentInfo, range]]:
@@ -99,7 +138,7 @@ def _wanted(found: Mapping[int, ReadableSegments], span: Span) -> list[tuple[int
     segments = [
         (core, info)
         for core, each in sorted(found.items())
-        for info in sorted([*each.sealed, *each.unsealed], key=lambda info: info.segment_seq)
+        for info in sorted(each.infos, key=lambda info: info.segment_seq)
     ]
     spans = [(core, info, span.bundles_of(core, info)) for core, info in segments]
     return [each for each in spans if each[2]]
@@ -125,24 +164,25 @@ def _pinned(
 
 
 def gathering_material(
-    requests: Requests, statement: str, only: Collection[str] | None, *, verifies_checksums: bool
-) -> Flow[Material]:
+    requests: Requests, statement: str, only: Collection[str] | None, span: Span, *, verifies_checksums: bool
+) -> Flow[Gathered]:
     """Take what a SQL statement may be about: snapshots of the topics that it names, and what it asks of the node. Raises as above.
 
     Args:
         only: there are no topics but these; None: there are all.
+        span: what is wanted of each topic.
     """
     mentions, known = Mentions(statement), (yield from requests.topics())
     topics = {topic: info for topic, info in known.items() if only is None or topic in only}
-    snapshots = {}
+    taken = {}
     for topic in mentions.topics(topics):
-        snapshots[topic] = yield from taking_snapshot(requests, topic, Span(), verifies_checksums=verifies_checksums)
+        taken[topic] = yield from taking_snapshot(requests, topic, span, verifies_checksums=verifies_checksums)
     segments: dict[str, dict[int, list[SegmentInfo]]] = {}
     subscribers: dict[str, dict[int, list[SubscriberInfo]]] = {}
     for topic in topics:
         if mentions.asks_about("segments"):
             found = yield from requests.readable(topic)
-            segments[topic] = {core: [*each.sealed, *each.unsealed] for core, each in found.items()}
+            segments[topic] = {core: each.infos for core, each in found.items()}
         if mentions.asks_about("subscribers") or mentions.asks_about("gaps"):
             subscribers[topic] = yield from requests.subscribers(topic)
-    return Material(topics, snapshots, segments, subscribers)
+    return Gathered(topics, taken, segments, subscribers, span)

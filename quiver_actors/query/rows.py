@@ -58,8 +58,10 @@ class Rows:
             UnsupportedType: a value does not fit the type that its column has.
         """
         wanted = pa.schema([field for field in schema if field.name in stored.names])
-        for part in parts:
-            for indexes, batch, rows_each in self._read(part, wanted.names or stored.names[:1]):
+        names = wanted.names or stored.names[:1]
+        for whole in parts:
+            part = whole._replace(bundles=whole.bundles.narrowed(self.slot_id, names))
+            for indexes, batch, rows_each in self._read(part, names):
                 if batch.num_rows:
                     yield _placed(self._conformed(batch, wanted, part), schema, part, indexes, rows_each)
 

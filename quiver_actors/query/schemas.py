@@ -13,7 +13,7 @@ from quiver_actors.base.widening import plain_type, widen
 from quiver_actors.errors import FormatError, UsageError
 from quiver_actors.query.rows import Rows
 from quiver_actors.query.snapshot import Snapshot, SnapshotPart
-from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.wal.entry_reader import EntryReader
 
 _NOT_FILTERED = (
     types.is_string_view,
@@ -95,7 +95,7 @@ def _has_view(kind: pa.DataType) -> bool:
 
 def _messages_in(part: SnapshotPart, rows: Rows) -> Iterator[bytes]:
     reader = part.bundles.reader
-    if isinstance(reader, SegmentReader):
+    if not isinstance(reader, EntryReader):
         for stream in reader.streams:
             if stream.slot_id == rows.slot_id:
                 yield bytes(reader.schema(stream.stream_id).serialize())
@@ -121,7 +121,7 @@ def slots_of(snapshot: Snapshot) -> list[int]:
             found.update(stream.slot_id for stream in part.statistics)
             continue
         reader = part.bundles.reader
-        if isinstance(reader, SegmentReader):
+        if not isinstance(reader, EntryReader):
             found.update(stream.slot_id for stream in reader.streams)
         else:
             for index in range(part.first, part.end):

@@ -1,7 +1,8 @@
 """What a topic held at one moment: the bundles of each segment, sealed or open, in the memory of this process.
 
 Guarantee: a snapshot gives the same bundles however often it is read, whatever becomes of their segments: a file that is deleted, replaced
-or cut meanwhile stays mapped. Its room on the disk comes back when the last snapshot that holds it goes.
+or cut meanwhile stays mapped. Its room on the disk comes back when the last snapshot that holds it goes. Archived segments are fetched when
+they are read; they stay the same as long as the archive keeps them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ SEGMENTS_MAX = 16_384
 
 
 class PinnedBundles(Protocol):
-    """Bundles of one mapped segment. Any number of threads may read them."""
+    """Bundles of one segment, mapped or archived. Any number of threads may read them."""
 
     @property
     def reader(self) -> Any:
-        """What reads the file: a `SegmentReader`, or an `EntryReader` where it is not sealed."""
+        """What reads the file: a `SegmentReader` or one like it, or an `EntryReader` where it is not sealed."""
+
+    def narrowed(self, slot_id: int, columns: Sequence[str]) -> PinnedBundles:
+        """The bundles for one scan of these columns of a slot. Nothing else can be asked of what is returned; it may fetch no more."""
 
     def check(self, index: int) -> None:
         """Prove a bundle against its checksum. Raises FormatError, or DataLost where nothing of it is stored."""

@@ -39,6 +39,16 @@ class Span:
         end_ns, ends = _bound("end", topic, end)
         return cls(start_ns, end_ns, starts, ends)
 
+    @classmethod
+    def parse_times(cls, start: Bound, end: Bound) -> Span:
+        """The span of all topics between two times. Raises UsageError: a bound is a bundle, which is of one topic, or no bound."""
+        for name, bound in (("start", start), ("end", end)):
+            if isinstance(bound, BundleId | Mapping):
+                raise UsageError(
+                    f"{name}={bound!r} is of one topic: expected a datetime with a time zone, or UNIX nanoseconds"
+                )
+        return cls.parse("", start, end)
+
     def bundles_of(self, core: int, info: SegmentInfo) -> range:
         """The bundles of a segment that lie between the bounds of its core, if the segment may have some of the wanted time."""
         times = sorted((info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos))  # A clock may have been set back.

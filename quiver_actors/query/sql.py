@@ -31,6 +31,8 @@ class Material(NamedTuple):
     segments: Mapping[str, Mapping[int, list[SegmentInfo]]] = {}
     """All segments by topic and core; empty where the statement does not ask about them."""
     subscribers: Mapping[str, Mapping[int, list[SubscriberInfo]]] = {}
+    span: Span = Span()
+    """The bounds for which the snapshots were taken."""
 
 
 class Mentions:
@@ -73,12 +75,16 @@ def tables_of(statement: str, material: Material, *, skip_damaged: bool = False)
         SchemaConflict, FormatError: as `dataset_of`.
     """
     mentions = Mentions(statement)
-    found = [table for snapshot in material.snapshots.values() for table in _tables(snapshot, mentions, skip_damaged)]
+    found = [
+        table
+        for snapshot in material.snapshots.values()
+        for table in _tables(snapshot, material.span, mentions, skip_damaged)
+    ]
     asked = node_tables(material.topics, material.segments, material.subscribers)
     return found + [Table(NODE_SCHEMA, name, rows) for name, rows in asked.items() if mentions.asks_about(name)]
 
 
-def _tables(snapshot: Snapshot, mentions: Mentions, skip_damaged: bool) -> Iterator[Table]:
+def _tables(snapshot: Snapshot, span: Span, mentions: Mentions, skip_damaged: bool) -> Iterator[Table]:
     slot_ids = slots_of(snapshot) or [0]
     names = names_of(snapshot.slots, slot_ids)
     is_lone = len(slot_ids) == 1
@@ -87,7 +93,7 @@ def _tables(snapshot: Snapshot, mentions: Mentions, skip_damaged: bool) -> Itera
     wanted = named or list(zip(slot_ids, names, strict=True))
     metadata = [name for name in METADATA.names if name in mentions]
     for slot_id, name in wanted:
-        content = dataset_of(snapshot, Span(), slot=slot_id, metadata=metadata, skip_damaged=skip_damaged)
+        content = dataset_of(snapshot, span, slot=slot_id, metadata=metadata, skip_damaged=skip_damaged)
         if not content.schema.names:
             # An engine has no tables without columns.
             content = content.replace_schema(METADATA)

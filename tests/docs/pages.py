@@ -52,6 +52,10 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     ("archive", "quiver archive take-over"): "a bucket; tests/integration/test_archive.py takes an archive over",
     ("archive", "everything = client.read("): "a bucket; tests/integration/test_archive_one_read.py reads so",
     ("archive", "with quiver_actors.open_archive("): "a bucket; tests/integration/test_archive_reading.py reads one",
+    (
+        "archive",
+        'deliveries = client.subscribe("exporter", topic="travel", start="earliest")',
+    ): "a bucket; tests/integration/test_archive_queries.py reads what has left the disk",
     ("developing", "make check     # lint"): "runs these tests",
     ("getting-started", "python3 -m venv .venv"): "installs the package from an index; make fresh-user runs it",
     ("getting-started", "pip install 'quiver-actors[spark"): "the same",

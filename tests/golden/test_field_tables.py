@@ -14,8 +14,6 @@ import pytest
 import quiver_actors.store
 from quiver_actors.base.rights import Ownership
 from quiver_actors.store.disk.posix import PosixDisk
-from quiver_actors.store.files.cold_directory import IDENTITY
-from quiver_actors.store.files.cold_list import ColdEntry, ColdList, encode_cold_list
 from quiver_actors.store.files.core_file import CORE_TABLE, CoreFile, encode_core
 from quiver_actors.store.files.foreign_record import (
     AdoptedEntry,
@@ -47,6 +45,7 @@ from quiver_actors.store.wal.codec import (
     encode_cursor,
     encode_header,
 )
+from tests.golden.cold_samples import COLD_SAMPLES
 from tests.golden.field_tables import PAGE, SECTIONS, section, section_of
 
 ID = bytes(range(1, 17))
@@ -108,7 +107,6 @@ SOURCE = AdoptedSource("a.log", 61, 62, (AdoptedEntry(63, 64, 66), AdoptedEntry(
 EMPTY = AdoptedSource("", 68, 69, ())
 FOREIGN = encode_foreign(ForeignRecord(70, {71: ForeignSegment(72, 73)}, (74, 75, 66), (EMPTY, SOURCE), is_first=True))
 SUMMARIES = encode_summaries({80: Summary(b"identity", ((StoredSchema(7, b"arrow"), 81),), b"abc")})
-COLD = encode_cold_list(ColdList(ID, "/cold", {90: ColdEntry(91, b"end", ((92, 93),))}, (94, 95)))
 JOURNAL = encode_journal(JournalRecord())
 SAMPLES: dict[str, tuple[bytes, int, dict[str, Any]]] = {
     "log header": (
@@ -255,28 +253,7 @@ SAMPLES: dict[str, tuple[bytes, int, dict[str, Any]]] = {
         {"segment_seq": 80, "identity": b"identity", "stream_count": 1, "statistics_bytes": 3},
     ),
     "stream of a summary": (SUMMARIES, 57, {"schema": 0, "row_count": 81}),
-    "list of cold segments": (
-        COLD,
-        0,
-        {
-            "magic": b"QUIVER\0H",
-            "version": 1,
-            "header_size": 44,
-            "cold_id": ID,
-            "segment_count": 1,
-            "unwanted_count": 2,
-            "root_bytes": 5,
-            "zeroes": bytes(6),
-        },
-    ),
-    "cold segment": (COLD, 44, {"segment_seq": 90, "size_bytes": 91, "lost_count": 1, "end_bytes": 3}),
-    "lost bundles of a cold segment": (COLD, 68, {"first": 92, "count": 93}),
-    "cold file to delete": (COLD, 79, {"segment_seq": 94}),
-    "identity of a cold directory": (
-        IDENTITY.pack(cold_id=ID),
-        0,
-        {"magic": b"QUIVCOLD", "version": 1, "size": 32, "cold_id": ID},
-    ),
+    **COLD_SAMPLES,
     "record": (
         JOURNAL,
         0,

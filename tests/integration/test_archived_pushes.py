@@ -189,12 +189,12 @@ def test_what_cannot_wait_is_refused_by_name(store: ObjectStore, tmp_path: Path)
         {"durability": "archived"},
         {"durability": "archived", "archive.enabled": True},
     )
-    for values in wrong:
+    for each in wrong:
         with (
             quiver_actors.open(tmp_path / "store") as opened,
             pytest.raises(ConfigError, match=r"durability.*archived"),
         ):
-            opened.create_topic("t", values)
+            opened.create_topic("t", each)
     config = tmp_path / "quiver.toml"
     config.write_text(CONFIG.format(url=store.url))
     with pytest.raises(ConfigError, match="'archived', and a store in this process has no archiver"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.client import Client
-from quiver_actors.errors import ColdStorageUnavailable
+from quiver_actors.errors import StorageUnavailable
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, consume_until, numbers
 
@@ -55,7 +55,7 @@ def ids_read(client: Client) -> list[int]:
 def is_read(client: Client, wanted: list[int]) -> bool:
     try:
         return ids_read(client) == wanted
-    except ColdStorageUnavailable:
+    except StorageUnavailable:
         return False
 
 
@@ -80,7 +80,7 @@ def test_a_cold_directory_that_is_away_over_a_restart_costs_no_bundle(node: Clie
     cold.rename(cold.with_name("away"))
     cold.mkdir()  # an empty mount point
     node.restart()
-    with node.connect(timeout=2.0) as client, pytest.raises(ColdStorageUnavailable, match=r"quiver\.cold-id"):
+    with node.connect(timeout=2.0) as client, pytest.raises(StorageUnavailable, match=r"quiver\.cold-id"):
         ids_read(client)
     with node.connect() as client:
         with client.subscribe("live", start="latest") as live:

@@ -54,7 +54,7 @@ class Run:
     def consume(self) -> None:
         """Up to three bundles, acknowledged durably; what lies on a disk that is away is given back."""
         for grant in self.driver.claim(READER, OWNER, 3):
-            is_cold = self.driver.engine.is_cold(grant.segment_seq)
+            is_cold = self.driver.engine.storage.is_cold(grant.segment_seq)
             if is_cold and self.cold_disks.is_away:
                 break
             reader = self.driver.read_claimed(grant.segment_seq)

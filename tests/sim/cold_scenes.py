@@ -54,7 +54,7 @@ class Store:
         end_ns = self.clock.now_ns + duration_ns
         for _ in range(_TURNS_MAX):
             self.events += self.engine.tick()
-            jobs = (self.engine.next_commit(), self.engine.next_background(), self.engine.next_cold())
+            jobs = (self.engine.next_commit(), self.engine.next_background(), self.engine.storage.next_cold())
             found = [job for job in jobs if job is not None]
             for job in found:
                 job.run()
@@ -88,7 +88,7 @@ class Store:
 
     def _read(self, segment_seq: int) -> SegmentReader:
         name, directory = f"{segment_seq:016}.qseg", f"{DIRECTORY}/segments"
-        if self.engine.is_cold(segment_seq):
+        if self.engine.storage.is_cold(segment_seq):
             (place,) = [path for path in paths(self._disk_below, name) if path.startswith("cold/")]
             return SegmentReader(read_whole(self._disk, place, _FILE_BYTES_MAX))
         return SegmentReader(read_whole(self._disk, f"{directory}/{name}", _FILE_BYTES_MAX))
@@ -168,7 +168,7 @@ def _open_and_delete(store: Store) -> None:
 
 
 def _remove(store: Store) -> None:
-    removal = store.engine.remove_cold()
+    removal = store.engine.storage.remove_cold()
     assert removal is not None
     removal.run()
 

@@ -141,7 +141,7 @@ class EngineDriver:
             if background is not None:
                 background.run()
                 self.events += self.engine.finish(background)
-            cold = self.engine.next_cold()
+            cold = self.engine.storage.next_cold()
             if cold is not None:
                 cold.run()
                 self.events += self.engine.finish(cold)

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from quiver_actors.archive.keys import StreamKey
@@ -15,6 +16,7 @@ from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import TIMEOUT_SECONDS, check_url, open_store
 from quiver_actors.archive.reading.contents import NodeContents, StreamContents, nodes_in
 from quiver_actors.archive.reading.pieces import Numbered, Piece, numbered_in, pieces_of
+from quiver_actors.archive.reading.querying import QueryingArchive
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo, TopicInfo
@@ -24,10 +26,15 @@ from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.gaps import GapNotice
 from quiver_actors.client.projection import EVERYTHING, Asked, Projection
+from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.store.segment.ranged import RangedReader
+
+if TYPE_CHECKING:
+    from quiver_actors.query.snapshot import Snapshot, SnapshotPart
+    from quiver_actors.query.span import Span
 
 
 def open_archive(
@@ -96,7 +103,7 @@ def _chosen(store: ObjectStore, node: str | None) -> str:
     return found[0]
 
 
-class Archive:
+class Archive(QueryingArchive):
     """See `open_archive`. It shows one state of the archive; `refresh` looks at it anew. A context manager; any thread may read.
 
     The methods are those by which a `Client` reads what is stored, and return the same values.
@@ -277,6 +284,30 @@ class Archive:
             what = f"core {core}" if incarnation is None else f"core {core} and incarnation {incarnation}"
             raise UsageError(f"the archive of node {self.node!r} has nothing of topic {topic!r} for {what}")
         return self._contents.contents(stream.key)
+
+    def _snapshot(self, topic: str, span: Span) -> Snapshot:
+        from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot
+
+        slots = TopicSlots(self._check_topic(topic))
+        parts = [part for core in self.segments(topic) for part in self._parts(slots, core, span)]
+        if len(parts) > SEGMENTS_MAX:
+            raise UsageError(
+                f"topic {topic!r} has {len(parts):,} archived segments in that span, and a dataset holds {SEGMENTS_MAX:,}: "
+                "give start= or end="
+            )
+        return Snapshot(topic, slots.table, tuple(parts), is_complete=True)
+
+    def _parts(self, slots: TopicSlots, core: int, span: Span) -> Iterator[SnapshotPart]:
+        from quiver_actors.client.archived_snapshots import archived_parts
+
+        contents = self._stream_contents(slots.topic, core)
+        known = numbered_in(contents)
+
+        def opened(part: SegmentPart, projection: Projection) -> MappedSegment:
+            reader = self._reader(contents.key, known[part.segment_seq], projection, part.end)
+            return MappedSegment(partial(_itself, reader), part.segment_seq, slots, core, projection)
+
+        return archived_parts(core, [numbered.info for numbered in known.values()], span, opened)
 
     def _read(
         self, contents: StreamContents, pieces: list[Piece], slots: TopicSlots, projection: Projection

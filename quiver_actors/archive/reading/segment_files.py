@@ -28,6 +28,11 @@ class SegmentFiles:
         self._cache_dir = cache_dir
         self._cache = BlockCache(cache_bytes)
 
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the blocks that are kept."""
+        return self._cache.size_bytes
+
     def file(self, key: StreamKey, numbered: Numbered, copy: int) -> CachedFile:
         """The file of one copy of a segment; nothing of it need be fetched yet.
 

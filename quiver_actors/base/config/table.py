@@ -185,6 +185,11 @@ _NODE = (
         about="Wait before the next attempt after an error that stays until somebody acts, such as a missing bucket or permission.",
     ),
     Setting(
+        key="archive.cache_size", field="archive.cache_size_bytes", kind=SIZE, scope=Scope.NODE, live=False, minimum=MIB,
+        about="Most bytes of archived segments that the archiver keeps in the data directory for clients that read them; size_cap does not "
+        "count them.",
+    ),
+    Setting(
         key="log.format", field="log.format", kind=TEXT, scope=Scope.NODE, live=False, choices=LOG_FORMATS,
         about="How log lines are written to stderr: human (key=value) or json (an object a line).",
     ),

@@ -117,6 +117,8 @@ class NodeArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The longest wait before the next attempt after a failure that may pass."""
     refused_interval_ns: int = 300 * SECOND_NS
     """The wait before the next attempt after a failure that an operator must see to."""
+    cache_size_bytes: int = 256 * MIB
+    """Fetched blocks of archived segments that are kept in the data directory, in files without a name."""
     progress_interval_ns: int = 60 * SECOND_NS
     """How often the state of the node is uploaded, if it has changed."""
 

@@ -8,10 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quiver_actors.cli import run_dir
+from quiver_actors.cli import archives, run_dir
+from quiver_actors.cli.older_bundles import older_segments
 from quiver_actors.cli.progress_bar import ProgressBar
+from quiver_actors.cli.times import moment, unix_ns
 from quiver_actors.errors import DataLost, FormatError, NotStored, UnsupportedType, UsageError
 
 if TYPE_CHECKING:
@@ -60,17 +62,19 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     run_dir.add_options(parser)
     run_dir.add_data_dir(parser)
-    parser.add_argument(
-        "--archive", metavar="URL", help="export from this archive instead, as of the setting archive.url"
-    )
-    parser.add_argument(
-        "--node", metavar="NAME", help="with --archive: the node whose archive it is, if it has several"
-    )
+    archives.add_options(parser, "export from")
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("--out", metavar="DIR", default=".", help="where the files go; created if it is missing (.)")
     parser.add_argument("--format", choices=("parquet", "arrow"), default="parquet", help="of the files (parquet)")
     parser.add_argument(
         "--slot", metavar="SLOT", action="append", help="only this slot, by name or number; may be repeated"
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="TIME",
+        type=moment,
+        help="only what was ingested since, archived bundles included",
     )
     parser.add_argument(
         "--flush",
@@ -87,36 +91,61 @@ def run(arguments: argparse.Namespace) -> int:
     slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
     _make_directory(arguments.out)
     with _opened(arguments) as client, ExitStack() as held:
-        segments = {core: [*found.sealed, *found.unsealed] for core, found in client.readable(arguments.topic).items()}
-        bar = held.enter_context(ProgressBar(sum(info.size_bytes for infos in segments.values() for info in infos)))
+        ranges = [each for each in _ranges(client, arguments) if each.segments]
+        bar = held.enter_context(ProgressBar(sum(each.size_bytes for each in ranges)))
         files = held.enter_context(Files(arguments.out, arguments.topic, arguments.format))
         missing = lost = 0
-        for core, infos in segments.items():
-            for info in infos:
-                try:
-                    lost += _export_segment(client, core, arguments.topic, info, slots, files)
-                except NotStored:
-                    missing += 1  # every subscriber is done with it, and it was deleted meanwhile
-                bar.advance(info.size_bytes)
+        for each in ranges:
+            try:
+                lost += _export_range(client, arguments.topic, each, slots, files)
+            except NotStored:
+                missing += len(each.segments)  # every subscriber is done with it, and it was deleted meanwhile
+            bar.advance(each.size_bytes)
         files.finish()
     _report(arguments, files, missing, lost)
     return DAMAGE if lost else 0
 
 
+class Range(NamedTuple):
+    """Segments of one core that are read together, and the time from which on their bundles are wanted; 0: all are."""
+
+    core: int
+    segments: list[SegmentInfo]
+    since_unix_ns: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the segments as stored."""
+        return sum(info.size_bytes for info in self.segments)
+
+
+def _ranges(client: Any, arguments: argparse.Namespace) -> Iterator[Range]:
+    """Yield what is to be exported: the segments of the disk one by one, archived ones of a core together."""
+    topic = arguments.topic
+    readable = client.readable(topic)
+    if arguments.start is None:
+        yield from (Range(core, [info], 0) for core, found in readable.items() for info in found.infos)
+        return
+    since_unix_ns = unix_ns(arguments.start)
+    older = older_segments(client, topic, since_unix_ns) if arguments.archive is None else {}
+    for core, found in readable.items():
+        yield Range(core, older.get(core, []), since_unix_ns)
+        for info in found.infos:
+            if not 0 < info.last_ingestion_ts_nanos < since_unix_ns:
+                yield Range(core, [info], since_unix_ns)
+
+
 def _opened(arguments: argparse.Namespace) -> Client | Archive:
     """Open what is exported from; what the topic holds is sealed before if that is asked for."""
-    if arguments.archive is None:
-        if arguments.node is not None:
-            raise UsageError("--node names a node's archive: it goes with --archive")
-        client = run_dir.connect_to_node(arguments)
-        if arguments.flush:
-            client.flush(arguments.topic)
-        return client
-    if arguments.flush or arguments.data_dir is not None:
-        raise UsageError("--archive reads what was archived: it goes neither with --flush nor with --data-dir")
-    from quiver_actors.archive.reading.archive import open_archive
-
-    return open_archive(arguments.archive, node=arguments.node)
+    if arguments.archive is not None and arguments.flush:
+        raise UsageError("--archive reads what was archived: it does not go with --flush")
+    archive = archives.opened_archive(arguments)
+    if archive is not None:
+        return archive
+    client = run_dir.connect_to_node(arguments)
+    if arguments.flush:
+        client.flush(arguments.topic)
+    return client
 
 
 def _make_directory(path: str) -> None:
@@ -126,15 +155,18 @@ def _make_directory(path: str) -> None:
         raise UsageError(f"{path} is not a directory, and cannot become one: name another one with --out") from error
 
 
-def _export_segment(client: Any, core: int, topic: str, info: SegmentInfo, slots: Any, files: Files) -> int:
-    """Write the bundles of a segment; returns how many are damaged or lost."""
+def _export_range(client: Any, topic: str, wanted: Range, slots: Any, files: Files) -> int:
+    """Write the bundles of some segments; returns how many are damaged or lost."""
     from quiver_actors.base.model import BundleId
 
-    start = BundleId(topic, core, info.segment_seq, 0)
-    end = BundleId(topic, core, info.segment_seq, info.bundle_count)
+    first, last = wanted.segments[0], wanted.segments[-1]
+    start = BundleId(topic, wanted.core, first.segment_seq, 0)
+    end = BundleId(topic, wanted.core, last.segment_seq, last.bundle_count)
     lost = 0
-    for bundle in client.read(topic, core, start, end, slots=slots):
+    for bundle in client.read(topic, wanted.core, start, end, slots=slots):
         try:
+            if 0 < (bundle.ingestion_unix_ns or 0) < wanted.since_unix_ns:
+                continue
             found = bundle.slots
         except (DataLost, FormatError):
             lost += 1

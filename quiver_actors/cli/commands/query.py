@@ -7,9 +7,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from quiver_actors.cli import run_dir
+from quiver_actors.cli import archives, run_dir
 from quiver_actors.cli.durations import positive_duration_seconds
 from quiver_actors.cli.lean_arrow import load_without_pandas
+from quiver_actors.cli.times import moment
 from quiver_actors.errors import DataLost, FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ Run one SQL statement that reads over what is stored now, sealed or not. A table
 one slot (clicks); names with hyphens or capitals stand in double quotes. A statement that names _quiver_core, _quiver_segment,
 _quiver_bundle or _quiver_ingestion_time sees where its rows are stored. The tables quiver.topics, quiver.segments, quiver.subscribers and
 quiver.gaps describe the node. The statement takes nothing from subscribers, changes nothing, and reaches neither files nor the network.
+
+Topics hold what is on the disk. With --from they hold what was ingested since, also where that is only in the node's archive. With
+--archive the statement asks what a node has archived in an object store, and no node needs to run.
 """
 _EPILOG = """\
 examples:
@@ -32,6 +36,8 @@ examples:
   quiver query "SELECT topic, sum(size_bytes) AS size_bytes FROM quiver.segments GROUP BY 1" --json
   quiver query "FROM travel.flights" --format parquet --output flights-now.parquet
   quiver query "SELECT max(id) AS newest FROM travel.flights" --engine datafusion
+  quiver query "SELECT count(*) FROM travel.flights" --from 2026-01-31T12:00Z
+  quiver query "SELECT count(*) FROM travel" --archive file:///var/lib/quiver-archive --node worker-7
 
 exit codes:
   0    done, or --follow was interrupted
@@ -53,7 +59,15 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     run_dir.add_options(parser)
     run_dir.add_data_dir(parser)
+    archives.add_options(parser, "ask")
     parser.add_argument("statement", metavar="SQL")
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="TIME",
+        type=moment,
+        help="only what was ingested since, archived bundles included",
+    )
     parser.add_argument("--engine", choices=("duckdb", "datafusion"), default="duckdb", help="what runs it (duckdb)")
     parser.add_argument("--format", choices=_FORMATS, default="table", help="of the result (table)")
     parser.add_argument("--json", action="store_true", help="as --format json: one JSON object a row, one a line")
@@ -72,14 +86,17 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises UsageError, UnsupportedType, NotRunning."""
+    """Raises UsageError, UnsupportedType, NotRunning, ArchiveError."""
     form = "json" if arguments.json else arguments.format
     if arguments.output is not None and (form in ("table", "json") or arguments.follow):
         raise UsageError("--output is for one result in --format csv, arrow or parquet")
     load_without_pandas()
     try:
-        with run_dir.connect_to_node(arguments) as client:
+        archive = archives.opened_archive(arguments)
+        with archive or run_dir.connect_to_node(arguments) as client:
             while True:
+                if archive is not None:
+                    archive.refresh()
                 _show(client, arguments, form)
                 if arguments.follow is None:
                     return 0
@@ -97,7 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _show(client: Any, arguments: argparse.Namespace, form: str) -> None:
     from quiver_actors.cli.query_output import print_json, print_table, write_file
 
-    reader = client.sql(arguments.statement, engine=arguments.engine, skip_damaged=arguments.skip_damaged)
+    choice = {"engine": arguments.engine, "start": arguments.start, "skip_damaged": arguments.skip_damaged}
+    reader = client.sql(arguments.statement, **choice)
     limit = arguments.limit
     if limit is None and arguments.output is None and sys.stdout.isatty():
         limit = LIMIT_ON_TERMINALS

@@ -8,19 +8,22 @@ import os
 import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quiver_actors.base.model import ONLOOKER_PREFIX
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.durations import duration_seconds
+from quiver_actors.cli.older_bundles import older_bundles, older_segments
+from quiver_actors.cli.times import moment, unix_ns
 from quiver_actors.cli.values import json_text, value_of
-from quiver_actors.errors import FormatError, UnknownSubscriber
+from quiver_actors.errors import DataLost, FormatError, QuiverError, UnknownSubscriber
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from quiver_actors.client import Delivery
+    from quiver_actors.client import Client
+    from quiver_actors.client.bundle import StoredBundle
     from quiver_actors.query.conditions import Term
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -42,6 +45,7 @@ _EPILOG = """\
 examples:
   quiver tail clicks --rows 3
   quiver tail clicks --from earliest --until-idle 2 --json
+  quiver tail clicks --from 2026-01-31T12:00Z --until-idle 2
   quiver tail clicks --from earliest --until-idle 2 --where "id >= 2 AND id IS NOT NULL" --rows 3
 
 exit codes:
@@ -65,7 +69,12 @@ def add_parser(subparsers: Subparsers) -> None:
     run_dir.add_data_dir(parser)
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument(
-        "--from", dest="start", choices=("latest", "earliest"), default="latest", help="where to begin (latest)"
+        "--from",
+        dest="start",
+        metavar="POSITION",
+        type=_position,
+        default="latest",
+        help="where to begin: latest, earliest (what is on the disk), or a time with its zone, archived bundles included (latest)",
     )
     parser.add_argument(
         "--slot", metavar="SLOT", action="append", help="only this slot, by name or number; may be repeated"
@@ -89,12 +98,20 @@ def run(arguments: argparse.Namespace) -> int:
     terms = () if arguments.where is None else parse_terms(arguments.where)
     slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
     subscriber = f"{ONLOOKER_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+    printer = Printer(arguments, Wanted(terms))
     with run_dir.connect_to_node(arguments) as client:
         try:
             with client.subscribe(
-                subscriber, topic=arguments.topic, start=arguments.start, slots=slots, orphan_ttl=ORPHAN_TTL_SECONDS
+                subscriber,
+                topic=arguments.topic,
+                start=_start(client, arguments, printer.since_unix_ns),
+                slots=slots,
+                orphan_ttl=ORPHAN_TTL_SECONDS,
             ) as deliveries:
-                _print_all(deliveries, arguments, Wanted(terms))
+                if printer.since_unix_ns:
+                    # After the subscriber has begun: nothing leaves the disk now that it has not got.
+                    _print_older(older_bundles(client, arguments.topic, printer.since_unix_ns, slots), printer)
+                _print_all(deliveries, arguments, printer)
         except KeyboardInterrupt:
             return 0
         finally:
@@ -104,10 +121,31 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_all(deliveries: Any, arguments: argparse.Namespace, wanted: Wanted) -> None:
-    printed, heard_at = 0, time.monotonic()
-    show = _show_json if arguments.json else _show
-    while arguments.count is None or printed < arguments.count:
+def _position(text: str) -> Any:
+    """Read a position. Raises argparse.ArgumentTypeError."""
+    return text if text in ("latest", "earliest") else moment(text)
+
+
+def _start(client: Client, arguments: argparse.Namespace, since_unix_ns: int) -> Any:
+    """Where the subscriber begins: with all that is on the disk if something that is wanted has left it."""
+    if since_unix_ns and older_segments(client, arguments.topic, since_unix_ns):
+        return "earliest"
+    return arguments.start
+
+
+def _print_older(bundles: Iterable[StoredBundle], printer: Printer) -> None:
+    for bundle in bundles:
+        try:
+            printer.show(bundle)
+        except (FormatError, DataLost) as error:
+            printer.leave_out(bundle, error)
+        if printer.is_done:
+            return
+
+
+def _print_all(deliveries: Any, arguments: argparse.Namespace, printer: Printer) -> None:
+    heard_at = time.monotonic()
+    while not printer.is_done:
         delivery = deliveries.get(_IDLE_SECONDS)
         if delivery is None:
             if not has_reader():
@@ -118,14 +156,45 @@ def _print_all(deliveries: Any, arguments: argparse.Namespace, wanted: Wanted) -
         heard_at = time.monotonic()
         try:
             with delivery:
-                slots = wanted.of(delivery)
-                if slots is None:
-                    continue
-                show(delivery, slots, arguments.rows)
+                printer.show(delivery)
         except FormatError as error:
             # The worker has been told: it saves what it can, and what is whole comes again.
-            print(f"{delivery.bundle_id} is left out: {error}", file=sys.stderr)
-        printed += 1
+            printer.leave_out(delivery, error)
+
+
+class Printer:
+    """Prints bundles until there were as many as `--count` says."""
+
+    def __init__(self, arguments: argparse.Namespace, wanted: Wanted) -> None:
+        self.since_unix_ns = 0 if isinstance(arguments.start, str) else unix_ns(arguments.start)
+        """Older bundles are not printed; 0: all are."""
+        self._rows = arguments.rows
+        self._left = arguments.count
+        self._show = _show_json if arguments.json else _show
+        self._wanted = wanted
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it prints no more."""
+        return self._left is not None and self._left <= 0
+
+    def show(self, bundle: StoredBundle) -> None:
+        """Print what is wanted of a bundle. Raises FormatError, DataLost: it cannot be read."""
+        if self.is_done or 0 < (bundle.ingestion_unix_ns or 0) < self.since_unix_ns:
+            return
+        slots = self._wanted.of(bundle)
+        if slots is not None:
+            self._show(bundle, slots, self._rows)
+            self._count()
+
+    def leave_out(self, bundle: StoredBundle, error: QuiverError) -> None:
+        """Name a bundle that cannot be read."""
+        print(f"{bundle.bundle_id} is left out: {error}", file=sys.stderr)
+        self._count()
+
+    def _count(self) -> None:
+        if self._left is not None:
+            self._left -= 1
         sys.stdout.flush()
 
 
@@ -144,7 +213,7 @@ class Wanted:
         self._terms = terms
         self._has_warned = False
 
-    def of(self, delivery: Delivery) -> dict[str | int, Rows] | None:
+    def of(self, delivery: StoredBundle) -> dict[str | int, Rows] | None:
         """Return the rows that are wanted, by slot; None if the bundle has none.
 
         Raises:
@@ -168,7 +237,7 @@ class Wanted:
         mask = wanted_mask(batch, self._terms).to_pylist()
         return [index for index, is_wanted in enumerate(mask) if is_wanted]
 
-    def _warn(self, delivery: Delivery, columns: set[str], named: dict[str | int, pa.RecordBatch]) -> None:
+    def _warn(self, delivery: StoredBundle, columns: set[str], named: dict[str | int, pa.RecordBatch]) -> None:
         """Say once that a bundle cannot have wanted rows: a column may be misspelt."""
         if not self._has_warned:
             self._has_warned = True
@@ -180,7 +249,7 @@ class Wanted:
             )
 
 
-def _show(delivery: Delivery, found: dict[str | int, Rows], rows: int) -> None:
+def _show(delivery: StoredBundle, found: dict[str | int, Rows], rows: int) -> None:
     bundle = delivery.bundle_id
     taken_in = delivery.ingestion_unix_ns
     when = "-" if not taken_in else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(taken_in / 1e9))
@@ -192,12 +261,12 @@ def _show(delivery: Delivery, found: dict[str | int, Rows], rows: int) -> None:
                 print(f"    {name}  {row}")
 
 
-def _trace(delivery: Delivery) -> str:
+def _trace(delivery: StoredBundle) -> str:
     traceparent = delivery.trace_context.get("traceparent")
     return f"  trace {traceparent}" if traceparent else ""
 
 
-def _show_json(delivery: Delivery, found: dict[str | int, Rows], rows: int) -> None:
+def _show_json(delivery: StoredBundle, found: dict[str | int, Rows], rows: int) -> None:
     bundle = delivery.bundle_id
     slots = {
         str(name): {
@@ -223,7 +292,7 @@ def _values(wanted: Rows, rows: int) -> list[dict[str, Any]]:
     return [{name: value_of(column, row) for name, column in columns.items()} for row in wanted.indexes[:rows]]
 
 
-def _named(delivery: Delivery) -> dict[str | int, pa.RecordBatch]:
+def _named(delivery: StoredBundle) -> dict[str | int, pa.RecordBatch]:
     """Batches by the slot's name, or its number where it has none."""
     table = delivery.slot_table
     return {table.name_of(slot_id) or slot_id: batch for slot_id, batch in delivery.slots.items()}

@@ -25,6 +25,8 @@ class ArchiveView(msgspec.Struct, kw_only=True):
     uploaded_segments: int
     uploaded_bytes: int
     error_count: int
+    cached_bytes: int
+    """Fetched blocks of archived segments that are kept in the data directory for clients."""
 
 
 class ArchiveStreamView(msgspec.Struct, kw_only=True):
@@ -72,6 +74,7 @@ def _whole(status: ArchiveStatus, unix_ns: int) -> ArchiveView:
         uploaded_segments=status.uploaded_segments,
         uploaded_bytes=status.uploaded_bytes,
         error_count=status.error_count,
+        cached_bytes=status.cached_bytes,
     )
 
 
@@ -100,6 +103,7 @@ def archive_lines(archives: Sequence[ArchiveView], streams: Sequence[ArchiveStre
     oldest = format_duration(max((each.lag_age_ns for each in streams), default=0))
     return "\n".join(
         f"ARCHIVE  {each.state}  {each.url}  {each.uploaded_segments:,} segments ({format_size(each.uploaded_bytes)}) since its start, "
-        f"{segments:,} ({format_size(size_bytes)}) to go, oldest {oldest}, {each.error_count:,} errors"
+        f"{segments:,} ({format_size(size_bytes)}) to go, oldest {oldest}, {each.error_count:,} errors, "
+        f"{format_size(each.cached_bytes)} cached"
         for each in archives
     )

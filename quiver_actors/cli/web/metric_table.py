@@ -230,6 +230,12 @@ ARCHIVE: tuple[Metric, ...] = (
     Metric("quiver_archive_uploaded_segments_total", "uploaded_segments", Kind.COUNTER, "Segments archived"),
     Metric("quiver_archive_uploaded_bytes_total", "uploaded_bytes", Kind.COUNTER, "Bytes of these segments"),
     Metric("quiver_archive_errors_total", "error_count", Kind.COUNTER, "Attempts of the archiver that failed"),
+    Metric(
+        "quiver_archive_cached_bytes",
+        "cached_bytes",
+        Kind.GAUGE,
+        "Archived blocks that are kept on the disk for readers",
+    ),
     Metric("quiver_archive_figures_age_seconds", "age_ns", Kind.GAUGE, "Age of the archiver's figures", _SECONDS),
 )
 

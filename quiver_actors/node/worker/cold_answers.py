@@ -7,9 +7,10 @@ reason once the cold disk is known to be away.
 from __future__ import annotations
 
 from quiver_actors.base.protocol.messages import OpenSegment
-from quiver_actors.errors import ColdStorageUnavailable, QuiverError
+from quiver_actors.errors import QuiverError
 from quiver_actors.node.worker.segment_answers import send_segment
 from quiver_actors.node.worker.session import Session
+from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
 from quiver_actors.store.engine.engine import Engine
 
 

@@ -183,7 +183,7 @@ class DeadLetters:
         try:
             places = self._engine.readable_end.places(origin.segment_seq, [origin.bundle_index])
             open_file = self._engine.readable_end.open if places else self._engine.open_segment
-            is_cold = not places and self._engine.is_cold(origin.segment_seq)
+            is_cold = not places and self._engine.storage.is_cold(origin.segment_seq)
             job = DeadLetterJob(origin, topic, *open_file(origin.segment_seq), places)
         except QuiverError as error:
             self._put_off(origin, str(error), now_ns)

@@ -19,11 +19,12 @@ from quiver_actors.base.clock import Clock
 from quiver_actors.base.metrics.latency import Histogram
 from quiver_actors.base.protocol.messages import Deliver, Gap, SegmentOpened, SegmentRetired, Withdrawn
 from quiver_actors.base.units import SECOND_NS
-from quiver_actors.errors import ColdStorageUnavailable, QuiverError
+from quiver_actors.errors import QuiverError
 from quiver_actors.node.worker.attachments import Attachment, Attachments
 from quiver_actors.node.worker.journal import Journal
 from quiver_actors.node.worker.session import Session
 from quiver_actors.store.engine import Engine
+from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
 from quiver_actors.store.engine.events import Retired
 from quiver_actors.store.subscriber.claim_order import OLDEST
 from quiver_actors.store.subscriber.grants import Grant

@@ -92,7 +92,7 @@ class EngineJobs:
             self._in_flight += 1
             self._background(job, partial(self._back, job))
         # Not counted as under way: the cold disk may never answer, and an engine is closed without waiting for it.
-        if not self._has_ended and (job := self._engine.next_cold()) is not None:
+        if not self._has_ended and (job := self._engine.storage.next_cold()) is not None:
             self._cold(job, partial(self._cold_back, job))
 
     def end(self, when_idle: Callable[[], None]) -> None:
@@ -104,6 +104,11 @@ class EngineJobs:
         self._has_ended, self._when_idle = True, when_idle
         self._finished = self.finished_lone = _nothing
         self._tell_if_idle()
+
+    def remove_cold(self) -> None:
+        """Have everything deleted that the engine has on the cold disk: its topic is deleted, and nobody waits for that."""
+        if (job := self._engine.storage.remove_cold()) is not None:
+            self._cold(job, partial(_nothing, job))
 
     def _cold_back(self, job: Job) -> None:
         if not self._has_ended:

@@ -5,6 +5,8 @@ Owner: the engine's ingest, on the loop thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quiver_actors.base.protocol.messages import Done
 from quiver_actors.errors import QuiverError
 from quiver_actors.node.worker.session import Session
@@ -40,7 +42,7 @@ class Flushes:
         self._answer()
 
     def sealed(self, segment_seq: int) -> None:
-        """Answer the flushes that waited for the segment or one before it to be sealed, and tell the archiver of one that pushes wait for."""
+        """Answer the flushes that waited for the segment or one before it, and tell the archiver of a segment that pushes wait for."""
         self._segment_sealed = max(self._segment_sealed, segment_seq)
         if self._engine.settings.is_archived:
             self.ring_archiver()

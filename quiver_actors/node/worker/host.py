@@ -100,7 +100,6 @@ class EngineHost:
         terms = attachments.terms, attachments.set_by
         self._dead_letters = DeadLetters(engine, *terms, host_of, background, cold, journal, self.dispatcher.wake)
         self.cold_answers = ColdAnswers(engine)
-        self._cold = cold
         self.deadline_ns: int | None = None
         """Monotonic time when `turn` must be called again, whatever happens."""
         self._run_queue = run_queue
@@ -248,9 +247,7 @@ class EngineHost:
         self.staging.give_up(reason)
         self.deliveries.give_up(reason)
         self.cold_answers.give_up(reason)
-        removal = self.engine.remove_cold()
-        if removal is not None:
-            self._cold(removal, _nothing)
+        self.jobs.remove_cold()
         self.jobs.end(partial(self._close, when_gone))
 
     def _close(self, when_gone: Callable[[], object]) -> None:
@@ -351,7 +348,3 @@ class EngineHost:
         self.staging.detach(session)
         if self.deliveries.detach(session) or self.ingest.waiting.count or has_stages:
             self.touch()
-
-
-def _nothing() -> None:
-    """Take no notice of a job that is done: its topic is gone."""

@@ -1,4 +1,4 @@
-"""The segments of one engine on the cold disk: which there are, and their files, opened away from the loop for whoever reads them.
+"""The segments of one engine on the cold disk: which there are, and the list that says so.
 
 Owner: the engine, on the loop thread, which never touches the cold disk: what is known of a cold segment is in the list and in memory, and
 its file is opened by a job of the thread for the cold disk. A cold disk that cannot be read is a fault that may pass: reads wait, or are
@@ -8,25 +8,20 @@ refused with the reason, and nothing counts as lost.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Collection, Sequence
 
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.config import TierSettings
-from quiver_actors.base.units import SECOND_NS
-from quiver_actors.errors import ColdStorageUnavailable, DiskError
-from quiver_actors.store.disk.protocol import Disk, DiskFile
-from quiver_actors.store.engine.events import ColdDiskFaulted, ColdOpened, Event
+from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.engine.cold_files import ColdFiles
+from quiver_actors.store.engine.events import ColdDiskFaulted, Event
 from quiver_actors.store.engine.faults import Faults
 from quiver_actors.store.engine.segment_table import SegmentTable
 from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks
 from quiver_actors.store.files.cold_list import COLD_ID_BYTES, ColdEntry, ColdList, encode_cold_list
 from quiver_actors.store.files.paths import EnginePaths
-from quiver_actors.store.jobs.cold import ColdDeleteJob, ColdFlipJob, ColdOpenJob, ColdRemoveJob
+from quiver_actors.store.jobs.cold import ColdDeleteJob, ColdFlipJob, ColdRemoveJob
 from quiver_actors.store.recovery import Recovered
-
-READY_NS = 10 * SECOND_NS
-"""How long an opened file waits for whoever wanted it."""
 
 
 class ColdSegments:
@@ -35,6 +30,7 @@ class ColdSegments:
     Attributes:
         settings: the topic's.
         faults: whether the cold disk can be used now.
+        files: their files, opened for readers.
         moved_count: how many segments were moved to the cold disk since the engine was opened.
     """
 
@@ -52,9 +48,9 @@ class ColdSegments:
         self.settings = settings
         self.faults = Faults(clock)
         self.moved_count = 0
+        self.files = ColdFiles(self, paths, clock)
         self._disk = disk
         self._paths = paths
-        self._clock = clock
         self._disks = disks
         self._segments = segments
         self._cold_id, self._listed_root = found.cold_id, found.root
@@ -72,18 +68,6 @@ class ColdSegments:
         """Copies that are durable and not in the list yet."""
         self._returned: dict[int, str] = {}
         """Damaged segments that were copied back and have no name in `segments/` yet, and what is wrong with them."""
-        self._events: list[Event] = []
-        self._wanted: dict[int, None] = {}
-        self._ready: dict[int, deque[tuple[DiskFile, int]]] = {}
-        """Opened files, each with the time until which it waits."""
-
-    def close(self) -> None:
-        """Close what was opened for readers that did not come."""
-        for files in self._ready.values():
-            for file, _ in files:
-                file.close()
-        self._ready.clear()
-        self._wanted.clear()
 
     # --- what is known -------------------------------------------------------------------------------------------------------
 
@@ -114,80 +98,12 @@ class ColdSegments:
         return self._entries[segment_seq].lost
 
     def entry_of(self, segment_seq: int) -> ColdEntry | None:
-        """The figures of a cold segment."""
+        """Return what the list says of a cold segment; None if it is none."""
         return self._entries.get(segment_seq)
 
     def is_moving(self, segment_seq: int) -> bool:
         """Whether the segment was copied, in either direction, and the list does not say so yet."""
         return segment_seq in self._copied or segment_seq in self._returned
-
-    # --- reading -------------------------------------------------------------------------------------------------------------
-
-    def take(self, segment_seq: int) -> tuple[int, int]:
-        """A descriptor of the file of a cold segment, which the caller closes, and the file's size. Touches no disk.
-
-        Raises:
-            ColdStorageUnavailable: it is being opened, and `ColdOpened` tells when it is; or it cannot be opened now.
-        """
-        waiting = self._ready.get(segment_seq)
-        if waiting:
-            file, _ = waiting.popleft()
-            if not waiting:
-                del self._ready[segment_seq]
-            try:
-                return os.dup(file.fileno()), self._entries[segment_seq].size_bytes
-            except OSError as error:
-                raise DiskError("dup", self._paths.segment(segment_seq), error.errno or 0) from error
-            finally:
-                file.close()
-        self._wanted[segment_seq] = None
-        where = f"segment {segment_seq} is on the cold disk, in {self.directory}"
-        if self.faults.fault:
-            raise ColdStorageUnavailable(f"{where}, which cannot be read now: {self.faults.fault}; it is tried again")
-        raise ColdStorageUnavailable(f"{where}, and is being opened: try again", is_coming=True)
-
-    def open_job(self) -> ColdOpenJob | None:
-        """Return the job that opens the next file that somebody wants; None if nobody wants any."""
-        while self._wanted:
-            segment_seq = next(iter(self._wanted))
-            entry, directory = self._entries.get(segment_seq), self.directory
-            if entry is not None and directory is not None:
-                return ColdOpenJob(directory, segment_seq, entry.size_bytes)
-            self._let_wait_no_longer(segment_seq)
-        return None
-
-    def _let_wait_no_longer(self, segment_seq: int) -> None:
-        """Have those ask again who wait for a segment that was deleted, or is hot again."""
-        if self._wanted.pop(segment_seq, self) is None:
-            self._events.append(ColdOpened(segment_seq))
-
-    def take_events(self) -> list[Event]:
-        """What has happened since the last call."""
-        events, self._events = self._events, []
-        return events
-
-    def finish_open(self, job: ColdOpenJob) -> list[Event]:
-        """Take back a job that opened a file, which did not fail."""
-        self._wanted.pop(job.segment_seq, None)
-        if job.file is not None:
-            until_ns = self._clock.monotonic_ns() + READY_NS
-            self._ready.setdefault(job.segment_seq, deque()).append((job.file, until_ns))
-        return [ColdOpened(job.segment_seq)]
-
-    def drop_stale(self) -> None:
-        """Close opened files that nobody came for."""
-        now_ns = self._clock.monotonic_ns()
-        for segment_seq in list(self._ready):
-            files = self._ready[segment_seq]
-            while files and (files[0][1] <= now_ns or segment_seq not in self._entries):
-                files.popleft()[0].close()
-            if not files:
-                del self._ready[segment_seq]
-
-    @property
-    def stale_ns(self) -> int | None:
-        """When `drop_stale` has something to do; None: nothing is open."""
-        return min((files[0][1] for files in self._ready.values()), default=None)
 
     # --- the list ------------------------------------------------------------------------------------------------------------
 
@@ -267,7 +183,7 @@ class ColdSegments:
     def forget(self, segment_seqs: Sequence[int]) -> None:
         """Note that the list does not name these segments any more: their files are to go."""
         for segment_seq in segment_seqs:
-            self._let_wait_no_longer(segment_seq)
+            self.files.let_wait_no_longer(segment_seq)
             if self._entries.pop(segment_seq, None) is not None or self._copied.pop(segment_seq, None) is not None:
                 self._unwanted[segment_seq] = None
 

@@ -182,7 +182,7 @@ class Engine:
         clean = self.is_drained
         self.storage.share_room(_refuse_room)  # the worker's refers to this engine, which would keep itself in memory
         self._parts.sealed_segments.close()
-        self._parts.cold.close()
+        self._parts.cold.files.close()
         self.readable_end.close()
         self._parts.disk_account.held_files.close()
         self._parts.upkeep.close()
@@ -258,21 +258,17 @@ class Engine:
         """The next background job, for the seal thread; None if there is nothing to do or one is under way."""
         return self._work.next()
 
-    def next_cold(self) -> Job | None:
-        """The next job for the thread of the cold disk; None if there is nothing to do or one is under way. Nothing else waits for it."""
-        return self._parts.relocation.next()
-
     def finish(self, job: Job) -> list[Event]:
         """Take a finished job back and say what became true by it."""
         if isinstance(job, ColdJob):
-            return [*self._parts.relocation.finish(job), *self._parts.cold.take_events()]
+            return [*self._parts.relocation.finish(job), *self._parts.cold.files.take_events()]
         if isinstance(job, CommitJob):
             happened = self.group_commit.finish(job)
         elif isinstance(job, EmptyLogJob):
             return self.group_commit.finish_empty_log(job)
         else:
             happened = self._work.finish(job)
-        return [*happened, *self._parts.cold.take_events(), *self.readable_end.advance()]
+        return [*happened, *self._parts.cold.files.take_events(), *self.readable_end.advance()]
 
     # --- time --------------------------------------------------------------------------------------------------------------
 
@@ -331,14 +327,6 @@ class Engine:
         if segment_seq not in self._parts.sealed_segments.segments:
             raise NotStored(f"topic {self.topic!r} on core {self.core} has no sealed segment {segment_seq} (any more)")
         return self._parts.sealed_segments.open(segment_seq, for_guest=for_guest)
-
-    def is_cold(self, segment_seq: int) -> bool:
-        """Whether the file of a sealed segment is on the cold disk."""
-        return segment_seq in self._parts.sealed_segments.segments.cold
-
-    def remove_cold(self) -> Job | None:
-        """The job that deletes everything that the engine has on the cold disk, as its topic is deleted; None if there is nothing."""
-        return self._parts.cold.remove_job()
 
     def check_segment(self, segment_seq: int, bundles: Iterable[int] = ()) -> None:
         """Check a segment that somebody could not read, in the background: the whole file, and these bundles of it; of a log these bundles

@@ -50,8 +50,6 @@ class Parts:
     producers: Producers
     intake: LonePushes
     progress: Progress
-    upkeep: Upkeep
-    cold: ColdSegments
     sealed_segments: SealedSegments
     quarantine: Quarantine
     repair: Repair
@@ -80,6 +78,16 @@ class Parts:
         self.sealed_segments.summaries.change_settings(settings)
         self.ballast.change_reserve(free_bytes_min)
         self.upkeep.change_limits(compacts=compacts, free_bytes_min=free_bytes_min)
+
+    @property
+    def cold(self) -> ColdSegments:
+        """The segments on the cold disk."""
+        return self.relocation.cold
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """Compaction and scrub."""
+        return self.repair.upkeep
 
     @property
     def is_bare(self) -> bool:
@@ -151,8 +159,6 @@ def assemble(
         producers=producers,
         intake=intake,
         progress=progress,
-        upkeep=upkeep,
-        cold=cold,
         sealed_segments=sealed_segments,
         relocation=relocation,
         quarantine=quarantine,

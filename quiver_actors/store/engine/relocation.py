@@ -39,7 +39,7 @@ SPARED_NS = 60 * SECOND_NS
 
 
 class Relocation:
-    """Makes the jobs of the cold disk and takes them back."""
+    """Makes the jobs of the cold disk and takes them back. Attributes: `cold`, the segments there."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Relocation:
         self._paths = paths
         self._clock = clock
         self._condition = condition
-        self._cold = cold
+        self.cold = cold
         self._sealed_segments = sealed_segments
         self._repair = repair
         self._retention = retention
@@ -71,13 +71,13 @@ class Relocation:
 
     def next(self) -> ColdJob | None:
         """The next job for the thread of the cold disk; None if there is nothing to do, or one is under way."""
-        if self._job is not None or self._condition.is_over or self._cold.faults.is_waiting:
+        if self._job is not None or self._condition.is_over or self.cold.faults.is_waiting:
             return None
-        self._cold.drop_stale()
+        self.cold.files.drop_stale()
         makers: tuple[Callable[[], ColdJob | None], ...] = (
-            self._cold.open_job,
+            self.cold.files.open_job,
             self._check_job,
-            self._cold.delete_job,
+            self.cold.delete_job,
             self._copy_job,
         )
         for make in makers:
@@ -90,12 +90,12 @@ class Relocation:
         """When `next` has something to do, as far as only time decides about it."""
         if self._job is not None or self._condition.is_over:
             return None
-        if self._cold.faults.is_waiting:
-            return self._cold.faults.resumes_ns
+        if self.cold.faults.is_waiting:
+            return self.cold.faults.resumes_ns
         # Where the list has to name the directory first, the job that writes it comes back before.
-        copies = self._copy is not None or (not self._cold.awaits_list and self._next_to_copy() is not None)
+        copies = self._copy is not None or (not self.cold.awaits_list and self._next_to_copy() is not None)
         copies_ns = self._copies_from_ns if copies else None
-        wanted = [at for at in (self._cold.stale_ns, copies_ns) if at is not None]
+        wanted = [at for at in (self.cold.files.stale_ns, copies_ns) if at is not None]
         return min(wanted, default=None)
 
     def finish(self, job: ColdJob) -> list[Event]:
@@ -103,37 +103,38 @@ class Relocation:
         self._job = None
         if job.fault:
             self._copy = None
-            return self._cold.note_fault(job.fault)
-        events = self._cold.note_sight()
+            return self.cold.note_fault(job.fault)
+        events = self.cold.note_sight()
         if isinstance(job, ColdOpenJob):
             return [*events, *self._finish_open(job)]
         if isinstance(job, ColdCheckJob):
             return [*events, *self._finish_check(job)]
         if isinstance(job, ColdDeleteJob):
-            self._cold.finish_delete(job)
+            self.cold.finish_delete(job)
         if isinstance(job, ColdCopyJob):
             self._finish_copy(job)
         return events
 
     def _finish_open(self, job: ColdOpenJob) -> list[Event]:
-        if job.is_gone and self._cold.entry_of(job.segment_seq) is not None:
-            return [*self._cold.finish_open(job), *self._repair.give_up_cold(job.segment_seq)]
-        return self._cold.finish_open(job)
+        if job.is_gone and self.cold.entry_of(job.segment_seq) is not None:
+            return [*self.cold.files.finish_open(job), *self._repair.give_up_deleted(job.segment_seq)]
+        return self.cold.files.finish_open(job)
 
     def _check_job(self) -> ColdCheckJob | None:
-        directory = self._cold.directory
+        directory = self.cold.directory
         for segment_seq in self._repair.cold_suspects:
-            if directory is not None and not self._cold.is_moving(segment_seq):
+            if directory is not None and not self.cold.is_moving(segment_seq):
                 return ColdCheckJob(self._disk, self._paths, directory, segment_seq)
         return None
 
     def _finish_check(self, job: ColdCheckJob) -> list[Event]:
         if job.is_gone:
-            return self._repair.give_up_cold(job.segment_seq)
+            return self._repair.give_up_deleted(job.segment_seq)
         if not job.damage:
-            self._repair.clear_cold(job.segment_seq)
-        elif self._cold.entry_of(job.segment_seq) is not None:
-            self._cold.returned(job.segment_seq, job.damage)
+            bundles = self._repair.cold_suspects.pop(job.segment_seq, {})
+            self._repair.failures.note_decodable(job.segment_seq, list(bundles))
+        elif self.cold.entry_of(job.segment_seq) is not None:
+            self.cold.returned(job.segment_seq, job.damage)
         return []
 
     # --- which segments move -------------------------------------------------------------------------------------------------
@@ -150,18 +151,18 @@ class Relocation:
         if self._is_full(size_bytes):
             self._make_room(size_bytes)
             return None
-        self._cold.name_directory()
-        directory = self._cold.directory
-        if directory is None or self._cold.awaits_list:
+        self.cold.name_directory()
+        directory = self.cold.directory
+        if directory is None or self.cold.awaits_list:
             return None
         self._upkeep.forget(segment_seq)  # nothing else may give the segment another file meanwhile
-        job = ColdCopyJob(self._disk, self._paths, directory, segment_seq, makes=self._cold.is_bare)
+        job = ColdCopyJob(self._disk, self._paths, directory, segment_seq, makes=self.cold.is_bare)
         self._copy = job, self._sealed_segments.segments[segment_seq]
         return job
 
     def _next_to_copy(self) -> int | None:
         """The oldest segment that is to move."""
-        settings = self._cold.settings
+        settings = self.cold.settings
         if not settings.cold_dir or self._condition.is_draining:
             return None
         segments, left_bytes = self._sealed_segments.segments, settings.keep_hot_bytes
@@ -184,18 +185,18 @@ class Relocation:
             or segment_seq in sealed_segments.foreign
             or segment_seq in self._repair.under_rescue
             or segment_seq in self._repair.suspects
-            or self._cold.is_moving(segment_seq)
+            or self.cold.is_moving(segment_seq)
             or self._clock.monotonic_ns() < until_ns
         )
 
     def _is_full(self, size_bytes: int) -> bool:
         """Whether a segment has no room below `tier.cold_cap`."""
-        cap_bytes, segments = self._cold.settings.cold_cap_bytes, self._sealed_segments.segments
+        cap_bytes, segments = self.cold.settings.cold_cap_bytes, self._sealed_segments.segments
         return bool(cap_bytes) and segments.cold_bytes + size_bytes > cap_bytes
 
     def _make_room(self, size_bytes: int) -> None:
         """Let the oldest cold segments go by the topic's policy. Where it keeps them, segments stay hot."""
-        segments, cap_bytes = self._sealed_segments.segments, self._cold.settings.cold_cap_bytes
+        segments, cap_bytes = self._sealed_segments.segments, self.cold.settings.cold_cap_bytes
         self._copies_from_ns = self._clock.monotonic_ns() + FULL_NS
         if size_bytes <= cap_bytes:
             self._retention.evict_cold(segments.cold_bytes + size_bytes - cap_bytes)
@@ -211,7 +212,7 @@ class Relocation:
             self._spared_until_ns[job.segment_seq] = now_ns + SPARED_NS
             self._repair.suspect(job.segment_seq)
         elif job.entry is not None and is_same:
-            self._cold.copied(job.segment_seq, job.entry)
+            self.cold.copied(job.segment_seq, job.entry)
 
     # --- the list, on the seal thread ----------------------------------------------------------------------------------------
 
@@ -219,10 +220,12 @@ class Relocation:
         """Return the job that writes the list of cold segments; None if there is nothing new in it."""
         going = self._sealed_segments.deletions.going
         busy = {*going, *self._repair.under_rescue, *self._repair.suspects, *self._sealed_segments.waiting}
-        return self._cold.flip_job(busy)
+        return self.cold.flip_job(busy)
 
     def finish_flip(self, job: ColdFlipJob) -> list[Event]:
         """Take back the job that wrote the list: segments are read from where they are now."""
-        returned = self._cold.finish_flip(job)
-        self._repair.take_back_cold(returned)
+        returned = self.cold.finish_flip(job)
+        for segment_seq, damage in returned.items():  # rescued like any other
+            self._repair.cold_suspects.pop(segment_seq, None)
+            self._repair.damaged[segment_seq] = damage
         return [Replaced(segment_seq) for segment_seq in (*job.flipped, *returned)]

@@ -8,7 +8,7 @@ once. A file that cannot be looked at now is a fault that may pass: the file is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -48,6 +48,8 @@ class Repair:
         deleted_count: segments whose files somebody else has deleted since the engine was opened.
         faults: whether segments can be looked at now.
         failures: what consumers could not read although nothing is wrong with it here.
+        upkeep: compaction and scrub.
+        cold_suspects: suspects on the cold disk, which are checked by another thread.
     """
 
     def __init__(
@@ -76,11 +78,10 @@ class Repair:
         self._progress = progress
         self._sealed_segments = sealed_segments
         self._quarantine = quarantine
-        self._upkeep = upkeep
+        self.upkeep = upkeep
         self._suspects: dict[int, dict[int, None]] = {}
         """Segments to check because a reader failed in them, with the bundles that the reader could not read."""
         self.cold_suspects: dict[int, dict[int, None]] = {}
-        """The same of segments on the cold disk, which are checked by another thread."""
         self._missing: dict[int, None] = {}
         """Segments that a listing of their directory did not name."""
         self._open_ended: dict[int, tuple[int, Rescued]] = {}
@@ -167,7 +168,7 @@ class Repair:
         for segment_seq in job.segment_seqs:
             self._missing.pop(segment_seq, None)
         for segment_seq in job.lost:
-            events += self._give_up_deleted(segment_seq)
+            events += self.give_up_deleted(segment_seq)
         return events
 
     def finish_verify(self, job: VerifyJob) -> list[Event]:
@@ -179,7 +180,7 @@ class Repair:
         asked = self._suspects.pop(job.segment_seq, {})
         self._sealed_segments.deletions.search_again()  # a suspect is no longer spared
         if job.is_lost:
-            return [*passed, *self._give_up_deleted(job.segment_seq)]
+            return [*passed, *self.give_up_deleted(job.segment_seq)]
         if job.damage is not None:
             self.damaged[job.segment_seq] = job.damage
             return passed
@@ -202,36 +203,19 @@ class Repair:
         self.failures.note_decodable(job.segment_seq, job.decodable)
         return self._progress.take_events()
 
-    # --- the cold disk -------------------------------------------------------------------------------------------------------
-
-    def clear_cold(self, segment_seq: int) -> None:
-        """Note that a cold segment is as it was written."""
-        bundles = self.cold_suspects.pop(segment_seq, {})
-        self.failures.note_decodable(segment_seq, list(bundles))
-
-    def give_up_cold(self, segment_seq: int) -> list[Event]:
-        """Record a cold segment as lost whose file somebody has deleted, while the rest of its directory is there."""
-        return self._give_up_deleted(segment_seq)
-
-    def take_back_cold(self, returned: Mapping[int, str]) -> None:
-        """Have damaged segments rescued that were brought back from the cold disk."""
-        for segment_seq, damage in returned.items():
-            self.cold_suspects.pop(segment_seq, None)
-            self.damaged[segment_seq] = damage
-
-    def _give_up_deleted(self, segment_seq: int) -> list[Event]:
+    def give_up_deleted(self, segment_seq: int) -> list[Event]:
         """Record a segment as lost whose file somebody has deleted: each subscriber is told at once what it loses."""
         self.deleted_count += 1
         self._missing.pop(segment_seq, None)
         self._suspects.pop(segment_seq, None)
         self.cold_suspects.pop(segment_seq, None)
         self.damaged.pop(segment_seq, None)
-        self._upkeep.forget(segment_seq)
+        self.upkeep.forget(segment_seq)
         return self._condemn(segment_seq, self._progress.registry.known_bundle_count(segment_seq))
 
     def finish_upkeep(self, job: SlicedJob) -> list[Event]:
         """Take back a job of compaction or scrub, which reads whole segments and so may find damage."""
-        self._upkeep.finish(job)
+        self.upkeep.finish(job)
         if job.fault:
             self.suspect(job.segment_seq)
             return []
@@ -276,9 +260,9 @@ class Repair:
             return self.faults.note_fault(job.fault)
         segment_seq, rescued = job.segment_seq, job.rescued
         if rescued is None:
-            return self._give_up_deleted(segment_seq)
+            return self.give_up_deleted(segment_seq)
         del self.damaged[segment_seq]
-        self._upkeep.forget(segment_seq)
+        self.upkeep.forget(segment_seq)
         if rescued.info is None:
             self._quarantine.note_kept()
             return self._condemn(segment_seq, rescued.bundle_count)
@@ -309,7 +293,7 @@ class Repair:
         lost = runs_of(indexes)
         if segment_seq in self._sealed_segments.waiting:
             return [Replaced(segment_seq), *self._sealed_segments.approve(segment_seq, lost)]
-        self._upkeep.checked(segment_seq)
+        self.upkeep.checked(segment_seq)
         return [self._sealed_segments.offer(info, lost), Replaced(segment_seq), *self._progress.take_events()]
 
     def _condemn(self, segment_seq: int, bundle_count: int) -> list[Event]:

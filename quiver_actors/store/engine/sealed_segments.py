@@ -229,7 +229,7 @@ class SealedSegments:
     def open(self, segment_seq: int, *, for_guest: bool = False) -> tuple[int, int]:
         """See `Engine.open_segment`; the segment is here."""
         if segment_seq in self.segments.cold:
-            return self._cold.take(segment_seq)
+            return self._cold.files.take(segment_seq)
         file = self._open(segment_seq)
         try:
             # Its own size: a compaction may have put another file there, and not be finished here yet.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from quiver_actors.store.engine.parts import Parts
 from quiver_actors.store.engine.work import Tasks
+from quiver_actors.store.jobs.job import Job
 from quiver_actors.store.retention.limits import ROOM, NoRoom
 from quiver_actors.store.retention.losses import Losses
 
@@ -105,6 +106,20 @@ class Storage:
     @releases_spare.setter
     def releases_spare(self, releases: bool) -> None:
         self._tasks.releases_spare = releases
+
+    # --- the cold disk -------------------------------------------------------------------------------------------------------
+
+    def next_cold(self) -> Job | None:
+        """The next job for the thread of the cold disk; None if there is nothing to do or one is under way. Nothing else waits for it."""
+        return self._parts.relocation.next()
+
+    def is_cold(self, segment_seq: int) -> bool:
+        """Whether the file of a sealed segment is on the cold disk."""
+        return segment_seq in self._parts.sealed_segments.segments.cold
+
+    def remove_cold(self) -> Job | None:
+        """The job that deletes everything that the engine has on the cold disk, as its topic is deleted; None if there is nothing."""
+        return self._parts.cold.remove_job()
 
     # --- load --------------------------------------------------------------------------------------------------------------
 

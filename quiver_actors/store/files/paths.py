@@ -25,6 +25,8 @@ STAGED_NAME = "staged"
 """Directory of staged bundles; it exists only after the first transaction."""
 TRANSACTIONS_NAME = "quiver.transactions"
 PRODUCERS_NAME = "quiver.producers"
+ARCHIVE_NAME = "quiver.archive"
+"""Identity of a data directory to its archive; see `archive.ownership`."""
 PREPARED_SUFFIX = ".prepared"
 STAGE_SUFFIX = ".stage"
 

@@ -10,6 +10,7 @@ from quiver_actors.store.files.core_count import CORES_FILE, CORES_NAME
 from quiver_actors.store.files.core_file import CORE_NAME, CORE_TABLE
 from quiver_actors.store.files.foreign_record import FOREIGN_NAME, FOREIGN_TABLE
 from quiver_actors.store.files.paths import (
+    ARCHIVE_NAME,
     PREPARED_SUFFIX,
     PRODUCERS_NAME,
     STAGE_SUFFIX,
@@ -31,6 +32,7 @@ from quiver_actors.store.wal.reader import LogReader
 
 _VERSION_TEXT = b"quiver-data "
 _DECISION_TEXT = b'{"txn_id":'
+_ARCHIVE_TEXT = b'{"version":1,"directory":"'
 _HEAD_BYTES = 64
 
 
@@ -46,6 +48,7 @@ class FileKind(enum.StrEnum):
     CORE = "core file"
     VERSION = "version file"
     CORES = "number of cores"
+    ARCHIVE = "identity to the archive"
     TOPICS = "list of topics"
     DECISION = "decision about a transaction"
     """The claim of a process that wants to make the decision has the same content."""
@@ -75,6 +78,7 @@ _MAGICS = (
     (CORES_NAME.encode(), FileKind.CORES),
     (CATALOGUE_MAGIC, FileKind.TOPICS),
     (_DECISION_TEXT, FileKind.DECISION),
+    (_ARCHIVE_TEXT, FileKind.ARCHIVE),
     (STAGE_MAGIC, FileKind.STAGE),
     (JOURNAL_MAGIC, FileKind.TRANSACTIONS),
     (PRODUCERS_MAGIC, FileKind.PRODUCERS),
@@ -151,6 +155,7 @@ def _by_name(name: str) -> FileKind | None:
         COLD_NAME: FileKind.COLD,
         IDENTITY_NAME: FileKind.COLD_IDENTITY,
         CORES_FILE: FileKind.CORES,
+        ARCHIVE_NAME: FileKind.ARCHIVE,
         CATALOGUE_NAME: FileKind.TOPICS,
         PREVIOUS_NAME: FileKind.TOPICS,
     }.get(name)

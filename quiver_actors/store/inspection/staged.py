@@ -51,6 +51,7 @@ _ACTION_JOURNAL = (
 _ACTION_SUMMARIES = "nothing needs to be done: the next start makes the file anew from the segments"
 _ACTION_TOPICS = "start the node: it uses quiver.topics.previous, and does not start if both are damaged"
 _ACTION_CORES = "start the node: a new generation begins and the file is made anew"
+_ACTION_ARCHIVE = "move the file away and run `quiver archive take-over`: nothing else is in it"
 _ACTION_DECISION = "restore the file: whether the transaction is committed is written nowhere else"
 
 
@@ -60,6 +61,14 @@ class _DecisionHead(msgspec.Struct):
     txn_id: str
     epoch: int
     outcome: Literal["commit", "abort"]
+
+
+class _ArchiveHead(msgspec.Struct):
+    """The fields without which the identity to the archive says nothing."""
+
+    version: int
+    directory: str
+    places: list[dict[str, object]] = []
 
 
 def _producers(data: bytes) -> object:
@@ -79,9 +88,18 @@ def _cores(data: bytes) -> object:
     return decode_core_generation(data)._asdict()
 
 
+def _archive(data: bytes) -> object:
+    return _json(data, _ArchiveHead)
+
+
 def _decision(data: bytes) -> object:
+    return _json(data, _DecisionHead)
+
+
+def _json(data: bytes, head: type[msgspec.Struct]) -> object:
+    """Read JSON that has the fields of `head`, and perhaps others."""
     try:
-        msgspec.json.decode(data, type=_DecisionHead)
+        msgspec.json.decode(data, type=head)
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidFormat(str(error)) from error
@@ -126,6 +144,7 @@ _KINDS = {
     FileKind.PROGRESS_JOURNAL: _RecordKind(_progress_journal, "progress.journal", _ACTION_JOURNAL),
     FileKind.TOPICS: _RecordKind(decode_catalogue, "topics", _ACTION_TOPICS),
     FileKind.CORES: _RecordKind(_cores, "cores", _ACTION_CORES),
+    FileKind.ARCHIVE: _RecordKind(_archive, "archive", _ACTION_ARCHIVE),
     FileKind.DECISION: _RecordKind(_decision, "decision", _ACTION_DECISION),
 }
 RECORD_KINDS = frozenset(_KINDS)

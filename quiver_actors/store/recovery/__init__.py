@@ -9,12 +9,15 @@
 | producers | what idempotent producers have stored |
 | logs | log files of ours: sealed, or their seals finished |
 | adoption | log files of other writers: their entries go into logs of ours |
+| cold | the list of cold segments |
 | recovery | all of it, in order |
+| start | the same, with a second try on a full disk |
 | recovered | what an engine starts from |
 """
 
 from quiver_actors.store.recovery.adoption import realign_entry
 from quiver_actors.store.recovery.recovered import Recovered
-from quiver_actors.store.recovery.recovery import Recovery, recover
+from quiver_actors.store.recovery.recovery import Recovery
+from quiver_actors.store.recovery.start import recover
 
 __all__ = ["Recovered", "Recovery", "realign_entry", "recover"]

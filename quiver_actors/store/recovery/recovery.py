@@ -12,10 +12,9 @@ from collections.abc import Callable, Collection, Container, Iterable
 from itertools import chain
 
 from quiver_actors.base.config import TopicSettings
-from quiver_actors.errors import ConfigMismatch, DiskError, FormatError
-from quiver_actors.store.disk.protocol import NO_SPACE_ERRNOS, Disk, read_whole
+from quiver_actors.errors import ConfigMismatch, FormatError
+from quiver_actors.store.disk.protocol import Disk, read_whole
 from quiver_actors.store.disk.salvage import read_small
-from quiver_actors.store.files.ballast import release as release_ballast
 from quiver_actors.store.files.core_file import CORE_NAME, SEGMENT_SEQ_BLOCK, CoreFile, decode_core
 from quiver_actors.store.files.paths import PREPARED_SUFFIX, QUARANTINE_NAME, TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.store.format.framing import DAMAGE
@@ -42,25 +41,6 @@ from quiver_actors.store.wal.contract import segment_cfg_hash
 from quiver_actors.store.wal.decisions import Header
 from quiver_actors.store.wal.layout import CURSOR_NAME, HEADER_BYTES
 from quiver_actors.store.wal.recovery import FoundLog
-
-
-def recover(
-    disk: Disk,
-    paths: EnginePaths,
-    settings: TopicSettings,
-    core_id: int,
-    generation: int = 0,
-    cold: ColdPlace | None = None,
-) -> Recovered:
-    """Recover the directory; on a full disk its ballast makes room. Raises as `Recovery.run`."""
-    try:
-        return Recovery(disk, paths, settings, core_id, generation=generation, cold=cold).run()
-    except DiskError as error:
-        if error.errno not in NO_SPACE_ERRNOS or not release_ballast(disk, paths.ballast):
-            raise
-        # A log whose sync has failed is not touched again.
-        trusts_logs = error.operation not in ("fsync", "fdatasync")
-    return Recovery(disk, paths, settings, core_id, trusts_logs=trusts_logs, generation=generation, cold=cold).run()
 
 
 class Recovery:

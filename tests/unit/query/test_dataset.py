@@ -16,7 +16,7 @@ import pytest
 
 from quiver_actors import Store, aio
 from quiver_actors.base.widening import SchemaConflict
-from quiver_actors.errors import ChecksumMismatch, UnknownSlot, UnknownTopic, UsageError
+from quiver_actors.errors import ChecksumMismatch, FormatError, UnknownSlot, UnknownTopic, UsageError
 from tests.unit.node.worker.harness import until
 
 INT = pa.int32()
@@ -277,3 +277,19 @@ def test_the_asynchronous_client_makes_the_same_dataset(data_dir: Path) -> None:
             assert reader.read_all().to_pydict() == {"total": [3]}
 
     asyncio.run(ask())
+
+
+def test_a_segment_that_a_filter_leaves_out_is_not_opened(store: Store, data_dir: Path) -> None:
+    store.create_topic("apart")
+    for number in range(2):
+        store.push(clicks(number), topic="apart")
+        store.flush("apart")
+    (path,) = [path for path in data_dir.rglob("*.qseg") if path.name.endswith("1.qseg") and "apart" in str(path)]
+    with path.open("r+b") as file:
+        file.seek(-8, 2)
+        file.write(b"\xff" * 8)
+    dataset = store.dataset("apart")
+    assert dataset.schema == clicks(0).schema
+    assert dataset.to_table(filter=pc.field("_quiver_segment") == 0).num_rows == clicks(0).num_rows
+    with pytest.raises(FormatError):
+        dataset.to_table()

@@ -154,6 +154,7 @@ def test_what_does_not_go_with_an_archive_is_refused(tmp_path: Path, capsys: pyt
     assert export_archived(tmp_path) == 2
     assert main(["export", "default", "--node", "a", "--out", str(tmp_path)]) == 2
     shown = capsys.readouterr().err
-    assert "goes neither with --flush nor with --data-dir" in shown
+    assert "does not go with --flush" in shown
+    assert "does not go with --data-dir" in shown
     assert "there is no archive at" in shown
     assert "it goes with --archive" in shown

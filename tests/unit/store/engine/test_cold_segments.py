@@ -11,9 +11,10 @@ import pytest
 
 from quiver_actors.base.config import RetentionSettings, TierSettings
 from quiver_actors.base.units import SECOND_NS
-from quiver_actors.errors import ColdStorageUnavailable, DiskError
+from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
 from quiver_actors.store.engine.events import ColdDiskFaulted, ColdOpened, GapFound
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.support.engine_driver import EngineDriver, topic_settings
@@ -57,7 +58,7 @@ def numbers_through_descriptors(driver: EngineDriver, segment_seqs: list[int]) -
     """Read segments as a worker lets consumers read them: by descriptors that the loop hands out."""
     found = []
     for segment_seq in segment_seqs:
-        if driver.engine.is_cold(segment_seq):
+        if driver.engine.storage.is_cold(segment_seq):
             with pytest.raises(ColdStorageUnavailable) as put_off:
                 driver.engine.open_segment(segment_seq)
             assert put_off.value.is_coming

@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 import quiver_actors
+from quiver_actors.archive.manifest import Owner
+from quiver_actors.archive.ownership import OwnRecord, Place
 from quiver_actors.base.topics import Catalogue
 from quiver_actors.cli.commands.inspect_text import render
 from quiver_actors.store.disk.posix import PosixDisk
@@ -60,6 +62,7 @@ PLACES = {
     "quiver.topics": ("quiver.topics", FileKind.TOPICS),
     "quiver.topics.previous": ("quiver.topics.previous", FileKind.TOPICS),
     "quiver.cores": ("quiver.cores", FileKind.CORES),
+    "quiver.archive": ("quiver.archive", FileKind.ARCHIVE),
     "quiver.version": ("quiver.version", FileKind.VERSION),
     "quiver.ballast": (f"{ENGINE}/quiver.ballast", FileKind.ZEROES),
     "segments/<16 digits>.qseg.rescued": (f"{ENGINE}/segments/{SEGMENT_NAME}.rescued", FileKind.SEGMENT),
@@ -68,6 +71,11 @@ PLACES = {
     "quiver.wal.spare-<N>.tmp": (f"{ENGINE}/wal/quiver.wal.spare-6.tmp", FileKind.ZEROES),
 }
 """Where one file of each kind lies, and its kind, by the name that the page gives it. A span of a log is no file of any kind."""
+
+
+def archive_record() -> bytes:
+    owner = Owner(epoch=1, directory="here", start="first", since_unix_ns=1)
+    return msgspec.json.encode(OwnRecord(directory="here", places=(Place(url="file:///a", node="n", owner=owner),)))
 
 
 def ledger() -> bytes:
@@ -102,6 +110,7 @@ def contents(root: Path) -> dict[str, bytes]:
         "quiver.topics": encode_catalogue(Catalogue()),
         "quiver.topics.previous": encode_catalogue(Catalogue()),
         "quiver.cores": CoreGeneration(4, 0).encode(),
+        "quiver.archive": archive_record(),
         "quiver.version": encode_data_version(),
         "quiver.ballast": bytes(1 << 20),
         "segments/<16 digits>.qseg.rescued": segment,
@@ -243,6 +252,7 @@ def newer_version(content: bytes) -> bytes:
     [
         ("quiver.topics", "topics"),
         ("quiver.cores", "cores"),
+        ("quiver.archive", "archive"),
         ("quiver.decisions/<txn_id>.<epoch>.json", "decision"),
     ],
 )

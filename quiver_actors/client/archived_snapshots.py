@@ -1,0 +1,161 @@
+"""The archived part of snapshots: older bundles of a topic, in front of those that are on the disk.
+
+Guarantee: a segment that is on the disk is read there, and every other one in the archive; none is left out in between, and nothing comes
+that was pushed after the snapshot of the disk was taken. The disk was looked at first: what left it afterwards was archived before.
+
+Waits for the archiver: asyncio calls it in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+
+from quiver_actors.base.model import BundleId
+from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.client.archived_reads import ArchivedReads
+from quiver_actors.client.projection import EVERYTHING, Projection
+from quiver_actors.client.ranges import SegmentPart, parts_of
+from quiver_actors.client.segments import BundleReader, MappedSegment
+from quiver_actors.client.snapshots import CoreOnDisk, Gathered, Taken
+from quiver_actors.errors import UsageError
+from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot, SnapshotPart
+from quiver_actors.query.span import Span
+from quiver_actors.query.sql import Material
+
+OpenSegment = Callable[[SegmentPart, Projection], MappedSegment]
+"""Makes a reader of some archived bundles, and of what is wanted of them. Nothing is fetched yet."""
+
+
+class ArchivedBundles:
+    """Bundles of one archived segment, as a snapshot has them. What is fetched is let go of with what `narrowed` has returned."""
+
+    __slots__ = ("_near_ns", "_open", "_segment")
+
+    def __init__(
+        self, open_segment: Callable[[Projection], MappedSegment], near_ns: int, segment: MappedSegment | None = None
+    ) -> None:
+        """
+        Args:
+            near_ns: an ingestion time for bundles that are lost: that of their neighbours.
+            segment: what is read; None: a reader of its own for each question.
+        """
+        self._open = open_segment
+        self._near_ns = near_ns
+        self._segment = segment
+
+    @property
+    def reader(self) -> BundleReader:
+        """What reads the segment."""
+        return self._opened().reader
+
+    def narrowed(self, slot_id: int, columns: Sequence[str]) -> ArchivedBundles:
+        """The bundles for one scan: only these columns of the slot are fetched."""
+        projection = Projection(frozenset({slot_id}), {slot_id: tuple(columns)})
+        return ArchivedBundles(self._open, self._near_ns, self._open(projection))
+
+    def check(self, index: int) -> None:
+        """Fetch and prove a bundle. Raises as `ArchivedReader.check`."""
+        self._opened().check(index)
+
+    def slot_ids(self, index: int) -> tuple[int, ...]:
+        """The slots that a bundle has."""
+        return self._opened().slot_ids(index)
+
+    def batch(self, index: int, slot_id: int) -> pa.RecordBatch:
+        """One slot of a bundle, after `check`."""
+        return self._opened().batch(index, slot_id)
+
+    def ingestion_ts_nanos(self, index: int) -> int | None:
+        """Return when a bundle was ingested; of a lost one, about when."""
+        return self._opened().ingestion_ts_nanos(index) or self._near_ns or None
+
+    def _opened(self) -> MappedSegment:
+        return self._open(EVERYTHING) if self._segment is None else self._segment
+
+
+def archived_parts(
+    core: int, infos: Iterable[SegmentInfo], span: Span, open_segment: OpenSegment
+) -> Iterator[SnapshotPart]:
+    """Yield what archived segments have in a span, oldest first, lost bundles included.
+
+    Args:
+        infos: segments in the order of their numbers; those of which nothing is archived have no times.
+    """
+    for info in _timed(list(infos)):
+        bundles = span.bundles_of(core, info)
+        if bundles:
+            part = SegmentPart(info.segment_seq, bundles.start, bundles.stop)
+            oldest_ns, newest_ns = sorted((info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos))
+            pinned = ArchivedBundles(partial(open_segment, part), oldest_ns)
+            yield SnapshotPart(core, *part, oldest_ns, newest_ns, pinned)
+
+
+def whole_snapshot(reads: ArchivedReads, taken: Taken, span: Span) -> Snapshot:
+    """Return the snapshot with what the archive has of older bundles, if the span begins before the disk does.
+
+    Raises:
+        NotStored: something between its start and the disk is neither here nor there.
+        UsageError: it has too many segments.
+        NotAllowed, StorageUnavailable, WorkerUnavailable: the archiver cannot tell.
+    """
+    snapshot = taken.snapshot
+    older = [part for core, on_disk in taken.on_disk.items() for part in _older(reads, taken, core, on_disk, span)]
+    if not older:
+        return snapshot
+    parts = sorted([*older, *snapshot.parts], key=lambda part: (part.core, part.segment_seq))
+    if len(parts) > SEGMENTS_MAX:
+        raise UsageError(
+            f"topic {snapshot.topic!r} has {len(parts):,} segments in that span, archived ones included, and a dataset holds "
+            f"{SEGMENTS_MAX:,}: give another start= or end="
+        )
+    return snapshot._replace(parts=tuple(parts))
+
+
+def whole_material(reads: ArchivedReads, gathered: Gathered) -> Material:
+    """Return what a statement is about, with archived bundles as in `whole_snapshot`. Raises as that."""
+    snapshots = {topic: whole_snapshot(reads, taken, gathered.span) for topic, taken in gathered.taken.items()}
+    return Material(gathered.topics, snapshots, gathered.segments, gathered.subscribers, gathered.span)
+
+
+def _older(reads: ArchivedReads, taken: Taken, core: int, on_disk: CoreOnDisk, span: Span) -> Iterator[SnapshotPart]:
+    topic = taken.snapshot.topic
+    start = _start(topic, core, on_disk, span)
+    stream = reads.before(topic, core, start, on_disk.segments, on_disk.incarnation)
+    here = {info.segment_seq for info in on_disk.segments}
+    newest = on_disk.newest_segment_seq
+    # What was sealed since the disk was listed is not of the snapshot: what lay open before it is not whole there.
+    infos = [info for seq, info in sorted(stream.segments.items()) if seq not in here and (newest < 0 or seq <= newest)]
+    if not infos:
+        return
+    first = start if span.start_ns is None else None
+    parts_of([*infos, *on_disk.segments], first, None, topic, core, stream.through)
+
+    def opened(part: SegmentPart, projection: Projection) -> MappedSegment:
+        return reads.segment(stream, part, taken.slots, projection)
+
+    yield from archived_parts(core, infos, span, opened)
+
+
+def _start(topic: str, core: int, on_disk: CoreOnDisk, span: Span) -> BundleId | None:
+    """The first bundle of a core that the archive is asked for; None: the disk has all that is wanted."""
+    if core in span.starts:
+        return BundleId(topic, core, *span.starts[core])
+    if span.start_ns is None:
+        return None
+    oldest_ns = min((info.first_ingestion_ts_nanos for info in on_disk.segments), default=0)
+    return None if 0 < oldest_ns <= span.start_ns else BundleId(topic, core, 0, 0)
+
+
+def _timed(infos: list[SegmentInfo]) -> Iterator[SegmentInfo]:
+    """The segments, those of which nothing is archived with the times of what is archived before or behind them."""
+    near_ns = next((info.first_ingestion_ts_nanos for info in infos if info.size_bytes), 0)
+    for info in infos:
+        if info.size_bytes:
+            near_ns = info.last_ingestion_ts_nanos
+            yield info
+        else:
+            yield msgspec.structs.replace(info, first_ingestion_ts_nanos=near_ns, last_ingestion_ts_nanos=near_ns)
