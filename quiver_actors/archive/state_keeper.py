@@ -26,6 +26,7 @@ from quiver_actors.archive.topic_archive import Behind, TopicArchive, add_to_run
 from quiver_actors.base.core_dirs import RETIRED_NAME, core_of
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import Disk, read_whole
+from quiver_actors.store.files.cold_list import COLD_LIST_BYTES_MAX, decode_cold_list
 from quiver_actors.store.files.core_count import CORES_FILE
 from quiver_actors.store.files.core_file import CORE_NAME, decode_core
 from quiver_actors.store.files.foreign_record import FOREIGN_NAME
@@ -205,7 +206,12 @@ def _read_others(disk: Disk, paths: EnginePaths) -> dict[str, bytes]:
 
 
 def _segments_on_disk(disk: Disk, paths: EnginePaths) -> tuple[tuple[int, int], ...]:
-    found = (segment_seq_of(name) for name in disk.list_directory(paths.segments))
+    """The numbers of sealed segments, those on the cold disk included: one that moves there meanwhile is in either."""
+    found = {segment_seq_of(name) for name in disk.list_directory(paths.segments)} - {None}
+    content = read_file(disk, paths.cold, COLD_LIST_BYTES_MAX)
+    if content is not None:
+        with contextlib.suppress(FormatError):
+            found |= decode_cold_list(content).segments.keys()
     return add_to_runs((), sorted(each for each in found if each is not None))
 
 
@@ -225,10 +231,10 @@ def _read_files(disk: Disk, directory: str, names: Iterable[str]) -> dict[str, b
     return {name: content for name, content in found.items() if content is not None}
 
 
-def read_file(disk: Disk, path: str) -> bytes | None:
+def read_file(disk: Disk, path: str, size_bytes_max: int = FILE_BYTES_MAX) -> bytes | None:
     """The content of a small file; None where there is none. Raises DiskError."""
     try:
-        return read_whole(disk, path, FILE_BYTES_MAX)
+        return read_whole(disk, path, size_bytes_max)
     except DiskError as error:
         if error.errno != errno.ENOENT:
             raise

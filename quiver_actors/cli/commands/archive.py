@@ -281,18 +281,12 @@ def _expire(arguments: argparse.Namespace) -> int:
     store, node = _open(arguments)
     head = _head(store, node)
     before_unix_ns = time.time_ns() - arguments.older_than
-    rows = []
+    rows: list[dict[str, Any]] = []
     for stream in _streams(head, arguments.topic):
         found = [segment for part in over_age(store, stream, before_unix_ns) for segment in part.segments]
-        rows.append(
-            {
-                "topic": stream.topic,
-                "core": stream.core,
-                "incarnation": stream.incarnation,
-                "segments": len(found),
-                "bytes": sum(each.size_bytes for each in found),
-            }
-        )
+        size_bytes = sum(each.size_bytes for each in found)
+        place = {"topic": stream.topic, "core": stream.core, "incarnation": stream.incarnation}
+        rows.append({**place, "segments": len(found), "bytes": size_bytes})
         if found and not arguments.dry_run:
             expire_stream(store, ManifestWriter.own(store, node, head.owner, head.owner), stream, before_unix_ns)
     if arguments.json:

@@ -19,6 +19,7 @@ from quiver_actors.archive.state_keeper import StateKeeper, engine_directories, 
 from quiver_actors.archive.topic_archive import Behind, TopicArchive
 from quiver_actors.errors import ChecksumMismatch, FormatError
 from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.files.cold_list import COLD_NAME, ColdEntry, ColdList, encode_cold_list
 from quiver_actors.store.files.core_file import decode_core
 from quiver_actors.store.subscriber.progress import SubscriberProgress, encode_progress
 from quiver_actors.store.subscriber.progress_journal import (
@@ -141,6 +142,14 @@ def test_progress_that_only_the_journal_has_is_in_the_state(data: Path, is_torn:
     (engine,) = take_state(PosixDisk(str(data)), "node", ["default/core_0"]).engines
     assert engine.files["quiver.sub.reader"] == (filed if is_torn else newer)
     assert JOURNAL_NAME not in engine.files
+
+
+def test_segments_on_the_cold_disk_count_as_on_the_disk(data: Path) -> None:
+    listed = ColdList(b"0" * 16, "/cold", {7: ColdEntry(1000, b"end"), 8: ColdEntry(1000, b"end")})
+    (data / "default" / "core_0" / COLD_NAME).write_bytes(encode_cold_list(listed))
+    (engine,) = take_state(PosixDisk(str(data)), "node", ["default/core_0"]).engines
+    assert engine.on_disk == ((0, 0), (7, 8))
+    assert COLD_NAME not in engine.files, "the new node has no cold disk yet"
 
 
 def test_a_state_that_was_changed_is_told(store: ObjectStore, data: Path) -> None:
