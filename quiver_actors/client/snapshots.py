@@ -24,6 +24,8 @@ from quiver_actors.query.sql import Mentions
 _READABLE_NS = 60 * SECOND_NS
 """How long to wait for a worker that has just started: it looks at what it has before it shows any of it."""
 _LOOK_NS = 50 * MILLISECOND_NS
+_LOOKS_MAX = 5
+"""How often to begin again where everything that was listed had been deleted before any of it was mapped."""
 _PINS_AT_ONCE = 32
 """Segments that are asked for before the first of them is there."""
 _COMPLETE_NS = 250 * MILLISECOND_NS
@@ -66,6 +68,15 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
         StorageUnavailable: a segment could not be read for a long time.
         UnknownTopic, WorkerUnavailable, FormatError: see `quiver_actors.errors`.
     """
+    for _ in range(_LOOKS_MAX):
+        taken, is_overtaken = yield from _taking_once(requests, topic, span, verifies_checksums=verifies_checksums)
+        if not is_overtaken:
+            break
+    return taken
+
+
+def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[tuple[Taken, bool]]:
+    """Returns a snapshot, and whether everything that was listed for it is deleted, so that a newer list may have more."""
     found = yield from _readable(requests, topic)
     info = yield from _info(requests, topic)
     slots = TopicSlots(info)
@@ -91,7 +102,8 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
         parts = [part._replace(statistics=None) for part in parts]
     is_complete = all(each.is_complete for each in found.values())
     snapshot = Snapshot(topic, slots.table, tuple(parts), is_complete, info.event_time)
-    return Taken(snapshot, slots, {core: _on_disk(core, each, stored) for core, each in found.items()})
+    taken = Taken(snapshot, slots, {core: _on_disk(core, each, stored) for core, each in found.items()})
+    return taken, bool(wanted and not parts)
 
 
 def _on_disk(core: int, found: ReadableSegments, stored: set[tuple[int, int]]) -> CoreOnDisk:
