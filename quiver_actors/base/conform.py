@@ -117,7 +117,9 @@ def _plain_list(array: pa.Array, *, is_large: bool) -> pa.ListArray | pa.LargeLi
     kind, offset_type = (pa.LargeListArray, pa.int64()) if is_large else (pa.ListArray, pa.int32())
     lengths = pc.fill_null(pc.list_value_length(array), 0).cast(offset_type)
     offsets = pa.concat_arrays([pa.array([0], offset_type), pc.cumulative_sum(lengths)])
-    return kind.from_arrays(offsets, pc.list_flatten(array), mask=array.is_null())
+    # Where all lists are null or empty, list_flatten refuses some types that it takes otherwise.
+    values = pc.list_flatten(array) if offsets[-1].as_py() else array.values.slice(0, 0)
+    return kind.from_arrays(offsets, values, mask=array.is_null())
 
 
 def _cast_map(array: pa.MapArray, target: pa.MapType) -> pa.Array:

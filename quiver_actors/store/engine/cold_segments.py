@@ -8,6 +8,7 @@ refused with the reason, and nothing counts as lost.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Collection, Sequence
 
 from quiver_actors.base.clock import Clock
@@ -48,7 +49,8 @@ class ColdSegments:
         self.settings = settings
         self.faults = Faults(clock)
         self.moved_count = 0
-        self.files = ColdFiles(self, paths, clock)
+        # No circle: a topic that goes is freed at once, not by the collector.
+        self.files = ColdFiles(weakref.proxy(self), paths, clock)
         self._disk = disk
         self._paths = paths
         self._disks = disks

@@ -8,6 +8,7 @@ import pytest
 from quiver_actors.cli.main import main
 from quiver_actors.shm.liveness import LifeLock
 from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.files.data_version import DATA_VERSION
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.support.engine_driver import EngineDriver, numbered_batch
 from tests.unit.cli.examples import run_examples
@@ -144,7 +145,7 @@ def test_a_directory_without_engines_is_named_and_left_alone(
 def test_what_a_newer_program_wrote_is_left_to_it(
     command: tuple[str, ...], data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (data_dir / "quiver.version").write_text("quiver-data 3\n")
+    (data_dir / "quiver.version").write_text(f"quiver-data {DATA_VERSION + 1}\n")
     before = sizes(data_dir)
     assert main([*command, "--data-dir", str(data_dir)]) == 4
     assert "use the program that wrote it" in capsys.readouterr().err

@@ -243,7 +243,10 @@ def test_engine_states_are_the_engine_s() -> None:
 
 @pytest.mark.parametrize(("figures", "shown"), [(EngineFigure, EngineView), (SubscriberFigure, SubscriberView)])
 def test_every_figure_is_in_the_document(figures: type[EngineFigure], shown: type[msgspec.Struct]) -> None:
-    assert {figure.name.lower() for figure in figures} - {"state"} <= set(shown.__struct_fields__)
+    named = {figure.name.lower() for figure in figures} - {"state"}
+    if "cold_work" in named:  # two figures in one place of the page
+        named = named - {"cold_work"} | {"cold_moved", "cold_away"}
+    assert named <= set(shown.__struct_fields__)
 
 
 def test_every_worker_figure_but_its_turns_is_in_the_document() -> None:

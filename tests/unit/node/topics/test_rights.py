@@ -69,8 +69,10 @@ def test_what_users_see(uid: int, seen: list[str]) -> None:
 def test_what_is_the_operators_is_marked_and_the_rest_is_the_owners() -> None:
     marked = {key for key, setting in settings_of(Scope.TOPIC).items() if setting.operators}
     of_the_archive = {"archive.enabled", "archive.require", "archive.max_delay", "archive.expire"}
+    of_the_archive |= {"archive.commit_interval"}
+    of_the_cold_disk = {"tier.cold_dir", "tier.cold_cap", "tier.keep_hot", "tier.keep_hot_size"}
     of_the_disk = {"retention.cap_share", "retention.min_free", "retention.quarantine_cap"}
-    assert marked == {"owner", "priority"} | of_the_disk | of_the_archive
+    assert marked == {"owner", "priority"} | of_the_disk | of_the_cold_disk | of_the_archive
     for key in settings_of(Scope.TOPIC):
         if key in marked:
             with pytest.raises(NotAllowed, match=key):

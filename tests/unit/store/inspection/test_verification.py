@@ -294,9 +294,9 @@ def test_cursor_ahead_of_the_log_is_a_warning(store: Path) -> None:
 
 
 def test_version_file_of_another_version_is_found(store: Path) -> None:
-    (store / "quiver.version").write_bytes(b"quiver-data 3\n")
+    (store / "quiver.version").write_bytes(b"quiver-data 4\n")
     assert codes(damage_in(verified(store, deep=False))) == {"version_file"}
-    for version in (1, 2):
+    for version in (1, 2, 3):
         (store / "quiver.version").write_bytes(b"quiver-data %d\n" % version)
         assert damage_in(verified(store, deep=False)) == []
 
