@@ -48,10 +48,18 @@ ELSEWHERE: dict[tuple[str, str], str] = {
         "pip install 'quiver-actors[archive]'",
     ): "a bucket; tests/integration/test_archive.py runs these commands",
     ("archive", "receipts = client.push_many("): "a bucket; tests/integration/test_archive.py waits so",
+    ("archive", "try:\n    receipt = client.push("): "a bucket; tests/integration/test_archived_pushes.py pushes so",
     ("archive", "quiver restore --archive"): "a bucket; tests/integration/test_restore.py restores a node",
     ("archive", "quiver archive take-over"): "a bucket; tests/integration/test_archive.py takes an archive over",
     ("archive", "everything = client.read("): "a bucket; tests/integration/test_archive_one_read.py reads so",
-    ("archive", "with quiver_actors.open_archive("): "a bucket; tests/integration/test_archive_reading.py reads one",
+    (
+        "archive",
+        'with quiver_actors.open_archive("s3://bucket/quiver", node="worker-7") as archive:\n    print(',
+    ): "a bucket; tests/integration/test_archive_reading.py reads one",
+    (
+        "archive",
+        'with quiver_actors.open_archive("s3://bucket/quiver", node="worker-7") as archive:\n    late = ',
+    ): "a bucket; tests/integration/test_archive_queries.py asks one",
     (
         "archive",
         'deliveries = client.subscribe("exporter", topic="travel", start="earliest")',

@@ -119,7 +119,7 @@ def test_a_driver_that_dies_between_decision_and_publish(node: Node, writer: Cal
     name = {"topic": "decided", "txnAppId": "job", "txnVersion": "1"}
     dying = writer(**name)
     written = dying.write(batches(1, 2, 3))
-    commit.decide(dying._run, tokens_of([written]))
+    commit.decide(dying._attempt, tokens_of([written]))
     assert numbers(node, "decided") == []
     again = writer(**name)
     second = again.write(batches(1, 2, 3))

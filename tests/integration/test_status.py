@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from quiver_actors.base.metrics.figures import EngineFigure
 from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.node.leftovers import is_asked_for
 from tests.integration.node_process import ROOT, Directories, NodeProcess, command_line, named_memory, run_quiver
+from tests.unit.node.worker.harness import until
 
 WORKER_FIGURES_BASE = 1000
 ENGINE_FIGURES_BASE = 100
@@ -131,9 +133,14 @@ def test_stopped_worker_is_shown_with_the_age_of_its_figures(directories: Direct
 
 def test_everything_stopped_still_answers(directories: Directories, node: NodeProcess) -> None:
     """Nothing of the node can run, so nothing of it can have been asked."""
-    for pid in (*node.worker_pids(), node.pid):
+    workers = node.worker_pids()
+    for pid in (*workers, node.pid):
         os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, node.pid, os.WSTOPPED | os.WNOWAIT)
+    until(
+        lambda: all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in workers),
+        "all workers to be stopped",
+    )
     document = status_json(directories)
     assert document["node"]["state"] == "stopped"
     assert {worker["state"] for worker in document["workers"]} == {"stopped"}
@@ -185,6 +192,7 @@ def test_failed_worker_is_shown_as_such(directories: Directories) -> None:
     with NodeProcess.small(directories, "first_core_crashes") as node:
         node.wait_for("worker.failed", "worker=core_0")
         node.wait_for("node.ready")
+        until(lambda: status_json(directories)["node"]["state"] != "starting", "the page to say what the log says")
         document = status_json(directories)
         assert (document["node"]["state"], document["node"]["ready"], document["node"]["healthy"]) == (
             "degraded",
