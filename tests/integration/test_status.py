@@ -137,10 +137,7 @@ def test_everything_stopped_still_answers(directories: Directories, node: NodePr
     for pid in (*workers, node.pid):
         os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, node.pid, os.WSTOPPED | os.WNOWAIT)
-    until(
-        lambda: all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in workers),
-        "all workers to be stopped",
-    )
+    until(lambda: {psutil.Process(pid).status() for pid in workers} == {psutil.STATUS_STOPPED}, "all to be stopped")
     document = status_json(directories)
     assert document["node"]["state"] == "stopped"
     assert {worker["state"] for worker in document["workers"]} == {"stopped"}
@@ -194,11 +191,8 @@ def test_failed_worker_is_shown_as_such(directories: Directories) -> None:
         node.wait_for("node.ready")
         until(lambda: status_json(directories)["node"]["state"] != "starting", "the page to say what the log says")
         document = status_json(directories)
-        assert (document["node"]["state"], document["node"]["ready"], document["node"]["healthy"]) == (
-            "degraded",
-            True,
-            False,
-        )
+        shown = document["node"]
+        assert (shown["state"], shown["ready"], shown["healthy"]) == ("degraded", True, False)
         worker = row_of(document["workers"], core=0)
         assert (worker["state"], worker["pid"], worker["last_exit"]) == ("failed", None, "exit 1 (crashed)")
         assert status(directories, "--check", "ready").returncode == 0
