@@ -17,8 +17,8 @@ from quiver_actors.base.protocol import messages as m
 from quiver_actors.base.units import MIB
 from tests.security.guest import AS_ROOT, Besieged, besieged
 from tests.unit.node.worker.harness import WireClient, table
+from tests.unit.node.worker.lone import lone_push
 from tests.unit.node.worker.spans import Span
-from tests.unit.node.worker.test_lone_pushes import lone
 
 MUTATIONS = int(os.environ.get("MUTATED_BUNDLES", "100_000"))
 _ENTRY, _SLOT = m.ENTRY_ROW, m.SLOT_ROW
@@ -62,10 +62,10 @@ def with_slot(span: Span, **fields: int) -> Span:
 
 
 def test_a_lone_push_of_a_guest_is_checked_and_answered_like_its_other_pushes(guest: WireClient) -> None:
-    tag, frame = lone(guest, 1)
+    tag, frame = lone_push(guest, 1)
     guest.socket.sendall(frame)
     assert guest.expect(m.Acked).runs[0].tag == tag
-    tag, frame = lone(guest, 2, crc_flip=1)
+    tag, frame = lone_push(guest, 2, crc_flip=1)
     guest.socket.sendall(frame)
     assert guest.expect(m.Refused).tag == tag
     guest.push_and_wait(table(3), topic="open")
