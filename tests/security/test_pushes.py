@@ -85,7 +85,7 @@ def test_lone_pushes_of_the_own_user_alone_take_the_short_way() -> None:
                 client.push_and_wait(table(0), topic="open")
                 counter.calls.clear()
                 for number in (1, 2, 3):
-                    tag, frame = lone(client, number)
+                    tag, frame = lone_push(client, number)
                     client.socket.sendall(frame)
                     assert client.expect(m.Acked).runs[0].tag == tag
                 ways[name] = counter.calls[LoneLane.push.__code__]
