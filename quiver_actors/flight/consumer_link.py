@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import ClosedError, QuiverError, WorkerUnavailable
@@ -59,8 +60,8 @@ class ConsumerLink:
         self._lost = 0
         self._is_closed = False
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._sending = threading.Lock()
+        self._lock = new_lock()
+        self._sending = new_lock()
         self._woken = threading.Event()
         self._attach()
         threading.Thread(target=self._tend, name="quiver-remote-consumer", daemon=True).start()
