@@ -1,4 +1,4 @@
-"""A segment that its statistics rule out has none of the rows that a filter keeps, whatever the types, the filter and the schema asked for."""
+"""A segment that its statistics rule out has none of the rows that a filter keeps, whatever the types and the schema asked for."""
 
 from __future__ import annotations
 
