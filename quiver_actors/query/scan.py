@@ -53,6 +53,7 @@ def fields_in(full: pa.Schema, expressions: Iterable[pc.Expression]) -> list[pa.
 def _read_for(full: pa.Schema, columns: Any, wanted: pc.Expression | None) -> pa.Schema:
     """The columns that a scan needs."""
     names = set(columns) if not isinstance(columns, Mapping) else set()
+    names |= {name.partition(".")[0] for name in names}  # "a.b" may be field b of column a
     expressions = [*(columns.values() if isinstance(columns, Mapping) else ()), *(() if wanted is None else (wanted,))]
     named = {field.name for field in fields_in(full, expressions)}
     return pa.schema([field for field in full if field.name in names or field.name in named])

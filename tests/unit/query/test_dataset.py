@@ -57,6 +57,16 @@ def test_bundles_of_drifting_schemas_are_one_table_in_the_order_of_their_pushes(
     assert dataset.is_complete
 
 
+def test_fields_of_a_column_are_read_by_their_path_as_from_any_dataset(store: Store) -> None:
+    store.push(
+        pa.record_batch({"at": [{"x": 1, "y": "a"}, {"x": 2, "y": None}], "a.b": [5, 6], "a": [7, 8]}), topic="clicks"
+    )
+    dataset = store.dataset("clicks")
+    whole = ds.dataset(dataset.to_table())
+    for columns in (["at.x"], ["a.b"], ["a"], ["a.b", "at.y"], {"z": pc.field("at", "x")}):
+        assert dataset.to_table(columns=columns).equals(whole.to_table(columns=columns)), columns
+
+
 @pytest.mark.parametrize("limit", [None, 40])
 def test_all_ways_of_arrow_see_the_same_rows(store: Store, limit: int | None) -> None:
     fill(store)
