@@ -26,6 +26,10 @@ class PinnedBundles(Protocol):
     def reader(self) -> Any:
         """What reads the file: a `SegmentReader` or one like it, or an `EntryReader` where it is not sealed."""
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether they are in the memory of this process: reading them waits for nobody."""
+
     def narrowed(self, slot_id: int, columns: Sequence[str]) -> PinnedBundles:
         """The bundles for one scan of these columns of a slot. Nothing else can be asked of what is returned; it may fetch no more."""
 

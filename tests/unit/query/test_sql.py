@@ -137,9 +137,9 @@ def test_a_statement_reaches_neither_files_nor_settings(
 ) -> None:
     store = one_row
     file, out = tmp_path / "secret.csv", tmp_path / "written"
-    file.write_text("secret\n42\n")
+    file.write_text("secret\n9173642058\n")
     with pytest.raises(UsageError) as refused:
         store.sql(statement.format(file=file, out=out), engine=engine).read_all()
-    assert "42" not in str(refused.value).replace("pandas_scan(42)", "").replace("secret.csv", "")
+    assert "9173642058" not in str(refused.value)
     assert not out.exists()
     assert store.sql("SELECT id FROM clicks", engine=engine).read_all().to_pydict() == {"id": [1]}
