@@ -6,6 +6,7 @@ bundles: to them each segment is a file that is made when they open it (`segment
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -183,6 +184,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
             known = {path: guarantee(part, self._scan, columns) for path, part in self._parts.items()}
             self._guarantees[columns] = known
         left = matching(known, self._scan.full, expression)
+        self._rows.snapshot.tell_pruned(Counter(part.core for path, part in self._parts.items() if path not in left))
         return [part for path, part in self._parts.items() if path in left]
 
 

@@ -7,8 +7,8 @@ they are read; they stay the same as long as the archive keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -66,6 +66,14 @@ class SchemaStatistics(Protocol):
         """Nulls and bounds by column; None: not known."""
 
 
+TellPruned: TypeAlias = Callable[[Mapping[int, int]], None]
+"""Is told how many segments of each core a scan leaves out by what is known of their values. Returns at once, from any thread."""
+
+
+def tell_nobody(counts: Mapping[int, int]) -> None:
+    """Do nothing: nobody counts what is left out."""
+
+
 class SnapshotPart(NamedTuple):
     """The bundles `[first, end)` of one segment."""
 
@@ -94,3 +102,4 @@ class Snapshot(NamedTuple):
     """Everything that had been acknowledged is in it. False: some of it could be read only once it is synced or sealed."""
     event_time: str = ""
     """The topic's column of event times; empty: there is none."""
+    tell_pruned: TellPruned = tell_nobody
