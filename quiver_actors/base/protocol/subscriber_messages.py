@@ -346,6 +346,18 @@ class PendingInfo(Message, tag=76, frozen=True):
     """The worker takes no more pushes: its node is being drained, or the core was adopted."""
 
 
+class GapRange(msgspec.Struct, array_like=True, frozen=True):
+    """What one gap notice is about: consecutive bundles of a segment that the subscriber will never get."""
+
+    segment_seq: int
+    bundle_index_first: int
+    bundle_count: int
+    """0: nobody knows how many; the whole segment is gone."""
+    row_count: int
+    """Rows of all slots; -1 where nobody knows."""
+    reason: str
+
+
 class SubscriberInfo(msgspec.Struct, array_like=True, frozen=True):
     """One durable subscriber on this core: its connections, its bundles by state, and its progress. Counts are of bundles."""
 
@@ -368,6 +380,8 @@ class SubscriberInfo(msgspec.Struct, array_like=True, frozen=True):
     """-1 if nothing sealed is owed."""
     oldest_bundle_index: int
     oldest_unix_ns: int
+    gap_ranges: tuple[GapRange, ...] = ()
+    """The first of the `gaps` notices; fewer than `gaps` where these are many, or where the worker is older than the field."""
 
 
 class SubscriberList(Message, tag=77, frozen=True):
