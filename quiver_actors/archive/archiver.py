@@ -51,6 +51,7 @@ class Archiver:
         topics: says what settings each topic of the node has, at the moment.
         show: publishes the status; must not raise.
         bell: rung when a segment was sealed that pushes wait for.
+        own_log: path of the node's own decision log, as stages name it.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Archiver:
         topics: Topics,
         show: Callable[[ArchiveStatus], None],
         bell: Bell | None = None,
+        own_log: str = "",
     ) -> None:
         self._node = node
         self._settings = settings
@@ -76,7 +78,7 @@ class Archiver:
         self._stopping = threading.Event()
         self._throttle = Throttle(settings.max_bandwidth_bytes, self._stopping.wait)
         self._writer: ManifestWriter | None = None
-        self._state = StateKeeper(disk, settings.progress_interval_ns)
+        self._state = StateKeeper(disk, store, settings.progress_interval_ns, self._throttle, own_log)
         self._archives: dict[str, TopicArchive] = {}
         self._paused: dict[str, int] = {}
         """Topics that have failed, and when each is tried again, on the monotonic clock."""
@@ -122,10 +124,11 @@ class Archiver:
         if self._client is None:
             self._client = self._connect()
         if self._writer is None:
-            self._writer = become_owner(self._disk, self._store, self._node)
-            log_event("archive.owned", {"url": self._store.url, "epoch": self._writer.head.owner.epoch})
-            self._state.begin_again()
-            self._publish(epoch=self._writer.head.owner.epoch)
+            writer = become_owner(self._disk, self._store, self._node)
+            log_event("archive.owned", {"url": self._store.url, "epoch": writer.head.owner.epoch})
+            self._state.begin_again(writer)
+            self._writer = writer
+            self._publish(epoch=writer.head.owner.epoch)
         settings = self._topics()
         self._follow(self._client, settings)
         self._state.keep(self._writer, self._archives)
@@ -172,7 +175,7 @@ class Archiver:
                 self._throttle,
                 self._note_upload,
                 self._stopping.is_set,
-                self._state.covers,
+                self._state,
             )
         for topic in self._archives.keys() - wanted:
             self._archives.pop(topic).close()

@@ -55,6 +55,17 @@ class Addition(NamedTuple):
     """The topic's slots by name; None: as they were."""
 
 
+class StateUpload(NamedTuple):
+    """The state of the node, to be uploaded and named by the head."""
+
+    content: bytes
+    taken_unix_ns: int
+    named: frozenset[str] = frozenset()
+    """The keys of objects that the state names: they must not be deleted."""
+    released: Sequence[str] = ()
+    """The keys of objects that no state names any more."""
+
+
 def read_head(store: Metadata, node: str) -> Head | None:
     """Read the head of a node's manifest; None if nothing was archived under that name.
 
@@ -157,8 +168,8 @@ class ManifestWriter:
         if owner != self.head.owner:
             raise _fenced(self._store, self.head.node, owner)
 
-    def commit(self, additions: Mapping[StreamKey, Addition]) -> None:
-        """Record what was archived and what never will be, all of it in one step.
+    def commit(self, additions: Mapping[StreamKey, Addition], state: StateUpload | None = None) -> None:
+        """Record what was archived and what never will be, and the state of the node if there is a new one, all of it in one step.
 
         Segments that the manifest has already are left out: the same addition twice changes nothing.
 
@@ -173,7 +184,8 @@ class ManifestWriter:
                 key, StreamRef(topic=key.topic, incarnation=key.incarnation, core=key.core, archived_through=-1)
             )
             streams[key] = self._extended(before, addition, garbage)
-        self._move(msgspec.structs.replace(self.head, streams=tuple(streams.values()), garbage=tuple(garbage)))
+        head = msgspec.structs.replace(self.head, streams=tuple(streams.values()), garbage=tuple(garbage))
+        self._move(head if state is None else self._with_state(head, state))
 
     def expire(
         self, stream: StreamKey, old: Sequence[PartRef], new: Part | None, through: int, garbage: Iterable[str]
@@ -196,13 +208,9 @@ class ManifestWriter:
         keys = [*self.head.garbage, *(ref.key for ref in old), *garbage]
         self._move(msgspec.structs.replace(self.head, streams=tuple(streams), garbage=tuple(dict.fromkeys(keys))))
 
-    def record_state(self, content: bytes, taken_unix_ns: int) -> None:
+    def record_state(self, state: StateUpload) -> None:
         """Upload the state of the node, and make the head refer to it instead of the one before. Raises as `commit`."""
-        key = state_key(self.head.node, self.head.commit + 1, os.urandom(4).hex())
-        create_once(self._store, key, content)
-        ref = StateRef(key=key, size_bytes=len(content), crc32=crc32(content), taken_unix_ns=taken_unix_ns)
-        former = () if self.head.state is None else (self.head.state.key,)
-        self._move(msgspec.structs.replace(self.head, state=ref, garbage=(*self.head.garbage, *former)))
+        self._move(self._with_state(self.head, state))
 
     def collect_garbage(self) -> int:
         """Delete objects that no head refers to any more, and forget their names. Returns how many. Raises as `commit`."""
@@ -213,6 +221,18 @@ class ManifestWriter:
                 self._store.delete(key)
             self._move(msgspec.structs.replace(self.head, garbage=()))
         return len(gone)
+
+    def _with_state(self, head: Head, state: StateUpload) -> Head:
+        """The head with a state that is uploaded here."""
+        key = state_key(head.node, self.head.commit + 1, os.urandom(4).hex())
+        create_once(self._store, key, state.content)
+        ref = StateRef(
+            key=key, size_bytes=len(state.content), crc32=crc32(state.content), taken_unix_ns=state.taken_unix_ns
+        )
+        former = () if head.state is None else (head.state.key,)
+        garbage = dict.fromkeys((*head.garbage, *former, *state.released))
+        kept = tuple(key for key in garbage if key not in state.named)
+        return msgspec.structs.replace(head, state=ref, garbage=kept)
 
     # --- below ---------------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from quiver_actors.archive.errors import ArchiveRefused
 from quiver_actors.archive.keys import StreamKey
@@ -55,6 +55,16 @@ class Behind(NamedTuple):
     unsealed: Sequence[SegmentInfo] = ()
     next_segment_seq: int = -1
     """No segment had this number or a higher one; -1: not known."""
+
+
+class States(Protocol):
+    """The keeper of the state of the node, as the archive of one topic needs it."""
+
+    def covers(self, stream: StreamKey) -> bool:
+        """Whether a stream of which nothing was archived yet may be begun now."""
+
+    def record(self, writer: ManifestWriter, stream: StreamKey, addition: Addition) -> None:
+        """Record segments and holes of a stream. Raises as `ManifestWriter.commit`."""
 
 
 def plan(held: HeldCore, archived_through: int) -> Step:
@@ -101,7 +111,7 @@ class TopicArchive:
     Args:
         slots: the topic's slots by name; a reader of the archive needs them.
         note_upload: told the size of each segment that was uploaded and recorded.
-        may_begin: whether a stream of which nothing was archived yet may be begun now.
+        states: keeps the state of the node beside the segments.
     """
 
     def __init__(
@@ -113,7 +123,7 @@ class TopicArchive:
         throttle: Throttle,
         note_upload: Callable[[int], None],
         should_stop: Callable[[], bool],
-        may_begin: Callable[[StreamKey], bool] = lambda _: True,
+        states: States,
     ) -> None:
         self.topic = topic
         self.streams: dict[int, ArchivedStream] = {}
@@ -126,7 +136,7 @@ class TopicArchive:
         self._throttle = throttle
         self._note_upload = note_upload
         self._should_stop = should_stop
-        self._may_begin = may_begin
+        self._states = states
         self._seals_next = False
 
     def step(self, store: ObjectStore, writer: ManifestWriter, settings: ArchiveSettings) -> bool:
@@ -147,7 +157,7 @@ class TopicArchive:
             for core, stream in keys.items()
         }
         for core, stream in keys.items():
-            is_begun = writer.head.stream(stream) is not None or self._may_begin(stream)
+            is_begun = writer.head.stream(stream) is not None or self._states.covers(stream)
             if is_begun and not self._should_stop():
                 more |= self._step_core(store, writer, stream, held[core])
         self._seals_next = self._is_late(held, settings)
@@ -176,7 +186,7 @@ class TopicArchive:
             through = max([through, *(gap.segment_seq for gap in gaps)])
             # A notice about what is archived already is none for the archive.
             holes = [hole_of(gap, time.time_ns()) for gap in gaps if not known.is_archived(gap.segment_seq)]
-            writer.commit({stream: Addition(segments, holes, through, self._slots)})
+            self._states.record(writer, stream, Addition(segments, holes, through, self._slots))
             for segment in segments:
                 self._note_upload(segment.size_bytes)
         for info in [*step.known, *step.new[: len(segments)]][-1:]:
