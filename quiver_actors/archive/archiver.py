@@ -146,7 +146,7 @@ class Archiver:
         if time.monotonic_ns() < self._paused.get(topic, 0):
             return False
         try:
-            more = archive.step(self._store, writer, settings.archive)
+            more = archive.step(self._store, writer, settings)
         except UnknownTopic:
             self._archives.pop(topic).close()  # deleted since the list was read
             more = False

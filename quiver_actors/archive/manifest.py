@@ -49,7 +49,13 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: tuple[str, ...] | None = None
     first_event_unix_ns: int | None = None
     last_event_unix_ns: int | None = None
+    """The span of the column that the topic's setting `event_time` names; None: not known."""
     schema_fingerprints: tuple[str, ...] | None = None
+    """The schemas of its bundles, which `Part.schemas` holds; None: not recorded."""
+    streams: tuple[tuple[int, int], ...] | None = None
+    """Slot and rows of each of these schemas."""
+    statistics: bytes | None = None
+    """Statistics of the columns of these schemas, as `store.segment.statistics` encodes them; None: not recorded."""
 
 
 class Hole(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +81,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     core: int
     segments: tuple[Segment, ...] = ()
     holes: tuple[Hole, ...] = ()
+    schemas: dict[str, bytes] = {}
+    """The encapsulated Arrow schema messages that the segments name, by fingerprint."""
 
 
 class PartRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +116,8 @@ class StreamRef(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[PartRef, ...] = ()
     slots: dict[str, int] | None = None
     """The topic's slots by name, empty if it declares none; None: not recorded."""
+    event_time: str | None = None
+    """The topic's column of event times, empty if it has none; None: not recorded."""
 
     @property
     def key(self) -> StreamKey:
@@ -207,10 +217,12 @@ def merged(parts: Iterable[Part]) -> Part:
     found = list(parts)
     segments = {each.segment_seq: each for part in found for each in part.segments}
     holes = dict.fromkeys(hole for part in found for hole in part.holes)
+    named = {each for segment in segments.values() for each in segment.schema_fingerprints or ()}
     return msgspec.structs.replace(
         found[0],
         segments=tuple(segments[seq] for seq in sorted(segments)),
         holes=tuple(sorted(holes, key=lambda hole: (hole.segment_seq, hole.first_bundle))),
+        schemas={name: message for part in found for name, message in part.schemas.items() if name in named},
     )
 
 

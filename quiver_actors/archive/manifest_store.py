@@ -53,6 +53,10 @@ class Addition(NamedTuple):
     """See `StreamRef.archived_through`; it never goes back."""
     slots: Mapping[str, int] | None = None
     """The topic's slots by name; None: as they were."""
+    event_time: str | None = None
+    """The topic's column of event times; None: as it was."""
+    schemas: Mapping[str, bytes] = {}
+    """The schemas that the segments name, by fingerprint."""
 
 
 class StateUpload(NamedTuple):
@@ -242,14 +246,22 @@ class ManifestWriter:
         if segments or holes:
             small = _small_tail(parts) if len(_small_tail(parts)) >= SMALL_PARTS_MAX else []
             part = Part(
-                topic=stream.topic, incarnation=stream.incarnation, core=stream.core, segments=segments, holes=holes
+                topic=stream.topic,
+                incarnation=stream.incarnation,
+                core=stream.core,
+                segments=segments,
+                holes=holes,
+                schemas=dict(addition.schemas),
             )
             joined = merged([*(read_part(self._store, ref) for ref in small), part])
             garbage += [ref.key for ref in small]
             parts = [*parts[: len(parts) - len(small)], self._put_part(joined)]
         through = max(stream.archived_through, addition.archived_through)
         slots = stream.slots if addition.slots is None else dict(addition.slots)
-        return msgspec.structs.replace(stream, parts=tuple(parts), archived_through=through, slots=slots)
+        event_time = stream.event_time if addition.event_time is None else addition.event_time
+        return msgspec.structs.replace(
+            stream, parts=tuple(parts), archived_through=through, slots=slots, event_time=event_time
+        )
 
     def _unknown(self, stream: StreamRef, addition: Addition) -> tuple[tuple[Segment, ...], tuple[Hole, ...]]:
         """Return what of an addition the manifest does not have yet."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
+from quiver_actors.archive.descriptions import Described, Wanted, describe
 from quiver_actors.archive.errors import ArchiveRefused
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Hole, Segment
@@ -20,7 +21,7 @@ from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.uploads import Throttle, upload
 from quiver_actors.base.archive_status import ArchivedStream
-from quiver_actors.base.config import ArchiveSettings
+from quiver_actors.base.config import ArchiveSettings, TopicSettings
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.client.hold import HeldCore, Hold
 from quiver_actors.errors import FormatError, NotStored, StorageUnavailable
@@ -139,7 +140,7 @@ class TopicArchive:
         self._states = states
         self._seals_next = False
 
-    def step(self, store: ObjectStore, writer: ManifestWriter, settings: ArchiveSettings) -> bool:
+    def step(self, store: ObjectStore, writer: ManifestWriter, settings: TopicSettings) -> bool:
         """Archive the next batch of each core. Returns whether more is ready.
 
         Raises:
@@ -159,8 +160,8 @@ class TopicArchive:
         for core, stream in keys.items():
             is_begun = writer.head.stream(stream) is not None or self._states.covers(stream)
             if is_begun and not self._should_stop():
-                more |= self._step_core(store, writer, stream, held[core])
-        self._seals_next = self._is_late(held, settings)
+                more |= self._step_core(store, writer, stream, held[core], settings)
+        self._seals_next = self._is_late(held, settings.archive)
         return more
 
     def close(self) -> None:
@@ -172,13 +173,16 @@ class TopicArchive:
         times = [info.first_ingestion_ts_nanos for each in held.values() for info in each.unsealed]
         return bool(settings.max_delay_ns) and any(0 < unix_ns <= limit_unix_ns for unix_ns in times)
 
-    def _step_core(self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey, held: HeldCore) -> bool:
+    def _step_core(
+        self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey, held: HeldCore, settings: TopicSettings
+    ) -> bool:
         known = self._known(store, writer, stream)
         step = plan(held, known.archived_through)
         self._check_known(store, writer, stream, step.known)
         if step.new:
             writer.check_owner()
-        segments = self._upload(store, stream, step.new)
+        described = self._upload(store, stream, step.new, settings)
+        segments = [each.segment for each in described]
         is_cut = len(segments) < len(step.new)
         through = segments[-1].segment_seq if segments else known.archived_through
         gaps = [gap for gap in step.gaps if not is_cut or gap.segment_seq <= through]
@@ -186,7 +190,9 @@ class TopicArchive:
             through = max([through, *(gap.segment_seq for gap in gaps)])
             # A notice about what is archived already is none for the archive.
             holes = [hole_of(gap, time.time_ns()) for gap in gaps if not known.is_archived(gap.segment_seq)]
-            self._states.record(writer, stream, Addition(segments, holes, through, self._slots))
+            schemas = {name: message for each in described for name, message in each.schemas.items()}
+            addition = Addition(segments, holes, through, self._slots, settings.event_time, schemas)
+            self._states.record(writer, stream, addition)
             for segment in segments:
                 self._note_upload(segment.size_bytes)
         for info in [*step.known, *step.new[: len(segments)]][-1:]:
@@ -196,15 +202,20 @@ class TopicArchive:
         self._note(stream, known, segments, gaps, through, step)
         return bool(segments) and not is_cut and len(step.missing) > len(segments)
 
-    def _upload(self, store: ObjectStore, stream: StreamKey, infos: list[SegmentInfo]) -> list[Segment]:
-        """Upload segments up to the first one that cannot be read now."""
-        done: list[Segment] = []
+    def _upload(
+        self, store: ObjectStore, stream: StreamKey, infos: list[SegmentInfo], settings: TopicSettings
+    ) -> list[Described]:
+        """Upload and describe segments up to the first one that cannot be read now."""
+        done: list[Described] = []
+        wanted = Wanted(settings.bounded_columns(), settings.event_time)
         for info in infos:
             if self._should_stop():
                 break
             try:
                 with self._mapped(stream.core, info.segment_seq) as view:
-                    done.append(upload(store, self._node, stream, info, view, self._throttle))
+                    segment = upload(store, self._node, stream, info, view, self._throttle)
+                    has_statistics = settings.segment.statistics == "auto"
+                    done.append(describe(segment, view, wanted) if has_statistics else Described(segment))
             except (NotStored, StorageUnavailable) as error:
                 # It was deleted, compacted or damaged since it was listed: the next look tells.
                 logger.info("quiver.archive.skipped topic=%s core=%d error=%s", stream.topic, stream.core, error)

@@ -7,6 +7,7 @@ then the head is read again.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from quiver_actors.archive.errors import ArchiveUnavailable
@@ -27,6 +28,8 @@ class StreamContents(NamedTuple):
     holes: tuple[Hole, ...]
     archived_through: int
     """Each segment number up to this one is in one of the lists, or was never used; -1: no segment is archived."""
+    schemas: Mapping[str, bytes] = {}
+    """The schemas that the segments name, by fingerprint."""
 
 
 class NodeContents:
@@ -107,7 +110,7 @@ def _contents(stream: StreamRef, parts: list[Part]) -> StreamContents:
     # What lies behind is archived too, but something in front of it is not.
     segments = tuple(each for each in whole.segments if each.segment_seq <= through)
     holes = tuple(each for each in whole.holes if each.segment_seq <= through)
-    return StreamContents(stream.key, segments, holes, through)
+    return StreamContents(stream.key, segments, holes, through, whole.schemas)
 
 
 def _last_ingestion_unix_ns(stream: StreamRef) -> int:

@@ -245,8 +245,6 @@ def last_ids(store: Store) -> list[int]:
 
 def token_of(record: PreparedRecord) -> Token:
     order, (part,) = record.order, record.parts
-    place = {"node": "", "topic": "default", "core": 0, "incarnation": record.incarnation.hex()}
-    counts = {"bundles": part.bundles, "rows": part.rows, "size_bytes": part.size_bytes}
     return Token(
         txn_id=order.txn_id,
         epoch=order.epoch,
@@ -254,8 +252,13 @@ def token_of(record: PreparedRecord) -> Token:
         attempt=order.attempt,
         number=record.number,
         expires_unix_ns=record.expires_unix_ns,
-        **place,  # type: ignore[arg-type]
-        **counts,
+        node="",
+        topic="default",
+        core=0,
+        incarnation=record.incarnation.hex(),
+        bundles=part.bundles,
+        rows=part.rows,
+        size_bytes=part.size_bytes,
     )
 
 
