@@ -20,6 +20,7 @@ import msgspec
 from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.merging import Merging
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.ownership import become_owner
 from quiver_actors.archive.state_keeper import StateKeeper
@@ -79,6 +80,7 @@ class Archiver:
         self._throttle = Throttle(settings.max_bandwidth_bytes, self._stopping.wait)
         self._writer: ManifestWriter | None = None
         self._state = StateKeeper(disk, store, settings.progress_interval_ns, self._throttle, own_log)
+        self._merging = Merging(store, node, settings.merge_below_bytes, self._throttle, self._note_merged)
         self._archives: dict[str, TopicArchive] = {}
         self._paused: dict[str, int] = {}
         """Topics that have failed, and when each is tried again, on the monotonic clock."""
@@ -101,6 +103,7 @@ class Archiver:
             # After a failure nobody shortens the wait: the store is asked no more often because pushes wait.
             wait = self._bell.wait if self._status.state == "archiving" else self._stopping.wait
             wait(seconds)
+        self._merging.close()
         for archive in self._archives.values():
             archive.close()
         if self._client is not None:
@@ -139,6 +142,7 @@ class Archiver:
                 self._publish()
         if is_full:
             self._keep_up(self._writer, settings)
+            self._merging.advance(self._writer)
             self._look_ns = 0 if more else time.monotonic_ns() + POLL_NS
         return more
 
@@ -224,6 +228,9 @@ class Archiver:
     def _note_upload(self, size_bytes: int) -> None:
         status = self._status
         self._publish(uploaded_segments=status.uploaded_segments + 1, uploaded_bytes=status.uploaded_bytes + size_bytes)
+
+    def _note_merged(self, count: int) -> None:
+        self._publish(merged_segments=self._status.merged_segments + count)
 
     def _publish(self, **changes: object) -> None:
         streams = tuple(stream for archive in self._archives.values() for stream in archive.streams.values())

@@ -2,6 +2,7 @@
 
     <node>/<topic>/<incarnation>/core_<n>/<20 digits>.<generation>.qseg        a segment, byte for byte as it lay on the disk
     <node>/<topic>/<incarnation>/core_<n>/<20 digits>.<generation>.qseg.crc    the checksums of its blocks
+    <node>/<topic>/<incarnation>/core_<n>/<20 digits>-<20 digits>.<8 hex>.qpack a pack: several small segments and their checksums
     <node>/manifest.head                                                       which parts of the manifest hold now
     <node>/manifest.parts/<20 digits>-<8 hex>.json                             a part of the manifest, which never changes
     <node>/manifest.states/<20 digits>-<8 hex>.state                           what a restore needs beside the segments; it never changes
@@ -57,6 +58,15 @@ def segment_key(node: str, stream: StreamKey, segment_seq: int, generation: int)
 def crc_key(of_segment: str) -> str:
     """The key of the checksums that belong to a segment's object."""
     return of_segment + CRC_SUFFIX
+
+
+def pack_key(node: str, stream: StreamKey, first_segment_seq: int, last_segment_seq: int, crc: int) -> str:
+    """The key of a pack of segments.
+
+    Args:
+        crc: CRC-32 of its content, so that a key belongs to one content.
+    """
+    return f"{stream_prefix(node, stream)}/{first_segment_seq:020d}-{last_segment_seq:020d}.{crc:08x}.qpack"
 
 
 def parse_segment_key(key: str) -> SegmentKey | None:

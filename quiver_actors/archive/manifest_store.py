@@ -18,6 +18,7 @@ import msgspec
 from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
 from quiver_actors.archive.keys import StreamKey, head_key, part_key, state_key
 from quiver_actors.archive.manifest import (
+    PACKED_VERSION,
     Head,
     Hole,
     Owner,
@@ -26,6 +27,7 @@ from quiver_actors.archive.manifest import (
     Segment,
     StateRef,
     StreamRef,
+    Unswept,
     decode_head,
     decode_part,
     encode,
@@ -212,6 +214,34 @@ class ManifestWriter:
         keys = [*self.head.garbage, *(ref.key for ref in old), *garbage]
         self._move(msgspec.structs.replace(self.head, streams=tuple(streams), garbage=tuple(dict.fromkeys(keys))))
 
+    def replace_part(self, stream: StreamKey, old: PartRef, new: Part, pack_key: str) -> None:
+        """Put a part into the place of another one whose segments it has, some of them in a pack. Raises as `commit`."""
+        found = self.head.stream(stream)
+        if found is None or old not in found.parts:
+            return
+        ref = self._put_part(new)
+        numbers = [each.segment_seq for each in new.segments if each.pack is not None and each.pack.key == pack_key]
+        unswept = Unswept(key=pack_key, first_segment_seq=numbers[0], last_segment_seq=numbers[-1])
+        changed = msgspec.structs.replace(
+            found,
+            parts=tuple(ref if each == old else each for each in found.parts),
+            unswept=(*found.unswept, unswept),
+        )
+        # A pack of the same key may have been given up before.
+        garbage = tuple(key for key in (*self.head.garbage, old.key) if key != pack_key)
+        self._move(self._with_stream(changed, version=PACKED_VERSION, garbage=garbage))
+
+    def note_swept(self, stream: StreamKey, pack_key: str) -> None:
+        """Forget that the segments of a pack had objects of their own, which are deleted by now. Raises as `commit`."""
+        found = self.head.stream(stream)
+        if found is not None:
+            left = tuple(each for each in found.unswept if each.key != pack_key)
+            self._move(self._with_stream(msgspec.structs.replace(found, unswept=left)))
+
+    def release(self, key: str) -> None:
+        """Have an object deleted that nothing refers to. Raises as `commit`."""
+        self._move(msgspec.structs.replace(self.head, garbage=(*self.head.garbage, key)))
+
     def record_state(self, state: StateUpload) -> None:
         """Upload the state of the node, and make the head refer to it instead of the one before. Raises as `commit`."""
         self._move(self._with_state(self.head, state))
@@ -225,6 +255,10 @@ class ManifestWriter:
                 self._store.delete(key)
             self._move(msgspec.structs.replace(self.head, garbage=()))
         return len(gone)
+
+    def _with_stream(self, stream: StreamRef, **changes: object) -> Head:
+        streams = tuple(stream if each.key == stream.key else each for each in self.head.streams)
+        return msgspec.structs.replace(self.head, streams=streams, **changes)
 
     def _with_state(self, head: Head, state: StateUpload) -> Head:
         """The head with a state that is uploaded here."""

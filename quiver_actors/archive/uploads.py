@@ -6,6 +6,7 @@ generation and touches nothing that is there; what does not have the size that w
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -29,7 +30,7 @@ T = TypeVar("T", bytes, memoryview)
 
 
 class Throttle:
-    """Hands out the pieces of what is sent no faster than a limit.
+    """Hands out the pieces of what is sent no faster than a limit. Any thread may ask.
 
     Args:
         bytes_per_second: 0: no limit.
@@ -39,6 +40,7 @@ class Throttle:
     def __init__(self, bytes_per_second: int, wait: Callable[[float], object]) -> None:
         self._limit = bytes_per_second
         self._wait = wait
+        self._lock = threading.Lock()
         self._free_ns = 0
         """The monotonic time at which all that was handed out so far is sent at the limit."""
 
@@ -56,9 +58,11 @@ class Throttle:
     def _await_turn(self, size_bytes: int) -> None:
         if not self._limit:
             return
-        while (left_ns := self._free_ns - time.monotonic_ns()) > 0:
+        with self._lock:
+            turn_ns = max(self._free_ns, time.monotonic_ns())
+            self._free_ns = turn_ns + size_bytes * SECOND_NS // self._limit
+        while (left_ns := turn_ns - time.monotonic_ns()) > 0:
             self._wait(left_ns / SECOND_NS)
-        self._free_ns = max(self._free_ns, time.monotonic_ns()) + size_bytes * SECOND_NS // self._limit
 
 
 def upload(
