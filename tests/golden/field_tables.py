@@ -151,7 +151,8 @@ SECTIONS = (
     Section(
         "The manifest of an archive",
         "Objects in the store, each one line of JSON with the fields below, bytes in Base64. Heads and parts have version "
-        f"{manifest.PLAIN_VERSION}, those with packs version {manifest.PACKED_VERSION}. The head is `<node>/manifest.head`, a part `<node>/manifest.parts/<20 digits>-<8 hex>.json`. A field "
+        f"{manifest.PLAIN_VERSION}, those with packs version {manifest.PACKED_VERSION}. The head is "
+        "`<node>/manifest.head`, a part `<node>/manifest.parts/<20 digits>-<8 hex>.json`. A field "
         "with a default is left out of most objects where it has that. A reader ignores fields that it does not know; a part without "
         "`schemas` and segments without a description are of an older program, and are always read.",
         (

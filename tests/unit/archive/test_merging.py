@@ -205,7 +205,7 @@ def test_expired_segments_take_their_pack_with_them_when_none_is_left_in_it(writ
         (stream,) = writer.manifest.head.streams
         limit = rows[through].last_ingestion_unix_ns + 1
         expire_stream(writer.store, writer.manifest, stream, limit)
-        writer.manifest.collect_garbage()
+        writer.manifest.collect_garbage(writer.manifest.head.garbage)
         packs = [name for name in objects_in(writer.store) if name.endswith(".qpack")]
         assert len(packs) == left, through
     assert not [name for name in objects_in(writer.store) if name.startswith(f"{0:020d}.0")], "own objects go, too"
