@@ -11,6 +11,7 @@ import socket
 import sys
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal, NoReturn, TypeVar, Unpack, overload
 
@@ -19,7 +20,7 @@ from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, ArchiveWaiting, check_until, flushed_through
 from quiver_actors.client.archived_reads import ArchivedReads
-from quiver_actors.client.archived_start import check_start, looking, names_a_place
+from quiver_actors.client.archived_start import looking, names_a_place, with_archive
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
@@ -36,13 +37,22 @@ from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.staging import StagingClient
-from quiver_actors.client.subscribe_request import Gaps, Start, SubscribeOptions, SubscribeRequest, start_text
+from quiver_actors.client.subscribe_request import (
+    Gaps,
+    Start,
+    StartPoints,
+    SubscribeOptions,
+    SubscribeRequest,
+    start_text,
+)
 from quiver_actors.client.subscriber_commands import SubscriberCommands
 from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.client.topic_commands import TopicCommands
-from quiver_actors.errors import ClosedError
+from quiver_actors.errors import ClosedError, NotStored
 
 PUSH_TIMEOUT_SECONDS = 30.0
+STARTS_TRIED_MAX = 5
+"""How often a new subscriber's place in the archive is looked for, while segments leave the disk."""
 
 S = TypeVar("S", bound=AnySubscription)
 
@@ -267,8 +277,8 @@ class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, Subsc
                 `exhausted`, `dead_letter_topic`, `slots`, `columns`, `idle_timeout`, `on_bundle`, `on_gap`: see `SubscribeOptions`.
 
         Raises:
-            InvalidId, UnknownTopic, UnknownSlot, UsageError: the call is wrong; or the start of a new subscriber lies in the archive, which
-                subscribers do not get.
+            InvalidId, UnknownTopic, UnknownSlot, UsageError: the call is wrong; or too much lies in the archive behind the start.
+            NotAllowed, StorageUnavailable: the start of a new subscriber may lie in the archive, which cannot be asked.
             WorkerUnavailable: a worker was away; the subscriber needs all of them.
             NotRunning: the node was stopped.
         """
@@ -280,17 +290,28 @@ class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, Subsc
 
     def attach(self, kind: type[S], wanted: SubscribeRequest) -> S:
         """Open a subscription of some class, as `subscribe` does; for who serves consumers of other hosts. Raises as `subscribe`."""
-        if names_a_place(wanted) and self._archived.has_archiver:
-            check_start(self._archived, wanted, self._exchange.run(looking(self._requests, wanted)))
+        wanted = replace(wanted, archive=self._archived)
+        tries = 0
+        while True:
+            subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, self._starts(wanted))
+            try:
+                subscription.register(self._timeout_seconds)
+            except BaseException as error:
+                subscription.abort()
+                tries += 1
+                if not isinstance(error, NotStored) or tries == STARTS_TRIED_MAX:
+                    raise
+                # A segment has left the disk between the looks at it and at the archive.
+                continue
+            self._subscriptions.add(subscription)
+            return subscription
+
+    def _starts(self, wanted: SubscribeRequest) -> StartPoints:
+        """Where a new subscriber begins on each core, and what of the archive each is to be told."""
+        is_in_archive = names_a_place(wanted) and self._archived.has_archiver
+        found = self._exchange.run(looking(self._requests, wanted)) if is_in_archive else {}
         starts = self._exchange.run(self._requests.starting(wanted.topic, wanted.start))
-        subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, starts)
-        try:
-            subscription.register(self._timeout_seconds)
-        except BaseException:
-            subscription.abort()
-            raise
-        self._subscriptions.add(subscription)
-        return subscription
+        return with_archive(self._archived, wanted, starts, found) if found else starts
 
     def hold(
         self,

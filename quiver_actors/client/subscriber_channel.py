@@ -30,12 +30,14 @@ from quiver_actors.base.protocol.messages import (
     Refused,
     Register,
     Resolve,
+    SegmentArchived,
     SegmentOpened,
     SegmentRetired,
     Unreadable,
     Withdrawn,
     WorkerMessage,
 )
+from quiver_actors.client.archived_reads import ArchivedStream
 from quiver_actors.client.calls import Call, refusal_error
 from quiver_actors.client.credit_line import CreditLine
 from quiver_actors.client.exchange import Exchange
@@ -48,7 +50,7 @@ from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.refused import Refusals
 from quiver_actors.client.segments import MappedLog, MappedSegment
-from quiver_actors.client.subscribe_request import SubscribeRequest
+from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.unconfirmed import Unconfirmed
 from quiver_actors.errors import ProtocolError, QuiverError, StorageUnavailable
 
@@ -72,7 +74,7 @@ class SubscriberChannel(ClaimChannel):
         client_name: str,
         *,
         wanted: SubscribeRequest,
-        start: str,
+        starts: StartPoints,
         inbox: Inbox[Any],
     ) -> None:
         super().__init__(exchange, directory, core, client_name)
@@ -87,7 +89,8 @@ class SubscriberChannel(ClaimChannel):
         """Bundles that were claimed by reference, by the tag of the request."""
         self.gaps = GapNotices(wanted.topic, wanted.subscriber)
         self._wanted = wanted
-        self._start = start
+        self._start = starts.on(core)
+        self._archived = starts.archived.get(core)
         self._inbox = inbox
         self._projection = EVERYTHING
         self._register_tag = 0
@@ -233,13 +236,16 @@ class SubscriberChannel(ClaimChannel):
         known_as = self.topics.incarnation_of(wanted.topic)
         tells_taken = self.handed.welcomed(self.features)
         place = wanted.topic, wanted.subscriber, self._start
-        self.send([Register(self._register_tag, *place, wanted.terms, known_as, tells_taken)])
+        more = known_as, tells_taken, self._archived, wanted.archive is not None
+        self.send([Register(self._register_tag, *place, wanted.terms, *more)])
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
         if isinstance(message, Deliver):
             self._deliver(message)
         elif isinstance(message, SegmentOpened):
             self._map(message, descriptor)
+        elif isinstance(message, SegmentArchived):
+            self._map_archived(message)
         elif isinstance(message, SegmentRetired):
             # Whatever waits of it was evicted, expired, or resolved by another consumer.
             self.take(self.claims.retire(message.segment_seq))
@@ -322,6 +328,16 @@ class SubscriberChannel(ClaimChannel):
             # Its bundles cannot be read here and now: end the connection, so that they go to whoever can.
             self._fail_connection(error)
 
+    def _map_archived(self, message: SegmentArchived) -> None:
+        """Nothing is read before somebody asks for a bundle of it: that waits for the archiver, and nothing may wait here."""
+        archive, wanted, seq = self._wanted.archive, self._wanted, message.segment_seq
+        if archive is None:
+            self._fail_connection(ProtocolError(f"worker {self.core} named segment {seq}, which lies in the archive"))
+            return
+        stream = ArchivedStream(wanted.topic, self.core, message.incarnation)
+        slots, projection = self.topics[wanted.topic], self._projection
+        self.segments[seq] = archive.later(stream, seq, slots, projection)
+
     def _gap(self, message: Gap) -> None:
         if self.gaps.is_new(message.notice, message.lease_until_ns):
             self._inbox.append(WaitingGap(self, message))
@@ -339,7 +355,7 @@ class SubscriberChannel(ClaimChannel):
     def _lost(self) -> None:
         if self.is_registered:
             # Should the node come back without knowing the subscriber, nothing that was pushed meanwhile may be skipped.
-            self._start = "earliest"
+            self._start, self._archived = "earliest", None
         self.is_registered = False
         self.segments.clear()
         self.claims.clear()

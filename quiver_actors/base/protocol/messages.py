@@ -47,6 +47,7 @@ from quiver_actors.base.protocol.segment_messages import (
     SegmentColumns,
     SegmentInfo,
     SegmentList,
+    SegmentArchived,
     SegmentOpened,
     StatisticsList,
 )
@@ -224,6 +225,7 @@ WorkerMessage = (
     | SegmentList
     | StatisticsList
     | SegmentOpened
+    | SegmentArchived
     | Deliver
     | SegmentRetired
     | GroupTerms
