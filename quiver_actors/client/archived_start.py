@@ -1,7 +1,7 @@
 """Where a new subscriber begins that asks for bundles which have left the disk: what of the archive each worker is to be told.
 
-The disk is looked at first, then the archive, so each segment is in one of the two. The worker compares that with its disk when it registers
-the subscriber, and refuses where a segment has left it meanwhile and is not listed: then both are looked at again.
+The disk is looked at first, then the archive, so each segment is in one of the two. The worker compares that with its disk when it
+registers the subscriber, and refuses where a segment has left it meanwhile and is not listed: then both are looked at again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger("quiver.client")
 
 Found = Mapping[int, ReadableSegments]
 _ON_DISK_MAX = 1000
-"""Archived segments that are on the disk and may leave it before the subscriber is registered: that many are listed with those that have."""
+"""Archived segments that are on the disk and may leave it before the subscriber is registered: so many are listed, too."""
 _OTHER_REASONS = {"archive_expired": "expired", "never_archived": "damaged"}
 """Reasons of holes that gap notices do not have."""
 
@@ -61,9 +61,9 @@ def refuse_archived(reads: ArchivedReads, wanted: SubscribeRequest, starts: Star
     listed = with_archive(reads, wanted, starts, found).archived
     if any(each.segment_seq not in on_disk[core] for core, start in listed.items() for each in start.segments):
         raise UsageError(
-            f"subscriber {wanted.subscriber!r} of topic {wanted.topic!r} would begin in the archive: bundles that it asks for have left the "
-            "disk. Subscribers of asyncio get what is on the disk: subscribe with quiver_actors.connect, or begin with start='earliest' and "
-            "read what is older with client.read or client.dataset(start=...)"
+            f"subscriber {wanted.subscriber!r} of topic {wanted.topic!r} would begin in the archive: bundles that it asks for have left "
+            "the disk. Subscribers of asyncio get what is on the disk: subscribe with quiver_actors.connect, or begin with "
+            "start='earliest' and read what is older with client.read or client.dataset(start=...)"
         )
 
 
@@ -85,8 +85,8 @@ def with_archive(reads: ArchivedReads, wanted: SubscribeRequest, starts: StartPo
         start = look.start(reads, starts.on(core))
         if len(start.segments) > ARCHIVED_SEGMENTS_MAX + _ON_DISK_MAX:
             raise UsageError(
-                f"subscriber {wanted.subscriber!r} of topic {wanted.topic!r} would begin {len(start.segments):,} segments before the end of core "
-                f"{core}: {ARCHIVED_SEGMENTS_MAX:,} archived ones are possible. Begin later, or read what is older with client.read"
+                f"subscriber {wanted.subscriber!r} of topic {wanted.topic!r} would get {len(start.segments):,} archived segments of core "
+                f"{core}: {ARCHIVED_SEGMENTS_MAX:,} are possible. Begin later, or read what is older with client.read"
             )
         if start.segments:
             archived[core] = start

@@ -15,6 +15,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from quiver_actors.base.protocol.messages import (
     Credit,
     Deliver,
@@ -236,8 +238,9 @@ class SubscriberChannel(ClaimChannel):
         known_as = self.topics.incarnation_of(wanted.topic)
         tells_taken = self.handed.welcomed(self.features)
         place = wanted.topic, wanted.subscriber, self._start
-        more = known_as, tells_taken, self._archived, wanted.archive is not None
-        self.send([Register(self._register_tag, *place, wanted.terms, *more)])
+        named = Register(self._register_tag, *place, wanted.terms, known_as, tells_taken)
+        reads = wanted.archive is not None
+        self.send([msgspec.structs.replace(named, archived=self._archived, reads_archive=reads)])
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
         if isinstance(message, Deliver):

@@ -44,10 +44,10 @@ from quiver_actors.base.protocol.segment_messages import (
     OpenSegment,
     SchemaInfo,
     SchemaList,
+    SegmentArchived,
     SegmentColumns,
     SegmentInfo,
     SegmentList,
-    SegmentArchived,
     SegmentOpened,
     StatisticsList,
 )

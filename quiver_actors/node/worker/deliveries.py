@@ -381,8 +381,8 @@ class Deliveries:
 
 def _archived_error(subscriber: str, topic: str) -> UsageError:
     return UsageError(
-        f"subscriber {subscriber!r} of topic {topic!r} still gets bundles from the archive: only consumers that read it can have them, which "
-        "are those of quiver_actors.connect and of this version"
+        f"subscriber {subscriber!r} of topic {topic!r} still gets bundles from the archive: only consumers that read it can have them, "
+        "which are those of quiver_actors.connect and of this version"
     )
 
 

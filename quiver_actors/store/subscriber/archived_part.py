@@ -40,7 +40,7 @@ class Archived:
         mean_bytes: bytes of one of their bundles, on average.
     """
 
-    def __init__(self, segments: ArchivedSegments = ArchivedSegments()) -> None:
+    def __init__(self, segments: ArchivedSegments) -> None:
         self.numbers = {number for first, count in segments.runs for number in range(first, first + count)}
         self.mean_bytes = segments.mean_bytes
 
@@ -74,20 +74,20 @@ def plan_archived(start: ArchivedStart, here: Collection[int], next_segment_seq:
     if len(since) > ARCHIVED_SEGMENTS_MAX or any(seq not in here for seq in (*start.on_disk, *since)):
         raise NotStored("segments have left the disk since the archive was looked at: look again")
     wanted = [segment for segment in start.segments if segment.segment_seq not in here]
-    if len(wanted) > ARCHIVED_SEGMENTS_MAX or sum(segment.bundle_count for segment in wanted) > BUNDLES_MAX:
+    bundle_count = sum(segment.bundle_count for segment in wanted)
+    if len(wanted) > ARCHIVED_SEGMENTS_MAX or bundle_count > BUNDLES_MAX:
         raise UsageError(
-            f"{len(wanted)} archived segments with {sum(segment.bundle_count for segment in wanted)} bundles are to be delivered to one "
-            f"subscriber: at most {ARCHIVED_SEGMENTS_MAX} with {BUNDLES_MAX} are possible on a core. Begin with a later start=, or read what is "
-            "older with client.read or client.dataset"
+            f"{len(wanted)} archived segments with {bundle_count} bundles are too many for a subscriber: "
+            f"{ARCHIVED_SEGMENTS_MAX} with {BUNDLES_MAX} are possible on a core. Begin with a later start=, or read what is older with "
+            "client.read or client.dataset"
         )
     kept = [segment for segment in wanted if segment.bundle_count]
     numbers = [segment.segment_seq for segment in kept]
     if len(runs_of(numbers)) > ARCHIVED_RUNS_MAX:
         raise UsageError("the archived segments have too many gaps between their numbers: begin with a later start=")
-    bundles = sum(segment.bundle_count for segment in kept)
     return ArchivedPart(
         {segment.segment_seq: _progress(segment.bundle_count, segment.skipped) for segment in kept},
-        sum(segment.size_bytes for segment in kept) // max(1, bundles),
+        sum(segment.size_bytes for segment in kept) // max(1, bundle_count),
         [(segment.segment_seq, *lost) for segment in wanted for lost in segment.lost],
     )
 
@@ -102,7 +102,7 @@ def _check(start: ArchivedStart) -> None:
             and 0 <= segment.bundle_count <= SEGMENT_BUNDLES_MAX
             and 0 <= segment.size_bytes < 1 << 63
             and len(runs) <= SEGMENT_BUNDLES_MAX
-            and all(0 <= first and 0 <= count and first + count <= SEGMENT_BUNDLES_MAX for first, count in runs)
+            and all(first >= 0 and count >= 0 and first + count <= SEGMENT_BUNDLES_MAX for first, count in runs)
             and all(reason in GAP_REASONS for _, _, reason in segment.lost)
         )
         if not is_valid:

@@ -71,7 +71,12 @@ OWNER_TABLE = FieldTable(
 ARCHIVED_TABLE = FieldTable(
     "archived segments of a subscriber",
     Field("magic", "4s", constant=_ARCHIVED_MAGIC, since="1+"),
-    Field("run_count", "I", "runs of consecutive segment numbers follow, each a u64 (the first one) and a u32 (how many)", since="1+"),
+    Field(
+        "run_count",
+        "I",
+        "runs of consecutive segment numbers follow, each a u64 (the first one) and a u32 (how many)",
+        since="1+",
+    ),
     Field("mean_bytes", "Q", "bytes of a bundle on average, for windows in bytes", since="1+"),
 )
 ENTRY_TABLE = FieldTable(
