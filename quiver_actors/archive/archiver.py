@@ -83,6 +83,8 @@ class Archiver:
         self._status = ArchiveStatus(url=store.url, state="starting")
         self._failures = 0
         self._upkeep_ns = 0
+        self._garbage: frozenset[str] = frozenset()
+        """Objects that no head named any more at the last upkeep: readers have had an hour since."""
         self._look_ns = 0
         """Monotonic time at which all topics are looked at again; the bell is for topics that pushes wait for."""
 
@@ -182,16 +184,17 @@ class Archiver:
                 continue
 
     def _keep_up(self, writer: ManifestWriter, settings: dict[str, TopicSettings]) -> None:
-        """Once an hour: delete what was expired an hour ago, and expire what is over age now."""
+        """Once an hour: delete what no head has named for an hour, as far as this process has seen it, and expire what is over age."""
         now_ns = time.monotonic_ns()
         if self._upkeep_ns and now_ns < self._upkeep_ns:
             return
         self._upkeep_ns = now_ns + UPKEEP_NS
-        writer.collect_garbage()
+        writer.collect_garbage(self._garbage)
         for stream in writer.head.streams:
             expire_ns = settings.get(stream.topic, TopicSettings()).archive.expire_ns
             if expire_ns:
                 expire_stream(self._store, writer, stream, time.time_ns() - expire_ns)
+        self._garbage = frozenset(writer.head.garbage)
 
     # --- failures and status -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -204,14 +204,15 @@ class ManifestWriter:
         former = () if self.head.state is None else (self.head.state.key,)
         self._move(msgspec.structs.replace(self.head, state=ref, garbage=(*self.head.garbage, *former)))
 
-    def collect_garbage(self) -> int:
-        """Delete objects that no head refers to any more, and forget their names. Returns how many. Raises as `commit`."""
-        gone = self.head.garbage
+    def collect_garbage(self, keys: Collection[str]) -> int:
+        """Delete those of these objects that no head refers to any more, and forget their names. Returns how many. Raises as `commit`."""
+        gone = [key for key in self.head.garbage if key in keys]
         if gone:
             self.check_owner()
             for key in gone:
                 self._store.delete(key)
-            self._move(msgspec.structs.replace(self.head, garbage=()))
+            left = tuple(key for key in self.head.garbage if key not in keys)
+            self._move(msgspec.structs.replace(self.head, garbage=left))
         return len(gone)
 
     # --- below ---------------------------------------------------------------------------------------------------------------

@@ -232,6 +232,8 @@ class TopicArchive:
             ArchiveRefused: they are others: the data directory was put back to an earlier state.
         """
         ref = writer.head.stream(stream)
+        # What was archived and has expired there since has no record any more.
+        infos = [] if ref is None else [each for each in infos if each.segment_seq > ref.expired_through]
         if not infos or ref is None:
             return
         first = infos[0].segment_seq

@@ -26,7 +26,9 @@ class StreamContents(NamedTuple):
     segments: tuple[Segment, ...]
     holes: tuple[Hole, ...]
     archived_through: int
-    """Each segment number up to this one is in one of the lists, or was never used; -1: no segment is archived."""
+    """Each segment number up to this one is in one of the lists, or was never used, or has expired; -1: no segment is archived."""
+    expired_through: int = -1
+    """Segments up to this number have expired in the archive; -1: none has."""
 
 
 class NodeContents:
@@ -47,7 +49,11 @@ class NodeContents:
 
     def refresh(self) -> None:
         """Read the head anew. Raises as the constructor."""
-        self._head = self._read_head()
+        head = self._read_head()
+        named = {ref.key for stream in head.streams for ref in stream.parts}
+        with self._lock:
+            self._head = head
+            self._parts = {key: part for key, part in self._parts.items() if key in named}
 
     @property
     def streams(self) -> tuple[StreamRef, ...]:
@@ -102,12 +108,12 @@ def nodes_in(store: ObjectStore) -> list[str]:
 
 def _contents(stream: StreamRef, parts: list[Part]) -> StreamContents:
     if not parts:
-        return StreamContents(stream.key, (), (), stream.archived_through)
+        return StreamContents(stream.key, (), (), stream.archived_through, stream.expired_through)
     whole, through = merged(parts), stream.archived_through
     # What lies behind is archived too, but something in front of it is not.
     segments = tuple(each for each in whole.segments if each.segment_seq <= through)
     holes = tuple(each for each in whole.holes if each.segment_seq <= through)
-    return StreamContents(stream.key, segments, holes, through)
+    return StreamContents(stream.key, segments, holes, through, stream.expired_through)
 
 
 def _last_ingestion_unix_ns(stream: StreamRef) -> int:

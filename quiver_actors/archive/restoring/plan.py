@@ -125,7 +125,7 @@ def plan_engine(store: ObjectStore, head: Head, engine: EngineState, *, is_own: 
     there = {each.segment_seq for each in segments} | holes
     missing = [number for number in numbers if number not in there]
     losses = [_loss(number, known.get(number)) for number in missing]
-    if not losses or losses[-1].bundle_count:
+    if not losses or losses[-1].bundle_count or losses[-1].segment_seq <= through:
         # Bundles may have come after the state was taken, of which nothing tells.
         end = max([engine.next_segment_seq, through + 1, *(number + 1 for number in numbers)])
         losses.append(Loss(end, 0, is_sealed=False))
