@@ -14,13 +14,13 @@ from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
 from quiver_actors.base.protocol.subscriber_messages import (
     ARCHIVED_SEGMENTS_MAX,
-    GAP_REASONS,
     ArchivedSegment,
     ArchivedStart,
 )
 from quiver_actors.base.ranges import Runs, runs_of
 from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
 from quiver_actors.client.exchange import Flow
+from quiver_actors.client.gaps import gap_reason
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.requests import Requests
@@ -33,8 +33,6 @@ logger = logging.getLogger("quiver.client")
 Found = Mapping[int, ReadableSegments]
 _ON_DISK_MAX = 1000
 """Archived segments that are on the disk and may leave it before the subscriber is registered: so many are listed, too."""
-_OTHER_REASONS = {"archive_expired": "expired", "never_archived": "damaged"}
-"""Reasons of holes that gap notices do not have."""
 
 
 def names_a_place(wanted: SubscribeRequest) -> bool:
@@ -162,8 +160,8 @@ class _Look(NamedTuple):
         seq, is_unknown = info.segment_seq, self.stream.is_of_unknown_length(info.segment_seq) and not info.size_bytes
         holes = [hole for hole in self.stream.holes if hole.segment_seq == seq]
         if is_unknown:
-            return ArchivedSegment(seq, 0, 0, lost=[(0, 0, _reason(holes[0].reason))])
-        lost = [(hole.first_bundle, hole.bundle_count, _reason(hole.reason)) for hole in holes if hole.bundle_count]
+            return ArchivedSegment(seq, 0, 0, lost=[(0, 0, gap_reason(holes[0].reason))])
+        lost = [(hole.first_bundle, hole.bundle_count, gap_reason(hole.reason)) for hole in holes if hole.bundle_count]
         if not info.size_bytes:
             # Whatever no hole names of it is lost all the same.
             lost.append((0, info.bundle_count, "damaged"))
@@ -188,8 +186,3 @@ def _ends_before(infos: Sequence[SegmentInfo], since_ns: int) -> bool:
     if infos[0].last_ingestion_ts_nanos:
         return infos[0].last_ingestion_ts_nanos < since_ns
     return any(info.first_ingestion_ts_nanos and info.first_ingestion_ts_nanos < since_ns for info in infos)
-
-
-def _reason(reason: str) -> str:
-    reason = _OTHER_REASONS.get(reason, reason)
-    return reason if reason in GAP_REASONS else "damaged"

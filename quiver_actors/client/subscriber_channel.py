@@ -127,7 +127,7 @@ class SubscriberChannel(ClaimChannel):
         self._resolutions.setdefault(key, array("I")).extend(parcel.indexes[parcel.position :])
         self.claims.release(parcel.grant, parcel.indexes[parcel.position :])
 
-    def report_unreadable(self, parcel: Parcel, bundle_index: int, reason: str) -> None:
+    def report_unreadable(self, parcel: Parcel, bundle_index: int, reason: str, lost: str = "") -> None:
         """Tell the worker, at once."""
         wanted = self._wanted
         self.claims.release(parcel.grant, (bundle_index,))
@@ -135,7 +135,7 @@ class SubscriberChannel(ClaimChannel):
         index = array("I", [bundle_index]).tobytes()
         tag = self.next_tag()
         self.refusals.ignore(tag)
-        self.send([Unreadable(tag, wanted.topic, wanted.subscriber, segment_seq, token, index, reason[:1000])])
+        self.send([Unreadable(tag, wanted.topic, wanted.subscriber, segment_seq, token, index, reason[:1000], lost)])
 
     def confirm_gap(self, gap: WaitingGap) -> None:
         """A notice of this generation was handed over; the worker is told with the next resolutions."""

@@ -215,6 +215,9 @@ class Unreadable(Message, tag=19, frozen=True):
     bundle_indexes: bytes
     """u32 array."""
     reason: str
+    lost: str = ""
+    """Why the archive does not have these bundles any more, as of `Gap.reason`; the worker announces them at once. Only of bundles that the
+    subscriber gets from the archive: of others nothing is believed."""
 
 
 class Seek(Message, tag=22, frozen=True):

@@ -334,6 +334,10 @@ class Deliveries:
         """Handle a consumer's report of unreadable bundles: release the claims, and have the file checked."""
         indexes = _indexes(message.bundle_indexes)
         subscriber, segment_seq = message.subscriber, message.segment_seq
+        if message.lost:
+            self._engine.claims.lose_archived(subscriber, session, segment_seq, message.token, indexes, message.lost)
+            self._dispatcher.wake(subscriber)
+            return
         refused, set_aside = self._engine.cannot_read(
             subscriber, session, segment_seq, message.token, indexes, UNREADABLE_DELAY_NS
         )

@@ -218,3 +218,29 @@ def test_a_bundle_that_nobody_can_read_is_set_aside_after_some_tries() -> None:
     driver.settle()
     assert take(driver) == ALL[1:]
     assert driver.engine.owed.pending("late").blocked == 1
+
+
+def test_what_the_archive_has_no_more_is_told_in_its_place_if_its_holder_says_so() -> None:
+    driver = with_gone_segments()
+    begin(driver)
+    (grant,) = driver.claim("late", "owner", 2)
+    lose = driver.engine.claims.lose_archived
+    with pytest.raises(UsageError):
+        lose("late", "owner", 0, grant.token, [0], "stolen")
+    # Of what is not the caller's, and of what is on the disk, nothing is believed.
+    lose("late", "somebody", 0, grant.token, [0], "expired")
+    lose("late", "owner", 0, grant.token + 1, [0], "expired")
+    lose("late", "owner", 1, grant.token, [0], "expired")
+    (kept,) = driver.claim("keeper", "owner", 1)
+    lose("keeper", "owner", kept.segment_seq, kept.token, list(kept.indexes), "expired")
+    driver.settle()
+    assert driver.take_gaps("late") == driver.take_gaps("keeper") == []
+    lose("late", "owner", 0, grant.token, [1], "expired")
+    driver.settle()
+    for again in (driver, crashed(driver)):
+        again.engine.claims.release("owner")
+        assert take(again) == [ALL[0]]
+        assert [(each.segment_seq, each.bundle_index_first, each.reason) for each in again.take_gaps("late")] == [
+            (0, 1, "expired")
+        ]
+        assert take(again) == ALL[2:]
