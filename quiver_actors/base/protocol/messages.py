@@ -45,6 +45,7 @@ from quiver_actors.base.protocol.segment_messages import (
     OpenSegment,
     SchemaInfo,
     SchemaList,
+    SegmentArchived,
     SegmentColumns,
     SegmentInfo,
     SegmentList,
@@ -230,6 +231,7 @@ WorkerMessage = (
     | SegmentList
     | StatisticsList
     | SegmentOpened
+    | SegmentArchived
     | Deliver
     | SegmentRetired
     | GroupTerms
