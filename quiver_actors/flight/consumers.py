@@ -210,11 +210,13 @@ class RemoteConsumer:
                     self._tickets.popitem(last=False)
 
     def _settle(self, act: rc.Settle) -> None:
+        deadline = time.monotonic() + _seconds(act.timeout_ns)
         with self._lock:
-            ticket = self._tickets.get(act.number)
-        if ticket is None:
-            raise NotClaimed(f"delivery {act.number} was not resolved here, or too many others were since")
-        ticket.wait(_seconds(act.timeout_ns))
+            tickets = [(number, self._tickets.get(number)) for number in act.numbers]
+        for number, ticket in tickets:
+            if ticket is None:
+                raise NotClaimed(f"delivery {number} was not resolved here, or too many others were since")
+            ticket.wait(max(deadline - time.monotonic(), 0))
 
     def _extend(self, act: rc.ExtendLeases) -> rc.Extended:
         with self._lock:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any, cast
 
 from quiver_actors.client import Delivery
+from quiver_actors.client.batches import BaseBatch
 from quiver_actors.client.delivery import Ticket
+from quiver_actors.client.grants import Bundles, Portion
 from quiver_actors.errors import AlreadyResolved, LeaseExpired
 from quiver_actors.flight.consumer_link import ConsumerLink
 from quiver_actors.flight.received_parcel import ReceivedParcel
@@ -23,7 +27,7 @@ class RemoteTicket(Ticket):
 
     def wait(self, timeout: float = 10.0) -> None:
         """Return when the resolution is durable. Raises as `Ticket.wait`."""
-        self._link.settle(self._parcel, timeout)
+        self._link.settle([self._parcel], timeout)
 
 
 class RemoteDelivery(Delivery):
@@ -38,9 +42,33 @@ class RemoteDelivery(Delivery):
         """Claim of the bundle; not for callers."""
         return cast(ReceivedParcel, self._parcel)
 
+    @property
+    def portion(self) -> Portion:
+        """The bundle as batches are gathered of it; not for callers."""
+        return Portion(self._parcel, array("I", [self._bundle_index]), array("H", [self.delivery_count]))
+
     def extend(self, timeout: float = 10.0) -> None:
         """Begin the lease anew, of this bundle and of those that were claimed with it. Raises as `Delivery.extend`."""
         if self.is_resolved:
             raise AlreadyResolved(f"{self!r} is not held any more")
         if cast(ConsumerLink, self._resolutions).extend([self.parcel], timeout):
             raise LeaseExpired(f"{self!r}: its lease was over, or its consumer lost; it may be with another consumer")
+
+
+class RemoteBatchTicket:
+    """The receipt of a batch's acknowledgement."""
+
+    def __init__(self, resolutions: Any, bundles: Sequence[Bundles], number: int) -> None:
+        self._link: ConsumerLink = resolutions
+        self._parcels = [cast(ReceivedParcel, parcel) for parcel, _ in bundles]
+
+    def wait(self, timeout: float = 10.0) -> None:
+        """Return when the acknowledgement of every bundle is durable. Raises as `Ticket.wait`, for the first that is refused."""
+        self._link.settle(self._parcels, timeout)
+
+
+class RemoteBatch(BaseBatch[RemoteDelivery, RemoteBatchTicket]):
+    """Bundles that are claimed for a remote consumer; see `DeliveryBatch`. Made by `RemoteSubscription.batches`."""
+
+    _delivery_type = RemoteDelivery
+    _ticket_type = RemoteBatchTicket

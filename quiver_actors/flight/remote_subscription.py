@@ -15,22 +15,27 @@ import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import Refused
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Delivery, GapNotice, RefusedResolution, Subscription
+from quiver_actors.client.batches import ROWS_MAX_DEFAULT, WAIT_SECONDS_DEFAULT
 from quiver_actors.client.calls import refusal_error
+from quiver_actors.client.consuming import called_with_each, check_bundles_max, events_of, gathered
 from quiver_actors.client.exchange import deadline_after
+from quiver_actors.client.gathering import Gathering
+from quiver_actors.client.grants import Parcel, Portion
+from quiver_actors.client.resolutions import Resolutions
 from quiver_actors.client.subscribe_request import SubscribeOptions, SubscribeRequest, start_text
-from quiver_actors.errors import ClosedError, UsageError
+from quiver_actors.errors import UsageError
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FlightConnection
 from quiver_actors.flight.consumer_link import ConsumerLink
 from quiver_actors.flight.contract import Done
 from quiver_actors.flight.not_remote import not_there
-from quiver_actors.flight.remote_delivery import RemoteDelivery
+from quiver_actors.flight.remote_delivery import RemoteBatch, RemoteDelivery
 from quiver_actors.flight.remote_inbox import RemoteInbox
 
 logger = logging.getLogger("quiver.client")
@@ -106,8 +111,7 @@ class RemoteSubscription:
 
         With gaps="deliver" a notice ends the list early, so that it stays in its place.
         """
-        if bundles_max < 1:
-            raise UsageError(f"bundles_max {bundles_max} is not possible: expected at least 1")
+        check_bundles_max(bundles_max)
         found = [first] if (first := self.get(timeout)) is not None else []
         while 0 < len(found) < bundles_max and isinstance(found[-1], RemoteDelivery):
             item = self._inbox.take(only_bundles=True)
@@ -128,19 +132,26 @@ class RemoteSubscription:
     def run(self) -> int:
         """Call `on_bundle` with each delivery, until the subscription is closed or nothing came for its `idle_timeout`; see
         `Subscription.run`."""
-        if self._wanted.on_bundle is None:
-            raise UsageError("run needs a callback: subscribe with on_bundle=")
-        count = 0
-        for event in self:
-            if isinstance(event, Delivery):
-                try:
-                    with event:
-                        self._wanted.on_bundle(event)
-                except ClosedError:
-                    if not self._link.is_closed:
-                        raise
-                count += 1
-        return count
+        return called_with_each(self, self._wanted.on_bundle, lambda: self._link.is_closed)
+
+    def batches(
+        self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT
+    ) -> Iterator[RemoteBatch | GapNotice]:
+        """Yield many bundles at a time, with their rows as one Arrow table for each slot; see `Subscription.batches`.
+
+        With gaps="deliver" notices come between the batches. Each bundle is a chunk of its own in the tables.
+
+        Raises:
+            UsageError: `max_rows` is less than 1, or `max_wait` is no number of seconds.
+            QuiverError: as `get`.
+        """
+        link = cast("Resolutions[Any]", self._link)
+
+        def make(parcel: Parcel, index: int, delivery_count: int) -> RemoteDelivery:
+            return RemoteDelivery(link, parcel, index, delivery_count)
+
+        gathering = Gathering(max_rows, max_wait, self._wanted.idle_timeout, make)
+        return gathered(gathering, self._portion, lambda parts, tables: RemoteBatch(link, parts, tables))
 
     def flush(self, timeout: float = 10.0) -> list[RefusedResolution]:
         """Return when everything acknowledged or rejected so far is durable; see `Subscription.flush`.
@@ -197,14 +208,7 @@ class RemoteSubscription:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield what `get` returns, until the subscription is closed, or until nothing came for its `idle_timeout`."""
-        while True:
-            try:
-                event = self.get(self._wanted.idle_timeout)
-            except ClosedError:
-                return
-            if event is None:
-                return
-            yield event
+        return events_of(self.get, self._wanted.idle_timeout)
 
     def __enter__(self) -> RemoteSubscription:
         return self
@@ -223,6 +227,11 @@ class RemoteSubscription:
     def _standing(self, timeout: float) -> rc.Standing:
         self._link.send()
         return self._link.ask(rc.AskStanding(round(timeout * SECOND_NS)), rc.Standing, timeout)
+
+    def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
+        """The next bundle, or the next notice that `get` would return; None when nothing came in time. Raises as `get`."""
+        event = self.get(timeout)
+        return event.portion if isinstance(event, RemoteDelivery) else event
 
     def _tell(self, notice: GapNotice) -> bool:
         """Pass a notice to `on_gap`; returns whether `get` returns it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from quiver_actors.errors import UsageError
 from quiver_actors.query.rows import METADATA, Rows
 from quiver_actors.query.snapshot import SnapshotPart
 
@@ -34,14 +35,49 @@ class Scan:
     ) -> ds.Scanner:
         """Make a scanner of some parts, which can be used once. Arguments as of `TopicDataset.scanner`."""
         columns = self.schema.names if columns is None else columns
-        schema = _read_for(self.full, columns, wanted)
-        reader = pa.RecordBatchReader.from_batches(schema, self.rows.batches(parts, schema, self.stored))
-        passed = {name: options[name] for name in _SCANNER_OPTIONS if options.get(name) is not None}
-        return ds.Scanner.from_batches(reader, columns=columns, filter=wanted, **passed)
+        return scanner_of(
+            lambda schema: self.rows.batches(parts, schema, self.stored), self.full, columns, wanted, options
+        )
 
     def table(self, parts: Iterable[SnapshotPart], wanted: pc.Expression | None) -> pa.Table:
         """Read some parts into a table whose columns have one dictionary each, as an Arrow file has."""
         return self.scanner(parts, None, wanted, {}).to_table().unify_dictionaries()
+
+
+def scanner_of(
+    read: Callable[[pa.Schema], Iterator[pa.RecordBatch]],
+    full: pa.Schema,
+    columns: Any,
+    wanted: pc.Expression | None,
+    options: Mapping[str, Any],
+) -> ds.Scanner:
+    """Make a scanner that can be used once.
+
+    Args:
+        read: reads the rows in a schema whose fields are some of `full`.
+        full: all columns that can be named.
+        columns: those that are wanted, or expressions by name.
+        wanted: rows for which this is not true are left out.
+        options: as of `pyarrow.dataset.Dataset.scanner`; those that concern files do nothing.
+    """
+    schema = _read_for(full, columns, wanted)
+    reader = pa.RecordBatchReader.from_batches(schema, read(schema))
+    passed = {name: options[name] for name in _SCANNER_OPTIONS if options.get(name) is not None}
+    return ds.Scanner.from_batches(reader, columns=columns, filter=wanted, **passed)
+
+
+def both(where: pc.Expression | None, expression: Any) -> pc.Expression | None:
+    """What is true where both are; None: nothing is asked. Raises UsageError: the second is no expression."""
+    if expression is not None and not isinstance(expression, pc.Expression):
+        raise UsageError(f"filter={expression!r} is not possible: expected an expression of pyarrow.compute")
+    if where is None or expression is None:
+        return where if expression is None else expression
+    return where & expression
+
+
+def is_positional(expression: pc.Expression) -> bool:
+    """Whether an expression may name columns by their place in the schema, as those do that have travelled as Substrait."""
+    return "FieldPath" in str(expression)
 
 
 def fields_in(full: pa.Schema, expressions: Iterable[pc.Expression]) -> list[pa.Field]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -25,27 +23,8 @@ from quiver_actors.errors import (
     UsageError,
 )
 from quiver_actors.flight.not_remote import NotRemote
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers
-from tests.integration.remote_servers import CONFIG, DEADLINE_SECONDS, Served, stored
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2, config=CONFIG) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def local(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
-
-
-@pytest.fixture
-def served(node: ClientNode, tmp_path: Path) -> Iterator[Served]:
-    made = Served(node, tmp_path)
-    yield made
-    made.kill()
+from tests.integration.client_node import first_id, numbers
+from tests.integration.remote.servers import DEADLINE_SECONDS, Served, stored
 
 
 def test_a_client_with_tls_and_a_token_does_what_a_local_one_does(served: Served, local: Client) -> None:
