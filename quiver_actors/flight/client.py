@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from types import TracebackType
-from typing import NoReturn, Unpack
+from typing import Any, NoReturn, TypedDict, Unpack
 
 import msgspec
 
@@ -32,12 +32,38 @@ from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FlightConnection
 from quiver_actors.flight.contract import Acknowledge, Contents, Done, Look
 from quiver_actors.flight.not_remote import not_there
+from quiver_actors.flight.received_delivery import ReceivedDelivery
+from quiver_actors.flight.remote_delivery import RemoteDelivery
 from quiver_actors.flight.remote_push import RemotePush
 from quiver_actors.flight.remote_reading import RemoteReading
 from quiver_actors.flight.remote_subscription import RemoteSubscription
 from quiver_actors.flight.token_file import read_token
 
 PUSH_TIMEOUT_SECONDS = 30.0
+
+
+class PushOptions(TypedDict, total=False):
+    """Keyword arguments of `RemoteClient.push`, for those who pass them on."""
+
+    topic: str
+    key: str | bytes | None
+    item_count: int | None
+    producer: str | None
+    sequence: int | None
+    trace_context: TraceContext | None
+    timeout: float
+
+
+class PushManyOptions(TypedDict, total=False):
+    """Keyword arguments of `RemoteClient.push_many`, for those who pass them on."""
+
+    topic: str
+    key: str | bytes | None
+    item_counts: Iterable[int | None] | None
+    producer: str | None
+    sequence: int | None
+    trace_context: TraceContext | None
+    timeout: float
 
 
 def connect_remote(
@@ -168,9 +194,11 @@ class RemoteClient(RemoteReading):
         *,
         topic: str = DEFAULT_TOPIC,
         gaps: Gaps = "log",
+        kind: type[ReceivedDelivery[Any]] = RemoteDelivery,
         **options: Unpack[SubscribeOptions],
     ) -> RemoteSubscription:
-        """Attach to a durable subscriber, creating it if it is new. Arguments are those of `Client.subscribe`.
+        """Attach to a durable subscriber, creating it if it is new. Arguments are those of `Client.subscribe`;
+        `kind` is the class of the deliveries, which is another one for asyncio.
 
         The token needs the role `admin` for the topic: an acknowledgement may let data be deleted.
 
@@ -179,7 +207,7 @@ class RemoteClient(RemoteReading):
             NotAllowed: the token may not subscribe to the topic.
             WorkerUnavailable: the server or a worker cannot be reached.
         """
-        made = RemoteSubscription(self._connection, subscriber, topic, gaps, options, self._timeout_seconds)
+        made = RemoteSubscription(self._connection, subscriber, topic, gaps, options, self._timeout_seconds, kind)
         with self._lock:
             self._subscriptions.add(made)
         return made

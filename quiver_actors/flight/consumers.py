@@ -41,8 +41,8 @@ from quiver_actors.flight.contract import Done
 from quiver_actors.flight.frames import Frame, framed
 
 IDLE_SECONDS = 30.0
-CONSUMERS_MAX = 256
-"""Most open subscriptions of one token. Each has a connection to every worker."""
+CONSUMERS_MAX = 192
+"""Most open subscriptions of one token. Each has a connection to every worker, and mostly a call under way (`callers.CALLS_MAX`)."""
 _TICKETS_MAX = 65_536
 _OPTIONS = SubscribeOptions.__annotations__.keys() - {"idle_timeout", "on_bundle", "on_gap"}
 

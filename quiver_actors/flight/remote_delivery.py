@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any, cast
 
 from quiver_actors.client import Delivery
 from quiver_actors.client.batches import BaseBatch
 from quiver_actors.client.delivery import Ticket
-from quiver_actors.client.grants import Bundles, Portion
-from quiver_actors.errors import AlreadyResolved, LeaseExpired
+from quiver_actors.client.grants import Bundles
 from quiver_actors.flight.consumer_link import ConsumerLink
+from quiver_actors.flight.received_delivery import ReceivedDelivery
 from quiver_actors.flight.received_parcel import ReceivedParcel
 
 
@@ -30,29 +29,16 @@ class RemoteTicket(Ticket):
         self._link.settle([self._parcel], timeout)
 
 
-class RemoteDelivery(Delivery):
-    """A bundle that is claimed for this consumer; see `Delivery`. Its batches are copies in memory, which stay as long as they are used."""
+class RemoteDelivery(ReceivedDelivery[Ticket], Delivery):
+    """A bundle that is claimed for this consumer; see `Delivery`."""
 
     __slots__ = ()
 
     _ticket_type = RemoteTicket
 
-    @property
-    def parcel(self) -> ReceivedParcel:
-        """Claim of the bundle; not for callers."""
-        return cast(ReceivedParcel, self._parcel)
-
-    @property
-    def portion(self) -> Portion:
-        """The bundle as batches are gathered of it; not for callers."""
-        return Portion(self._parcel, array("I", [self._bundle_index]), array("H", [self.delivery_count]))
-
     def extend(self, timeout: float = 10.0) -> None:
         """Begin the lease anew, of this bundle and of those that were claimed with it. Raises as `Delivery.extend`."""
-        if self.is_resolved:
-            raise AlreadyResolved(f"{self!r} is not held any more")
-        if cast(ConsumerLink, self._resolutions).extend([self.parcel], timeout):
-            raise LeaseExpired(f"{self!r}: its lease was over, or its consumer lost; it may be with another consumer")
+        self.extend_lease(timeout)
 
 
 class RemoteBatchTicket:

@@ -16,7 +16,15 @@ import pyarrow.flight as fl
 
 from quiver_actors.base.rights import TokenHolder
 from quiver_actors.errors import ProtocolError
-from quiver_actors.flight.callers import MIDDLEWARE, TokenCheck, check_allowed, explained, explaining, holder_of
+from quiver_actors.flight.callers import (
+    MIDDLEWARE,
+    CallLimit,
+    TokenCheck,
+    check_allowed,
+    explained,
+    explaining,
+    holder_of,
+)
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSchemas,
@@ -75,9 +83,11 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         Raises:
             OSError: the address cannot be listened on.
         """
+        self.calls = CallLimit()
+        """The calls of each token that are under way."""
         super().__init__(
             location,
-            middleware={MIDDLEWARE: TokenCheck(holders)},
+            middleware={MIDDLEWARE: TokenCheck(holders, self.calls)},
             tls_certificates=None if tls_certificate is None else [tls_certificate],
         )
         self._node = node

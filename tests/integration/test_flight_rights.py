@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -13,7 +14,14 @@ import pyarrow.flight as fl
 import pytest
 
 from quiver_actors.base.rights import ROLES, TABLE, Caller, TokenHolder, verdict
-from quiver_actors.errors import ClosedError, NotAllowed, ProtocolError, QuiverError, TransactionDecided
+from quiver_actors.errors import (
+    ClosedError,
+    NotAllowed,
+    ProtocolError,
+    QuiverError,
+    QuotaExceeded,
+    TransactionDecided,
+)
 from quiver_actors.flight import contract as c
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FlightConnection
@@ -282,6 +290,32 @@ def test_a_dataset_is_the_token_s_that_opened_it(server: Server) -> None:
         list(owner.read(ticket))
     owner.close()
     other.close()
+
+
+def test_calls_of_one_token_have_a_limit_and_those_of_others_go_on(server: Server) -> None:
+    server.calls.calls_max = 20
+    greedy, other = remote(server, "admin token"), remote(server, "read token")
+    client, given = greedy.line.client(), greedy.line.options(None)
+    path = fl.FlightDescriptor.for_path("default")
+    # Pushes that never send anything.
+    writers = [client.do_put(path, SCHEMA, given)[0] for _ in range(20)]
+    until(lambda: server.calls.count(TOKENS["admin token"]) == 20)
+    for call in (lambda: greedy.look(c.Look("default")), lambda: put(greedy, "default")):
+        with pytest.raises(QuotaExceeded, match=r"token 'admin' has 20 calls under way.*nothing was done"):
+            call()
+    assert other.look(c.Look("default")).node == "node-a"
+    for writer in writers:
+        writer.close()
+    until(lambda: server.calls.count(TOKENS["admin token"]) == 0)
+    put(greedy, "default")
+    greedy.close()
+    other.close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
 
 
 def test_nobody_without_a_token_is_answered(server: Server) -> None:

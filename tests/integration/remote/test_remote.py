@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 import quiver_actors
-from quiver_actors.aio import connect_remote as connect_remote_of_asyncio
 from quiver_actors.client import Client, GapNotice
 from quiver_actors.errors import (
     AlreadyResolved,
@@ -129,16 +128,25 @@ def test_a_number_is_stored_once(served: Served, local: Client) -> None:
         assert [receipt.bundle_id for receipt in again][:3] == [receipt.bundle_id for receipt in first]
 
 
-def test_what_is_not_there_refuses_by_its_name(served: Served) -> None:
-    with served.connect() as client, client.subscribe("names") as deliveries:
-        for name in ("dataset", "stage", "create_topic", "unsubscribe", "hold"):
-            with pytest.raises(NotRemote, match=name):
+def test_what_is_not_there_refuses_by_its_name_and_says_what_to_do(served: Served) -> None:
+    instead = {
+        "stage": "producer= and sequence=",
+        "transaction": "producer= and sequence=",
+        "create_topic": "quiver topics",
+        "unsubscribe": "quiver subscribers",
+        "hold": r"subscribe\(\)",
+        "read_segment": r"read\(\)",
+        "schemas": r"schema\(\)",
+        "core_for": r"connect\(\) on the node's host",
+    }
+    with served.connect() as client, client.subscribe("names", order="newest") as deliveries:
+        for name, what in instead.items():
+            with pytest.raises(NotRemote, match=rf"no {name}\(\).*{what}"):
                 getattr(client, name)
-        with pytest.raises(NotRemote, match="batches"):
-            deliveries.batches()
+        with pytest.raises(NotRemote, match=r"close\(\)"):
+            deliveries.abort()
+        assert deliveries.order == "newest"
         assert not hasattr(client, "nothing_at_all")
-        with pytest.raises(UsageError, match="asyncio"):
-            connect_remote_of_asyncio(served.url)
 
 
 def test_gap_notices_are_told_until_they_were_taken(served: Served, local: Client) -> None:
