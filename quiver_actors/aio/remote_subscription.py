@@ -146,9 +146,7 @@ class RemoteSubscription:
             found.append(item)
         return found
 
-    def batches(
-        self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT
-    ) -> AsyncIterator[RemoteBatch | GapNotice]:
+    def batches(self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT) -> AsyncIterator[Any]:
         """Yield many bundles at a time; with gaps="deliver" notices come between them."""
         link = cast("Resolutions[Any]", self._made.link)
 

@@ -7,7 +7,9 @@ from quiver_actors.errors import UsageError
 _ON_HOST = "use quiver_actors.connect() on the node's host"
 _TOPICS = "run `quiver topics` on the node's host: tokens give no rights to settings"
 _SUBSCRIBERS = "run `quiver subscribers` on the node's host"
-_TRANSACTIONS = "transactions are made on the node's host, by quiver_actors.connect() or Spark; push with producer= and sequence= to store a bundle once"
+_TRANSACTIONS = (
+    "use Spark, or quiver_actors.connect() on the node's host; push with producer= and sequence= to store a bundle once"
+)
 _INSTEAD = {
     **dict.fromkeys(("create_topic", "set_topic", "delete_topic"), _TOPICS),
     **dict.fromkeys(("unsubscribe", "seek", "share_subscriber", "drop_orphan"), _SUBSCRIBERS),

@@ -144,9 +144,7 @@ class RemoteSubscription:
         `Subscription.run`."""
         return called_with_each(self, self.wanted.on_bundle, lambda: self.is_closed)
 
-    def batches(
-        self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT
-    ) -> Iterator[RemoteBatch | GapNotice]:
+    def batches(self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT) -> Iterator[Any]:
         """Yield many bundles at a time, with their rows as one Arrow table for each slot; see `Subscription.batches`.
 
         With gaps="deliver" notices come between the batches. Each bundle is a chunk of its own in the tables.
