@@ -159,6 +159,12 @@ class RemoteDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has 
         """Make a scanner of all rows; see `scanner`."""
         return self.scanner(columns, filter, **options)
 
+    def read_part(
+        self, part: str, columns: Any = None, filter: Any = None, options: Mapping[str, Any] = {}
+    ) -> pa.RecordBatchReader:
+        """Read all rows as batches; see `scanner`."""
+        return self.scanner(columns, filter, **options).to_reader()
+
     def guarantee_of(self, part: str) -> pc.Expression:
         """Return an expression that is true for all rows: nothing is known of them here."""
         return pc.scalar(value=True)

@@ -6,6 +6,7 @@ bundles: to them each segment is a file that is made when they open it (`segment
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ from quiver_actors.query.event_times import EventBound, event_span
 from quiver_actors.query.fragments import PartFragment
 from quiver_actors.query.guarantees import guarantee, matching
 from quiver_actors.query.rows import METADATA, Rows
-from quiver_actors.query.scan import Scan, both, fields_in
+from quiver_actors.query.scan import Scan, both, count, fields_in, first_rows
 from quiver_actors.query.schemas import chosen_slot, stored_schema
 from quiver_actors.query.segment_files import segment_file_system
 from quiver_actors.query.snapshot import Snapshot, SnapshotPart
@@ -96,6 +97,38 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         wanted = self._wanted(filter)
         return self._scan.scanner(self._matching(wanted), columns, wanted, options)
 
+    def reader(self, columns: Any = None, filter: Any = None, **options: Any) -> pa.RecordBatchReader:
+        """Read the rows as batches, as a scanner with these arguments would, and faster where nothing is to be filtered or computed."""
+        wanted = self._wanted(filter)
+        return self._scan.reader(self._matching(wanted), columns, wanted, options)
+
+    def to_batches(
+        self, columns: Any = None, filter: Any = None, batch_size: int | None = None, **options: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the rows as batches. Arguments and errors as of `scanner`."""
+        return iter(self.reader(columns, filter, batch_size=batch_size, **options))
+
+    def to_table(
+        self, columns: Any = None, filter: Any = None, batch_size: int | None = None, **options: Any
+    ) -> pa.Table:
+        """Read the rows as a table. Arguments and errors as of `scanner`."""
+        return self.reader(columns, filter, batch_size=batch_size, **options).read_all()
+
+    def head(
+        self,
+        num_rows: int,
+        columns: Any = None,
+        filter: Any = None,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> pa.Table:
+        """Read the first rows as a table. Arguments and errors as of `scanner`."""
+        return first_rows(self.reader(columns, filter, batch_size=batch_size, **options), num_rows)
+
+    def count_rows(self, filter: Any = None, batch_size: int | None = None, **options: Any) -> int:
+        """Count the rows, which are read for it. Arguments and errors as of `scanner`."""
+        return count(self.reader([], filter, batch_size=batch_size, **options))
+
     def get_fragments(self, filter: Any = None) -> Iterator[PartFragment[SnapshotPart]]:
         """The segments that can have rows of the filter, each of which can be scanned by itself."""
         return iter([PartFragment(self, part) for part in self._matching(self._wanted(filter))])
@@ -105,6 +138,12 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
     ) -> ds.Scanner:
         """Make a scanner of one segment's rows; see `scanner`."""
         return self._scan.scanner([part], columns, self._wanted(filter), options)
+
+    def read_part(
+        self, part: SnapshotPart, columns: Any = None, filter: Any = None, options: Mapping[str, Any] = {}
+    ) -> pa.RecordBatchReader:
+        """Read one segment's rows; see `reader`."""
+        return self._scan.reader([part], columns, self._wanted(filter), options)
 
     def guarantee_of(self, part: SnapshotPart) -> pc.Expression:
         """Return an expression that is true for all rows of a segment."""
@@ -123,7 +162,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """All rows, for any library that takes Arrow streams."""
-        return self.scanner().to_reader().__arrow_c_stream__(requested_schema)
+        return self.reader().__arrow_c_stream__(requested_schema)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
@@ -152,6 +191,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
             known = {path: guarantee(part, self._scan, columns) for path, part in self._parts.items()}
             self._guarantees[columns] = known
         left = matching(known, self._scan.full, expression)
+        self._rows.snapshot.tell_pruned(Counter(part.core for path, part in self._parts.items() if path not in left))
         return [part for path, part in self._parts.items() if path in left]
 
 

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from quiver_actors.query.scan import count, first_rows
+
 P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
 
@@ -27,6 +29,11 @@ class Partitioned(Protocol[P_contra]):
         self, part: P_contra, columns: Any = None, filter: Any = None, options: Mapping[str, Any] = {}
     ) -> ds.Scanner:
         """Make a scanner of the rows of one part, which can be used once."""
+
+    def read_part(
+        self, part: P_contra, columns: Any = None, filter: Any = None, options: Mapping[str, Any] = {}
+    ) -> pa.RecordBatchReader:
+        """Read the rows of one part as batches, as a scanner with these arguments would."""
 
     def guarantee_of(self, part: P_contra) -> pc.Expression:
         """Return an expression that is true for all rows of a part."""
@@ -53,26 +60,33 @@ class PartFragment(Generic[P]):
         self, schema: pa.Schema | None = None, columns: Any = None, filter: Any = None, **options: Any
     ) -> ds.Scanner:
         """Make a scanner, which can be used once; see `TopicDataset.scanner`. `schema`: None, or that of the dataset."""
-        if schema is not None and not schema.equals(self._dataset.schema):
-            return self._dataset.replace_schema(schema).scan_part(self._part, columns, filter, options)
-        return self._dataset.scan_part(self._part, columns, filter, options)
+        return self._shown_as(schema).scan_part(self._part, columns, filter, options)
 
     def to_batches(self, schema: pa.Schema | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
-        """Read the rows as batches."""
-        return iter(self.scanner(schema, **options).to_batches())
+        """Read the rows as batches; options as of `scanner`."""
+        return iter(self._reader(schema, **options))
 
     def to_table(self, schema: pa.Schema | None = None, **options: Any) -> pa.Table:
-        """Read the rows as a table."""
-        return self.scanner(schema, **options).to_table()
+        """Read the rows as a table; options as of `scanner`."""
+        return self._reader(schema, **options).read_all()
 
-    def head(self, num_rows: int, **options: Any) -> pa.Table:
-        """Read the first rows."""
-        return self.scanner(**options).head(num_rows)
+    def head(self, num_rows: int, schema: pa.Schema | None = None, **options: Any) -> pa.Table:
+        """Read the first rows; options as of `scanner`."""
+        return first_rows(self._reader(schema, **options), num_rows)
 
-    def count_rows(self, **options: Any) -> int:
-        """Count the rows."""
-        count: int = self.scanner(**({"columns": []} | options)).count_rows()
-        return count
+    def count_rows(self, schema: pa.Schema | None = None, **options: Any) -> int:
+        """Count the rows; options as of `scanner`."""
+        return count(self._reader(schema, **({"columns": []} | options)))
+
+    def _shown_as(self, schema: pa.Schema | None) -> Partitioned[P]:
+        if schema is not None and not schema.equals(self._dataset.schema):
+            return self._dataset.replace_schema(schema)
+        return self._dataset
+
+    def _reader(
+        self, schema: pa.Schema | None, columns: Any = None, filter: Any = None, **options: Any
+    ) -> pa.RecordBatchReader:
+        return self._shown_as(schema).read_part(self._part, columns, filter, options)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._part}>"

@@ -81,7 +81,10 @@ ELSEWHERE: dict[tuple[str, str], str] = {
         "remote",
         "import pyarrow as pa",
     ): "a server on another host; tests/integration/remote/test_remote.py and an example run the same",
-    ("remote", "import quiver_actors.aio"): "the same; tests/integration/remote/test_remote_asyncio.py makes these calls",
+    (
+        "remote",
+        "import quiver_actors.aio",
+    ): "the same; tests/integration/remote/test_remote_asyncio.py makes these calls",
     ("remote", "import duckdb"): "the same; tests/integration/remote/test_remote_reading.py asks so",
     ("remote", "import pyarrow.flight as fl"): "the same; tests/integration/remote/test_remote.py pushes so",
     ("remote", "quiver serve --config"): "a port for other machines, and files of TLS",

@@ -91,7 +91,7 @@ class CachedFile:
         return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     def fetch(self, blocks: Sequence[int]) -> None:
-        """Fetch those of some blocks that are not there.
+        """Fetch those of some blocks that are not there, or not any more as they were fetched: disks rot.
 
         Raises:
             ChecksumMismatch: a block of the object does not have its checksum, however often it is fetched.
@@ -100,7 +100,7 @@ class CachedFile:
             ArchiveError: the store does not give it.
         """
         with self._lock:
-            missing = [block for block in blocks if block not in self._present]
+            missing = [block for block in blocks if block not in self._present or not self._is_kept(block)]
             for _ in range(_ATTEMPTS):
                 if not missing:
                     return
@@ -144,6 +144,10 @@ class CachedFile:
     def _is_whole(self, block: int, content: memoryview, start: int) -> bool:
         offset = block * self.block_bytes - start
         return bool(crc32(content[offset : offset + self.block_bytes]) == self._sums.blocks[block])
+
+    def _is_kept(self, block: int) -> bool:
+        start = block * self.block_bytes
+        return self._is_whole(block, self._memory[start : start + self.block_bytes], start)
 
     def _size_of(self, block: int) -> int:
         return min(self.block_bytes, self._sums.size_bytes - block * self.block_bytes)
