@@ -20,6 +20,7 @@ from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.known_topics import TopicInfos
+from quiver_actors.client.push_options import PushOptions
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.subscribe_request import Gaps, SubscribeOptions
@@ -58,13 +59,19 @@ class RemoteClient:
         """Name of the node among several nodes."""
         return self._made.node
 
-    async def push(self, bundle: Bundle, **options: Unpack[threads.PushOptions]) -> Receipt:
+    async def push(self, bundle: Bundle, *, item_count: int | None = None, **options: Unpack[PushOptions]) -> Receipt:
         """Store one bundle; it is as durable as the receipt says when this returns."""
-        return await self._run(self._made.push, bundle, **options)
+        return await self._run(partial(self._made.push, bundle, item_count=item_count, **options))
 
-    async def push_many(self, bundles: Iterable[Bundle], **options: Unpack[threads.PushManyOptions]) -> Receipts:
+    async def push_many(
+        self,
+        bundles: Iterable[Bundle],
+        *,
+        item_counts: Iterable[int | None] | None = None,
+        **options: Unpack[PushOptions],
+    ) -> Receipts:
         """Store bundles in order, up to 768 or 4 MiB in one message. The iterable is read in a thread."""
-        return await self._run(self._made.push_many, bundles, **options)
+        return await self._run(partial(self._made.push_many, bundles, item_counts=item_counts, **options))
 
     async def subscribe(
         self, subscriber: str, *, topic: str = DEFAULT_TOPIC, gaps: Gaps = "log", **options: Unpack[SubscribeOptions]

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, NoReturn, TypedDict, Unpack
+from typing import Any, NoReturn, Unpack
 
 import msgspec
 
@@ -25,6 +25,7 @@ from quiver_actors.client import Client, Receipts
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.producer import with_counts
+from quiver_actors.client.push_options import PushOptions
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.subscribe_request import Gaps, SubscribeOptions
 from quiver_actors.errors import ConfigError, ProtocolError, UsageError
@@ -40,30 +41,6 @@ from quiver_actors.flight.remote_subscription import RemoteSubscription
 from quiver_actors.flight.token_file import read_token
 
 PUSH_TIMEOUT_SECONDS = 30.0
-
-
-class PushOptions(TypedDict, total=False):
-    """Keyword arguments of `RemoteClient.push`, for those who pass them on."""
-
-    topic: str
-    key: str | bytes | None
-    item_count: int | None
-    producer: str | None
-    sequence: int | None
-    trace_context: TraceContext | None
-    timeout: float
-
-
-class PushManyOptions(TypedDict, total=False):
-    """Keyword arguments of `RemoteClient.push_many`, for those who pass them on."""
-
-    topic: str
-    key: str | bytes | None
-    item_counts: Iterable[int | None] | None
-    producer: str | None
-    sequence: int | None
-    trace_context: TraceContext | None
-    timeout: float
 
 
 def connect_remote(
@@ -130,18 +107,7 @@ class RemoteClient(RemoteReading):
         """Name of the node among several nodes."""
         return self._node
 
-    def push(
-        self,
-        bundle: Bundle,
-        *,
-        topic: str = DEFAULT_TOPIC,
-        key: str | bytes | None = None,
-        item_count: int | None = None,
-        producer: str | None = None,
-        sequence: int | None = None,
-        trace_context: TraceContext | None = None,
-        timeout: float = PUSH_TIMEOUT_SECONDS,
-    ) -> Receipt:
+    def push(self, bundle: Bundle, *, item_count: int | None = None, **options: Unpack[PushOptions]) -> Receipt:
         """Store one bundle; it is as durable as the receipt says when this returns. Arguments are those of `Client.push`.
 
         Where the server goes away before it has taken the bundle, it is pushed again until the timeout is over. Where the server goes away
@@ -155,17 +121,7 @@ class RemoteClient(RemoteReading):
             NotAllowed: the token may not push to the topic.
             As `Client.push`: what the node says.
         """
-        receipts = self.push_many(
-            (bundle,),
-            topic=topic,
-            key=key,
-            item_counts=(item_count,),
-            producer=producer,
-            sequence=sequence,
-            trace_context=trace_context,
-            timeout=timeout,
-        )
-        return receipts[0]
+        return self.push_many((bundle,), item_counts=(item_count,), **options)[0]
 
     def push_many(
         self,

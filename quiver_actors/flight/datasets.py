@@ -24,6 +24,7 @@ from quiver_actors.errors import ClosedError, ProtocolError, QuotaExceeded
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.contract import schema_bytes
 from quiver_actors.query.dataset import TopicDataset
+from quiver_actors.query.snapshot import SEGMENTS_MAX
 from quiver_actors.query.span import Bound
 
 IDLE_SECONDS = 600.0
@@ -46,6 +47,8 @@ class Datasets:
     def __init__(self, client: Callable[[], Client], idle_seconds: float = IDLE_SECONDS) -> None:
         """`client` returns the client to use."""
         self.idle_seconds = idle_seconds
+        self.segments_max = SEGMENTS_MAX
+        """Most segments of all open datasets of one token, unless one alone has more: each is a mapping of the server's process."""
         self._client = client
         self._open: dict[str, _OpenedHere] = {}
         self._lock = threading.Lock()
@@ -54,7 +57,7 @@ class Datasets:
         """Take a snapshot.
 
         Raises:
-            QuotaExceeded: the token has too many open datasets.
+            QuotaExceeded: the token has too many open datasets, or too many segments in them.
             As `Client.dataset`.
         """
         self._check_room(holder)
@@ -72,6 +75,12 @@ class Datasets:
         )
         key = secrets.token_hex(16)
         with self._lock:
+            held = sum(opened.dataset.segment_count for opened in self._open.values() if opened.holder == holder)
+            if held and held + dataset.segment_count > self.segments_max:
+                raise QuotaExceeded(
+                    f"{holder} has open datasets of {held:,} segments, and this one has {dataset.segment_count:,}: one token may hold "
+                    f"{self.segments_max:,}; close some, or give start= or end="
+                )
             self._open[key] = _OpenedHere(holder, dataset)
         return rc.OpenedDataset(
             key,

@@ -155,7 +155,16 @@ def test_the_node_forgets_what_nobody_uses(client: RemoteClient, server: NodeSer
         held = [last, *(client.dataset("other") for _ in range(datasets.DATASETS_MAX - 1))]
         with pytest.raises(QuotaExceeded, match="open datasets"):
             client.dataset("other")
-    del held[0]
+        for each in held:
+            each.close()
+    local.push(numbers(1), topic="other")
+    kept.segments_max = 1
+    with client.dataset("other") as one:
+        assert one.count_rows()
+        with pytest.raises(QuotaExceeded, match="one token may hold 1;"):
+            client.dataset("other")
+    kept.segments_max = 10
+    held = [client.dataset("other")]
     with client.dataset("other"):
         kept.idle_seconds = 0.0
         kept.close_idle()
