@@ -25,7 +25,7 @@ from quiver_actors.client.gathering import Gathering
 from quiver_actors.client.grants import Bundles, Parcel, Portion
 from quiver_actors.client.refused import RefusedResolution
 from quiver_actors.client.resolutions import Resolutions
-from quiver_actors.errors import WorkerUnavailable
+from quiver_actors.errors import ClosedError, WorkerUnavailable
 from quiver_actors.flight.consumer_link import ConsumerLink
 from quiver_actors.flight.received_delivery import ReceivedDelivery
 from quiver_actors.flight.received_parcel import ReceivedParcel
@@ -195,7 +195,6 @@ class RemoteSubscription:
     async def close(self) -> None:
         """Send and flush what was resolved, give everything else back, and end. Idempotent."""
         await asyncio.to_thread(self._made.close)
-        self._fetching.shutdown(wait=False)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return events_of(self.get, self._made.wanted.idle_timeout)
@@ -225,13 +224,10 @@ class RemoteSubscription:
                 return False
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        # An exchange of its own: a wait for bundles must not take a thread from other calls.
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._fetching, partial(call, *arguments))
-        except RuntimeError:
-            # The threads have ended with the subscription: the inbox says so.
-            self._made.inbox.take()
-            raise
+        # A thread of its own: a wait for bundles must not take one from other calls.
+        if self._made.is_closed:
+            raise ClosedError("it was closed: subscribe again")
+        return await asyncio.get_running_loop().run_in_executor(self._fetching, partial(call, *arguments))
 
     async def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
         event = await self.get(timeout)

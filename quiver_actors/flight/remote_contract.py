@@ -255,7 +255,7 @@ class OpenedDataset(msgspec.Struct, frozen=True):
     slot_id: int
     schema: bytes
     full_schema: bytes
-    """With the columns that tell where a row is stored."""
+    """All columns that a scan can name, those that tell where a row is stored included."""
     is_complete: bool
     segment_count: int
 

@@ -35,7 +35,7 @@ class CollectingDeliverer(ABC, Generic[T]):
         self._target_bytes = target_bytes
         self._max_age_ns = round(max_age * SECOND_NS)
         self._taken: dict[int, T] = {}
-        """By the `id` of the delivery."""
+        """The key is the `id` of the delivery."""
         self._taken_bytes = 0
         self._taken_since_ns = 0
         self._outcomes: list[Outcome] = []

@@ -94,7 +94,7 @@ def scanner_of(
 
 
 def both(where: pc.Expression | None, expression: Any) -> pc.Expression | None:
-    """What is true where both are; None: nothing is asked. Raises UsageError: the second is no expression."""
+    """Return the expression that is true where both are; None: nothing is asked. Raises UsageError: the second is no expression."""
     if expression is not None and not isinstance(expression, pc.Expression):
         raise UsageError(f"filter={expression!r} is not possible: expected an expression of pyarrow.compute")
     if where is None or expression is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -19,7 +18,6 @@ from quiver_actors.errors import (
     NotAllowed,
     ProtocolError,
     QuiverError,
-    QuotaExceeded,
     TransactionDecided,
 )
 from quiver_actors.flight import contract as c
@@ -275,47 +273,6 @@ def test_a_subscription_is_the_token_s_that_opened_it(server: Server) -> None:
     with pytest.raises(ClosedError):
         act(owner, rc.Consume(opened.subscription, rc.EndSubscription()))
     owner.close()
-
-
-def test_a_dataset_is_the_token_s_that_opened_it(server: Server) -> None:
-    owner, other = remote(server, "read token"), remote(server, "admin token")
-    opened = owner.line.ask(opening("default"), rc.OpenedDataset, 60.0)
-    ticket = cast(c.ReadTicket, rc.ScanTicket(opened.dataset, ["n"]))
-    act(other, rc.CloseDatasets([opened.dataset]))
-    with pytest.raises(ClosedError):
-        list(other.read(ticket))
-    assert sum(batch.num_rows for batch in owner.read(ticket)) >= 2
-    act(owner, rc.CloseDatasets([opened.dataset]))
-    with pytest.raises(ClosedError, match="make another one"):
-        list(owner.read(ticket))
-    owner.close()
-    other.close()
-
-
-def test_calls_of_one_token_have_a_limit_and_those_of_others_go_on(server: Server) -> None:
-    server.calls.calls_max = 20
-    greedy, other = remote(server, "admin token"), remote(server, "read token")
-    client, given = greedy.line.client(), greedy.line.options(None)
-    path = fl.FlightDescriptor.for_path("default")
-    # Pushes that never send anything.
-    writers = [client.do_put(path, SCHEMA, given)[0] for _ in range(20)]
-    until(lambda: server.calls.count(TOKENS["admin token"]) == 20)
-    for call in (lambda: greedy.look(c.Look("default")), lambda: put(greedy, "default")):
-        with pytest.raises(QuotaExceeded, match=r"token 'admin' has 20 calls under way.*nothing was done"):
-            call()
-    assert other.look(c.Look("default")).node == "node-a"
-    for writer in writers:
-        writer.close()
-    until(lambda: server.calls.count(TOKENS["admin token"]) == 0)
-    put(greedy, "default")
-    greedy.close()
-    other.close()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
 
 
 def test_nobody_without_a_token_is_answered(server: Server) -> None:
