@@ -148,7 +148,7 @@ class DataLost(QuiverError):
 
     code = "data_lost"
     reason: str = ""
-    """As of a gap notice, where whoever raised it knows."""
+    """The reason that a gap notice would give; empty where it is not known."""
 
 
 class ClosedError(UsageError):

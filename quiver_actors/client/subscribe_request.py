@@ -72,7 +72,7 @@ class StartPoints(NamedTuple):
     at_core: str = ""
     """The start on `core`."""
     archived: Mapping[int, ArchivedStart] = {}
-    """What is to come from the archive, by core."""
+    """The segments that come from the archive, by core."""
 
     def on(self, core: int) -> str:
         """Return the start point of one core, in the words of `Register.start`."""
