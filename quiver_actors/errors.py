@@ -147,8 +147,6 @@ class DataLost(QuiverError):
     """Bundles that a reader was to get are gone: deleted, damaged or dropped. What is left can be read on."""
 
     code = "data_lost"
-    reason: str = ""
-    """The reason that a gap notice would give; empty where it is not known."""
 
 
 class ClosedError(UsageError):

@@ -282,6 +282,10 @@ class Client(ReadingClient, QueryingClient, ArchiveWaiting):
         """Return what is known of the columns of sealed segments; see `Client.statistics` of threads."""
         return await self._exchange.complete(self._requests.statistics(topic))
 
+    def tell_pruned(self, topic: str, segment_counts: Mapping[int, int]) -> None:
+        """Tell workers how many segments a reader has left out; see `Client.tell_pruned` of threads. Waits for nobody."""
+        self._requests.teller_of_pruned(topic)(segment_counts)
+
     async def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
         """Return the one schema to which everything that is stored in a slot conforms; see `Client.schema` of threads."""
         return await self._exchange.complete(self._requests.schema(topic, slot))

@@ -14,7 +14,7 @@ import msgspec
 
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.archive_messages import ArchivedHole, OpenArchived
-from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.base.protocol.messages import SegmentInfo, StatisticsList
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
 from quiver_actors.client.projection import Projection
@@ -37,6 +37,8 @@ class ArchivedStream(NamedTuple):
     """All segments up to this number are among those of the disk and of the archive; -1: nobody has asked."""
     gone: frozenset[int] = frozenset()
     """The numbers that are not on the disk."""
+    columns: StatisticsList | None = None
+    """The columns of its segments, as far as they are recorded; None: nobody has asked."""
 
     def and_disk(self, on_disk: Sequence[SegmentInfo]) -> list[SegmentInfo]:
         """All segments, each once: those that are on the disk as they are there."""
@@ -70,12 +72,20 @@ class ArchivedReads:
         return self._door.is_there
 
     def before(
-        self, topic: str, core: int, start: BundleId | None, on_disk: Sequence[SegmentInfo], incarnation: str
+        self,
+        topic: str,
+        core: int,
+        start: BundleId | None,
+        on_disk: Sequence[SegmentInfo],
+        incarnation: str,
+        *,
+        with_columns: bool = False,
     ) -> ArchivedStream:
         """Ask for what is archived from `start` on, if that is older than what is on the disk; else nothing is asked.
 
         Args:
             incarnation: that of the core's directory; empty: not known, and nothing is asked.
+            with_columns: whether the columns of the segments are wanted, too.
 
         Raises:
             NotAllowed, StorageUnavailable, WorkerUnavailable: the archiver cannot tell.
@@ -84,7 +94,7 @@ class ArchivedReads:
         numbers = {info.segment_seq for info in on_disk}
         if start is None or not incarnation or start.segment_seq >= min(numbers, default=start.segment_seq + 1):
             return stream
-        found = self._listed(stream, start.segment_seq, numbers)
+        found = self._listed(stream, start.segment_seq, numbers, with_columns=with_columns)
         first = found.segments.get(start.segment_seq)
         if first is None or first.size_bytes or not found.is_of_unknown_length(start.segment_seq):
             return found
@@ -160,8 +170,12 @@ class ArchivedReads:
         """Close the connection to the archiver. Idempotent."""
         self._door.close()
 
-    def _listed(self, stream: ArchivedStream, first_segment_seq: int, on_disk: set[int]) -> ArchivedStream:
-        listed = self._door.listed(stream.topic, stream.core, stream.incarnation, first_segment_seq)
+    def _listed(
+        self, stream: ArchivedStream, first_segment_seq: int, on_disk: set[int], *, with_columns: bool = False
+    ) -> ArchivedStream:
+        listed = self._door.listed(
+            stream.topic, stream.core, stream.incarnation, first_segment_seq, with_columns=with_columns
+        )
         if listed is None:
             return stream
         segments = {info.segment_seq: info for info in listed.segments}
@@ -170,6 +184,7 @@ class ArchivedReads:
             holes=listed.holes,
             through=listed.archived_through,
             gone=frozenset(segments.keys() - on_disk),
+            columns=StatisticsList(0, list(listed.schemas), list(listed.columns)) if with_columns else None,
         )
 
     def _open_copy(self, stream: ArchivedStream, part: SegmentPart, projection: Projection, copy: int) -> RangedReader:

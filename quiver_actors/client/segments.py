@@ -215,6 +215,11 @@ class MappedSegment:
             return {slot_id: projection.of_slot(slot_id, batch) for slot_id, batch in found.items()}
         return found
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it is a mapped file, which it is."""
+        return True
+
     def narrowed(self, slot_id: int, columns: Sequence[str]) -> MappedSegment:
         """The same bundles: what a scan does not name of a mapped file costs nothing."""
         return self

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from quiver_actors.base.model import BundleId, check_id
+from quiver_actors.base.protocol.archived_start import ArchivedStart
 from quiver_actors.base.protocol.messages import Terms
-from quiver_actors.base.protocol.subscriber_messages import ArchivedStart
 from quiver_actors.client.archived_reads import ArchivedReads
 from quiver_actors.client.durations import nanoseconds, positive_nanoseconds
 from quiver_actors.client.gaps import GapNotice

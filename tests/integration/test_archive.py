@@ -78,7 +78,7 @@ def archived_ids(store: ObjectStore) -> list[int]:
                 reader = CheckedReader(content.content)
                 assert reader.bundle_count == segment.bundle_count
                 found += [
-                    next(iter(reader.bundle(at).values())).column("id")[0].as_py() for at in range(segment.bundle_count)
+                    next(iter(reader.bundle(at).values())).column(0)[0].as_py() for at in range(segment.bundle_count)
                 ]
     return found
 

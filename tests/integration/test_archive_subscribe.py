@@ -32,7 +32,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientNode]:
     directory = tmp_path_factory.mktemp("subscribed")
     with archiving_node(f"file://{directory}/archive", MORE) as node, node.connect() as client:
         push(client, PUSHED)
-        wait_until(lambda: first_on_disk(client) > 5, "archived segments have left the disk", 60)
+        wait_until(lambda: first_on_disk(client) > 5, "archived segments have left the disk", 180)
         yield node
 
 
@@ -203,7 +203,7 @@ def test_what_is_lost_or_damaged_in_the_archive_is_told_and_the_rest_is_delivere
     """One object is gone with its copies, one has a damaged bundle; one segment was never archived."""
     with archiving_node(f"file://{tmp_path}/archive", MORE) as node, node.connect() as client:
         push(client, 40)
-        wait_until(lambda: first_on_disk(client) > 5, "archived segments have left the disk", 60)
+        wait_until(lambda: first_on_disk(client) > 5, "archived segments have left the disk", 180)
         whole = [each.bundle_id for each in client.read("wide", 0, beginning())]
         objects = archived_objects(tmp_path)
         objects[1].unlink()

@@ -62,6 +62,14 @@ class ListStatistics(Message, tag=27, frozen=True):
     first: int = 0
 
 
+class CountPruned(Message, tag=39, frozen=True):
+    """A reader left out so many sealed segments of a topic on this core, by their statistics: the worker adds them up. Done, at once."""
+
+    tag: int
+    topic: str
+    segment_count: int
+
+
 # --- worker to client --------------------------------------------------------------------------------------------------
 
 
