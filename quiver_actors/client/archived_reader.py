@@ -96,7 +96,7 @@ class ArchivedReader:
             ArchiveError: the store cannot be read.
         """
         if self.is_lost(index):
-            raise DataLost(self._loss(index))
+            raise self._loss(index)
         self._ask(lambda reader: reader.check(index))
 
     def bundle(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
@@ -176,6 +176,10 @@ class ArchivedReader:
             self._reader = reader
         return self._reader
 
-    def _loss(self, index: int) -> str:
+    def _loss(self, index: int) -> DataLost:
         reason = self._segment.loss_reason(index)
-        return f"bundle {index} of {self._segment.where} is not archived ({reason}): nothing of it is stored in the archive"
+        error = DataLost(
+            f"bundle {index} of {self._segment.where} is not archived ({reason}): nothing of it is stored in the archive"
+        )
+        error.reason = reason
+        return error

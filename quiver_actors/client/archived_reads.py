@@ -63,6 +63,8 @@ class ArchivedReads:
 
     def __init__(self, door: ArchiveDoor) -> None:
         self._door = door
+        self._lists: dict[tuple[str, int, str], ArchivedStream] = {}
+        """What was listed last for subscribers, by topic, core and incarnation."""
 
     @property
     def has_archiver(self) -> bool:
@@ -106,6 +108,12 @@ class ArchivedReads:
         newest = max((info.segment_seq for info in on_disk), default=max(stream.gone, default=-1))
         return [stream.segments[seq] for seq in sorted(stream.gone) if seq <= newest]
 
+    def since(self, stream: ArchivedStream, first_segment_seq: int, on_disk: Sequence[SegmentInfo]) -> ArchivedStream:
+        """All that is archived of a stream from a segment on, whatever is on the disk. Raises as `before`."""
+        if not stream.incarnation:
+            return stream
+        return self._listed(stream, first_segment_seq, {info.segment_seq for info in on_disk})
+
     def again(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
         """Look for a segment that has left the disk since it was listed.
 
@@ -138,6 +146,25 @@ class ArchivedReads:
         """Some bundles of one archived segment, of which what is wanted is fetched when it is asked for."""
         reader = self.reader(stream, part, projection)
         return MappedSegment(lambda: reader, part.segment_seq, slots, stream.core, projection)
+
+    def later(
+        self, stream: ArchivedStream, segment_seq: int, slots: TopicSlots, projection: Projection
+    ) -> MappedSegment:
+        """An archived segment that is looked for when something of it is first asked for; raises then, as `again`. Does not wait."""
+
+        def opened() -> ArchivedReader:
+            found = self._found(stream, segment_seq)
+            return self.reader(found, SegmentPart(segment_seq, 0, found.segments[segment_seq].bundle_count), projection)
+
+        return MappedSegment(opened, segment_seq, slots, stream.core, projection)
+
+    def _found(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
+        """The list that has a segment: the one of before, as one list names many."""
+        key = stream.topic, stream.core, stream.incarnation
+        listed = self._lists.get(key)
+        if listed is None or segment_seq not in listed.segments:
+            listed = self._lists[key] = self.again(stream, segment_seq)
+        return listed
 
     def close(self) -> None:
         """Close the connection to the archiver. Idempotent."""

@@ -53,6 +53,11 @@ class ArchivedBundles:
         """What reads the segment."""
         return self._opened().reader
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether they are here already, which they are not: they are fetched when they are read."""
+        return False
+
     def narrowed(self, slot_id: int, columns: Sequence[str]) -> ArchivedBundles:
         """The bundles for one scan: only these columns of the slot are fetched."""
         projection = Projection(frozenset({slot_id}), {slot_id: tuple(columns)})

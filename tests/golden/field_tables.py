@@ -81,8 +81,9 @@ SECTIONS = (
     Section("Core file", "", (core_file.CORE,)),
     Section(
         "Progress files",
-        "A header, the owner where there is one, entries with their bitmaps, and the checksum. Files of Rust end in a CRC-32.",
-        (progress.PROGRESS, progress.OWNER_TABLE, progress.ENTRY_TABLE),
+        "A header, the owner and the archived segments where there are any, entries with their bitmaps, and the checksum. Files of Rust "
+        "end in a CRC-32.",
+        (progress.PROGRESS, progress.OWNER_TABLE, progress.ARCHIVED_TABLE, progress.ENTRY_TABLE),
     ),
     Section(
         "The journal of progress",

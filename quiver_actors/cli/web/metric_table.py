@@ -56,6 +56,12 @@ WORKER: tuple[Metric, ...] = (
         Kind.GAUGE,
         "Version of the list of topics that the worker uses",
     ),
+    Metric(
+        "quiver_worker_segments_pruned_total",
+        "segments_pruned",
+        Kind.COUNTER,
+        "Sealed segments that readers did not open, by their statistics",
+    ),
     Metric("quiver_worker_arena_bytes", "arena_bytes", Kind.GAUGE, "Shared memory of the worker's producers"),
     Metric(
         "quiver_worker_arena_used_bytes", "arena_used_bytes", Kind.GAUGE, "Shared memory of producers that is in use"
