@@ -335,7 +335,8 @@ def _readable_in(call: Call) -> list[SegmentInfo]:
 def _readable_segments_in(call: Call) -> ReadableSegments:
     listed = call.answer
     assert isinstance(listed, SegmentList), "only this answers ListSegments"
-    return ReadableSegments(listed.segments, list(listed.open_segments), listed.is_complete, listed.incarnation)
+    opened, complete = list(listed.open_segments), listed.is_complete
+    return ReadableSegments(listed.segments, opened, complete, listed.incarnation, listed.next_segment_seq)
 
 
 def _segments_in(call: Call) -> list[SegmentInfo]:

@@ -81,6 +81,8 @@ class ReadableSegments(NamedTuple):
     where a publish is under way."""
     incarnation: str = ""
     """Incarnation of the core's directory; empty: not known."""
+    next_segment_seq: int = -1
+    """No segment has had this number or a higher one; -1: not known."""
 
     @property
     def infos(self) -> list[SegmentInfo]:

@@ -45,6 +45,7 @@ from quiver_actors.base.protocol.segment_messages import (
     OpenSegment,
     SchemaInfo,
     SchemaList,
+    SegmentArchived,
     SegmentColumns,
     SegmentInfo,
     SegmentList,
@@ -90,11 +91,11 @@ from quiver_actors.base.protocol.subscriber_messages import (
     SubscriberInfo,
     SubscriberList,
     Taken,
-    Terms,
     Unreadable,
     Unregister,
     Withdrawn,
 )
+from quiver_actors.base.protocol.terms import Terms
 
 PROTOCOL_VERSION = 4
 FRAME_BYTES_MAX = 16 << 20
@@ -230,6 +231,7 @@ WorkerMessage = (
     | SegmentList
     | StatisticsList
     | SegmentOpened
+    | SegmentArchived
     | Deliver
     | SegmentRetired
     | GroupTerms

@@ -153,6 +153,15 @@ class StatisticsList(Message, tag=82, frozen=True):
     """Where to go on: the message has an end; -1: these were all."""
 
 
+class SegmentArchived(Message, tag=83, frozen=True):
+    """Precedes the first Deliver of a segment that is not on the disk: the consumer reads it through the archiver of the node."""
+
+    topic: str
+    segment_seq: int
+    incarnation: str
+    """Incarnation of the core's directory, under which the archive has the segment."""
+
+
 class SegmentOpened(Message, tag=70, frozen=True):
     """Carries the segment file's descriptor, read-only. `tag` is 0 when it precedes the first Deliver of that segment."""
 

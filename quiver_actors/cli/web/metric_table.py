@@ -235,6 +235,12 @@ ARCHIVE: tuple[Metric, ...] = (
     Metric("quiver_archive_epoch", "epoch", Kind.GAUGE, "Number of the archiver's start; it rises with each"),
     Metric("quiver_archive_uploaded_segments_total", "uploaded_segments", Kind.COUNTER, "Segments archived"),
     Metric("quiver_archive_uploaded_bytes_total", "uploaded_bytes", Kind.COUNTER, "Bytes of these segments"),
+    Metric(
+        "quiver_archive_merged_segments_total",
+        "merged_segments",
+        Kind.COUNTER,
+        "Archived segments that were merged into larger objects",
+    ),
     Metric("quiver_archive_errors_total", "error_count", Kind.COUNTER, "Attempts of the archiver that failed"),
     Metric(
         "quiver_archive_cached_bytes",

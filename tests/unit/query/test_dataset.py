@@ -57,6 +57,16 @@ def test_bundles_of_drifting_schemas_are_one_table_in_the_order_of_their_pushes(
     assert dataset.is_complete
 
 
+def test_fields_of_a_column_are_read_by_their_path_as_from_any_dataset(store: Store) -> None:
+    store.push(
+        pa.record_batch({"at": [{"x": 1, "y": "a"}, {"x": 2, "y": None}], "a.b": [5, 6], "a": [7, 8]}), topic="clicks"
+    )
+    dataset = store.dataset("clicks")
+    whole = ds.dataset(dataset.to_table())
+    for columns in (["at.x"], ["a.b"], ["a"], ["a.b", "at.y"], {"z": pc.field("at", "x")}):
+        assert dataset.to_table(columns=columns).equals(whole.to_table(columns=columns)), columns
+
+
 @pytest.mark.parametrize("limit", [None, 40])
 def test_all_ways_of_arrow_see_the_same_rows(store: Store, limit: int | None) -> None:
     fill(store)
@@ -162,6 +172,8 @@ def test_segments_whose_values_cannot_match_are_left_out_unread(store: Store, da
         ((pc.field("page") > "q"), 0),
     ):
         assert dataset.filter(condition).count_rows() == rows
+        travelled = pc.Expression.from_substrait(condition.to_substrait(dataset.full_schema))
+        assert dataset.filter(travelled).count_rows() == rows
     assert [len(list(dataset.get_fragments(pc.field("id") < limit))) for limit in (0, 1, 1001, 9999)] == [0, 1, 2, 4]
     assert store.sql("SELECT count(*) AS n FROM clicks WHERE id > 2000").read_all().to_pydict() == {"n": [40]}
 

@@ -57,6 +57,16 @@ def test_names_that_need_quotes(store: Store, engine: str) -> None:
     )
 
 
+def test_columns_whose_names_differ_in_case_alone_are_never_taken_for_each_other(store: Store, engine: str) -> None:
+    store.push(pa.record_batch({"id": [1], "Id": [2], "other": [3]}), topic="clicks")
+    assert rows(store, "SELECT other FROM clicks", engine) == [(3,)]
+    if engine == "datafusion":
+        assert rows(store, 'SELECT "Id", "id" FROM clicks', engine) == [(2, 1)]
+    else:
+        with pytest.raises(UsageError, match="columns id, Id of clicks"):
+            store.sql('SELECT "Id" FROM clicks', engine=engine)
+
+
 def test_the_node_describes_itself(store: Store, engine: str) -> None:
     fill(store)
     with store.subscribe("reader", topic="clicks", start="earliest"):
