@@ -21,6 +21,7 @@ from quiver_actors.archive.manifest import Owner, Part, key_of
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_head, read_parts
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
+from quiver_actors.archive.state_keeper import StateKeeper
 from quiver_actors.archive.topic_archive import TopicArchive
 from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.archive_status import ArchiveStatus, read_archive_status
@@ -28,6 +29,7 @@ from quiver_actors.base.checksum import crc32
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.cli.main import main
 from quiver_actors.client import Client, NotArchived
+from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.segment.checked import CheckedReader
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, numbers, take
@@ -159,13 +161,15 @@ def test_a_segment_that_expired_in_the_archive_before_it_was_acknowledged_stops_
         stream = StreamKey("default", hold.look()[0].incarnation, 0)
         owner = Owner(epoch=1, directory="here", start="first", since_unix_ns=1)
         writer = ManifestWriter.own(store, "anode", owner, None)
-        archive = TopicArchive("anode", "default", {}, hold, Throttle(0, time.sleep), lambda _: None, lambda: False)
+        states = StateKeeper(PosixDisk(str(node.directories.data)), store, 0)
+        throttle = Throttle(0, time.sleep)
+        archive = TopicArchive("anode", "default", {}, hold, throttle, lambda _: None, lambda: False, states)
         archived = a_segment(info.segment_seq)
         writer.commit({stream: Addition([archived], [], info.segment_seq)})  # and its acknowledgement was lost
         expire_stream(store, writer, writer.head.streams[0], archived.last_ingestion_unix_ns + 1)
         for start in (3, 6):
             push(client, range(start, start + 3))
-            archive.step(store, writer, TopicSettings().archive)
+            archive.step(store, writer, TopicSettings())
         assert archived_ids(store) == [3, 4, 5, 6, 7, 8]
         assert hold.look()[0].oldest is None
         archive.close()

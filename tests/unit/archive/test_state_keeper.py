@@ -29,8 +29,8 @@ from quiver_actors.store.subscriber.progress_journal import (
     encode_frame,
     encode_header,
 )
+from tests.support.restorable import batch, info
 from tests.unit.archive.test_manifest_store import a_segment
-from tests.unit.archive.test_restore import batch, info
 
 HOUR_NS = 3600 * 10**9
 
