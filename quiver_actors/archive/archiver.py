@@ -127,6 +127,8 @@ class Archiver:
             self._writer = become_owner(self._disk, self._store, self._node)
             log_event("archive.owned", {"url": self._store.url, "epoch": self._writer.head.owner.epoch})
             self._state.begin_again()
+            for archive in self._archives.values():
+                archive.begin_again()
             self._publish(epoch=self._writer.head.owner.epoch)
         settings = self._topics()
         self._follow(self._client, settings)

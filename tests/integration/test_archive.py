@@ -21,6 +21,7 @@ from quiver_actors.archive.manifest import Owner, Part, key_of
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_head, read_parts
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
+from quiver_actors.archive.ownership import become_owner, take_over
 from quiver_actors.archive.topic_archive import TopicArchive
 from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.archive_status import ArchiveStatus, read_archive_status
@@ -28,6 +29,7 @@ from quiver_actors.base.checksum import crc32
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.cli.main import main
 from quiver_actors.client import Client, NotArchived
+from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.segment.checked import CheckedReader
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, numbers, take
@@ -323,6 +325,33 @@ def test_a_copy_of_a_data_directory_is_fenced_until_it_takes_over(store: ObjectS
                 lambda: (found := status_of(node)) is not None and found.state == "fenced", "the first is fenced"
             )
         assert archived_ids(store) == [0, 1]
+
+
+def test_a_take_over_under_a_running_node_takes_no_segment_of_another_directory_for_its_own(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    with archiving_node(store.url) as node, node.connect() as client:
+        push(client, range(3))
+        client.flush(until="archived", timeout=60)
+        (tmp_path / "copy").mkdir()
+        copy = PosixDisk(str(tmp_path / "copy"))
+        take_over(copy, store, "anode")
+        writer = become_owner(copy, store, "anode")
+        (stream,) = writer.head.streams
+        others = a_segment(stream.archived_through + 1)
+        writer.commit({stream.key: Addition([others], [], others.segment_seq)})
+        receipt = client.push(numbers(3))
+        client.flush()
+        wait_until(lambda: (found := status_of(node)) is not None and found.state == "fenced", "the node is fenced")
+        data = str(node.directories.data)
+        assert (
+            main(["archive", "take-over", "--archive", store.url, "--node", "anode", "--data-dir", data, "--yes"]) == 0
+        )
+        wait_until(lambda: (found := status_of(node)) is not None and found.state == "refused", "it is told", 60)
+        with pytest.raises(NotArchived, match="is not the one that was archived under this number"):
+            client.wait_archived([receipt], timeout=1)
+        assert [each for part in archived_parts(store) for each in part.segments][-1] == others
+        copy.close()
 
 
 def owner_of(store: ObjectStore) -> int:
