@@ -19,6 +19,7 @@ import msgspec
 
 from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.merging import Merging
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.ownership import become_owner
 from quiver_actors.archive.state_keeper import StateKeeper
@@ -50,6 +51,7 @@ class Archiver:
         topics: says what settings each topic of the node has, at the moment.
         show: publishes the status; must not raise.
         bell: rung when a segment was sealed that pushes wait for.
+        own_log: path of the node's own decision log, as stages name it.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Archiver:
         topics: Topics,
         show: Callable[[ArchiveStatus], None],
         bell: Bell | None = None,
+        own_log: str = "",
     ) -> None:
         self._node = node
         self._settings = settings
@@ -75,13 +78,14 @@ class Archiver:
         self._stopping = threading.Event()
         self._throttle = Throttle(settings.max_bandwidth_bytes, self._stopping.wait)
         self._writer: ManifestWriter | None = None
-        self._state = StateKeeper(disk, settings.progress_interval_ns)
+        self._state = StateKeeper(disk, store, settings.progress_interval_ns, self._throttle, own_log)
+        merging = Merging(store, node, settings.merge_below_bytes, self._throttle, self._note_merged)
+        self._upkeep = Upkeep(store, merging)
         self._archives: dict[str, TopicArchive] = {}
         self._paused: dict[str, int] = {}
         """Topics that have failed, and when each is tried again, on the monotonic clock."""
         self._status = ArchiveStatus(url=store.url, state="starting")
         self._failures = 0
-        self._upkeep = Upkeep()
         self._look_ns = 0
         """Monotonic time at which all topics are looked at again; the bell is for topics that pushes wait for."""
 
@@ -98,6 +102,7 @@ class Archiver:
             # After a failure nobody shortens the wait: the store is asked no more often because pushes wait.
             wait = self._bell.wait if self._status.state == "archiving" else self._stopping.wait
             wait(seconds)
+        self._upkeep.close()
         for archive in self._archives.values():
             archive.close()
         if self._client is not None:
@@ -121,12 +126,13 @@ class Archiver:
         if self._client is None:
             self._client = self._connect()
         if self._writer is None:
-            self._writer = become_owner(self._disk, self._store, self._node)
-            log_event("archive.owned", {"url": self._store.url, "epoch": self._writer.head.owner.epoch})
-            self._state.begin_again()
+            writer = become_owner(self._disk, self._store, self._node)
+            log_event("archive.owned", {"url": self._store.url, "epoch": writer.head.owner.epoch})
+            self._state.begin_again(writer)
             for archive in self._archives.values():
                 archive.begin_again()
-            self._publish(epoch=self._writer.head.owner.epoch)
+            self._writer = writer
+            self._publish(epoch=writer.head.owner.epoch)
         settings = self._topics()
         self._follow(self._client, settings)
         self._state.keep(self._writer, self._archives)
@@ -136,7 +142,7 @@ class Archiver:
                 more |= self._step(topic, archive, self._writer, settings[topic])
                 self._publish()
         if is_full:
-            self._upkeep.keep_up(self._store, self._writer, settings)
+            self._upkeep.advance(self._writer, settings)
             self._look_ns = 0 if more else time.monotonic_ns() + POLL_NS
         return more
 
@@ -144,7 +150,7 @@ class Archiver:
         if time.monotonic_ns() < self._paused.get(topic, 0):
             return False
         try:
-            more = archive.step(self._store, writer, settings.archive)
+            more = archive.step(self._store, writer, settings)
         except UnknownTopic:
             self._archives.pop(topic).close()  # deleted since the list was read
             more = False
@@ -173,7 +179,7 @@ class Archiver:
                 self._throttle,
                 self._note_upload,
                 self._stopping.is_set,
-                self._state.covers,
+                self._state,
             )
         for topic in self._archives.keys() - wanted:
             self._archives.pop(topic).close()
@@ -210,6 +216,9 @@ class Archiver:
     def _note_upload(self, size_bytes: int) -> None:
         status = self._status
         self._publish(uploaded_segments=status.uploaded_segments + 1, uploaded_bytes=status.uploaded_bytes + size_bytes)
+
+    def _note_merged(self, count: int) -> None:
+        self._publish(merged_segments=self._status.merged_segments + count)
 
     def _publish(self, **changes: object) -> None:
         streams = tuple(stream for archive in self._archives.values() for stream in archive.streams.values())

@@ -31,6 +31,14 @@ OpenCopy = Callable[[int], RangedReader]
 """`open_copy(number)`: a reader of one copy, 0 for the one that the manifest names. Raises NotStored: there is none of that number."""
 
 
+class ArchiveLost(DataLost):
+    """Nothing of a bundle is in the archive. `reason` is that of the hole."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class ArchivedSegment(NamedTuple):
     """A segment, as far as it is known before anything of it is fetched."""
 
@@ -96,7 +104,7 @@ class ArchivedReader:
             ArchiveError: the store cannot be read.
         """
         if self.is_lost(index):
-            raise DataLost(self._loss(index))
+            raise self._loss(index)
         self._ask(lambda reader: reader.check(index))
 
     def bundle(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
@@ -176,6 +184,9 @@ class ArchivedReader:
             self._reader = reader
         return self._reader
 
-    def _loss(self, index: int) -> str:
+    def _loss(self, index: int) -> ArchiveLost:
         reason = self._segment.loss_reason(index)
-        return f"bundle {index} of {self._segment.where} is not archived ({reason}): nothing of it is stored in the archive"
+        return ArchiveLost(
+            f"bundle {index} of {self._segment.where} is not archived ({reason}): nothing of it is stored in the archive",
+            reason,
+        )

@@ -65,14 +65,17 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
 
     Raises:
         UsageError: these are more segments than one process can map.
-        StorageUnavailable: a segment could not be read for a long time.
+        StorageUnavailable: a segment could not be read for a long time, or segments are deleted faster than they are looked at.
         UnknownTopic, WorkerUnavailable, FormatError: see `quiver_actors.errors`.
     """
     for _ in range(_LOOKS_MAX):
         taken, is_overtaken = yield from _taking_once(requests, topic, span, verifies_checksums=verifies_checksums)
         if not is_overtaken:
-            break
-    return taken
+            return taken
+    raise StorageUnavailable(
+        f"topic {topic!r}: {_LOOKS_MAX} times everything that was listed had been deleted before any of it could be read: "
+        "segments go faster than they are looked at. Try again, or let the topic keep more (retention.keep_for, a larger size cap)"
+    )
 
 
 def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[tuple[Taken, bool]]:
@@ -101,7 +104,9 @@ def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksu
         # Numbers of a topic's segments are used again by one that is made in its place: what is known may be of either.
         parts = [part._replace(statistics=None) for part in parts]
     is_complete = all(each.is_complete for each in found.values())
-    snapshot = Snapshot(topic, slots.table, tuple(parts), is_complete, info.event_time)
+    snapshot = Snapshot(
+        topic, slots.table, tuple(parts), is_complete, info.event_time, requests.teller_of_pruned(topic)
+    )
     taken = Taken(snapshot, slots, {core: _on_disk(core, each, stored) for core, each in found.items()})
     return taken, bool(wanted and not parts)
 

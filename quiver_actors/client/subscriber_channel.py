@@ -15,6 +15,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from quiver_actors.base.protocol.messages import (
     Credit,
     Deliver,
@@ -30,12 +32,14 @@ from quiver_actors.base.protocol.messages import (
     Refused,
     Register,
     Resolve,
+    SegmentArchived,
     SegmentOpened,
     SegmentRetired,
     Unreadable,
     Withdrawn,
     WorkerMessage,
 )
+from quiver_actors.client.archived_reads import ArchivedStream
 from quiver_actors.client.calls import Call, refusal_error
 from quiver_actors.client.credit_line import CreditLine
 from quiver_actors.client.exchange import Exchange
@@ -48,7 +52,7 @@ from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.refused import Refusals
 from quiver_actors.client.segments import MappedLog, MappedSegment
-from quiver_actors.client.subscribe_request import SubscribeRequest
+from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.unconfirmed import Unconfirmed
 from quiver_actors.errors import ProtocolError, QuiverError, StorageUnavailable
 
@@ -72,7 +76,7 @@ class SubscriberChannel(ClaimChannel):
         client_name: str,
         *,
         wanted: SubscribeRequest,
-        start: str,
+        starts: StartPoints,
         inbox: Inbox[Any],
     ) -> None:
         super().__init__(exchange, directory, core, client_name)
@@ -87,7 +91,7 @@ class SubscriberChannel(ClaimChannel):
         """Bundles that were claimed by reference, by the tag of the request."""
         self.gaps = GapNotices(wanted.topic, wanted.subscriber)
         self._wanted = wanted
-        self._start = start
+        self._starts = starts
         self._inbox = inbox
         self._projection = EVERYTHING
         self._register_tag = 0
@@ -122,7 +126,7 @@ class SubscriberChannel(ClaimChannel):
         self._resolutions.setdefault(key, array("I")).extend(parcel.indexes[parcel.position :])
         self.claims.release(parcel.grant, parcel.indexes[parcel.position :])
 
-    def report_unreadable(self, parcel: Parcel, bundle_index: int, reason: str) -> None:
+    def report_unreadable(self, parcel: Parcel, bundle_index: int, reason: str, lost: str = "") -> None:
         """Tell the worker, at once."""
         wanted = self._wanted
         self.claims.release(parcel.grant, (bundle_index,))
@@ -130,7 +134,7 @@ class SubscriberChannel(ClaimChannel):
         index = array("I", [bundle_index]).tobytes()
         tag = self.next_tag()
         self.refusals.ignore(tag)
-        self.send([Unreadable(tag, wanted.topic, wanted.subscriber, segment_seq, token, index, reason[:1000])])
+        self.send([Unreadable(tag, wanted.topic, wanted.subscriber, segment_seq, token, index, reason[:1000], lost)])
 
     def confirm_gap(self, gap: WaitingGap) -> None:
         """A notice of this generation was handed over; the worker is told with the next resolutions."""
@@ -232,13 +236,15 @@ class SubscriberChannel(ClaimChannel):
         self._register_tag = self.next_tag()
         known_as = self.topics.incarnation_of(wanted.topic)
         tells_taken = self.handed.welcomed(self.features)
-        place = wanted.topic, wanted.subscriber, self._start
-        self.send([Register(self._register_tag, *place, wanted.terms, known_as, tells_taken)])
+        place = wanted.topic, wanted.subscriber, self._starts.on(self.core)
+        named = Register(self._register_tag, *place, wanted.terms, known_as, tells_taken)
+        archived, reads = self._starts.archived.get(self.core), wanted.archive is not None
+        self.send([msgspec.structs.replace(named, archived=archived, reads_archive=reads)])
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
         if isinstance(message, Deliver):
             self._deliver(message)
-        elif isinstance(message, SegmentOpened):
+        elif isinstance(message, SegmentOpened | SegmentArchived):
             self._map(message, descriptor)
         elif isinstance(message, SegmentRetired):
             # Whatever waits of it was evicted, expired, or resolved by another consumer.
@@ -305,18 +311,25 @@ class SubscriberChannel(ClaimChannel):
             self.give_back(parcel)
             self.send_resolutions()
 
-    def _map(self, message: SegmentOpened, descriptor: int | None) -> None:
+    def _map(self, message: SegmentOpened | SegmentArchived, descriptor: int | None) -> None:
+        wanted, seq = self._wanted, message.segment_seq
+        if isinstance(message, SegmentArchived):
+            # Nothing is read before somebody asks for a bundle of it: that waits for the archiver, and nothing may wait here.
+            assert wanted.archive is not None, "the worker refuses who has not said that it reads the archive"
+            stream = ArchivedStream(wanted.topic, self.core, message.incarnation)
+            self.segments[seq] = wanted.archive.later(stream, seq, self.topics[wanted.topic], self._projection)
+            return
         assert descriptor is not None, "the connection checks that this message carries a descriptor"
         try:
             map_file = MappedSegment.sealed if message.is_sealed else MappedLog
-            self.segments[message.segment_seq] = map_file(
+            self.segments[seq] = map_file(
                 descriptor,
                 message.size_bytes,
-                message.segment_seq,
-                self.topics[self._wanted.topic],
+                seq,
+                self.topics[wanted.topic],
                 self.core,
                 self._projection,
-                verifies_checksums=self._wanted.verifies_checksums,
+                verifies_checksums=wanted.verifies_checksums,
             )
         except QuiverError as error:
             # Its bundles cannot be read here and now: end the connection, so that they go to whoever can.
@@ -339,7 +352,7 @@ class SubscriberChannel(ClaimChannel):
     def _lost(self) -> None:
         if self.is_registered:
             # Should the node come back without knowing the subscriber, nothing that was pushed meanwhile may be skipped.
-            self._start = "earliest"
+            self._starts = StartPoints("earliest")
         self.is_registered = False
         self.segments.clear()
         self.claims.clear()

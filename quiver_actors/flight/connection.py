@@ -44,6 +44,9 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
+_ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
+"""Values arrive where gRPC put them, and Arrow's kernels want them aligned."""
+
 
 class FlightConnection:
     """One connection. Methods may be called by several threads."""
@@ -126,7 +129,7 @@ class FlightConnection:
     def options(self, timeout_seconds: float | None) -> fl.FlightCallOptions:
         """Options of a call: the token, and after how many seconds it ends; None: never."""
         headers = [] if self._token is None else [(b"authorization", f"Bearer {self._token}".encode())]
-        return fl.FlightCallOptions(timeout=timeout_seconds, headers=headers)
+        return fl.FlightCallOptions(timeout=timeout_seconds, headers=headers, read_options=_ALIGNED)
 
     def drop(self) -> None:
         """Close the connection; the next request opens another one."""

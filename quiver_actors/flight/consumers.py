@@ -41,8 +41,8 @@ from quiver_actors.flight.contract import Done
 from quiver_actors.flight.frames import Frame, framed
 
 IDLE_SECONDS = 30.0
-CONSUMERS_MAX = 256
-"""Most open subscriptions of one token. Each has a connection to every worker."""
+CONSUMERS_MAX = 192
+"""Most open subscriptions of one token. Each has a connection to every worker, and mostly a call under way (`callers.CALLS_MAX`)."""
 _TICKETS_MAX = 65_536
 _OPTIONS = SubscribeOptions.__annotations__.keys() - {"idle_timeout", "on_bundle", "on_gap"}
 
@@ -210,11 +210,13 @@ class RemoteConsumer:
                     self._tickets.popitem(last=False)
 
     def _settle(self, act: rc.Settle) -> None:
+        deadline = time.monotonic() + _seconds(act.timeout_ns)
         with self._lock:
-            ticket = self._tickets.get(act.number)
-        if ticket is None:
-            raise NotClaimed(f"delivery {act.number} was not resolved here, or too many others were since")
-        ticket.wait(_seconds(act.timeout_ns))
+            tickets = [(number, self._tickets.get(number)) for number in act.numbers]
+        for number, ticket in tickets:
+            if ticket is None:
+                raise NotClaimed(f"delivery {number} was not resolved here, or too many others were since")
+            ticket.wait(max(deadline - time.monotonic(), 0))
 
     def _extend(self, act: rc.ExtendLeases) -> rc.Extended:
         with self._lock:

@@ -22,6 +22,7 @@ from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.ownership import become_owner, take_over
+from quiver_actors.archive.state_keeper import StateKeeper
 from quiver_actors.archive.topic_archive import TopicArchive
 from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.archive_status import ArchiveStatus, read_archive_status
@@ -80,7 +81,7 @@ def archived_ids(store: ObjectStore) -> list[int]:
                 reader = CheckedReader(content.content)
                 assert reader.bundle_count == segment.bundle_count
                 found += [
-                    next(iter(reader.bundle(at).values())).column("id")[0].as_py() for at in range(segment.bundle_count)
+                    next(iter(reader.bundle(at).values())).column(0)[0].as_py() for at in range(segment.bundle_count)
                 ]
     return found
 
@@ -161,13 +162,15 @@ def test_a_segment_that_expired_in_the_archive_before_it_was_acknowledged_stops_
         stream = StreamKey("default", hold.look()[0].incarnation, 0)
         owner = Owner(epoch=1, directory="here", start="first", since_unix_ns=1)
         writer = ManifestWriter.own(store, "anode", owner, None)
-        archive = TopicArchive("anode", "default", {}, hold, Throttle(0, time.sleep), lambda _: None, lambda: False)
+        states = StateKeeper(PosixDisk(str(node.directories.data)), store, 0)
+        throttle = Throttle(0, time.sleep)
+        archive = TopicArchive("anode", "default", {}, hold, throttle, lambda _: None, lambda: False, states)
         archived = a_segment(info.segment_seq)
         writer.commit({stream: Addition([archived], [], info.segment_seq)})  # and its acknowledgement was lost
         expire_stream(store, writer, writer.head.streams[0], archived.last_ingestion_unix_ns + 1)
         for start in (3, 6):
             push(client, range(start, start + 3))
-            archive.step(store, writer, TopicSettings().archive)
+            archive.step(store, writer, TopicSettings())
         assert archived_ids(store) == [3, 4, 5, 6, 7, 8]
         assert hold.look()[0].oldest is None
         archive.close()
@@ -333,8 +336,7 @@ def test_a_take_over_under_a_running_node_takes_no_segment_of_another_directory_
     with archiving_node(store.url) as node, node.connect() as client:
         push(client, range(3))
         client.flush(until="archived", timeout=60)
-        (tmp_path / "copy").mkdir()
-        copy = PosixDisk(str(tmp_path / "copy"))
+        copy = PosixDisk(str(tmp_path))
         take_over(copy, store, "anode")
         writer = become_owner(copy, store, "anode")
         (stream,) = writer.head.streams
@@ -343,10 +345,8 @@ def test_a_take_over_under_a_running_node_takes_no_segment_of_another_directory_
         receipt = client.push(numbers(3))
         client.flush()
         wait_until(lambda: (found := status_of(node)) is not None and found.state == "fenced", "the node is fenced")
-        data = str(node.directories.data)
-        assert (
-            main(["archive", "take-over", "--archive", store.url, "--node", "anode", "--data-dir", data, "--yes"]) == 0
-        )
+        where = ["--archive", store.url, "--node", "anode", "--data-dir", str(node.directories.data)]
+        assert main(["archive", "take-over", *where, "--yes"]) == 0
         wait_until(lambda: (found := status_of(node)) is not None and found.state == "refused", "it is told", 60)
         with pytest.raises(NotArchived, match="is not the one that was archived under this number"):
             client.wait_archived([receipt], timeout=1)

@@ -7,6 +7,7 @@ then the head is read again.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from quiver_actors.archive.errors import ArchiveUnavailable
@@ -29,6 +30,8 @@ class StreamContents(NamedTuple):
     """Each segment number up to this one is in one of the lists, or was never used, or has expired; -1: no segment is archived."""
     expired_through: int = -1
     """Segments up to this number have expired in the archive; -1: none has."""
+    schemas: Mapping[str, bytes] = {}
+    """The schemas that the segments name, by fingerprint."""
 
 
 class NodeContents:
@@ -113,7 +116,7 @@ def _contents(stream: StreamRef, parts: list[Part]) -> StreamContents:
     # What lies behind is archived too, but something in front of it is not.
     segments = tuple(each for each in whole.segments if each.segment_seq <= through)
     holes = tuple(each for each in whole.holes if each.segment_seq <= through)
-    return StreamContents(stream.key, segments, holes, through, stream.expired_through)
+    return StreamContents(stream.key, segments, holes, through, stream.expired_through, whole.schemas)
 
 
 def _last_ingestion_unix_ns(stream: StreamRef) -> int:

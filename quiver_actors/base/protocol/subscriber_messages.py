@@ -7,36 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
+from quiver_actors.base.protocol.archived_start import ArchivedStart
 from quiver_actors.base.protocol.base import Message
+from quiver_actors.base.protocol.terms import Terms
 
 HEARS_TAKEN = 1 << 1
 """Bit of `Welcome.features`: the worker understands `Taken`."""
 
 # --- client to worker --------------------------------------------------------------------------------------------------
-
-
-class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """How a subscriber wants its bundles. `order`, `backfill_ratio` and the in-flight window hold for the connection that registers;
-    of the others the newest Register of the subscriber wins. Memory of the worker: a restart waits for the next Register."""
-
-    lease_ns: int = 30_000_000_000
-    """How long a claim lives without Extend; 0 = as long as its connection."""
-    order: str = "oldest"
-    """`oldest`, `newest` or `newest_backfill`."""
-    backfill_ratio: int = 2
-    """How many of every 10 bundles claimed under `newest_backfill` are the oldest ones; 0..10."""
-    max_in_flight_bundles: int = 0
-    """Most bundles claimed by this connection at a time; 0 = only credit limits."""
-    max_in_flight_bytes: int = 0
-    """Upper limit for unresolved bytes on this connection; one bundle is always allowed. 0: no limit."""
-    max_deliveries: int = 0
-    """Deliveries after which a bundle that comes back is exhausted; 0: never."""
-    exhausted: str = "dead_letter"
-    """Fate of an exhausted bundle: `dead_letter`, `drop` (rejected) or `block` (kept, delivered by ClaimRef only)."""
-    dead_letter_topic: str = ""
-    """Empty: `<topic>-dead`, which is created when it does not exist. Any other must be configured."""
-    orphan_ttl_ns: int = 0
-    """Time without an attached connection after which the subscriber is dropped; 0: the topic's `orphan_ttl` decides."""
 
 
 class Register(Message, tag=8, frozen=True):
@@ -53,6 +31,10 @@ class Register(Message, tag=8, frozen=True):
     """Incarnation of the topic that the consumer was attached to before; any other is refused (`topic_recreated`). Empty: none."""
     tells_taken: bool = False
     """Whether this connection sends `Taken` while the terms have `max_deliveries`; if not, all that it is sent counts as delivered."""
+    archived: ArchivedStart | None = None
+    """What a new subscriber gets from the archive before what is on the disk; None: nothing. Ignored for a known one."""
+    reads_archive: bool = False
+    """Whether the consumer reads archived segments by itself. If not, it may not attach while its subscriber is owed some (`usage`)."""
 
 
 class Unregister(Message, tag=9, frozen=True):
@@ -181,6 +163,8 @@ class Unreadable(Message, tag=19, frozen=True):
     bundle_indexes: bytes
     """u32 array."""
     reason: str
+    lost: str = ""
+    """Why the archive has these bundles no more, as of `Gap.reason`: they are announced at once. Believed of archived bundles alone."""
 
 
 class Seek(Message, tag=22, frozen=True):
@@ -346,6 +330,18 @@ class PendingInfo(Message, tag=76, frozen=True):
     """The worker takes no more pushes: its node is being drained, or the core was adopted."""
 
 
+class GapRange(msgspec.Struct, array_like=True, frozen=True):
+    """What one gap notice is about: consecutive bundles of a segment that the subscriber will never get."""
+
+    segment_seq: int
+    bundle_index_first: int
+    bundle_count: int
+    """0: nobody knows how many; the whole segment is gone."""
+    row_count: int
+    """Rows of all slots; -1 where nobody knows."""
+    reason: str
+
+
 class SubscriberInfo(msgspec.Struct, array_like=True, frozen=True):
     """One durable subscriber on this core: its connections, its bundles by state, and its progress. Counts are of bundles."""
 
@@ -368,6 +364,8 @@ class SubscriberInfo(msgspec.Struct, array_like=True, frozen=True):
     """-1 if nothing sealed is owed."""
     oldest_bundle_index: int
     oldest_unix_ns: int
+    gap_ranges: tuple[GapRange, ...] = ()
+    """The first of the `gaps` notices; fewer than `gaps` where these are many, or where the worker is older than the field."""
 
 
 class SubscriberList(Message, tag=77, frozen=True):

@@ -199,6 +199,7 @@ class Worker:
             background=seal.submit,
             own_log=self._own_log,
             ask=ask.submit,
+            count_pruned=self._figures.count_pruned,
         )
 
     def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread, JobThread]:
