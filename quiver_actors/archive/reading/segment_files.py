@@ -73,7 +73,7 @@ class SegmentFiles:
             raise InvalidFormat(f"{self._store.url}: object {crc_key(of_segment)} is missing")
         return decode_sums(found.content)
 
-    def _read_range(self, of_segment: str, start: int, end: int) -> bytes:
+    def _read_range(self, of_segment: str, start: int, end: int) -> bytes | memoryview:
         try:
             return self._store.get_ranges(of_segment, [(start, end)])[0]
         except ObjectMissing as error:
