@@ -71,8 +71,11 @@ class BackgroundFetches:
 class ReadAhead:
     """An iterator over the parts of one range, whose readers call `note_read` for each bundle."""
 
-    def __init__(self, parts: Iterator[RangePart], fetches: BackgroundFetches) -> None:
-        self._parts = parts
+    def __init__(
+        self, open_parts: Callable[[Callable[[], None]], Iterator[RangePart]], fetches: BackgroundFetches
+    ) -> None:
+        """`open_parts` gets `note_read`."""
+        self._parts = open_parts(self.note_read)
         self._fetches = fetches
         self._upcoming: deque[RangePart] = deque()
         """Taken from `parts` and begun; not given out yet."""

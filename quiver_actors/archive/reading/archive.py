@@ -315,10 +315,7 @@ class Archive(QueryingArchive):
     def _read(
         self, contents: StreamContents, pieces: list[Piece], slots: TopicSlots, projection: Projection
     ) -> Iterator[StoredBundle]:
-        ahead = ReadAhead(
-            (self._range_part(contents.key, piece, projection, lambda: ahead.note_read()) for piece in pieces),
-            self._fetches,
-        )
+        ahead = ReadAhead(partial(self._range_parts, contents.key, pieces, projection), self._fetches)
         for part in ahead:
             segment = MappedSegment(
                 partial(_itself, part.reader), part.segment_seq, slots, contents.key.core, projection
@@ -326,13 +323,13 @@ class Archive(QueryingArchive):
             for index in range(part.first, part.end):
                 yield StoredBundle(segment, index)
 
-    def _range_part(
-        self, key: StreamKey, piece: Piece, projection: Projection, note_read: Callable[[], None]
-    ) -> RangePart:
-        numbered, first, end = piece
-        size_bytes = numbered.info.size_bytes * (end - first) // max(1, numbered.bundle_count)
-        reader = self._reader(key, numbered, projection, end, note_read)
-        return RangePart(numbered.segment_seq, first, end, size_bytes, reader)
+    def _range_parts(
+        self, key: StreamKey, pieces: list[Piece], projection: Projection, note_read: Callable[[], None]
+    ) -> Iterator[RangePart]:
+        for numbered, first, end in pieces:
+            size_bytes = numbered.info.size_bytes * (end - first) // max(1, numbered.bundle_count)
+            reader = self._reader(key, numbered, projection, end, note_read)
+            yield RangePart(numbered.segment_seq, first, end, size_bytes, reader)
 
     def _reader(
         self,
