@@ -96,6 +96,7 @@ def _segments() -> Iterator[Aim]:
 def _reading() -> Iterator[Aim]:
     one = "deliver/1000rows/2slots/1sub"
     yield Aim("two slots of 1,000 rows, one consumer", "deliver", one, "bundles/s", 100_000, _DECODED)
+    yield _at_most("check of a bundle, above the CRC of its bytes", "deliver", "deliver/check/over_crc", "us/bundle", 1)
     for size in ("1KiB", "64KiB", "1MiB"):
         yield Aim(f"replay of {size}, of reading", "recovery", f"replay/{size}", "GB/s", 0.5, "", f"read/{size}")
     pairs = {"segments": ("10", "10000"), "subscribers": ("1", "64"), "topics": ("1", "500"), "claims": ("0", "100000")}

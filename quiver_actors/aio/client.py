@@ -23,7 +23,7 @@ from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, check_until, flushed_through
 from quiver_actors.client.archived_reads import ArchivedReads
-from quiver_actors.client.archived_start import check_start, looking, names_a_place
+from quiver_actors.client.archived_start import looking, names_a_place, refuse_archived
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
 from quiver_actors.client.keyed import pushing_keyed
@@ -178,10 +178,10 @@ class Client(ReadingClient, QueryingClient, ArchiveWaiting):
     ) -> Subscription | GapSubscription:
         """Attach to a durable subscriber; the options are those of `SubscribeOptions`. The callbacks may be coroutine functions."""
         wanted = SubscribeRequest.parse(topic, subscriber, gaps, options, verifies_checksums=self._verifies_checksums)
+        starts = await self._exchange.complete(self._requests.starting(topic, wanted.start))
         if names_a_place(wanted) and self._archived.has_archiver:
             found = await self._exchange.complete(looking(self._requests, wanted))
-            await asyncio.to_thread(check_start, self._archived, wanted, found)
-        starts = await self._exchange.complete(self._requests.starting(topic, wanted.start))
+            await asyncio.to_thread(refuse_archived, self._archived, wanted, starts, found)
         kind = GapSubscription if wanted.are_gaps_delivered else Subscription
         subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, starts)
         try:
@@ -281,6 +281,10 @@ class Client(ReadingClient, QueryingClient, ArchiveWaiting):
     async def statistics(self, topic: str = DEFAULT_TOPIC) -> dict[int, dict[int, SegmentStatistics]]:
         """Return what is known of the columns of sealed segments; see `Client.statistics` of threads."""
         return await self._exchange.complete(self._requests.statistics(topic))
+
+    def tell_pruned(self, topic: str, segment_counts: Mapping[int, int]) -> None:
+        """Tell workers how many segments a reader has left out; see `Client.tell_pruned` of threads. Waits for nobody."""
+        self._requests.teller_of_pruned(topic)(segment_counts)
 
     async def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
         """Return the one schema to which everything that is stored in a slot conforms; see `Client.schema` of threads."""

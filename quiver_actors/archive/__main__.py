@@ -30,6 +30,7 @@ from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.supervisor.log import configure_logging, log_event
 from quiver_actors.supervisor.spawn import die_with
+from quiver_actors.transactions.asking import OWN_LOG_NAME
 
 
 def main(text: str) -> int:
@@ -63,7 +64,8 @@ def main(text: str) -> int:
         except (QuiverError, OSError) as error:
             log_event("archive.status_not_written", {"error": str(error)}, logging.WARNING)
 
-    archiver = Archiver(task.node, task.settings, data, store, client, topics, show, Bell(task.bell))
+    own_log = os.path.join(task.data_dir, OWN_LOG_NAME)
+    archiver = Archiver(task.node, task.settings, data, store, client, topics, show, Bell(task.bell), own_log)
     server = serve_reads(task, store, data, files)
     signal.signal(signal.SIGTERM, lambda number, frame: archiver.stop())
     signal.signal(

@@ -20,6 +20,7 @@ import msgspec
 from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.merging import Merging
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.ownership import become_owner
 from quiver_actors.archive.state_keeper import StateKeeper
@@ -51,6 +52,7 @@ class Archiver:
         topics: says what settings each topic of the node has, at the moment.
         show: publishes the status; must not raise.
         bell: rung when a segment was sealed that pushes wait for.
+        own_log: path of the node's own decision log, as stages name it.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Archiver:
         topics: Topics,
         show: Callable[[ArchiveStatus], None],
         bell: Bell | None = None,
+        own_log: str = "",
     ) -> None:
         self._node = node
         self._settings = settings
@@ -76,13 +79,16 @@ class Archiver:
         self._stopping = threading.Event()
         self._throttle = Throttle(settings.max_bandwidth_bytes, self._stopping.wait)
         self._writer: ManifestWriter | None = None
-        self._state = StateKeeper(disk, settings.progress_interval_ns)
+        self._state = StateKeeper(disk, store, settings.progress_interval_ns, self._throttle, own_log)
+        self._merging = Merging(store, node, settings.merge_below_bytes, self._throttle, self._note_merged)
         self._archives: dict[str, TopicArchive] = {}
         self._paused: dict[str, int] = {}
         """Topics that have failed, and when each is tried again, on the monotonic clock."""
         self._status = ArchiveStatus(url=store.url, state="starting")
         self._failures = 0
         self._upkeep_ns = 0
+        self._garbage: frozenset[str] = frozenset()
+        """Objects that no head named any more at the last upkeep: readers have had an hour since."""
         self._look_ns = 0
         """Monotonic time at which all topics are looked at again; the bell is for topics that pushes wait for."""
 
@@ -99,6 +105,7 @@ class Archiver:
             # After a failure nobody shortens the wait: the store is asked no more often because pushes wait.
             wait = self._bell.wait if self._status.state == "archiving" else self._stopping.wait
             wait(seconds)
+        self._merging.close()
         for archive in self._archives.values():
             archive.close()
         if self._client is not None:
@@ -122,10 +129,11 @@ class Archiver:
         if self._client is None:
             self._client = self._connect()
         if self._writer is None:
-            self._writer = become_owner(self._disk, self._store, self._node)
-            log_event("archive.owned", {"url": self._store.url, "epoch": self._writer.head.owner.epoch})
-            self._state.begin_again()
-            self._publish(epoch=self._writer.head.owner.epoch)
+            writer = become_owner(self._disk, self._store, self._node)
+            log_event("archive.owned", {"url": self._store.url, "epoch": writer.head.owner.epoch})
+            self._state.begin_again(writer)
+            self._writer = writer
+            self._publish(epoch=writer.head.owner.epoch)
         settings = self._topics()
         self._follow(self._client, settings)
         self._state.keep(self._writer, self._archives)
@@ -136,6 +144,7 @@ class Archiver:
                 self._publish()
         if is_full:
             self._keep_up(self._writer, settings)
+            self._merging.advance(self._writer)
             self._look_ns = 0 if more else time.monotonic_ns() + POLL_NS
         return more
 
@@ -143,7 +152,7 @@ class Archiver:
         if time.monotonic_ns() < self._paused.get(topic, 0):
             return False
         try:
-            more = archive.step(self._store, writer, settings.archive)
+            more = archive.step(self._store, writer, settings)
         except UnknownTopic:
             self._archives.pop(topic).close()  # deleted since the list was read
             more = False
@@ -172,7 +181,7 @@ class Archiver:
                 self._throttle,
                 self._note_upload,
                 self._stopping.is_set,
-                self._state.covers,
+                self._state,
             )
         for topic in self._archives.keys() - wanted:
             self._archives.pop(topic).close()
@@ -182,16 +191,17 @@ class Archiver:
                 continue
 
     def _keep_up(self, writer: ManifestWriter, settings: dict[str, TopicSettings]) -> None:
-        """Once an hour: delete what was expired an hour ago, and expire what is over age now."""
+        """Once an hour: delete what no head has named for an hour, as far as this process has seen it, and expire what is over age."""
         now_ns = time.monotonic_ns()
         if self._upkeep_ns and now_ns < self._upkeep_ns:
             return
         self._upkeep_ns = now_ns + UPKEEP_NS
-        writer.collect_garbage()
+        writer.collect_garbage(self._garbage)
         for stream in writer.head.streams:
             expire_ns = settings.get(stream.topic, TopicSettings()).archive.expire_ns
             if expire_ns:
                 expire_stream(self._store, writer, stream, time.time_ns() - expire_ns)
+        self._garbage = frozenset(writer.head.garbage)
 
     # --- failures and status -------------------------------------------------------------------------------------------------
 
@@ -221,6 +231,9 @@ class Archiver:
     def _note_upload(self, size_bytes: int) -> None:
         status = self._status
         self._publish(uploaded_segments=status.uploaded_segments + 1, uploaded_bytes=status.uploaded_bytes + size_bytes)
+
+    def _note_merged(self, count: int) -> None:
+        self._publish(merged_segments=self._status.merged_segments + count)
 
     def _publish(self, **changes: object) -> None:
         streams = tuple(stream for archive in self._archives.values() for stream in archive.streams.values())

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import msgspec
 
 from quiver_actors.archive.keys import crc_key
-from quiver_actors.archive.manifest import Part, PartRef, Segment, StreamRef, key_of
+from quiver_actors.archive.manifest import Part, PartRef, Segment, StreamRef, own_key
 from quiver_actors.archive.manifest_store import ManifestWriter, read_part
 from quiver_actors.archive.object_store import Metadata
+from quiver_actors.archive.packs import left_without
 
 
 class OverAge(NamedTuple):
@@ -53,7 +54,8 @@ def expire_stream(store: Metadata, writer: ManifestWriter, stream: StreamRef, be
         left = part.segments[len(going) :]
         through = going[-1].segment_seq
         holes = tuple(hole for hole in part.holes if hole.segment_seq > through)
-        keys = [key_of(writer.head.node, stream.key, segment) for segment in going]
+        # Those that lie in packs may have objects of their own still.
+        keys = [own_key(writer.head.node, stream.key, segment) for segment in going]
         new = msgspec.structs.replace(part, segments=left, holes=holes) if left or holes else None
-        writer.expire(stream.key, [ref], new, through, [*keys, *map(crc_key, keys)])
+        writer.expire(stream.key, [ref], new, through, [*keys, *map(crc_key, keys), *left_without(going, left)])
     return count

@@ -2,9 +2,11 @@
 
     <node>/<topic>/<incarnation>/core_<n>/<20 digits>.<generation>.qseg        a segment, byte for byte as it lay on the disk
     <node>/<topic>/<incarnation>/core_<n>/<20 digits>.<generation>.qseg.crc    the checksums of its blocks
+    <node>/<topic>/<incarnation>/core_<n>/<20 digits>-<20 digits>.<8 hex>.qpack a pack: several small segments and their checksums
     <node>/manifest.head                                                       which parts of the manifest hold now
     <node>/manifest.parts/<20 digits>-<8 hex>.json                             a part of the manifest, which never changes
     <node>/manifest.states/<20 digits>-<8 hex>.state                           what a restore needs beside the segments; it never changes
+    <node>/manifest.stages/<topic>/<incarnation>/core_<n>/<16 digits>.<4 digits>.<8 hex>.stage    a part of a prepared stage
 
 No topic has a dot in its name, so none clashes with the manifest. Numbers have 20 digits: keys sort as the segments do.
 """
@@ -18,6 +20,7 @@ CRC_SUFFIX = ".crc"
 HEAD_NAME = "manifest.head"
 PARTS_NAME = "manifest.parts"
 STATES_NAME = "manifest.states"
+STAGES_NAME = "manifest.stages"
 GENERATION_MAX = 1000
 """More uploads of different contents of one segment are taken for a fault."""
 
@@ -57,6 +60,15 @@ def crc_key(of_segment: str) -> str:
     return of_segment + CRC_SUFFIX
 
 
+def pack_key(node: str, stream: StreamKey, first_segment_seq: int, last_segment_seq: int, crc: int) -> str:
+    """The key of a pack of segments.
+
+    Args:
+        crc: CRC-32 of its content, so that a key belongs to one content.
+    """
+    return f"{stream_prefix(node, stream)}/{first_segment_seq:020d}-{last_segment_seq:020d}.{crc:08x}.qpack"
+
+
 def parse_segment_key(key: str) -> SegmentKey | None:
     """The parts of a key that `segment_key` has made; None for any other key."""
     found = _SEGMENT.match(key)
@@ -79,3 +91,13 @@ def part_key(node: str, commit: int, random_hex: str) -> str:
 def state_key(node: str, commit: int, random_hex: str) -> str:
     """The key of the state of a node that belongs to a commit."""
     return f"{node}/{STATES_NAME}/{commit:020d}-{random_hex}.state"
+
+
+def staged_key(node: str, stream: StreamKey, number: int, part: int, crc: int) -> str:
+    """The key of one part of a prepared stage.
+
+    Args:
+        crc: CRC-32 of its entries, so that a key belongs to one content.
+    """
+    topic, incarnation, core = stream
+    return f"{node}/{STAGES_NAME}/{topic}/{incarnation}/core_{core}/{number:016d}.{part:04d}.{crc:08x}.stage"

@@ -19,11 +19,26 @@ import msgspec
 from quiver_actors.archive.keys import StreamKey, segment_key
 from quiver_actors.errors import InvalidFormat, UnsupportedVersion
 
-VERSION = 1
+VERSION = 2
+"""The newest version that this program reads."""
+PLAIN_VERSION = 1
+"""The version of heads and parts without packs."""
+PACKED_VERSION = 2
+"""The version of heads and parts with packs, which older programs do not find."""
 INDEX_STRIDE = 1000
 """How many bundles lie between two entries of a segment's sparse index."""
 
 _T = TypeVar("_T", bound="Head | Part")
+
+
+class Packed(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a segment in a pack; see `archive.packs`."""
+
+    key: str
+    sums_offset: int
+    """Where the checksums of its blocks begin; they end where the segment begins."""
+    offset: int
+    """Where the segment begins."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,7 +64,15 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: tuple[str, ...] | None = None
     first_event_unix_ns: int | None = None
     last_event_unix_ns: int | None = None
+    """The span of the column that the topic's setting `event_time` names; None: not known."""
     schema_fingerprints: tuple[str, ...] | None = None
+    """The schemas of its bundles, which `Part.schemas` holds; None: not recorded."""
+    streams: tuple[tuple[int, int], ...] | None = None
+    """Slot and rows of each of these schemas."""
+    statistics: bytes | None = None
+    """Statistics of the columns of these schemas, as `store.segment.statistics` encodes them; None: not recorded."""
+    pack: Packed | None = None
+    """Where it lies in a pack; None: it has an object of its own. Since version 2."""
 
 
 class Hole(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,12 +92,14 @@ class Hole(msgspec.Struct, frozen=True, kw_only=True):
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What one part object holds: segments and holes of one stream, each in the order of its numbers."""
 
-    version: int = VERSION
+    version: int = PLAIN_VERSION
     topic: str
     incarnation: str
     core: int
     segments: tuple[Segment, ...] = ()
     holes: tuple[Hole, ...] = ()
+    schemas: dict[str, bytes] = {}
+    """The encapsulated Arrow schema messages that the segments name, by fingerprint."""
 
 
 class PartRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +120,14 @@ class PartRef(msgspec.Struct, frozen=True, kw_only=True):
     bytes_archived: int
 
 
+class Unswept(msgspec.Struct, frozen=True, kw_only=True):
+    """A pack whose segments still have objects of their own, for readers of a former manifest."""
+
+    key: str
+    first_segment_seq: int
+    last_segment_seq: int
+
+
 class StreamRef(msgspec.Struct, frozen=True, kw_only=True):
     """The head's entry of a stream: its parts in order, and how far it is archived."""
 
@@ -108,6 +141,10 @@ class StreamRef(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[PartRef, ...] = ()
     slots: dict[str, int] | None = None
     """The topic's slots by name, empty if it declares none; None: not recorded."""
+    event_time: str | None = None
+    """The topic's column of event times, empty if it has none; None: not recorded."""
+    unswept: tuple[Unswept, ...] = ()
+    """Packs whose segments have objects of their own that are still to be deleted. Since version 2."""
 
     @property
     def key(self) -> StreamKey:
@@ -139,7 +176,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The head object of a node."""
 
-    version: int = VERSION
+    version: int = PLAIN_VERSION
     node: str
     owner: Owner
     commit: int
@@ -207,13 +244,21 @@ def merged(parts: Iterable[Part]) -> Part:
     found = list(parts)
     segments = {each.segment_seq: each for part in found for each in part.segments}
     holes = dict.fromkeys(hole for part in found for hole in part.holes)
+    named = {each for segment in segments.values() for each in segment.schema_fingerprints or ()}
     return msgspec.structs.replace(
         found[0],
         segments=tuple(segments[seq] for seq in sorted(segments)),
         holes=tuple(sorted(holes, key=lambda hole: (hole.segment_seq, hole.first_bundle))),
+        version=max(part.version for part in found),
+        schemas={name: message for part in found for name, message in part.schemas.items() if name in named},
     )
 
 
 def key_of(node: str, stream: StreamKey, segment: Segment) -> str:
-    """The key of the object that holds an archived segment."""
+    """The key of the object that holds an archived segment: its own, or a pack."""
+    return segment.pack.key if segment.pack is not None else own_key(node, stream, segment)
+
+
+def own_key(node: str, stream: StreamKey, segment: Segment) -> str:
+    """The key of a segment's own object, which is deleted some time after the segment was merged into a pack."""
     return segment_key(node, stream, segment.segment_seq, segment.generation)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ import msgspec
 from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
 from quiver_actors.archive.keys import StreamKey, head_key, part_key, state_key
 from quiver_actors.archive.manifest import (
+    PACKED_VERSION,
     Head,
     Hole,
     Owner,
@@ -26,6 +27,7 @@ from quiver_actors.archive.manifest import (
     Segment,
     StateRef,
     StreamRef,
+    Unswept,
     decode_head,
     decode_part,
     encode,
@@ -53,6 +55,21 @@ class Addition(NamedTuple):
     """See `StreamRef.archived_through`; it never goes back."""
     slots: Mapping[str, int] | None = None
     """The topic's slots by name; None: as they were."""
+    event_time: str | None = None
+    """The topic's column of event times; None: as it was."""
+    schemas: Mapping[str, bytes] = {}
+    """The schemas that the segments name, by fingerprint."""
+
+
+class StateUpload(NamedTuple):
+    """The state of the node, to be uploaded and named by the head."""
+
+    content: bytes
+    taken_unix_ns: int
+    named: frozenset[str] = frozenset()
+    """The keys of objects that the state names: they must not be deleted."""
+    released: Sequence[str] = ()
+    """The keys of objects that no state names any more."""
 
 
 def read_head(store: Metadata, node: str) -> Head | None:
@@ -157,8 +174,8 @@ class ManifestWriter:
         if owner != self.head.owner:
             raise _fenced(self._store, self.head.node, owner)
 
-    def commit(self, additions: Mapping[StreamKey, Addition]) -> None:
-        """Record what was archived and what never will be, all of it in one step.
+    def commit(self, additions: Mapping[StreamKey, Addition], state: StateUpload | None = None) -> None:
+        """Record what was archived and what never will be, and the state of the node if there is a new one, all of it in one step.
 
         Segments that the manifest has already are left out: the same addition twice changes nothing.
 
@@ -173,7 +190,8 @@ class ManifestWriter:
                 key, StreamRef(topic=key.topic, incarnation=key.incarnation, core=key.core, archived_through=-1)
             )
             streams[key] = self._extended(before, addition, garbage)
-        self._move(msgspec.structs.replace(self.head, streams=tuple(streams.values()), garbage=tuple(garbage)))
+        head = msgspec.structs.replace(self.head, streams=tuple(streams.values()), garbage=tuple(garbage))
+        self._move(head if state is None else self._with_state(head, state))
 
     def expire(
         self, stream: StreamKey, old: Sequence[PartRef], new: Part | None, through: int, garbage: Iterable[str]
@@ -196,23 +214,64 @@ class ManifestWriter:
         keys = [*self.head.garbage, *(ref.key for ref in old), *garbage]
         self._move(msgspec.structs.replace(self.head, streams=tuple(streams), garbage=tuple(dict.fromkeys(keys))))
 
-    def record_state(self, content: bytes, taken_unix_ns: int) -> None:
-        """Upload the state of the node, and make the head refer to it instead of the one before. Raises as `commit`."""
-        key = state_key(self.head.node, self.head.commit + 1, os.urandom(4).hex())
-        create_once(self._store, key, content)
-        ref = StateRef(key=key, size_bytes=len(content), crc32=crc32(content), taken_unix_ns=taken_unix_ns)
-        former = () if self.head.state is None else (self.head.state.key,)
-        self._move(msgspec.structs.replace(self.head, state=ref, garbage=(*self.head.garbage, *former)))
+    def replace_part(self, stream: StreamKey, old: PartRef, new: Part, pack_key: str) -> None:
+        """Put a part into the place of another one whose segments it has, some of them in a pack. Raises as `commit`."""
+        found = self.head.stream(stream)
+        if found is None or old not in found.parts:
+            return
+        ref = self._put_part(new)
+        numbers = [each.segment_seq for each in new.segments if each.pack is not None and each.pack.key == pack_key]
+        unswept = Unswept(key=pack_key, first_segment_seq=numbers[0], last_segment_seq=numbers[-1])
+        changed = msgspec.structs.replace(
+            found,
+            parts=tuple(ref if each == old else each for each in found.parts),
+            unswept=(*found.unswept, unswept),
+        )
+        # A pack of the same key may have been given up before.
+        garbage = tuple(key for key in (*self.head.garbage, old.key) if key != pack_key)
+        self._move(self._with_stream(changed, version=PACKED_VERSION, garbage=garbage))
 
-    def collect_garbage(self) -> int:
-        """Delete objects that no head refers to any more, and forget their names. Returns how many. Raises as `commit`."""
-        gone = self.head.garbage
+    def note_swept(self, stream: StreamKey, pack_key: str) -> None:
+        """Forget that the segments of a pack had objects of their own, which are deleted by now. Raises as `commit`."""
+        found = self.head.stream(stream)
+        if found is not None:
+            left = tuple(each for each in found.unswept if each.key != pack_key)
+            self._move(self._with_stream(msgspec.structs.replace(found, unswept=left)))
+
+    def release(self, key: str) -> None:
+        """Have an object deleted that nothing refers to. Raises as `commit`."""
+        self._move(msgspec.structs.replace(self.head, garbage=(*self.head.garbage, key)))
+
+    def record_state(self, state: StateUpload) -> None:
+        """Upload the state of the node, and make the head refer to it instead of the one before. Raises as `commit`."""
+        self._move(self._with_state(self.head, state))
+
+    def collect_garbage(self, keys: Collection[str]) -> int:
+        """Delete those of these objects that no head refers to any more, and forget their names. Returns how many. Raises as `commit`."""
+        gone = [key for key in self.head.garbage if key in keys]
         if gone:
             self.check_owner()
             for key in gone:
                 self._store.delete(key)
-            self._move(msgspec.structs.replace(self.head, garbage=()))
+            left = tuple(key for key in self.head.garbage if key not in keys)
+            self._move(msgspec.structs.replace(self.head, garbage=left))
         return len(gone)
+
+    def _with_stream(self, stream: StreamRef, **changes: object) -> Head:
+        streams = tuple(stream if each.key == stream.key else each for each in self.head.streams)
+        return msgspec.structs.replace(self.head, streams=streams, **changes)
+
+    def _with_state(self, head: Head, state: StateUpload) -> Head:
+        """The head with a state that is uploaded here."""
+        key = state_key(head.node, self.head.commit + 1, os.urandom(4).hex())
+        create_once(self._store, key, state.content)
+        ref = StateRef(
+            key=key, size_bytes=len(state.content), crc32=crc32(state.content), taken_unix_ns=state.taken_unix_ns
+        )
+        former = () if head.state is None else (head.state.key,)
+        garbage = dict.fromkeys((*head.garbage, *former, *state.released))
+        kept = tuple(key for key in garbage if key not in state.named)
+        return msgspec.structs.replace(head, state=ref, garbage=kept)
 
     # --- below ---------------------------------------------------------------------------------------------------------------
 
@@ -222,14 +281,22 @@ class ManifestWriter:
         if segments or holes:
             small = _small_tail(parts) if len(_small_tail(parts)) >= SMALL_PARTS_MAX else []
             part = Part(
-                topic=stream.topic, incarnation=stream.incarnation, core=stream.core, segments=segments, holes=holes
+                topic=stream.topic,
+                incarnation=stream.incarnation,
+                core=stream.core,
+                segments=segments,
+                holes=holes,
+                schemas=dict(addition.schemas),
             )
             joined = merged([*(read_part(self._store, ref) for ref in small), part])
             garbage += [ref.key for ref in small]
             parts = [*parts[: len(parts) - len(small)], self._put_part(joined)]
         through = max(stream.archived_through, addition.archived_through)
         slots = stream.slots if addition.slots is None else dict(addition.slots)
-        return msgspec.structs.replace(stream, parts=tuple(parts), archived_through=through, slots=slots)
+        event_time = stream.event_time if addition.event_time is None else addition.event_time
+        return msgspec.structs.replace(
+            stream, parts=tuple(parts), archived_through=through, slots=slots, event_time=event_time
+        )
 
     def _unknown(self, stream: StreamRef, addition: Addition) -> tuple[tuple[Segment, ...], tuple[Hole, ...]]:
         """Return what of an addition the manifest does not have yet."""

@@ -27,12 +27,16 @@ class KnownSegment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PreparedStage(msgspec.Struct, frozen=True, array_like=True):
-    """A prepared stage of a transaction, whose bundles are in no segment yet."""
+    """A prepared stage of a transaction, whose bundles are in no archived segment yet."""
 
     number: int
     txn_id: str
     epoch: int
     bundle_count: int
+    record: bytes = b""
+    """The content of its `.prepared` file; empty: not recorded."""
+    is_archived: bool = False
+    """Whether the files of the stage are in the archive (`archive.staged_bundles`)."""
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,14 +15,15 @@ import select
 import socket
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.reading.cached_file import CachedFile
+from quiver_actors.archive.reading.columns import columns_in
 from quiver_actors.archive.reading.contents import NodeContents
-from quiver_actors.archive.reading.pieces import numbered_in
+from quiver_actors.archive.reading.pieces import Numbered, numbered_in
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.base.protocol.archive_messages import (
     BLOCKS_MAX,
@@ -49,6 +50,8 @@ logger = logging.getLogger("quiver.archive")
 REQUEST_BYTES_MAX = 1 << 20
 LISTED_MAX = 20_000
 """Segments that one answer lists."""
+COLUMNS_BYTES_MAX = 4 << 20
+"""Bytes of statistics that one answer has, but for those of its first segment."""
 FILES_MAX = 64
 """Files that one connection has open; the one that was used longest ago goes."""
 CONNECTIONS_MAX = 256
@@ -93,14 +96,19 @@ class ArchiveReads:
         contents = self._manifest().contents(_stream_of(request))
         first = request.first_segment_seq
         known = [each for each in numbered_in(contents, first).values() if each.segment_seq >= first]
-        known, left = known[:LISTED_MAX], known[LISTED_MAX:]
+        page = _page_length(known, with_columns=request.with_columns)
+        known, left = known[:page], known[page:]
         through = left[0].segment_seq - 1 if left else contents.archived_through
         holes = [
             ArchivedHole(hole.segment_seq, hole.first_bundle, hole.bundle_count, hole.reason)
             for each in known
             for hole in each.holes
         ]
-        return ArchivedList([each.info for each in known], holes, through, bool(left))
+        described = [each.segment for each in known if each.segment is not None] if request.with_columns else []
+        columns = columns_in(contents, described)
+        return ArchivedList(
+            [each.info for each in known], holes, through, bool(left), tuple(columns.schemas), tuple(columns.segments)
+        )
 
     def opened(self, request: OpenArchived) -> CachedFile:
         """The file of one copy of a segment. Raises NotStored, and as `SegmentFiles.file`."""
@@ -115,6 +123,18 @@ class ArchiveReads:
         if self._contents is None:
             self._contents = NodeContents(self._store, self._node)
         return self._contents
+
+
+def _page_length(known: Sequence[Numbered], *, with_columns: bool) -> int:
+    """How many of the segments one answer lists."""
+    if not with_columns:
+        return LISTED_MAX
+    size_bytes = 0
+    for number, each in enumerate(known):
+        size_bytes += 0 if each.segment is None else len(each.segment.statistics or b"")
+        if number and size_bytes > COLUMNS_BYTES_MAX:
+            return min(number, LISTED_MAX)
+    return LISTED_MAX
 
 
 class _OpenFile(NamedTuple):

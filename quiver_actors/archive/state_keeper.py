@@ -5,6 +5,7 @@ Guarantees:
 - The files fit together whenever they are read: progress first, then the notices that it relies on. Progress may be older than the
   segments (bundles are delivered once more), never newer than the notices.
 - The first segment of a directory is recorded only after a state that knows the directory.
+- A segment is recorded together with a state that has the decisions of its transaction, and does not call its stage prepared.
 
 Owner: the archiver, on its one thread.
 """
@@ -20,9 +21,19 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from quiver_actors.archive.keys import StreamKey
-from quiver_actors.archive.manifest_store import ManifestWriter
-from quiver_actors.archive.node_state import EngineState, KnownSegment, NodeState, PreparedStage, encode_state
+from quiver_actors.archive.manifest_store import Addition, ManifestWriter, StateUpload, read_state
+from quiver_actors.archive.node_state import (
+    EngineState,
+    KnownSegment,
+    NodeState,
+    PreparedStage,
+    decode_state,
+    encode_state,
+)
+from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.archive.staged_bundles import StagedBundles, described, keys_in, stream_of, without
 from quiver_actors.archive.topic_archive import Behind, TopicArchive, add_to_runs
+from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.core_dirs import RETIRED_NAME, core_of
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import Disk, read_whole
@@ -60,25 +71,46 @@ class StateKeeper:
 
     Args:
         disk: the data directory.
+        throttle: hands out what is sent of prepared stages.
+        own_log: path of the node's own decision log, as stages name it.
     """
 
-    def __init__(self, disk: Disk, interval_ns: int) -> None:
+    def __init__(
+        self, disk: Disk, store: ObjectStore, interval_ns: int, throttle: Throttle | None = None, own_log: str = ""
+    ) -> None:
         self._disk = disk
+        self._store = store
         self._interval_ns = interval_ns
-        self._uploaded: NodeState | None = None
+        self._own_log = own_log
+        self._staged = StagedBundles(disk, store, throttle or Throttle(0, time.sleep))
+        self._recorded: NodeState | None = None
+        """The state that the archive has."""
+        self._is_own = False
+        """Whether this archiver has uploaded it, since it became the owner."""
         self._shape: _Shape | None = None
         """What the last upload was made of: another one is due when it changes."""
         self._due_ns = 0
+        self._stages_due_ns = 0
 
     def covers(self, stream: StreamKey) -> bool:
         """Whether the uploaded state knows the directory of a stream."""
-        return self._uploaded is not None and any(
-            (each.topic, each.incarnation, each.core) == stream for each in self._uploaded.engines
+        return (
+            self._is_own
+            and self._recorded is not None
+            and any(stream_of(each) == stream for each in self._recorded.engines)
         )
 
-    def begin_again(self) -> None:
-        """Upload the state with the next call, whatever was uploaded: the archive has another owner now."""
-        self._uploaded = self._shape = None
+    def begin_again(self, writer: ManifestWriter) -> None:
+        """Upload the state with the next call, whatever was uploaded: the archive has another owner now. Raises ArchiveError."""
+        self._shape, self._is_own, self._stages_due_ns = None, False, 0
+        try:
+            self._recorded = (
+                None if writer.head.state is None else decode_state(read_state(self._store, writer.head.state))
+            )
+        except FormatError as error:
+            # A restore could not use it either.
+            logger.warning("quiver.archive.state_unusable error=%s", error)
+            self._recorded = None
 
     def keep(self, writer: ManifestWriter, archives: Mapping[str, TopicArchive]) -> None:
         """Upload the state if that is due.
@@ -94,14 +126,54 @@ class StateKeeper:
         now_ns = time.monotonic_ns()
         if shape == self._shape and now_ns < self._due_ns:
             return
-        state = take_state(self._disk, writer.head.node, directories, behind)
-        if not _is_same(state, self._uploaded):
-            content = encode_state(state)
-            if len(content) > STATE_BYTES_USUAL:
-                logger.warning("quiver.archive.large_state bytes=%d", len(content))
-            writer.record_state(content, state.taken_unix_ns)
-            self._uploaded = state
+        keys = self._upload_stages(writer, directories, now_ns)
+        state = described(take_state(self._disk, writer.head.node, directories, behind), keys, self._own_log)
+        if not (self._is_own and _is_same(state, self._recorded)):
+            upload = self._upload_of(state)
+            if len(upload.content) > STATE_BYTES_USUAL:
+                logger.warning("quiver.archive.large_state bytes=%d", len(upload.content))
+            left_over = () if self._is_own else self._staged.left_over(state.node, upload.named)
+            writer.record_state(upload._replace(released=(*upload.released, *left_over)))
+            self._recorded, self._is_own = state, True
         self._shape, self._due_ns = shape, now_ns + self._interval_ns
+
+    def _upload_stages(self, writer: ManifestWriter, directories: Iterable[str], now_ns: int) -> frozenset[str]:
+        """Upload prepared stages once in each interval. Returns the keys of their parts in the store."""
+        known = frozenset() if self._recorded is None else keys_in(self._recorded)
+        if now_ns < self._stages_due_ns:
+            return known
+        known = self._staged.upload(take_state(self._disk, writer.head.node, directories), known)
+        self._stages_due_ns = now_ns + self._interval_ns
+        return known
+
+    def _upload_of(self, state: NodeState) -> StateUpload:
+        named = keys_in(state)
+        former = frozenset() if self._recorded is None else keys_in(self._recorded)
+        return StateUpload(encode_state(state), state.taken_unix_ns, named, sorted(former - named))
+
+    def record(self, writer: ManifestWriter, stream: StreamKey, addition: Addition) -> None:
+        """Record segments and holes of a stream, in one step with what the state has to say about their transactions.
+
+        Raises:
+            As `ManifestWriter.commit`. DiskError: the data directory cannot be read.
+        """
+        state = self._settled(stream)
+        writer.commit({stream: addition}, None if state is None else self._upload_of(state))
+        if state is not None:
+            self._recorded = state
+
+    def _settled(self, stream: StreamKey) -> NodeState | None:
+        """The recorded state without stages of the stream that were published or dropped since, and with the decisions that were made
+        since; None if it is that already."""
+        recorded = self._recorded
+        if recorded is None:
+            return None
+        names = [name for name in decision_names(self._disk) if name not in recorded.files]
+        gone = self._staged.gone(recorded, stream)
+        if not names and not gone:
+            return None
+        files = {**recorded.files, **_read_files(self._disk, "", names)}
+        return msgspec.structs.replace(without(recorded, stream, gone), files=files)
 
 
 def _not_archived(writer: ManifestWriter, archives: Mapping[str, TopicArchive]) -> dict[StreamKey, Behind]:
@@ -144,8 +216,13 @@ def take_state(disk: Disk, node: str, directories: Iterable[str], behind: Mappin
     taken_unix_ns = time.time_ns()
     engines = [engine for path in directories if (engine := _take_engine(disk, path, behind)) is not None]
     names = [CATALOGUE_NAME, CORES_FILE]
-    names += [f"{OWN_LOG_NAME}/{name}" for name in disk.list_directory(OWN_LOG_NAME) if name.endswith(".json")]
+    names += decision_names(disk)
     return NodeState(node=node, taken_unix_ns=taken_unix_ns, files=_read_files(disk, "", names), engines=tuple(engines))
+
+
+def decision_names(disk: Disk) -> list[str]:
+    """The paths of the decisions in the node's own log. Raises DiskError."""
+    return [f"{OWN_LOG_NAME}/{name}" for name in disk.list_directory(OWN_LOG_NAME) if name.endswith(".json")]
 
 
 def _take_engine(disk: Disk, directory: str, behind: Mapping[StreamKey, Behind]) -> EngineState | None:
@@ -223,7 +300,7 @@ def _prepared(disk: Disk, paths: EnginePaths) -> Iterator[PreparedStage]:
         with contextlib.suppress(FormatError):
             record = decode_prepared(content)
             bundles = sum(part.bundles for part in record.parts)
-            yield PreparedStage(record.number, record.order.txn_id, record.order.epoch, bundles)
+            yield PreparedStage(record.number, record.order.txn_id, record.order.epoch, bundles, content)
 
 
 def _read_files(disk: Disk, directory: str, names: Iterable[str]) -> dict[str, bytes]:

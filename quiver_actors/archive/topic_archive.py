@@ -11,8 +11,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from quiver_actors.archive.descriptions import Described, Wanted, describe
 from quiver_actors.archive.errors import ArchiveRefused
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Hole, Segment
@@ -20,7 +21,7 @@ from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.uploads import Throttle, upload
 from quiver_actors.base.archive_status import ArchivedStream
-from quiver_actors.base.config import ArchiveSettings
+from quiver_actors.base.config import ArchiveSettings, TopicSettings
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.client.hold import HeldCore, Hold
 from quiver_actors.errors import FormatError, NotStored, StorageUnavailable
@@ -55,6 +56,16 @@ class Behind(NamedTuple):
     unsealed: Sequence[SegmentInfo] = ()
     next_segment_seq: int = -1
     """No segment had this number or a higher one; -1: not known."""
+
+
+class States(Protocol):
+    """The keeper of the state of the node, as the archive of one topic needs it."""
+
+    def covers(self, stream: StreamKey) -> bool:
+        """Whether a stream of which nothing was archived yet may be begun now."""
+
+    def record(self, writer: ManifestWriter, stream: StreamKey, addition: Addition) -> None:
+        """Record segments and holes of a stream. Raises as `ManifestWriter.commit`."""
 
 
 def plan(held: HeldCore, archived_through: int) -> Step:
@@ -101,7 +112,7 @@ class TopicArchive:
     Args:
         slots: the topic's slots by name; a reader of the archive needs them.
         note_upload: told the size of each segment that was uploaded and recorded.
-        may_begin: whether a stream of which nothing was archived yet may be begun now.
+        states: keeps the state of the node beside the segments.
     """
 
     def __init__(
@@ -113,7 +124,7 @@ class TopicArchive:
         throttle: Throttle,
         note_upload: Callable[[int], None],
         should_stop: Callable[[], bool],
-        may_begin: Callable[[StreamKey], bool] = lambda _: True,
+        states: States,
     ) -> None:
         self.topic = topic
         self.streams: dict[int, ArchivedStream] = {}
@@ -126,10 +137,10 @@ class TopicArchive:
         self._throttle = throttle
         self._note_upload = note_upload
         self._should_stop = should_stop
-        self._may_begin = may_begin
+        self._states = states
         self._seals_next = False
 
-    def step(self, store: ObjectStore, writer: ManifestWriter, settings: ArchiveSettings) -> bool:
+    def step(self, store: ObjectStore, writer: ManifestWriter, settings: TopicSettings) -> bool:
         """Archive the next batch of each core. Returns whether more is ready.
 
         Raises:
@@ -147,10 +158,10 @@ class TopicArchive:
             for core, stream in keys.items()
         }
         for core, stream in keys.items():
-            is_begun = writer.head.stream(stream) is not None or self._may_begin(stream)
+            is_begun = writer.head.stream(stream) is not None or self._states.covers(stream)
             if is_begun and not self._should_stop():
-                more |= self._step_core(store, writer, stream, held[core])
-        self._seals_next = self._is_late(held, settings)
+                more |= self._step_core(store, writer, stream, held[core], settings)
+        self._seals_next = self._is_late(held, settings.archive)
         return more
 
     def close(self) -> None:
@@ -162,13 +173,16 @@ class TopicArchive:
         times = [info.first_ingestion_ts_nanos for each in held.values() for info in each.unsealed]
         return bool(settings.max_delay_ns) and any(0 < unix_ns <= limit_unix_ns for unix_ns in times)
 
-    def _step_core(self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey, held: HeldCore) -> bool:
+    def _step_core(
+        self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey, held: HeldCore, settings: TopicSettings
+    ) -> bool:
         known = self._known(store, writer, stream)
         step = plan(held, known.archived_through)
         self._check_known(store, writer, stream, step.known)
         if step.new:
             writer.check_owner()
-        segments = self._upload(store, stream, step.new)
+        described = self._upload(store, stream, step.new, settings)
+        segments = [each.segment for each in described]
         is_cut = len(segments) < len(step.new)
         through = segments[-1].segment_seq if segments else known.archived_through
         gaps = [gap for gap in step.gaps if not is_cut or gap.segment_seq <= through]
@@ -176,7 +190,9 @@ class TopicArchive:
             through = max([through, *(gap.segment_seq for gap in gaps)])
             # A notice about what is archived already is none for the archive.
             holes = [hole_of(gap, time.time_ns()) for gap in gaps if not known.is_archived(gap.segment_seq)]
-            writer.commit({stream: Addition(segments, holes, through, self._slots)})
+            schemas = {name: message for each in described for name, message in each.schemas.items()}
+            addition = Addition(segments, holes, through, self._slots, settings.event_time, schemas)
+            self._states.record(writer, stream, addition)
             for segment in segments:
                 self._note_upload(segment.size_bytes)
         for info in [*step.known, *step.new[: len(segments)]][-1:]:
@@ -186,15 +202,20 @@ class TopicArchive:
         self._note(stream, known, segments, gaps, through, step)
         return bool(segments) and not is_cut and len(step.missing) > len(segments)
 
-    def _upload(self, store: ObjectStore, stream: StreamKey, infos: list[SegmentInfo]) -> list[Segment]:
-        """Upload segments up to the first one that cannot be read now."""
-        done: list[Segment] = []
+    def _upload(
+        self, store: ObjectStore, stream: StreamKey, infos: list[SegmentInfo], settings: TopicSettings
+    ) -> list[Described]:
+        """Upload and describe segments up to the first one that cannot be read now."""
+        done: list[Described] = []
+        wanted = Wanted(settings.bounded_columns(), settings.event_time)
         for info in infos:
             if self._should_stop():
                 break
             try:
                 with self._mapped(stream.core, info.segment_seq) as view:
-                    done.append(upload(store, self._node, stream, info, view, self._throttle))
+                    segment = upload(store, self._node, stream, info, view, self._throttle)
+                    has_statistics = settings.segment.statistics == "auto"
+                    done.append(describe(segment, view, wanted) if has_statistics else Described(segment))
             except (NotStored, StorageUnavailable) as error:
                 # It was deleted, compacted or damaged since it was listed: the next look tells.
                 logger.info("quiver.archive.skipped topic=%s core=%d error=%s", stream.topic, stream.core, error)
@@ -232,6 +253,8 @@ class TopicArchive:
             ArchiveRefused: they are others: the data directory was put back to an earlier state.
         """
         ref = writer.head.stream(stream)
+        # What was archived and has expired there since has no record any more.
+        infos = [] if ref is None else [each for each in infos if each.segment_seq > ref.expired_through]
         if not infos or ref is None:
             return
         first = infos[0].segment_seq

@@ -6,8 +6,10 @@ generation and touches nothing that is there; what does not have the size that w
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,10 +28,11 @@ from quiver_actors.store.segment.outline import read_outline
 from quiver_actors.store.segment.reader import SegmentReader
 
 _PIECE_BYTES = 1 << 20
+T = TypeVar("T", bytes, memoryview)
 
 
 class Throttle:
-    """Hands out the pieces of what is sent no faster than a limit.
+    """Hands out the pieces of what is sent no faster than a limit. Any thread may ask.
 
     Args:
         bytes_per_second: 0: no limit.
@@ -39,23 +42,29 @@ class Throttle:
     def __init__(self, bytes_per_second: int, wait: Callable[[float], object]) -> None:
         self._limit = bytes_per_second
         self._wait = wait
+        self._lock = threading.Lock()
         self._free_ns = 0
         """The monotonic time at which all that was handed out so far is sent at the limit."""
 
     def pieces(self, view: memoryview) -> Iterator[memoryview]:
         """Yield a segment in pieces that fit a part, each when it may be sent."""
         step = PART_BYTES if not self._limit else min(PART_BYTES, max(_PIECE_BYTES, self._limit // 4))
-        for offset in range(0, view.nbytes, step):
-            piece = view[offset : offset + step]
-            self._await_turn(piece.nbytes)
+        yield from self.paced(view[offset : offset + step] for offset in range(0, view.nbytes, step))
+
+    def paced(self, pieces: Iterable[T]) -> Iterator[T]:
+        """Yield pieces, each when it may be sent."""
+        for piece in pieces:
+            self._await_turn(len(piece))
             yield piece
 
     def _await_turn(self, size_bytes: int) -> None:
         if not self._limit:
             return
-        while (left_ns := self._free_ns - time.monotonic_ns()) > 0:
+        with self._lock:
+            turn_ns = max(self._free_ns, time.monotonic_ns())
+            self._free_ns = turn_ns + size_bytes * SECOND_NS // self._limit
+        while (left_ns := turn_ns - time.monotonic_ns()) > 0:
             self._wait(left_ns / SECOND_NS)
-        self._free_ns = max(self._free_ns, time.monotonic_ns()) + size_bytes * SECOND_NS // self._limit
 
 
 def upload(
@@ -84,7 +93,7 @@ def upload(
         row_count=reader.row_count,
         size_bytes=sums.size_bytes,
         crc32=sums.crc32,
-        etag=_put(store, key, view, throttle),
+        etag=put_whole(store, key, throttle.pieces(view), view.nbytes),
         created_unix_ns=time.time_ns(),
         first_ingestion_unix_ns=info.first_ingestion_ts_nanos,
         last_ingestion_unix_ns=info.last_ingestion_ts_nanos,
@@ -108,15 +117,15 @@ def _reserve(store: ObjectStore, node: str, stream: StreamKey, segment_seq: int,
     )
 
 
-def _put(store: ObjectStore, key: str, view: memoryview, throttle: Throttle) -> str:
-    """Send the segment unless it is there; returns the etag."""
+def put_whole(store: ObjectStore, key: str, pieces: Iterable[bytes | memoryview], size_bytes: int) -> str:
+    """Send an object whose key belongs to its content unless it is there; returns the etag. Raises ArchiveError."""
     found = store.head(key)
-    if found is None or found.size_bytes != view.nbytes:
-        etag = store.put(key, throttle.pieces(view), view.nbytes)
+    if found is None or found.size_bytes != size_bytes:
+        etag = store.put(key, pieces, size_bytes)
         found = store.head(key)
-        if found is None or found.size_bytes != view.nbytes:
+        if found is None or found.size_bytes != size_bytes:
             there = "nothing" if found is None else f"{found.size_bytes} bytes"
-            raise ArchiveUnavailable(f"{store.url}: {there} of {key} arrived: {view.nbytes} bytes were sent")
+            raise ArchiveUnavailable(f"{store.url}: {there} of {key} arrived: {size_bytes} bytes were sent")
         return found.etag or etag
     return found.etag
 

@@ -60,6 +60,8 @@ class ArchiveStatus(msgspec.Struct, frozen=True, kw_only=True):
     updated_unix_ns: int = 0
     epoch: int = 0
     uploaded_segments: int = 0
+    merged_segments: int = 0
+    """Segments that were merged into larger objects since the archiver's start."""
     uploaded_bytes: int = 0
     error_count: int = 0
     cached_bytes: int = 0

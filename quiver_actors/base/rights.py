@@ -83,6 +83,7 @@ _OF_WORKERS = (
     Row("ListStatistics", "yes yes - - - yes no - - -", "read the topic"),
     Row("OpenSegment", "yes yes - - - yes no - - -", "read the topic"),
     Row("CheckSegment", "yes yes - - - yes no - - -", "read the topic"),
+    Row("CountPruned", "yes yes - - - yes no - - -", "read the topic"),
     Row("BundleTime", "yes yes - - - yes no - - -", "read the topic"),
     Row("ListSubscribers", "yes yes - - - seen no - - -", "list subscribers"),
     Row("Register", "yes yes yes yes no yes no - - -", "join the subscriber"),

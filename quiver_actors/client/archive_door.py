@@ -27,7 +27,7 @@ from quiver_actors.base.protocol.archive_messages import (
     decode_archive_answer,
 )
 from quiver_actors.base.protocol.framing import FrameReader, encode_frame
-from quiver_actors.base.protocol.messages import Done, Refused, SegmentInfo
+from quiver_actors.base.protocol.messages import Done, Refused, SegmentColumns, SegmentInfo
 from quiver_actors.client.calls import refusal_error
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.errors import ProtocolError, UsageError, WorkerUnavailable
@@ -71,25 +71,37 @@ class ArchiveDoor:
             connected.close()
         return connected is not None
 
-    def listed(self, topic: str, core: int, incarnation: str, first_segment_seq: int) -> ArchivedList | None:
+    def listed(
+        self, topic: str, core: int, incarnation: str, first_segment_seq: int, *, with_columns: bool = False
+    ) -> ArchivedList | None:
         """Ask for what is archived of a topic on a core, from a segment on. Returns None where the node has no archiver.
+
+        Args:
+            with_columns: whether the columns of the segments are wanted, too.
 
         Raises:
             NotAllowed, UnknownTopic, StorageUnavailable, WorkerUnavailable: it cannot be told.
         """
         segments: list[SegmentInfo] = []
         holes: list[ArchivedHole] = []
+        schemas: list[tuple[int, bytes]] = []
+        columns: list[SegmentColumns] = []
         while True:
             try:
-                answer = self._ask(ListArchived(topic, core, incarnation, first_segment_seq)).answer
+                request = ListArchived(topic, core, incarnation, first_segment_seq, with_columns)
+                answer = self._ask(request).answer
             except _NoArchiver:
                 return None
             if not isinstance(answer, ArchivedList):
                 raise _unexpected(answer)
             segments += answer.segments
             holes += answer.holes
+            for each in answer.columns:
+                streams = [(number + len(schemas), rows) for number, rows in each.streams]
+                columns.append(SegmentColumns(each.segment_seq, streams, each.statistics))
+            schemas += answer.schemas
             if not answer.is_cut:
-                return ArchivedList(segments, holes, answer.archived_through)
+                return ArchivedList(segments, holes, answer.archived_through, False, tuple(schemas), tuple(columns))
             first_segment_seq = answer.archived_through + 1
 
     def opened(self, request: OpenArchived) -> DoorFile:

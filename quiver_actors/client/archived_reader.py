@@ -100,7 +100,7 @@ class ArchivedReader:
             ArchiveError: the store cannot be read.
         """
         if not self._segment.is_archived or not self._ask(lambda reader: _has_proven(reader, index)):
-            raise DataLost(self._loss(index))
+            raise self._loss(index)
         if self._note_read is not None:
             self._note_read()
 
@@ -186,9 +186,13 @@ class ArchivedReader:
             self._reader = reader
         return self._reader
 
-    def _loss(self, index: int) -> str:
+    def _loss(self, index: int) -> DataLost:
         reason = self._segment.loss_reason(index)
-        return f"bundle {index} of {self._segment.where} is not archived ({reason}): nothing of it is stored in the archive"
+        error = DataLost(
+            f"bundle {index} of {self._segment.where} is not archived ({reason}): nothing of it is stored in the archive"
+        )
+        error.reason = reason
+        return error
 
 
 def _has_proven(reader: RangedReader, index: int) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.archive_messages import ArchivedHole, OpenArchived
-from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.base.protocol.messages import SegmentInfo, StatisticsList
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
 from quiver_actors.client.projection import Projection
@@ -37,6 +37,8 @@ class ArchivedStream(NamedTuple):
     """All segments up to this number are among those of the disk and of the archive; -1: nobody has asked."""
     gone: frozenset[int] = frozenset()
     """The numbers that are not on the disk."""
+    columns: StatisticsList | None = None
+    """The columns of its segments, as far as they are recorded; None: nobody has asked."""
 
     def and_disk(self, on_disk: Sequence[SegmentInfo]) -> list[SegmentInfo]:
         """All segments, each once: those that are on the disk as they are there."""
@@ -61,6 +63,8 @@ class ArchivedReads:
 
     def __init__(self, door: ArchiveDoor) -> None:
         self._door = door
+        self._lists: dict[tuple[str, int, str], ArchivedStream] = {}
+        """What was listed last for subscribers, by topic, core and incarnation."""
 
     @property
     def has_archiver(self) -> bool:
@@ -68,12 +72,20 @@ class ArchivedReads:
         return self._door.is_there
 
     def before(
-        self, topic: str, core: int, start: BundleId | None, on_disk: Sequence[SegmentInfo], incarnation: str
+        self,
+        topic: str,
+        core: int,
+        start: BundleId | None,
+        on_disk: Sequence[SegmentInfo],
+        incarnation: str,
+        *,
+        with_columns: bool = False,
     ) -> ArchivedStream:
         """Ask for what is archived from `start` on, if that is older than what is on the disk; else nothing is asked.
 
         Args:
             incarnation: that of the core's directory; empty: not known, and nothing is asked.
+            with_columns: whether the columns of the segments are wanted, too.
 
         Raises:
             NotAllowed, StorageUnavailable, WorkerUnavailable: the archiver cannot tell.
@@ -82,7 +94,7 @@ class ArchivedReads:
         numbers = {info.segment_seq for info in on_disk}
         if start is None or not incarnation or start.segment_seq >= min(numbers, default=start.segment_seq + 1):
             return stream
-        found = self._listed(stream, start.segment_seq, numbers)
+        found = self._listed(stream, start.segment_seq, numbers, with_columns=with_columns)
         first = found.segments.get(start.segment_seq)
         if first is None or first.size_bytes or not found.is_of_unknown_length(start.segment_seq):
             return found
@@ -95,6 +107,12 @@ class ArchivedReads:
         stream = self.before(topic, core, BundleId(topic, core, 0, 0), on_disk, incarnation)
         newest = max((info.segment_seq for info in on_disk), default=max(stream.gone, default=-1))
         return [stream.segments[seq] for seq in sorted(stream.gone) if seq <= newest]
+
+    def since(self, stream: ArchivedStream, first_segment_seq: int, on_disk: Sequence[SegmentInfo]) -> ArchivedStream:
+        """All that is archived of a stream from a segment on, whatever is on the disk. Raises as `before`."""
+        if not stream.incarnation:
+            return stream
+        return self._listed(stream, first_segment_seq, {info.segment_seq for info in on_disk})
 
     def again(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
         """Look for a segment that has left the disk since it was listed.
@@ -129,12 +147,35 @@ class ArchivedReads:
         reader = self.reader(stream, part, projection)
         return MappedSegment(lambda: reader, part.segment_seq, slots, stream.core, projection)
 
+    def later(
+        self, stream: ArchivedStream, segment_seq: int, slots: TopicSlots, projection: Projection
+    ) -> MappedSegment:
+        """An archived segment that is looked for when something of it is first asked for; raises then, as `again`. Does not wait."""
+
+        def opened() -> ArchivedReader:
+            found = self._found(stream, segment_seq)
+            return self.reader(found, SegmentPart(segment_seq, 0, found.segments[segment_seq].bundle_count), projection)
+
+        return MappedSegment(opened, segment_seq, slots, stream.core, projection)
+
+    def _found(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
+        """The list that has a segment: the one of before, as one list names many."""
+        key = stream.topic, stream.core, stream.incarnation
+        listed = self._lists.get(key)
+        if listed is None or segment_seq not in listed.segments:
+            listed = self._lists[key] = self.again(stream, segment_seq)
+        return listed
+
     def close(self) -> None:
         """Close the connection to the archiver. Idempotent."""
         self._door.close()
 
-    def _listed(self, stream: ArchivedStream, first_segment_seq: int, on_disk: set[int]) -> ArchivedStream:
-        listed = self._door.listed(stream.topic, stream.core, stream.incarnation, first_segment_seq)
+    def _listed(
+        self, stream: ArchivedStream, first_segment_seq: int, on_disk: set[int], *, with_columns: bool = False
+    ) -> ArchivedStream:
+        listed = self._door.listed(
+            stream.topic, stream.core, stream.incarnation, first_segment_seq, with_columns=with_columns
+        )
         if listed is None:
             return stream
         segments = {info.segment_seq: info for info in listed.segments}
@@ -143,6 +184,7 @@ class ArchivedReads:
             holes=listed.holes,
             through=listed.archived_through,
             gone=frozenset(segments.keys() - on_disk),
+            columns=StatisticsList(0, list(listed.schemas), list(listed.columns)) if with_columns else None,
         )
 
     def _open_copy(self, stream: ArchivedStream, part: SegmentPart, projection: Projection, copy: int) -> RangedReader:

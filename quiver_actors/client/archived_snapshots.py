@@ -8,7 +8,7 @@ Waits for the archiver: asyncio calls it in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -21,6 +21,7 @@ from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.segments import BundleReader, MappedSegment
 from quiver_actors.client.snapshots import CoreOnDisk, Gathered, Taken
+from quiver_actors.client.statistics import SegmentStatistics, statistics_in
 from quiver_actors.errors import UsageError
 from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot, SnapshotPart
 from quiver_actors.query.span import Span
@@ -52,6 +53,11 @@ class ArchivedBundles:
         """What reads the segment."""
         return self._opened().reader
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether they are here already, which they are not: they are fetched when they are read."""
+        return False
+
     def narrowed(self, slot_id: int, columns: Sequence[str]) -> ArchivedBundles:
         """The bundles for one scan: only these columns of the slot are fetched."""
         projection = Projection(frozenset({slot_id}), {slot_id: tuple(columns)})
@@ -78,12 +84,17 @@ class ArchivedBundles:
 
 
 def archived_parts(
-    core: int, infos: Iterable[SegmentInfo], span: Span, open_segment: OpenSegment
+    core: int,
+    infos: Iterable[SegmentInfo],
+    span: Span,
+    open_segment: OpenSegment,
+    statistics: Mapping[int, SegmentStatistics],
 ) -> Iterator[SnapshotPart]:
     """Yield what archived segments have in a span, oldest first, lost bundles included.
 
     Args:
         infos: segments in the order of their numbers; those of which nothing is archived have no times.
+        statistics: of those segments of which the manifest has them, by number.
     """
     for info in _timed(list(infos)):
         bundles = span.bundles_of(core, info)
@@ -91,7 +102,8 @@ def archived_parts(
             part = SegmentPart(info.segment_seq, bundles.start, bundles.stop)
             oldest_ns, newest_ns = sorted((info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos))
             pinned = ArchivedBundles(partial(open_segment, part), oldest_ns)
-            yield SnapshotPart(core, *part, oldest_ns, newest_ns, pinned)
+            known = statistics.get(info.segment_seq)
+            yield SnapshotPart(core, *part, oldest_ns, newest_ns, pinned, None if known is None else known.streams)
 
 
 def whole_snapshot(reads: ArchivedReads, taken: Taken, span: Span) -> Snapshot:
@@ -124,7 +136,7 @@ def whole_material(reads: ArchivedReads, gathered: Gathered) -> Material:
 def _older(reads: ArchivedReads, taken: Taken, core: int, on_disk: CoreOnDisk, span: Span) -> Iterator[SnapshotPart]:
     topic = taken.snapshot.topic
     start = _start(topic, core, on_disk, span)
-    stream = reads.before(topic, core, start, on_disk.segments, on_disk.incarnation)
+    stream = reads.before(topic, core, start, on_disk.segments, on_disk.incarnation, with_columns=True)
     here = {info.segment_seq for info in on_disk.segments}
     newest = on_disk.newest_segment_seq
     # What was sealed since the disk was listed is not of the snapshot: what lay open before it is not whole there.
@@ -137,7 +149,8 @@ def _older(reads: ArchivedReads, taken: Taken, core: int, on_disk: CoreOnDisk, s
     def opened(part: SegmentPart, projection: Projection) -> MappedSegment:
         return reads.segment(stream, part, taken.slots, projection)
 
-    yield from archived_parts(core, infos, span, opened)
+    statistics = {} if stream.columns is None else statistics_in(stream.columns)
+    yield from archived_parts(core, infos, span, opened, statistics)
 
 
 def _start(topic: str, core: int, on_disk: CoreOnDisk, span: Span) -> BundleId | None:

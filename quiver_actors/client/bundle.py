@@ -10,7 +10,7 @@ import pyarrow as pa
 from quiver_actors.base.model import ENVELOPE_SLOT, BundleId, SlotTable
 from quiver_actors.base.notebook import facts_html
 from quiver_actors.client.segments import MappedSegment
-from quiver_actors.errors import FormatError, InvalidBundle, SlotNotInBundle
+from quiver_actors.errors import DataLost, FormatError, InvalidBundle, NotStored, SlotNotInBundle
 
 T = TypeVar("T")
 
@@ -51,6 +51,9 @@ class StoredBundle:
             return self._segment.bundle(self._bundle_index)
         except (FormatError, IndexError) as error:
             self._unreadable(str(error))
+            raise
+        except (DataLost, NotStored) as error:
+            self._lost(error)
             raise
 
     @property
@@ -172,6 +175,12 @@ class StoredBundle:
         except (FormatError, IndexError) as error:
             self._unreadable(str(error))
             raise
+        except (DataLost, NotStored) as error:
+            self._lost(error)
+            raise
+
+    def _lost(self, error: DataLost | NotStored) -> None:
+        """Nothing is stored of the bundle any more."""
 
     def _unreadable(self, reason: str) -> None:
         """The stored bundle cannot be read."""

@@ -10,20 +10,17 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Literal, NoReturn, TypeVar, Unpack, overload
+from typing import NoReturn
 
 from quiver_actors.base.envelope import TraceContext
-from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
+from quiver_actors.base.model import DEFAULT_TOPIC, Receipt
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, ArchiveWaiting, check_until, flushed_through
 from quiver_actors.client.archived_reads import ArchivedReads
-from quiver_actors.client.archived_start import check_start, looking, names_a_place
 from quiver_actors.client.channels import ChannelSet
-from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
-from quiver_actors.client.hold import Hold
 from quiver_actors.client.keyed import pushing_keyed
 from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
@@ -36,15 +33,13 @@ from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.requests import Requests
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.staging import StagingClient
-from quiver_actors.client.subscribe_request import Gaps, Start, SubscribeOptions, SubscribeRequest, start_text
 from quiver_actors.client.subscriber_commands import SubscriberCommands
-from quiver_actors.client.subscription import AnySubscription, GapSubscription, Subscription
+from quiver_actors.client.subscribing import SubscribingClient
+from quiver_actors.client.subscription import AnySubscription
 from quiver_actors.client.topic_commands import TopicCommands
 from quiver_actors.errors import ClosedError
 
 PUSH_TIMEOUT_SECONDS = 30.0
-
-S = TypeVar("S", bound=AnySubscription)
 
 
 def connect(
@@ -74,7 +69,15 @@ def connect(
     return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
-class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, SubscriberCommands, TopicCommands):
+class Client(
+    SubscribingClient,
+    StagingClient,
+    ReadingClient,
+    QueryingClient,
+    ArchiveWaiting,
+    SubscriberCommands,
+    TopicCommands,
+):
     """See `connect`. A context manager; `close` is idempotent."""
 
     _channel_kind: type[PushChannel] = PushChannel
@@ -227,101 +230,6 @@ class Client(StagingClient, ReadingClient, QueryingClient, ArchiveWaiting, Subsc
             trace_context=trace_context,
         )
         return self._exchange.run_steps(steps)
-
-    # --- subscribing ---------------------------------------------------------------------------------------------------------
-
-    @overload
-    def subscribe(
-        self,
-        subscriber: str,
-        *,
-        topic: str = DEFAULT_TOPIC,
-        gaps: Literal["log"] = "log",
-        **options: Unpack[SubscribeOptions],
-    ) -> Subscription: ...
-
-    @overload
-    def subscribe(
-        self,
-        subscriber: str,
-        *,
-        topic: str = DEFAULT_TOPIC,
-        gaps: Literal["deliver"],
-        **options: Unpack[SubscribeOptions],
-    ) -> GapSubscription: ...
-
-    def subscribe(
-        self,
-        subscriber: str,
-        *,
-        topic: str = DEFAULT_TOPIC,
-        gaps: Gaps = "log",
-        **options: Unpack[SubscribeOptions],
-    ) -> Subscription | GapSubscription:
-        """Attach to a durable subscriber on all workers, creating it if it is new.
-
-        Args:
-            gaps: what becomes of notices of bundles that will never come: `log` (default) logs and counts them and calls `on_gap`;
-                `deliver` gives them out too, among the deliveries, where the bundles would have come.
-            options: `start`, `order`, `backfill_ratio`, `prefetch`, `max_in_flight`, `max_in_flight_bytes`, `lease`, `max_deliveries`,
-                `exhausted`, `dead_letter_topic`, `slots`, `columns`, `idle_timeout`, `on_bundle`, `on_gap`: see `SubscribeOptions`.
-
-        Raises:
-            InvalidId, UnknownTopic, UnknownSlot, UsageError: the call is wrong; or the start of a new subscriber lies in the archive, which
-                subscribers do not get.
-            WorkerUnavailable: a worker was away; the subscriber needs all of them.
-            NotRunning: the node was stopped.
-        """
-        self._exchange.check_open()
-        wanted = SubscribeRequest.parse(topic, subscriber, gaps, options, verifies_checksums=self._verifies_checksums)
-        if wanted.are_gaps_delivered:
-            return self.attach(GapSubscription, wanted)
-        return self.attach(Subscription, wanted)
-
-    def attach(self, kind: type[S], wanted: SubscribeRequest) -> S:
-        """Open a subscription of some class, as `subscribe` does; for who serves consumers of other hosts. Raises as `subscribe`."""
-        if names_a_place(wanted) and self._archived.has_archiver:
-            check_start(self._archived, wanted, self._exchange.run(looking(self._requests, wanted)))
-        starts = self._exchange.run(self._requests.starting(wanted.topic, wanted.start))
-        subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, starts)
-        try:
-            subscription.register(self._timeout_seconds)
-        except BaseException:
-            subscription.abort()
-            raise
-        self._subscriptions.add(subscription)
-        return subscription
-
-    def hold(
-        self,
-        subscriber: str,
-        *,
-        topic: str = DEFAULT_TOPIC,
-        start: Start = "earliest",
-        starts: Mapping[int, BundleId] | None = None,
-        ttl: float = 0.0,
-    ) -> Hold:
-        """Attach to a durable subscriber that reads ranges and claims nothing: what it has not acknowledged stays stored.
-
-        Args:
-            start: of a new subscriber, as `subscribe` has it; `starts`: for some cores, the first bundle that it needs.
-            ttl: seconds after which the subscriber is dropped when no hold is attached to it; 0: the topic's `orphan_ttl`.
-
-        Raises:
-            InvalidId, UsageError: the call is wrong. Workers are asked when they are first looked at.
-        """
-        self._exchange.check_open()
-        return Hold(
-            self._new_exchange(),
-            self._directory.another(),
-            self._name,
-            topic,
-            subscriber,
-            start=start_text(start),
-            starts={core: start_text(bundle_id) for core, bundle_id in (starts or {}).items()},
-            ttl_ns=nanoseconds("ttl", ttl),
-            timeout_seconds=self._timeout_seconds,
-        )
 
     # --- what is stored ------------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
-from quiver_actors.client.gaps import GapNotice
+from quiver_actors.client.gaps import GapNotice, gap_reason
 from quiver_actors.client.grants import Claim, Parcel
 from quiver_actors.client.leases import extending_one
 from quiver_actors.client.resolutions import Resolutions
-from quiver_actors.errors import AlreadyResolved, ClosedError
+from quiver_actors.errors import AlreadyResolved, ClosedError, DataLost, NotStored
 
 __all__ = ["ClaimedBundle", "Delivery", "GapNotice", "Ticket"]
 
@@ -145,12 +145,19 @@ class ClaimedBundle(StoredBundle, Generic[K]):
         if self._outcome not in (outcome, _UNREADABLE):
             raise AlreadyResolved(f"{self!r} was resolved before: it cannot be {outcome}ed any more")
 
-    def _unreadable(self, reason: str) -> None:
+    def _lost(self, error: DataLost | NotStored) -> None:
+        if isinstance(error, NotStored):
+            # What a subscriber gets from the archive was there when it began, and goes from there by its age.
+            self._unreadable(str(error), "expired")
+        elif error.reason:
+            self._unreadable(str(error), gap_reason(error.reason))
+
+    def _unreadable(self, reason: str, lost: str = "") -> None:
         if self._outcome:
             return
         self._outcome = _UNREADABLE
         try:
-            self._resolutions.report_unreadable(self._parcel, self._bundle_index, self.bundle_id, reason)
+            self._resolutions.report_unreadable(self._parcel, self._bundle_index, self.bundle_id, reason, lost)
         except ClosedError:
             # The claim has ended with the subscription, so there is no worker to tell.
             self._outcome = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from quiver_actors.base.protocol.messages import Gap, GapAck
+from quiver_actors.base.protocol.subscriber_messages import GAP_REASONS
 from quiver_actors.client.calls import Call
 
 
@@ -128,3 +129,10 @@ class GapNotices:
         self._unsent.clear()
         self._is_told.clear()
         self._leases.clear()
+
+
+def gap_reason(reason: str) -> str:
+    """The reason of a gap notice for a hole in the archive."""
+    if reason == "archive_expired":
+        return "expired"
+    return reason if reason in GAP_REASONS else "damaged"

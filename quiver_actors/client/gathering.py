@@ -21,7 +21,7 @@ from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import deadline_after, seconds_until
 from quiver_actors.client.gaps import GapNotice
 from quiver_actors.client.grants import Parcel, Portion
-from quiver_actors.errors import DataLost, FormatError, UsageError
+from quiver_actors.errors import DataLost, FormatError, NotStored, UsageError
 
 _PORTION_MAX = 1024
 
@@ -192,7 +192,7 @@ class Gathering:
             try:
                 segment.check(index)
                 slots: dict[int, pa.RecordBatch] | None = segment.bundle(index)
-            except (FormatError, DataLost, IndexError):
+            except (FormatError, DataLost, NotStored, IndexError):
                 slots = self._read_again(single)
             if slots is not None:
                 slots.pop(ENVELOPE_SLOT, None)
@@ -204,7 +204,7 @@ class Gathering:
         delivery = self._make(single.parcel, single.indexes[0], single.counts[0])
         try:
             return dict(delivery.slots)
-        except (FormatError, DataLost, IndexError) as error:
+        except (FormatError, DataLost, NotStored, IndexError) as error:
             # The worker was told, or knows: a gap notice comes in the place of a bundle that is damaged.
             logger.warning("quiver.subscription.left_out bundle=%s error=%s", delivery.bundle_id, error)
             return None

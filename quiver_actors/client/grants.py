@@ -51,7 +51,7 @@ class ClaimChannel(Channel, ABC):
         """Return the bundles of a parcel that nobody has looked at; this counts as no delivery."""
 
     @abstractmethod
-    def report_unreadable(self, parcel: Parcel, bundle_index: int, reason: str) -> None:
+    def report_unreadable(self, parcel: Parcel, bundle_index: int, reason: str, lost: str = "") -> None:
         """Tell the worker that a bundle of a parcel cannot be read, with the reason."""
 
     @abstractmethod

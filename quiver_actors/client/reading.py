@@ -66,6 +66,13 @@ class ReadingClient:
         """
         return self._exchange.run(self._requests.statistics(topic))
 
+    def tell_pruned(self, topic: str, segment_counts: Mapping[int, int]) -> None:
+        """Tell workers, by core, how many segments a reader has left out by these statistics: their metrics count them. Waits for nobody.
+
+        Datasets and statements tell it by themselves.
+        """
+        self._requests.teller_of_pruned(topic)(segment_counts)
+
     def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
         """The one schema to which everything that is stored in a slot conforms, sealed or not; docs/delivery.md has the rules.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from quiver_actors.base.model import BundleId, check_id
 from quiver_actors.base.protocol.messages import (
+    COUNTS_PRUNED,
     SCHEMA_LISTS,
     AckThrough,
     CheckSegment,
+    CountPruned,
     Flush,
     ListSchemas,
     ListSegments,
@@ -48,6 +50,7 @@ from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import SegmentStatistics, statistics_in
 from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoints
 from quiver_actors.errors import NotStored, UsageError
+from quiver_actors.query.snapshot import TellPruned
 
 REASON_MAX = 1000
 """Characters of what a worker is told of damage."""
@@ -248,6 +251,22 @@ class Requests:
 
         return tell
 
+    def teller_of_pruned(self, topic: str) -> TellPruned:
+        """Return a function that tells workers, by core, how many segments a reader left out. It waits for no answer, and takes the lock.
+
+        A worker that cannot be reached now, or that is older, is not told.
+        """
+
+        def tell(counts: Mapping[int, int]) -> None:
+            exchange = self._channels.exchange
+            with exchange.lock:
+                for core, count in counts.items():
+                    channel = None if exchange.is_closed else self._channels.channel(core)
+                    if channel is not None and channel.is_open and channel.features & COUNTS_PRUNED:
+                        channel.call(Call(partial(CountPruned, topic=topic, segment_count=count)))
+
+        return tell
+
     # --- subscribers -----------------------------------------------------------------------------------------------------
 
     def starting(self, topic: str, start: Start) -> Flow[StartPoints]:
@@ -316,7 +335,8 @@ def _readable_in(call: Call) -> list[SegmentInfo]:
 def _readable_segments_in(call: Call) -> ReadableSegments:
     listed = call.answer
     assert isinstance(listed, SegmentList), "only this answers ListSegments"
-    return ReadableSegments(listed.segments, list(listed.open_segments), listed.is_complete, listed.incarnation)
+    opened, complete = list(listed.open_segments), listed.is_complete
+    return ReadableSegments(listed.segments, opened, complete, listed.incarnation, listed.next_segment_seq)
 
 
 def _segments_in(call: Call) -> list[SegmentInfo]:

@@ -109,12 +109,15 @@ class Resolutions(Generic[X]):
             self.note(1)
         return number
 
-    def report_unreadable(self, parcel: Parcel, bundle_index: int, bundle_id: BundleId, reason: str) -> None:
-        """Give back a bundle that cannot be read, and have its segment checked. Takes the lock. Raises as `ack`."""
+    def report_unreadable(
+        self, parcel: Parcel, bundle_index: int, bundle_id: BundleId, reason: str, lost: str = ""
+    ) -> None:
+        """Give back a bundle that cannot be read, and have its segment checked; `lost`: as of `Unreadable`. Takes the lock. Raises as
+        `ack`."""
         with self.exchange.lock:
             self.exchange.check_open()
             if parcel.is_current:
-                parcel.channel.report_unreadable(parcel, bundle_index, reason)
+                parcel.channel.report_unreadable(parcel, bundle_index, reason, lost)
         logger.warning("quiver.subscription.unreadable bundle=%s error=%s", bundle_id, reason)
 
     def note(self, count: int) -> None:

@@ -81,6 +81,8 @@ class ReadableSegments(NamedTuple):
     where a publish is under way."""
     incarnation: str = ""
     """Incarnation of the core's directory; empty: not known."""
+    next_segment_seq: int = -1
+    """No segment has had this number or a higher one; -1: not known."""
 
     @property
     def infos(self) -> list[SegmentInfo]:
@@ -212,6 +214,11 @@ class MappedSegment:
         if projection.columns:
             return {slot_id: projection.of_slot(slot_id, batch) for slot_id, batch in found.items()}
         return found
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it is a mapped file, which it is."""
+        return True
 
     def narrowed(self, slot_id: int, columns: Sequence[str]) -> MappedSegment:
         """The same bundles: what a scan does not name of a mapped file costs nothing."""

@@ -101,7 +101,9 @@ def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksu
         # Numbers of a topic's segments are used again by one that is made in its place: what is known may be of either.
         parts = [part._replace(statistics=None) for part in parts]
     is_complete = all(each.is_complete for each in found.values())
-    snapshot = Snapshot(topic, slots.table, tuple(parts), is_complete, info.event_time)
+    snapshot = Snapshot(
+        topic, slots.table, tuple(parts), is_complete, info.event_time, requests.teller_of_pruned(topic)
+    )
     taken = Taken(snapshot, slots, {core: _on_disk(core, each, stored) for core, each in found.items()})
     return taken, bool(wanted and not parts)
 

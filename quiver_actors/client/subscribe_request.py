@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from quiver_actors.base.model import BundleId, check_id
 from quiver_actors.base.protocol.messages import Terms
+from quiver_actors.base.protocol.subscriber_messages import ArchivedStart
+from quiver_actors.client.archived_reads import ArchivedReads
 from quiver_actors.client.durations import nanoseconds, positive_nanoseconds
 from quiver_actors.client.gaps import GapNotice
 from quiver_actors.client.projection import Asked
@@ -69,6 +71,8 @@ class StartPoints(NamedTuple):
     core: int = -1
     at_core: str = ""
     """The start on `core`."""
+    archived: Mapping[int, ArchivedStart] = {}
+    """What is to come from the archive, by core."""
 
     def on(self, core: int) -> str:
         """Return the start point of one core, in the words of `Register.start`."""
@@ -90,6 +94,8 @@ class SubscribeRequest:
     on_gap: Callable[[GapNotice], Any] | None = None
     are_gaps_delivered: bool = False
     verifies_checksums: bool = True
+    archive: ArchivedReads | None = None
+    """Reads the segments that are not on the disk; None: they cannot be read, and a subscriber that is owed some is refused."""
 
     @classmethod
     def parse(

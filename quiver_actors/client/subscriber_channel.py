@@ -15,6 +15,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from quiver_actors.base.protocol.messages import (
     Credit,
     Deliver,
@@ -30,12 +32,14 @@ from quiver_actors.base.protocol.messages import (
     Refused,
     Register,
     Resolve,
+    SegmentArchived,
     SegmentOpened,
     SegmentRetired,
     Unreadable,
     Withdrawn,
     WorkerMessage,
 )
+from quiver_actors.client.archived_reads import ArchivedStream
 from quiver_actors.client.calls import Call, refusal_error
 from quiver_actors.client.credit_line import CreditLine
 from quiver_actors.client.exchange import Exchange
@@ -48,7 +52,7 @@ from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.refused import Refusals
 from quiver_actors.client.segments import MappedLog, MappedSegment
-from quiver_actors.client.subscribe_request import SubscribeRequest
+from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.unconfirmed import Unconfirmed
 from quiver_actors.errors import ProtocolError, QuiverError, StorageUnavailable
 
@@ -72,7 +76,7 @@ class SubscriberChannel(ClaimChannel):
         client_name: str,
         *,
         wanted: SubscribeRequest,
-        start: str,
+        starts: StartPoints,
         inbox: Inbox[Any],
     ) -> None:
         super().__init__(exchange, directory, core, client_name)
@@ -87,7 +91,8 @@ class SubscriberChannel(ClaimChannel):
         """Bundles that were claimed by reference, by the tag of the request."""
         self.gaps = GapNotices(wanted.topic, wanted.subscriber)
         self._wanted = wanted
-        self._start = start
+        self._start = starts.on(core)
+        self._archived = starts.archived.get(core)
         self._inbox = inbox
         self._projection = EVERYTHING
         self._register_tag = 0
@@ -122,7 +127,7 @@ class SubscriberChannel(ClaimChannel):
         self._resolutions.setdefault(key, array("I")).extend(parcel.indexes[parcel.position :])
         self.claims.release(parcel.grant, parcel.indexes[parcel.position :])
 
-    def report_unreadable(self, parcel: Parcel, bundle_index: int, reason: str) -> None:
+    def report_unreadable(self, parcel: Parcel, bundle_index: int, reason: str, lost: str = "") -> None:
         """Tell the worker, at once."""
         wanted = self._wanted
         self.claims.release(parcel.grant, (bundle_index,))
@@ -130,7 +135,7 @@ class SubscriberChannel(ClaimChannel):
         index = array("I", [bundle_index]).tobytes()
         tag = self.next_tag()
         self.refusals.ignore(tag)
-        self.send([Unreadable(tag, wanted.topic, wanted.subscriber, segment_seq, token, index, reason[:1000])])
+        self.send([Unreadable(tag, wanted.topic, wanted.subscriber, segment_seq, token, index, reason[:1000], lost)])
 
     def confirm_gap(self, gap: WaitingGap) -> None:
         """A notice of this generation was handed over; the worker is told with the next resolutions."""
@@ -233,13 +238,17 @@ class SubscriberChannel(ClaimChannel):
         known_as = self.topics.incarnation_of(wanted.topic)
         tells_taken = self.handed.welcomed(self.features)
         place = wanted.topic, wanted.subscriber, self._start
-        self.send([Register(self._register_tag, *place, wanted.terms, known_as, tells_taken)])
+        named = Register(self._register_tag, *place, wanted.terms, known_as, tells_taken)
+        reads = wanted.archive is not None
+        self.send([msgspec.structs.replace(named, archived=self._archived, reads_archive=reads)])
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
         if isinstance(message, Deliver):
             self._deliver(message)
         elif isinstance(message, SegmentOpened):
             self._map(message, descriptor)
+        elif isinstance(message, SegmentArchived):
+            self._map_archived(message)
         elif isinstance(message, SegmentRetired):
             # Whatever waits of it was evicted, expired, or resolved by another consumer.
             self.take(self.claims.retire(message.segment_seq))
@@ -322,6 +331,16 @@ class SubscriberChannel(ClaimChannel):
             # Its bundles cannot be read here and now: end the connection, so that they go to whoever can.
             self._fail_connection(error)
 
+    def _map_archived(self, message: SegmentArchived) -> None:
+        """Nothing is read before somebody asks for a bundle of it: that waits for the archiver, and nothing may wait here."""
+        archive, wanted, seq = self._wanted.archive, self._wanted, message.segment_seq
+        if archive is None:
+            self._fail_connection(ProtocolError(f"worker {self.core} named segment {seq}, which lies in the archive"))
+            return
+        stream = ArchivedStream(wanted.topic, self.core, message.incarnation)
+        slots, projection = self.topics[wanted.topic], self._projection
+        self.segments[seq] = archive.later(stream, seq, slots, projection)
+
     def _gap(self, message: Gap) -> None:
         if self.gaps.is_new(message.notice, message.lease_until_ns):
             self._inbox.append(WaitingGap(self, message))
@@ -339,7 +358,7 @@ class SubscriberChannel(ClaimChannel):
     def _lost(self) -> None:
         if self.is_registered:
             # Should the node come back without knowing the subscriber, nothing that was pushed meanwhile may be skipped.
-            self._start = "earliest"
+            self._start, self._archived = "earliest", None
         self.is_registered = False
         self.segments.clear()
         self.claims.clear()

@@ -136,7 +136,7 @@ class SubscriberChannels:
             core,
             self._client_name,
             wanted=self._wanted,
-            start=self._starts.on(core),
+            starts=self._starts,
             inbox=self._inbox,
         )
         if self._is_attached:

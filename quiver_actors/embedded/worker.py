@@ -28,6 +28,7 @@ from quiver_actors.node.worker.entry import Worker
 from quiver_actors.node.worker.figures import FigurePublisher
 from quiver_actors.node.worker.host import EngineHost
 from quiver_actors.node.worker.journal import Journal
+from quiver_actors.node.worker.lone_syncs import CarryOut
 from quiver_actors.node.worker.peer import Peer
 from quiver_actors.node.worker.requests import Requests
 from quiver_actors.node.worker.threads import Finished, Job, JobThread
@@ -263,6 +264,10 @@ class EmbeddedWorker(Worker):
         cold = AskingThread("quiver-cold", self._drive)
         self._own_threads = [self.commits, seal, ask, cold]
         return self.commits, seal, ask, cold
+
+    def _lone_commits(self, sync: JobThread, poll: Poll) -> CarryOut:
+        # Not used: lone pushes are carried out by the threads that push (`lane`).
+        return sync.submit
 
     def _listen(self, core: int) -> InnerDoor:
         return InnerDoor(self.wire)

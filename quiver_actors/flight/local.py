@@ -137,7 +137,9 @@ class LocalNode:
         counted = stored_rows(client, request)
         if request.wanted is None:
             return counted
-        return SlotRows(counted.by_core, unmatched(client.statistics(request.topic), request.wanted))
+        left_out = unmatched(client.statistics(request.topic), request.wanted)
+        client.tell_pruned(request.topic, {core: len(segments) for core, segments in left_out.items()})
+        return SlotRows(counted.by_core, left_out)
 
     def weights(self, request: AskWeights) -> Weights:
         """Read the row counts of one segment's bundles without checking their checksums; who reads the rows checks them."""

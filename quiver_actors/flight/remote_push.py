@@ -64,6 +64,8 @@ class RemotePush:
         self._known = known
         self._is_sent = False
         """Whether a byte of the message may have reached the server."""
+        self._stored_count = 0
+        """Bundles of earlier messages."""
 
     def run(self, bundles: Iterable[tuple[Bundle, int | None]], trace: Mapping[str, str]) -> Receipts:
         """Push bundles with their item counts; all of them belong to the trace. Raises as `RemoteClient.push_many`."""
@@ -76,6 +78,7 @@ class RemotePush:
             for run in self._send(framed(frames)).runs:
                 acked = AckRun(0, run.segment_seq, run.bundle_index, run.sequence, run.count, run.is_duplicate)
                 receipts.add(run.core, acked, Durability(run.durability))
+            self._stored_count += len(frames)
             if self._terms.sequence is not None:
                 self._terms = msgspec.structs.replace(self._terms, sequence=self._terms.sequence + len(frames))
         return receipts
@@ -122,6 +125,10 @@ class RemotePush:
         """The error of a push: what the server said, else what is known of the bundles."""
         if not is_away(error):
             return explained
+        if not self._is_sent and self._stored_count:
+            return DurabilityUnknown(
+                f"{explained}; the first {self._stored_count:,} bundles of this push are stored, and none of the others: push those alone"
+            )
         if not self._is_sent:
             return WorkerUnavailable(f"{explained}; nothing of this push was stored")
         if isinstance(error, fl.FlightTimedOutError):

@@ -6,6 +6,7 @@ bundles: to them each segment is a file that is made when they open it (`segment
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ from quiver_actors.query.conditions import expression_of, parse_terms
 from quiver_actors.query.event_times import EventBound, event_span
 from quiver_actors.query.guarantees import guarantee, matching
 from quiver_actors.query.rows import METADATA, Rows
-from quiver_actors.query.scan import Scan, fields_in
+from quiver_actors.query.scan import Scan, count, fields_in, first_rows
 from quiver_actors.query.schemas import chosen_slot, stored_schema
 from quiver_actors.query.segment_files import segment_file_system
 from quiver_actors.query.snapshot import Snapshot, SnapshotPart
@@ -85,6 +86,38 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         wanted = self._wanted(filter)
         return self._scan.scanner(self._matching(wanted), columns, wanted, options)
 
+    def reader(self, columns: Any = None, filter: Any = None, **options: Any) -> pa.RecordBatchReader:
+        """Read the rows as batches, as a scanner with these arguments would, and faster where nothing is to be filtered or computed."""
+        wanted = self._wanted(filter)
+        return self._scan.reader(self._matching(wanted), columns, wanted, options)
+
+    def to_batches(
+        self, columns: Any = None, filter: Any = None, batch_size: int | None = None, **options: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the rows as batches. Arguments and errors as of `scanner`."""
+        return iter(self.reader(columns, filter, batch_size=batch_size, **options))
+
+    def to_table(
+        self, columns: Any = None, filter: Any = None, batch_size: int | None = None, **options: Any
+    ) -> pa.Table:
+        """Read the rows as a table. Arguments and errors as of `scanner`."""
+        return self.reader(columns, filter, batch_size=batch_size, **options).read_all()
+
+    def head(
+        self,
+        num_rows: int,
+        columns: Any = None,
+        filter: Any = None,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> pa.Table:
+        """Read the first rows as a table. Arguments and errors as of `scanner`."""
+        return first_rows(self.reader(columns, filter, batch_size=batch_size, **options), num_rows)
+
+    def count_rows(self, filter: Any = None, batch_size: int | None = None, **options: Any) -> int:
+        """Count the rows, which are read for it. Arguments and errors as of `scanner`."""
+        return count(self.reader([], filter, batch_size=batch_size, **options))
+
     def get_fragments(self, filter: Any = None) -> Iterator[SegmentFragment]:
         """The segments that can have rows of the filter, each of which can be scanned by itself."""
         return iter([SegmentFragment(self, part) for part in self._matching(self._wanted(filter))])
@@ -94,6 +127,12 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
     ) -> ds.Scanner:
         """Make a scanner of one segment's rows; see `scanner`."""
         return self._scan.scanner([part], columns, self._wanted(filter), options)
+
+    def read_part(
+        self, part: SnapshotPart, columns: Any = None, filter: Any = None, options: Mapping[str, Any] = {}
+    ) -> pa.RecordBatchReader:
+        """Read one segment's rows; see `reader`."""
+        return self._scan.reader([part], columns, self._wanted(filter), options)
 
     def guarantee_of(self, part: SnapshotPart) -> pc.Expression:
         """Return an expression that is true for all rows of a segment."""
@@ -112,7 +151,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """All rows, for any library that takes Arrow streams."""
-        return self.scanner().to_reader().__arrow_c_stream__(requested_schema)
+        return self.reader().__arrow_c_stream__(requested_schema)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
@@ -145,6 +184,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
             known = {path: guarantee(part, self._scan, columns) for path, part in self._parts.items()}
             self._guarantees[columns] = known
         left = matching(known, self._scan.full, expression)
+        self._rows.snapshot.tell_pruned(Counter(part.core for path, part in self._parts.items() if path not in left))
         return [part for path, part in self._parts.items() if path in left]
 
 
@@ -169,26 +209,33 @@ class SegmentFragment:
         self, schema: pa.Schema | None = None, columns: Any = None, filter: Any = None, **options: Any
     ) -> ds.Scanner:
         """Make a scanner, which can be used once; see `TopicDataset.scanner`. `schema`: None, or that of the dataset."""
+        return self._shown_as(schema).scan_part(self._part, columns, filter, options)
+
+    def _shown_as(self, schema: pa.Schema | None) -> TopicDataset:
         if schema is not None and not schema.equals(self._dataset.schema):
-            return self._dataset.replace_schema(schema).scan_part(self._part, columns, filter, options)
-        return self._dataset.scan_part(self._part, columns, filter, options)
+            return self._dataset.replace_schema(schema)
+        return self._dataset
+
+    def _reader(
+        self, schema: pa.Schema | None, columns: Any = None, filter: Any = None, **options: Any
+    ) -> pa.RecordBatchReader:
+        return self._shown_as(schema).read_part(self._part, columns, filter, options)
 
     def to_batches(self, schema: pa.Schema | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
-        """Read the rows as batches."""
-        return iter(self.scanner(schema, **options).to_batches())
+        """Read the rows as batches; options as of `scanner`."""
+        return iter(self._reader(schema, **options))
 
     def to_table(self, schema: pa.Schema | None = None, **options: Any) -> pa.Table:
-        """Read the rows as a table."""
-        return self.scanner(schema, **options).to_table()
+        """Read the rows as a table; options as of `scanner`."""
+        return self._reader(schema, **options).read_all()
 
-    def head(self, num_rows: int, **options: Any) -> pa.Table:
-        """Read the first rows."""
-        return self.scanner(**options).head(num_rows)
+    def head(self, num_rows: int, schema: pa.Schema | None = None, **options: Any) -> pa.Table:
+        """Read the first rows; options as of `scanner`."""
+        return first_rows(self._reader(schema, **options), num_rows)
 
-    def count_rows(self, **options: Any) -> int:
-        """Count the rows."""
-        count: int = self.scanner(**({"columns": []} | options)).count_rows()
-        return count
+    def count_rows(self, schema: pa.Schema | None = None, **options: Any) -> int:
+        """Count the rows; options as of `scanner`."""
+        return count(self._reader(schema, **({"columns": []} | options)))
 
     def __repr__(self) -> str:
         return f"<SegmentFragment {self._part}>"

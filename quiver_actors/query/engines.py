@@ -6,6 +6,7 @@ An engine is a function of a statement and tables. Packages of engines are loade
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -72,6 +73,7 @@ def _explained(engine: str, error: Exception, tables: Sequence[Table]) -> Quiver
 def _duckdb(statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:
     import duckdb
 
+    _check_letters(statement, tables)
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE
     closed = dict.fromkeys(
         (
@@ -96,6 +98,20 @@ def _duckdb(statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:
         raise UsageError("expected one statement that reads, such as SELECT, DESCRIBE, SUMMARIZE or EXPLAIN")
     reader: Any = connection.sql(statement).to_arrow_reader(_ROWS_AT_ONCE)
     return reader
+
+
+def _check_letters(statement: str, tables: Sequence[Table]) -> None:
+    """Raises UsageError: the statement names a column that DuckDB would take for another one, as it does not look at the case of names."""
+    for table in tables:
+        alike: dict[str, list[str]] = {}
+        for name in table.content.schema.names:
+            alike.setdefault(name.casefold(), []).append(name)
+        for names in alike.values():
+            if len(names) > 1 and re.search(rf"(?<!\w){re.escape(names[0])}(?!\w)", statement, re.IGNORECASE):
+                raise UsageError(
+                    f"columns {', '.join(names)} of {table} differ in the case of letters only, and DuckDB takes them for one: use "
+                    "the engine datafusion, with the names in double quotes"
+                )
 
 
 def _datafusion(statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:

@@ -5,7 +5,8 @@ A guarantee may say less than is true, and never more: otherwise rows would be m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,15 +18,23 @@ from quiver_actors.query.scan import Scan
 from quiver_actors.query.segment_files import segment_file_system
 from quiver_actors.query.snapshot import SchemaStatistics, SnapshotPart
 
-_BOUNDED = (
-    types.is_integer,
-    types.is_floating,
-    types.is_date,
-    types.is_timestamp,
-    types.is_string,
-    types.is_large_string,
-)
-"""Types of columns whose bounds are used."""
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind))
+
+
+def _is_day_or_instant(kind: pa.DataType) -> bool:
+    return bool(types.is_date(kind) or types.is_timestamp(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+_BOUNDED: tuple[Callable[[pa.DataType], bool], ...] = (_is_number, _is_day_or_instant, _is_text)
+"""Types of columns whose bounds are used. Within one of these, a cast keeps the order of values."""
+
+_NAN = re.compile(r"\bnan\b")
 
 
 def guarantee(part: SnapshotPart, scan: Scan, columns: Collection[str]) -> pc.Expression:
@@ -55,6 +64,9 @@ def values_guarantee(
 
 def matching(guaranteed: Mapping[str, pc.Expression], schema: pa.Schema, expression: pc.Expression) -> set[str]:
     """Return the keys of those segments, each with its guarantee, that can have rows for which an expression is true."""
+    if _NAN.search(str(expression)):
+        # By bounds, Arrow takes values to be less than NaN (pyarrow 26): with a NOT before it, segments would be missing.
+        return set(guaranteed)
     form, files = ds.IpcFileFormat(), segment_file_system(None, ())
     fragments = [
         form.make_fragment(key, filesystem=files, partition_expression=known) for key, known in guaranteed.items()
@@ -78,7 +90,8 @@ def _of_place(part: SnapshotPart, stored: pa.Schema, columns: Collection[str]) -
 
 def _of_column(field: pa.Field, streams: Sequence[SchemaStatistics]) -> pc.Expression | None:
     """Bounds of a column over all schemas of a segment, in the type that the column has in the dataset; None: there are none."""
-    if not any(is_kind(field.type) for is_kind in _BOUNDED):
+    is_comparable = next((is_kind for is_kind in _BOUNDED if is_kind(field.type)), None)
+    if is_comparable is None:
         return None
     lows: list[pa.Scalar] = []
     highs: list[pa.Scalar] = []
@@ -92,7 +105,7 @@ def _of_column(field: pa.Field, streams: Sequence[SchemaStatistics]) -> pc.Expre
             return None
         has_nulls |= known.null_count > 0
         if known.null_count < stream.row_count:
-            if known.smallest is None or known.largest is None:
+            if known.smallest is None or known.largest is None or not is_comparable(known.smallest.type):
                 return None
             lows.append(known.smallest)
             highs.append(known.largest)

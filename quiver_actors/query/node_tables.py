@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -52,8 +52,21 @@ SUBSCRIBERS = pa.schema(
     ]
 )
 """`oldest_ingestion_time` is that of the oldest bundle that it has not resolved; null if there is none."""
-GAPS = pa.schema([("topic", pa.string()), ("core", pa.int32()), ("subscriber", pa.string()), ("notices", pa.int64())])
-"""Subscribers that have not taken all their gap notices yet, and how many these are."""
+GAPS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("core", pa.int32()),
+        ("subscriber", pa.string()),
+        ("notices", pa.int64()),
+        ("segment", pa.int64()),
+        ("first_bundle", pa.int64()),
+        ("bundles", pa.int64()),
+        ("rows", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+"""Gap notices that subscribers have not taken yet, one a row, with the bundles that are lost. Where a subscriber has very many, its last
+row stands for all others, and says only how many they are. `bundles` and `rows` are null where nobody knows them."""
 
 
 def node_tables(
@@ -79,9 +92,7 @@ def node_tables(
             ),
         ),
         "subscribers": _table(SUBSCRIBERS, (_subscriber(*each) for each in of_subscribers)),
-        "gaps": _table(
-            GAPS, ((topic, core, info.subscriber, info.gaps) for topic, core, info in of_subscribers if info.gaps)
-        ),
+        "gaps": _table(GAPS, (row for each in of_subscribers for row in _gaps(*each))),
     }
 
 
@@ -103,6 +114,16 @@ def _segment(topic: str, core: int, info: SegmentInfo) -> tuple[Any, ...]:
 def _subscriber(topic: str, core: int, info: SubscriberInfo) -> tuple[Any, ...]:
     counts = [getattr(info, name) for name in SUBSCRIBERS.names[3:-1]]
     return (topic, core, info.subscriber, *counts, _micros(info.oldest_unix_ns))
+
+
+def _gaps(topic: str, core: int, info: SubscriberInfo) -> Iterator[tuple[Any, ...]]:
+    place = (topic, core, info.subscriber)
+    for gap in info.gap_ranges:
+        row_count = gap.row_count if gap.row_count >= 0 else None
+        yield (*place, 1, gap.segment_seq, gap.bundle_index_first, gap.bundle_count or None, row_count, gap.reason)
+    further = info.gaps - len(info.gap_ranges)
+    if further > 0:
+        yield (*place, further, None, None, None, None, None)
 
 
 def _micros(unix_ns: int) -> int | None:

@@ -61,6 +61,10 @@ class Rows:
         names = wanted.names or stored.names[:1]
         for whole in parts:
             part = whole._replace(bundles=whole.bundles.narrowed(self.slot_id, names))
+            if not schema.names:
+                # Whoever asks for no column counts rows: one batch a segment is enough.
+                yield _rows_without_columns(sum(batch.num_rows for _, batch, _ in self._read(part, names)))
+                continue
             for indexes, batch, rows_each in self._read(part, names):
                 if batch.num_rows:
                     yield _placed(self._conformed(batch, wanted, part), schema, part, indexes, rows_each)
@@ -110,6 +114,10 @@ class Rows:
     def _failed(self, error: QuiverError) -> QuiverError:
         self.failures.append(error)
         return error
+
+
+def _rows_without_columns(row_count: int) -> pa.RecordBatch:
+    return pa.record_batch({"": pa.nulls(row_count)}).select([])
 
 
 def _placed(

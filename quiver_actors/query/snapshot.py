@@ -7,8 +7,8 @@ they are read; they stay the same as long as the archive keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -25,6 +25,10 @@ class PinnedBundles(Protocol):
     @property
     def reader(self) -> Any:
         """What reads the file: a `SegmentReader` or one like it, or an `EntryReader` where it is not sealed."""
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether they are in the memory of this process: reading them waits for nobody."""
 
     def narrowed(self, slot_id: int, columns: Sequence[str]) -> PinnedBundles:
         """The bundles for one scan of these columns of a slot. Nothing else can be asked of what is returned; it may fetch no more."""
@@ -62,6 +66,14 @@ class SchemaStatistics(Protocol):
         """Nulls and bounds by column; None: not known."""
 
 
+TellPruned: TypeAlias = Callable[[Mapping[int, int]], None]
+"""Is told how many segments of each core a scan leaves out by what is known of their values. Returns at once, from any thread."""
+
+
+def tell_nobody(counts: Mapping[int, int]) -> None:
+    """Do nothing: nobody counts what is left out."""
+
+
 class SnapshotPart(NamedTuple):
     """The bundles `[first, end)` of one segment."""
 
@@ -90,3 +102,4 @@ class Snapshot(NamedTuple):
     """Everything that had been acknowledged is in it. False: some of it could be read only once it is synced or sealed."""
     event_time: str = ""
     """The topic's column of event times; empty: there is none."""
+    tell_pruned: TellPruned = tell_nobody

@@ -37,6 +37,7 @@ from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import EARLIEST, SourceOptions
 from quiver_actors.spark.plan import (
+    Extent,
     PlannedPartition,
     StoredRange,
     extents_of,
@@ -91,7 +92,7 @@ class TopicReader(DataSourceReader):
         if options.slots:
             rows = slot_rows(options, stored)
             stored = having_slots(stored, rows, slots.values(), options.where.required_slots(slots))
-        return read_partitions(options, slots, target, _having_rows(options, slots, target, stored))
+        return read_partitions(options, slots, target, having_rows(options, slots, target, stored))
 
     @message_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -104,17 +105,20 @@ class TopicReader(DataSourceReader):
         start, end = _position(options.starting_offsets, place), _position(options.ending_offsets, place)
         if options.starting_unix_ns is not None:
             start = position_at(node, options, place, core, options.starting_unix_ns)
-        segments = extents_of(
-            info
-            for info in core.readable
-            if options.where.may_hold(
-                place, info.segment_seq, info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos
-            )
-        )
+        segments = wanted_extents(options, place, core)
         return ranges_between(place, segments, offsets.bundle_of(start), END if end < 0 else offsets.bundle_of(end))
 
 
-def _having_rows(
+def wanted_extents(options: SourceOptions, place: Place, core: CoreContents) -> list[Extent]:
+    """The segments of a core that can have rows for `where`, by their place and their times."""
+    return extents_of(
+        info
+        for info in core.readable
+        if options.where.may_hold(place, info.segment_seq, info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos)
+    )
+
+
+def having_rows(
     options: SourceOptions, slots: Slots, target: pa.Schema, stored: Sequence[StoredRange]
 ) -> Sequence[StoredRange]:
     """Leave out the segments that have no row for `where`, as the statistics say that their nodes keep."""

@@ -35,12 +35,13 @@ from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import EARLIEST, SourceOptions
-from quiver_actors.spark.plan import StoredRange, extents_of, ranges_between
+from quiver_actors.spark.plan import StoredRange, ranges_between
 from quiver_actors.spark.reader import (
     END,
     Slots,
     arrow_schema,
     everything,
+    having_rows,
     head_of,
     named_slots,
     only_slot,
@@ -48,6 +49,7 @@ from quiver_actors.spark.reader import (
     read_partition,
     read_partitions,
     slot_rows,
+    wanted_extents,
 )
 
 logger = logging.getLogger("quiver.spark")
@@ -134,10 +136,12 @@ class TopicStreamReader(DataSourceStreamReader):
             core = self._core(place)
             if core is not None:
                 first, last = offsets.bundle_of(begin.get(place, 0)), offsets.bundle_of(position)
-                stored += ranges_between(place, extents_of(core.readable), first, last)
+                stored += ranges_between(place, wanted_extents(self._options, place, core), first, last)
         if not stored:
             return []
-        return read_partitions(self._options, self._slots(stored), arrow_schema(self._schema), stored)
+        slots, target = self._slots(stored), arrow_schema(self._schema)
+        self._options.where.check(target)
+        return read_partitions(self._options, slots, target, having_rows(self._options, slots, target, stored))
 
     @message_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -52,6 +52,7 @@ def _client_messages() -> list[Message | bytes]:
         messages.ListSegments(4, "default"),
         messages.OpenSegment(5, "default", 7),
         messages.CheckSegment(6, "default", 7, "checksum"),
+        messages.CountPruned(6, "default", 12),
         messages.Register(6, "default", "reader", "earliest"),
         messages.Unregister(7, "default", "reader"),
         messages.Credit("default", "reader", 64),

@@ -17,6 +17,7 @@ import crc32c
 import msgspec
 import pyarrow as pa
 
+from quiver_actors.archive import manifest
 from quiver_actors.base.topics import Catalogue, Deletion, Topic
 from quiver_actors.store.files import cold_directory, cold_list, core_file, foreign_record, summaries
 from quiver_actors.store.files.core_count import CoreGeneration
@@ -80,8 +81,9 @@ SECTIONS = (
     Section("Core file", "", (core_file.CORE,)),
     Section(
         "Progress files",
-        "A header, the owner where there is one, entries with their bitmaps, and the checksum. Files of Rust end in a CRC-32.",
-        (progress.PROGRESS, progress.OWNER_TABLE, progress.ENTRY_TABLE),
+        "A header, the owner and the archived segments where there are any, entries with their bitmaps, and the checksum. Files of Rust "
+        "end in a CRC-32.",
+        (progress.PROGRESS, progress.OWNER_TABLE, progress.ARCHIVED_TABLE, progress.ENTRY_TABLE),
     ),
     Section(
         "The journal of progress",
@@ -145,6 +147,26 @@ SECTIONS = (
             Catalogue,
             Topic,
             Deletion,
+        ),
+    ),
+    Section(
+        "The manifest of an archive",
+        "Objects in the store, each one line of JSON with the fields below, bytes in Base64. Heads and parts have version "
+        f"{manifest.PLAIN_VERSION}, those with packs version {manifest.PACKED_VERSION}. The head is "
+        "`<node>/manifest.head`, a part `<node>/manifest.parts/<20 digits>-<8 hex>.json`. A field "
+        "with a default is left out of most objects where it has that. A reader ignores fields that it does not know; a part without "
+        "`schemas` and segments without a description are of an older program, and are always read.",
+        (
+            manifest.Head,
+            manifest.Owner,
+            manifest.StreamRef,
+            manifest.Unswept,
+            manifest.PartRef,
+            manifest.StateRef,
+            manifest.Part,
+            manifest.Segment,
+            manifest.Packed,
+            manifest.Hole,
         ),
     ),
 )

@@ -32,7 +32,12 @@ from quiver_actors.store.segment.codec import FooterExtension, SegmentFooter, en
 from quiver_actors.store.segment.layout import CRC, EXTENSION, FOOTER, SEGMENT_MAGIC, TRAILER
 from quiver_actors.store.staged.records import JournalRecord, encode_journal
 from quiver_actors.store.subscriber.gaps import GapLedger
-from quiver_actors.store.subscriber.progress import SegmentProgress, SubscriberProgress, encode_progress
+from quiver_actors.store.subscriber.progress import (
+    ArchivedSegments,
+    SegmentProgress,
+    SubscriberProgress,
+    encode_progress,
+)
 from quiver_actors.store.subscriber.progress_journal import JournalRecord as ProgressRecord
 from quiver_actors.store.subscriber.progress_journal import encode_frame
 from quiver_actors.store.subscriber.progress_journal import encode_header as encode_journal_header
@@ -98,7 +103,11 @@ CORE = encode_core(CoreFile(ID, 14, 15, 16, clean_shutdown=True))
 ENTRIES = {22: SegmentProgress(65, bytes(16))}
 PROGRESS = encode_progress(
     SubscriberProgress(
-        oldest_incomplete_seg=21, entries=ENTRIES, trusted_watermark=True, ownership=Ownership(23, (24, 25, 26))
+        oldest_incomplete_seg=21,
+        entries=ENTRIES,
+        trusted_watermark=True,
+        ownership=Ownership(23, (24, 25, 26)),
+        archived=ArchivedSegments(((22, 1),), 27),
     )
 )
 MARKER = bytes(range(8))
@@ -176,7 +185,7 @@ SAMPLES: dict[str, tuple[bytes, int, dict[str, Any]]] = {
         {
             "magic": b"QUIVSUB\0",
             "version": 1,
-            "header_size": 56,
+            "header_size": 84,
             "flags": 1,
             "oldest_incomplete_seg": 21,
             "entry_count": 1,
@@ -184,7 +193,8 @@ SAMPLES: dict[str, tuple[bytes, int, dict[str, Any]]] = {
         },
     ),
     "owner of a subscriber": (PROGRESS, 32, {"magic": b"OWNR", "owner_uid": 23, "joined_count": 3}),
-    "progress entry": (PROGRESS, 56, {"segment_seq": 22, "bundle_count": 65, "bitmap_words": 2}),
+    "archived segments of a subscriber": (PROGRESS, 56, {"magic": b"ARCH", "run_count": 1, "mean_bytes": 27}),
+    "progress entry": (PROGRESS, 84, {"segment_seq": 22, "bundle_count": 65, "bitmap_words": 2}),
     "journal of progress": (
         PROGRESS_JOURNAL,
         0,

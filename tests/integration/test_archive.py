@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,14 @@ import pytest
 
 from quiver_actors import aio
 from quiver_actors.archive.blocks import decode_sums
-from quiver_actors.archive.keys import crc_key
-from quiver_actors.archive.manifest import Part, key_of
-from quiver_actors.archive.manifest_store import read_head, read_parts
+from quiver_actors.archive.expiry import expire_stream
+from quiver_actors.archive.keys import StreamKey, crc_key
+from quiver_actors.archive.manifest import Owner, Part, key_of
+from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_head, read_parts
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
+from quiver_actors.archive.topic_archive import TopicArchive
+from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.archive_status import ArchiveStatus, read_archive_status
 from quiver_actors.base.checksum import crc32
 from quiver_actors.base.config import TopicSettings
@@ -29,6 +33,7 @@ from quiver_actors.node.archiver_process import NICENESS
 from quiver_actors.store.segment.checked import CheckedReader
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, numbers, take
+from tests.unit.archive.test_manifest_store import a_segment
 
 CONFIG = """
 node = "anode"
@@ -75,7 +80,7 @@ def archived_ids(store: ObjectStore) -> list[int]:
                 reader = CheckedReader(content.content)
                 assert reader.bundle_count == segment.bundle_count
                 found += [
-                    next(iter(reader.bundle(at).values())).column("id")[0].as_py() for at in range(segment.bundle_count)
+                    next(iter(reader.bundle(at).values())).column(0)[0].as_py() for at in range(segment.bundle_count)
                 ]
     return found
 
@@ -128,6 +133,44 @@ def test_an_archiver_that_is_killed_goes_on_and_archives_nothing_twice(store: Ob
         rows = [segment.segment_seq for part in archived_parts(store) for segment in part.segments]
         assert len(rows) == len(set(rows))
         assert len(objects) == 2 * len(rows)
+
+
+def test_what_has_expired_stays_in_the_store_over_a_restart_of_the_archiver(
+    store: ObjectStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with archiving_node(store.url) as node, node.connect() as client:
+        push(client, range(3))
+        wait_until(lambda: archived_ids(store) == [0, 1, 2], "the first segment is archived")
+        objects = {info.key for info in store.objects("anode/default")}
+        assert (
+            main(["archive", "expire", "--archive", store.url, "--node", "anode", "--older-than", "0s", "--yes"]) == 0
+        )
+        assert archived_ids(store) == []
+        kill_archiver(node)
+        for number in (3, 4):  # with the second one, the next archiver has looked after the store once
+            push(client, range(number, number + 1))
+            wait_until(lambda last=number: archived_ids(store)[-1:] == [last], "the archiver goes on")  # type: ignore[misc]
+        assert objects < {info.key for info in store.objects("anode/default")}, "readers have an hour"
+
+
+def test_a_segment_that_expired_in_the_archive_before_it_was_acknowledged_stops_nothing(store: ObjectStore) -> None:
+    with client_node() as node, node.connect() as client:
+        push(client, range(3))
+        (info,) = client.segments()[0]
+        hold = client.hold("archiver", topic="default", start="earliest")
+        stream = StreamKey("default", hold.look()[0].incarnation, 0)
+        owner = Owner(epoch=1, directory="here", start="first", since_unix_ns=1)
+        writer = ManifestWriter.own(store, "anode", owner, None)
+        archive = TopicArchive("anode", "default", {}, hold, Throttle(0, time.sleep), lambda _: None, lambda: False)
+        archived = a_segment(info.segment_seq)
+        writer.commit({stream: Addition([archived], [], info.segment_seq)})  # and its acknowledgement was lost
+        expire_stream(store, writer, writer.head.streams[0], archived.last_ingestion_unix_ns + 1)
+        for start in (3, 6):
+            push(client, range(start, start + 3))
+            archive.step(store, writer, TopicSettings().archive)
+        assert archived_ids(store) == [3, 4, 5, 6, 7, 8]
+        assert hold.look()[0].oldest is None
+        archive.close()
 
 
 def kill_archiver(node: ClientNode) -> None:

@@ -23,7 +23,7 @@ import pytest
 from rich.console import Console
 
 from quiver_actors.archive.manifest import Owner
-from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload
 from quiver_actors.archive.node_state import NodeState, encode_state
 from quiver_actors.archive.opening import open_store
 from quiver_actors.base.model import ONLOOKER_PREFIX
@@ -83,7 +83,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, node: ClientNode) -> Path:
     store = open_store(f"file://{place}/archive")
     owner = Owner(epoch=1, directory="here", start="first", since_unix_ns=1)
     state = encode_state(NodeState(node="worker-1", taken_unix_ns=1, files={}))
-    ManifestWriter.own(store, "worker-1", owner, None).record_state(state, 1)
+    ManifestWriter.own(store, "worker-1", owner, None).record_state(StateUpload(state, 1))
     store.close()
     pq.write_table(FLIGHTS, place / "flights.parquet")
     (place / "quiver.toml").write_text(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import quiver_actors
@@ -85,6 +86,24 @@ def test_a_push_that_was_never_taken_says_that_nothing_is_stored(served: Served,
         thread.join(DEADLINE_SECONDS)
     assert isinstance(told[0], quiver_actors.Receipt), told
     assert (stored(local, "lost").count(79), stored(local, "lost").count(80)) == (0, 1)
+
+
+def test_bundles_of_earlier_messages_are_not_said_to_be_lost(served: Served, local: Client) -> None:
+    def bundles() -> Iterator[pa.RecordBatch]:
+        for number in (
+            90,
+            91,
+        ):  # together more than a message holds, so the first one leaves before the next bundle is asked for
+            yield pa.record_batch({"id": [number], "fill": [bytes(3 << 20)]})
+        served.kill()
+        yield pa.record_batch({"id": [92], "fill": [b""]})
+
+    with (
+        served.connect() as client,
+        pytest.raises(DurabilityUnknown, match="the first 1 bundles of this push are stored"),
+    ):
+        client.push_many(bundles(), topic="lost", timeout=1.0)
+    assert [stored(local, "lost").count(number) for number in (90, 91, 92)] == [1, 0, 0]
 
 
 def test_who_cannot_be_reached_or_believed_is_told_at_once(served: Served, tmp_path: Path) -> None:

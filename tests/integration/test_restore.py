@@ -24,7 +24,7 @@ from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers
 from tests.integration.test_archive import CONFIG, archived_ids, owner_of, status_of
 
-INTERVAL = 'progress_interval = "100ms"\n'
+INTERVAL = 'progress_interval = "{interval}"\n'
 
 
 @pytest.fixture
@@ -35,14 +35,16 @@ def store(tmp_path: Path) -> Iterator[ObjectStore]:
 
 
 @contextmanager
-def node_of(url: str, data: Path | None = None, *, cores: int = 1, more: str = "") -> Iterator[ClientNode]:
+def node_of(
+    url: str, data: Path | None = None, *, cores: int = 1, more: str = "", interval: str = "100ms"
+) -> Iterator[ClientNode]:
     """A node that archives, on a copy of a data directory."""
 
     def lay_out(target: Path) -> None:
         if data is not None:
             shutil.copytree(data, target)
 
-    with client_node(cores, CONFIG.format(url=url) + INTERVAL + more, lay_out) as node:
+    with client_node(cores, CONFIG.format(url=url) + INTERVAL.format(interval=interval) + more, lay_out) as node:
         yield node
 
 

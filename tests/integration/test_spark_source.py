@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.client import connect
 from quiver_actors.errors import UsageError
 from quiver_actors.spark import read_local, use
 from quiver_actors.spark.options import READ, parse_options
 from quiver_actors.spark.reader import TopicPartition, TopicReader, stored_schema
-from tests.integration.spark_node import Node
+from tests.integration.spark_node import Node, micro_batch, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,6 +133,32 @@ def test_segments_whose_values_do_not_match_are_not_even_planned(
         assert planned() <= 2
     assert "quiver.spark.pruned topic=bounds segments=2 of=4" in caplog.text
     assert rows(load(spark, "bounds", where=where)) == rows(load(spark, "bounds").where(where))
+    first = micro_batch(
+        {"topic": "bounds", "runDir": str(node.run_dir), "startingOffsets": "earliest", "where": where},
+        stored_schema(checked),
+    )
+    tickets = [each.ticket for each in first.partitions if isinstance(each, TopicPartition)]
+    assert sum(len(ticket.ranges) for ticket in tickets) == 2
+    found = [row for each in first.partitions for batch in first.reader.read(each) for row in batch.to_pylist()]
+    assert sorted(row["n"] for row in found) == list(range(105, 110))
+
+
+def test_a_nodes_metrics_count_segments_that_were_left_out(node: Node) -> None:
+    def counted() -> int:
+        return sum(worker.segments_pruned for worker in take_status(str(node.run_dir)).workers)
+
+    with connect(node.run_dir) as client:
+        for first in (0, 100, 200):
+            client.push(pa.record_batch({"n": range(first, first + 10)}), topic="counted", key="one worker")
+            client.flush("counted")
+        wait_until(lambda: sum(map(len, client.statistics("counted").values())) == 3, "statistics", 60)
+        before = counted()
+        assert client.dataset("counted", where="n >= 105 AND n < 200").count_rows() == 5
+        wait_until(lambda: counted() == before + 2, "the count of a dataset")
+        assert client.sql("SELECT count(*) AS n FROM counted WHERE n < 5").read_all().to_pydict() == {"n": [5]}
+        wait_until(lambda: counted() == before + 4, "the count of a statement")
+        client.tell_pruned("counted", {core: 1 << 62 for core in client.statistics("counted")})
+        wait_until(lambda: counted() == before + 7, "more segments than there are")
 
 
 def test_what_others_push_is_read_in_sparks_types(spark: SparkSession, node: Node) -> None:

@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.calls import CallCounter
 from quiver_actors.base.protocol import messages as m
 from quiver_actors.base.units import MIB
+from quiver_actors.node.worker.lone_lane import LoneLane
 from tests.security.guest import AS_ROOT, Besieged, besieged
 from tests.unit.node.worker.harness import WireClient, table
+from tests.unit.node.worker.lone import lone_push
 from tests.unit.node.worker.spans import Span
-from tests.unit.node.worker.test_lone_pushes import lone
 
 MUTATIONS = int(os.environ.get("MUTATED_BUNDLES", "100_000"))
 _ENTRY, _SLOT = m.ENTRY_ROW, m.SLOT_ROW
@@ -62,13 +64,35 @@ def with_slot(span: Span, **fields: int) -> Span:
 
 
 def test_a_lone_push_of_a_guest_is_checked_and_answered_like_its_other_pushes(guest: WireClient) -> None:
-    tag, frame = lone(guest, 1)
+    tag, frame = lone_push(guest, 1)
     guest.socket.sendall(frame)
     assert guest.expect(m.Acked).runs[0].tag == tag
-    tag, frame = lone(guest, 2, crc_flip=1)
+    tag, frame = lone_push(guest, 2, crc_flip=1)
     guest.socket.sendall(frame)
     assert guest.expect(m.Refused).tag == tag
     guest.push_and_wait(table(3), topic="open")
+
+
+@AS_ROOT
+def test_lone_pushes_of_the_own_user_alone_take_the_short_way() -> None:
+    """The short way spends no budget, and so it is for nobody who has one."""
+    counter = CallCounter()
+    counter.watch()
+    try:
+        with besieged() as node:
+            ways: dict[str, int] = {}
+            for name, client in (("owner", node.honest), ("guest", node.guest_producer())):
+                client.push_and_wait(table(0), topic="open")
+                counter.calls.clear()
+                for number in (1, 2, 3):
+                    tag, frame = lone_push(client, number)
+                    client.socket.sendall(frame)
+                    assert client.expect(m.Acked).runs[0].tag == tag
+                ways[name] = counter.calls[LoneLane.push.__code__]
+    finally:
+        counter.end()
+    assert ways["guest"] == 0
+    assert ways["owner"] > 0
 
 
 LYING_ROWS: dict[str, Callable[[], Span]] = {

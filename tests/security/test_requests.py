@@ -39,6 +39,7 @@ OF_A_TOPIC = {
     "list segments": lambda topic: m.ListSegments(1, topic),
     "list schemas": lambda topic: m.ListSchemas(1, topic),
     "list statistics": lambda topic: m.ListStatistics(1, topic),
+    "count pruned": lambda topic: m.CountPruned(1, topic, 1 << 62),
     "open segment": lambda topic: m.OpenSegment(1, topic, 0),
     "register": lambda topic: m.Register(1, topic, "spy", "earliest"),
     "unregister": lambda topic: m.Unregister(1, topic, "spy"),

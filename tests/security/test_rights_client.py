@@ -12,7 +12,7 @@ import pytest
 from quiver_actors.base import rights
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol import topic_requests as requests
-from quiver_actors.base.protocol.messages import CheckSegment
+from quiver_actors.base.protocol.messages import CheckSegment, CountPruned
 from quiver_actors.base.rights import Caller, Verdict
 from quiver_actors.cli.main import main
 from quiver_actors.client import Client, connect
@@ -113,6 +113,9 @@ CALLS: dict[str, Callable[[Client, str, str], Any]] = {
     "OpenSegment": lambda client, topic, name: list(client.read(topic, 0)),
     "CheckSegment": lambda client, topic, name: client._exchange.run(
         client._requests._ask(0, lambda tag: CheckSegment(tag, topic, 0, "test"))
+    ),
+    "CountPruned": lambda client, topic, name: client._exchange.run(
+        client._requests._ask(0, lambda tag: CountPruned(tag, topic, 1))
     ),
     "BundleTime": lambda client, topic, name: client._exchange.run(
         client._requests.starting(topic, first_bundle(client, topic))

@@ -47,6 +47,7 @@ MESSAGES: dict[str, Callable[[str, str], m.Message]] = {
     "ListStatistics": lambda topic, name: m.ListStatistics(TAG, topic),
     "OpenSegment": lambda topic, name: m.OpenSegment(TAG, topic, 0),
     "CheckSegment": lambda topic, name: m.CheckSegment(TAG, topic, 0, "test"),
+    "CountPruned": lambda topic, name: m.CountPruned(TAG, topic, 1),
     "BundleTime": lambda topic, name: m.BundleTime(TAG, topic, 0, 0),
     "ListSubscribers": lambda topic, name: m.ListSubscribers(TAG, topic),
     "Register": lambda topic, name: m.Register(TAG, topic, name, "latest"),

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 import quiver_actors
 from quiver_actors.archive.blocks import encode_sums, sums_of
+from quiver_actors.archive.descriptions import Wanted, describe
 from quiver_actors.archive.keys import StreamKey, crc_key, segment_key
 from quiver_actors.archive.manifest import Hole, Owner, Segment
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter
@@ -35,11 +36,20 @@ class ArchiveWriter:
     """Writes the archive of one stream as an archiver does, segment by segment."""
 
     def __init__(
-        self, url: str, node: str = NODE, topic: str = "default", core: int = 0, incarnation: str = INCARNATION
+        self,
+        url: str,
+        node: str = NODE,
+        topic: str = "default",
+        core: int = 0,
+        incarnation: str = INCARNATION,
+        wanted: Wanted | None = None,
     ) -> None:
+        """`wanted`: what the manifest says of the columns of segments; None: nothing, as by an older program."""
         self.store: ObjectStore = open_store(url)
         self.node = node
         self.slots: Mapping[str, int] | None = None
+        self.wanted = wanted
+        self.schemas: dict[str, bytes] = {}
         self.stream = StreamKey(topic, incarnation, core)
         owner = Owner(epoch=1, directory=os.urandom(4).hex(), start=os.urandom(4).hex(), since_unix_ns=UPLOADED_UNIX_NS)
         self.manifest = ManifestWriter.own(self.store, node, owner, None)
@@ -54,7 +64,7 @@ class ArchiveWriter:
         etag = self.store.put(self.key(segment_seq, generation), [content], len(content))
         extension = reader.footer.extension
         assert extension is not None
-        return Segment(
+        segment = Segment(
             segment_seq=segment_seq,
             generation=generation,
             bundle_count=reader.bundle_count,
@@ -68,10 +78,16 @@ class ArchiveWriter:
             position_start=extension.wal_position_start,
             position_end=extension.wal_position_end,
         )
+        if self.wanted is None:
+            return segment
+        described = describe(segment, memoryview(content), self.wanted)
+        self.schemas |= described.schemas
+        return described.segment
 
     def record(self, through: int, segments: Sequence[Segment] = (), holes: Sequence[Hole] = ()) -> None:
         """Put segments and holes into the manifest."""
-        self.manifest.commit({self.stream: Addition(segments, holes, through, self.slots)})
+        event_time = None if self.wanted is None else self.wanted.event_time
+        self.manifest.commit({self.stream: Addition(segments, holes, through, self.slots, event_time, self.schemas)})
 
     def archive(self, segments: Mapping[int, bytes], holes: Sequence[Hole] = ()) -> None:
         """Upload and record segments by their numbers, and holes, all that there are."""

@@ -64,6 +64,7 @@ class HostBench:
         self.host = EngineHost(
             self.driver.engine,
             commit=self._submit,
+            commit_lone=self._submit,
             background=self._submit,
             ask=self._submit,
             cold=self._submit,

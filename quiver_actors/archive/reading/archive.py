@@ -14,6 +14,7 @@ from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import StreamRef
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import TIMEOUT_SECONDS, check_url, open_store
+from quiver_actors.archive.reading.columns import columns_in
 from quiver_actors.archive.reading.contents import NodeContents, StreamContents, nodes_in
 from quiver_actors.archive.reading.pieces import Numbered, Piece, numbered_in, pieces_of
 from quiver_actors.archive.reading.querying import QueryingArchive
@@ -30,6 +31,7 @@ from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.read_ahead import BackgroundFetches, RangePart, ReadAhead
 from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
+from quiver_actors.client.statistics import statistics_in
 from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.store.segment.ranged import RangedReader
 
@@ -136,7 +138,10 @@ class Archive(QueryingArchive):
 
     def topics(self) -> dict[str, TopicInfo]:
         """The archived topics by name. Durability and sync interval are not archived."""
-        return {each.topic: TopicInfo(each.topic, dict(each.slots or {}), "", 0) for each in self._contents.streams}
+        return {
+            each.topic: TopicInfo(each.topic, dict(each.slots or {}), "", 0, event_time=each.event_time or "")
+            for each in self._contents.streams
+        }
 
     def incarnations(self, topic: str, core: int) -> list[str]:
         """The incarnations of the directory of a topic on one core; each has segments from number 0 on. Raises UnknownTopic."""
@@ -291,14 +296,15 @@ class Archive(QueryingArchive):
     def _snapshot(self, topic: str, span: Span) -> Snapshot:
         from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot
 
-        slots = TopicSlots(self._check_topic(topic))
+        info = self._check_topic(topic)
+        slots = TopicSlots(info)
         parts = [part for core in self.segments(topic) for part in self._parts(slots, core, span)]
         if len(parts) > SEGMENTS_MAX:
             raise UsageError(
                 f"topic {topic!r} has {len(parts):,} archived segments in that span, and a dataset holds {SEGMENTS_MAX:,}: "
                 "give start= or end="
             )
-        return Snapshot(topic, slots.table, tuple(parts), is_complete=True)
+        return Snapshot(topic, slots.table, tuple(parts), is_complete=True, event_time=info.event_time)
 
     def _parts(self, slots: TopicSlots, core: int, span: Span) -> Iterator[SnapshotPart]:
         from quiver_actors.client.archived_snapshots import archived_parts
@@ -310,7 +316,8 @@ class Archive(QueryingArchive):
             reader = self._reader(contents.key, known[part.segment_seq], projection, part.end)
             return MappedSegment(partial(_itself, reader), part.segment_seq, slots, core, projection)
 
-        return archived_parts(core, [numbered.info for numbered in known.values()], span, opened)
+        statistics = statistics_in(columns_in(contents, contents.segments))
+        return archived_parts(core, [numbered.info for numbered in known.values()], span, opened, statistics)
 
     def _read(
         self, contents: StreamContents, pieces: list[Piece], slots: TopicSlots, projection: Projection

@@ -91,7 +91,7 @@ class CachedFile:
         return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     def fetch(self, blocks: Sequence[int]) -> None:
-        """Fetch those of some blocks that are not there.
+        """Fetch those of some blocks that are not there, or not any more as they were fetched: disks rot.
 
         Raises:
             ChecksumMismatch: a block of the object does not have its checksum, however often it is fetched.
@@ -100,7 +100,7 @@ class CachedFile:
             ArchiveError: the store does not give it.
         """
         with self._lock:
-            missing = [block for block in blocks if block not in self._present]
+            missing = [block for block in blocks if block not in self._present or not self._is_kept(block)]
             for _ in range(_ATTEMPTS):
                 if not missing:
                     return
@@ -140,6 +140,9 @@ class CachedFile:
         self._present.update(new)
         self._tell_stored(sum(self._size_of(block) for block in new))
         return damaged
+
+    def _is_kept(self, block: int) -> bool:
+        return not damaged_blocks(self._memory, self.checksums, self.block_bytes, block, block + 1)
 
     def _size_of(self, block: int) -> int:
         return min(self.block_bytes, self._sums.size_bytes - block * self.block_bytes)

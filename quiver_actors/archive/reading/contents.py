@@ -7,6 +7,7 @@ then the head is read again.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from quiver_actors.archive.errors import ArchiveUnavailable
@@ -26,7 +27,11 @@ class StreamContents(NamedTuple):
     segments: tuple[Segment, ...]
     holes: tuple[Hole, ...]
     archived_through: int
-    """Each segment number up to this one is in one of the lists, or was never used; -1: no segment is archived."""
+    """Each segment number up to this one is in one of the lists, or was never used, or has expired; -1: no segment is archived."""
+    expired_through: int = -1
+    """Segments up to this number have expired in the archive; -1: none has."""
+    schemas: Mapping[str, bytes] = {}
+    """The schemas that the segments name, by fingerprint."""
 
 
 class NodeContents:
@@ -47,7 +52,11 @@ class NodeContents:
 
     def refresh(self) -> None:
         """Read the head anew. Raises as the constructor."""
-        self._head = self._read_head()
+        head = self._read_head()
+        named = {ref.key for stream in head.streams for ref in stream.parts}
+        with self._lock:
+            self._head = head
+            self._parts = {key: part for key, part in self._parts.items() if key in named}
 
     @property
     def streams(self) -> tuple[StreamRef, ...]:
@@ -102,12 +111,12 @@ def nodes_in(store: ObjectStore) -> list[str]:
 
 def _contents(stream: StreamRef, parts: list[Part]) -> StreamContents:
     if not parts:
-        return StreamContents(stream.key, (), (), stream.archived_through)
+        return StreamContents(stream.key, (), (), stream.archived_through, stream.expired_through)
     whole, through = merged(parts), stream.archived_through
     # What lies behind is archived too, but something in front of it is not.
     segments = tuple(each for each in whole.segments if each.segment_seq <= through)
     holes = tuple(each for each in whole.holes if each.segment_seq <= through)
-    return StreamContents(stream.key, segments, holes, through)
+    return StreamContents(stream.key, segments, holes, through, stream.expired_through, whole.schemas)
 
 
 def _last_ingestion_unix_ns(stream: StreamRef) -> int:

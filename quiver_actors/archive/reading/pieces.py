@@ -13,6 +13,8 @@ from quiver_actors.errors import NotStored, UsageError
 
 NEVER_ARCHIVED = "never_archived"
 """The reason of a hole that the manifest does not have: what may have been there was gone before the archiver came to it."""
+ARCHIVE_EXPIRED = "archive_expired"
+"""The reason of what was archived and is deleted in the archive by age."""
 
 
 class Numbered(NamedTuple):
@@ -67,8 +69,8 @@ class Piece(NamedTuple):
 def numbered_in(contents: StreamContents, first_segment_seq: int | None = None) -> dict[int, Numbered]:
     """All that the archive knows, by segment number, rising.
 
-    Where numbers are missing, something may have been stored under them that was gone before the archiver came to it. Unless the log
-    positions prove that nothing was, the first of such numbers stands for all of them, as a hole.
+    Where numbers are missing, something may have been stored under them that was gone before the archiver came to it, or that has expired
+    in the archive. Unless the log positions prove that nothing was, the first of such numbers stands for all of them, as a hole.
 
     Args:
         first_segment_seq: what is asked for begins there; None: with the first segment that the archive knows.
@@ -89,8 +91,11 @@ def numbered_in(contents: StreamContents, first_segment_seq: int | None = None) 
         ):
             missing = max(before.segment_seq + 1, first_segment_seq or 0)
             if missing < each.segment_seq:
-                found[missing] = _never_archived(missing)
+                is_expired = missing <= contents.expired_through
+                found[missing] = _without_record(missing, ARCHIVE_EXPIRED if is_expired else NEVER_ARCHIVED)
         found[each.segment_seq] = before = each
+    if not known and first_segment_seq is not None and first_segment_seq <= contents.expired_through:
+        found[first_segment_seq] = _without_record(first_segment_seq, ARCHIVE_EXPIRED)
     return found
 
 
@@ -101,10 +106,8 @@ def _adjoin(before: Segment | None, behind: Segment | None) -> bool:
     return behind.position_start == (0 if before is None else before.position_end)
 
 
-def _never_archived(segment_seq: int) -> Numbered:
-    hole = Hole(
-        segment_seq=segment_seq, first_bundle=0, bundle_count=0, row_count=-1, reason=NEVER_ARCHIVED, noted_unix_ns=0
-    )
+def _without_record(segment_seq: int, reason: str) -> Numbered:
+    hole = Hole(segment_seq=segment_seq, first_bundle=0, bundle_count=0, row_count=-1, reason=reason, noted_unix_ns=0)
     return Numbered(segment_seq, None, (hole,))
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from quiver_actors.query.dataset import TopicDataset
+    from quiver_actors.query.event_times import EventBound
     from quiver_actors.query.snapshot import Snapshot
     from quiver_actors.query.span import Bound, Span
 
@@ -31,12 +32,15 @@ class QueryingArchive:
         start: Bound = None,
         end: Bound = None,
         where: str | pc.Expression | None = None,
+        event_start: EventBound = None,
+        event_end: EventBound = None,
         metadata: bool | Iterable[str] = False,
         skip_damaged: bool = False,
     ) -> TopicDataset:
         """Return what is archived of a slot of a topic as a `pyarrow.dataset.Dataset`; see `Client.dataset`.
 
-        A scan fetches what it reads. What the archive will never have raises DataLost, which says why, or is left out with
+        A scan fetches what it reads. Segments that by the manifest have no row of `where`, of the event times or of the scan's filter
+        are left out without a request. What the archive will never have raises DataLost, which says why, or is left out with
         `skip_damaged`.
 
         Raises:
@@ -47,7 +51,8 @@ class QueryingArchive:
         from quiver_actors.query.span import Span
 
         span = Span.parse(topic, start, end)
-        choice = {"slot": slot, "where": where, "metadata": metadata, "skip_damaged": skip_damaged}
+        choice = {"slot": slot, "where": where, "event_start": event_start, "event_end": event_end}
+        choice |= {"metadata": metadata, "skip_damaged": skip_damaged}
         return dataset_of(self._snapshot(topic, span), span, **choice)  # type: ignore[arg-type]
 
     def sql(

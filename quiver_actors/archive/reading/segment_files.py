@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
-from quiver_actors.archive.blocks import BlockSums, decode_sums
-from quiver_actors.archive.keys import StreamKey, crc_key, parse_segment_key, segment_key, stream_prefix
+from quiver_actors.archive.keys import StreamKey, parse_segment_key, segment_key, stream_prefix
+from quiver_actors.archive.manifest import Packed, Segment, key_of
+from quiver_actors.archive.manifest_store import read_head, read_part
 from quiver_actors.archive.object_store import ObjectMissing, ObjectStore
+from quiver_actors.archive.packs import read_sums
 from quiver_actors.archive.reading.block_cache import BlockCache
 from quiver_actors.archive.reading.cached_file import CachedFile
+from quiver_actors.archive.reading.pack_windows import PackWindows
 from quiver_actors.archive.reading.pieces import Numbered
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat, NotStored
+
+
+class Place(NamedTuple):
+    """Where a copy of a segment lies."""
+
+    key: str
+    packed: Packed | None = None
+    """Where in the object, which is a pack then; None: it is the whole object."""
 
 
 class SegmentFiles:
@@ -27,6 +39,7 @@ class SegmentFiles:
         self._node = node
         self._cache_dir = cache_dir
         self._cache = BlockCache(cache_bytes)
+        self._windows = PackWindows(store)
 
     @property
     def cached_bytes(self) -> int:
@@ -44,46 +57,62 @@ class SegmentFiles:
             ChecksumMismatch, InvalidFormat, Truncated: its checksums are missing, damaged, or not those of what the manifest names.
             ArchiveError, DiskError: the store cannot be read, or the file cannot be made.
         """
-        generations = self._generations(key, numbered, copy)
-        if copy >= len(generations):
+        places = self._places(key, numbered, copy)
+        if copy >= len(places):
             raise NotStored(f"segment {numbered.segment_seq} of {stream_prefix(self._node, key)} has no copy {copy}")
-        of_segment = segment_key(self._node, key, numbered.segment_seq, generations[copy])
-        return self._cache.file(of_segment, lambda tell: self._made(of_segment, numbered, copy, tell))
+        place = places[copy]
+        return self._cache.file(place, lambda tell: self._made(place, numbered, copy, tell))
 
     def close(self) -> None:
         """Forget all files; readers keep theirs. Idempotent."""
         self._cache.close()
 
-    def _made(self, of_segment: str, numbered: Numbered, copy: int, tell: Callable[[int], None]) -> CachedFile:
-        sums, expected = self._sums(of_segment), numbered.segment
+    def _made(self, place: Place, numbered: Numbered, copy: int, tell: Callable[[int], None]) -> CachedFile:
+        expected = numbered.segment
+        try:
+            sums = read_sums(self._store, place.key, place.packed, self._windows.read)
+        except ObjectMissing as error:
+            raise InvalidFormat(str(error)) from error
         if (
             copy == 0
             and expected is not None
             and (sums.size_bytes, sums.crc32) != (expected.size_bytes, expected.crc32)
         ):
-            raise ChecksumMismatch(
-                f"object {crc_key(of_segment)} has the checksums of another content than the manifest names"
-            )
-        read = partial(self._read_range, of_segment)
-        return CachedFile(self._cache_dir, sums, read, f"object {of_segment}", tell)
+            raise ChecksumMismatch(f"object {place.key} has the checksums of another content than the manifest names")
+        return CachedFile(self._cache_dir, sums, partial(self._read_range, place), f"object {place.key}", tell)
 
-    def _sums(self, of_segment: str) -> BlockSums:
-        found = self._store.get(crc_key(of_segment))
-        if found is None:
-            raise InvalidFormat(f"{self._store.url}: object {crc_key(of_segment)} is missing")
-        return decode_sums(found.content)
-
-    def _read_range(self, of_segment: str, start: int, end: int) -> bytes | memoryview:
+    def _read_range(self, place: Place, start: int, end: int) -> bytes | memoryview:
         try:
-            return self._store.get_ranges(of_segment, [(start, end)])[0]
+            if place.packed is not None:
+                return self._windows.read(place.key, place.packed.offset + start, place.packed.offset + end)
+            return self._store.get_ranges(place.key, [(start, end)])[0]
         except ObjectMissing as error:
-            raise InvalidFormat(f"{self._store.url}: object {of_segment} is missing") from error
+            raise InvalidFormat(f"{self._store.url}: object {place.key} is missing") from error
 
-    def _generations(self, key: StreamKey, numbered: Numbered, copy: int) -> list[int]:
-        """The generations of a segment in the order in which they are read."""
-        named = [] if numbered.segment is None else [numbered.segment.generation]
+    def _places(self, key: StreamKey, numbered: Numbered, copy: int) -> list[Place]:
+        """The places of a segment in the order in which they are read: where the manifest named it, where the manifest names it by now, and
+        objects of other generations, the newest first."""
+        named = [] if numbered.segment is None else [self._place(key, numbered.segment)]
         if copy < len(named):
             return named
+        present = self._present(key, numbered.segment_seq)
+        if present is not None and (moved := self._place(key, present)) not in named:
+            named.append(moved)
         keys = (parse_segment_key(info.key) for info in self._store.objects(stream_prefix(self._node, key)))
         found = {each.generation for each in keys if each is not None and each.segment_seq == numbered.segment_seq}
-        return [*named, *sorted(found.difference(named), reverse=True)]
+        others = (segment_key(self._node, key, numbered.segment_seq, each) for each in sorted(found, reverse=True))
+        return [*named, *(Place(each) for each in others if Place(each) not in named)]
+
+    def _place(self, key: StreamKey, segment: Segment) -> Place:
+        return Place(key_of(self._node, key, segment), segment.pack)
+
+    def _present(self, key: StreamKey, segment_seq: int) -> Segment | None:
+        """The row that the manifest has of a segment now."""
+        head = read_head(self._store, self._node)
+        stream = None if head is None else head.stream(key)
+        for ref in () if stream is None else stream.parts:
+            if ref.first_segment_seq <= segment_seq <= ref.last_segment_seq:
+                for segment in read_part(self._store, ref).segments:
+                    if segment.segment_seq == segment_seq:
+                        return segment
+        return None

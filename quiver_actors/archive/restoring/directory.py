@@ -23,12 +23,13 @@ from quiver_actors.archive.checking import read_segment
 from quiver_actors.archive.errors import ArchiveFenced
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Owner, Segment, key_of
-from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload
 from quiver_actors.archive.node_state import encode_state
 from quiver_actors.archive.object_store import ObjectMissing, ObjectStore
 from quiver_actors.archive.ownership import OwnRecord, Place, read_record, write_record
 from quiver_actors.archive.restoring.plan import EnginePlan, Loss, Plan, read_plan
-from quiver_actors.archive.restoring.small_files import renumbered, with_keys, with_notices
+from quiver_actors.archive.restoring.small_files import renumbered, with_keys, with_notices, without_stages
+from quiver_actors.archive.restoring.stages import NOT_ARCHIVED, LostStage, decide_lost, write_stages
 from quiver_actors.archive.state_keeper import read_file
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError, StorageFull, UsageError
@@ -60,6 +61,13 @@ class Restored(NamedTuple):
     segment_count: int
     size_bytes: int
     damaged: list[Damaged]
+    lost_stages: list[LostStage]
+    """Prepared stages that do not come back, each with the outcome of its transaction."""
+
+    @property
+    def damaged_stages(self) -> list[LostStage]:
+        """Those that are damaged or missing in the store."""
+        return [each for each in self.lost_stages if each.problem != NOT_ARCHIVED]
 
 
 def check_directory(disk: Disk, beside: Iterable[str]) -> bool:
@@ -116,16 +124,21 @@ def restore(
         disk.sync_directory(".")
     writer = _own(disk, store, node, record, plan.owner)
     plan = _with_state(writer, read_plan(store, node, record.directory), record.directory)
-    _write_files(disk, "", plan.state.files)
-    restored = Restored(
-        plan, writer.head.owner.epoch, sum(len(each.segments) for each in plan.engines), plan.size_bytes, []
-    )
+    damaged: list[Damaged] = []
+    lost = plan.lost_stages
+    _make_directories(disk, plan)
     for engine in plan.engines:
-        restored.damaged.extend(_write_engine(disk, store, node, engine, note, at_once))
+        unstaged = write_stages(disk, store, node, engine.state)
+        damaged += _write_engine(disk, store, node, engine, unstaged, note, at_once)
+        lost += unstaged
     writer.check_owner()
+    files = dict(plan.state.files)
+    lost = decide_lost(lost, files)
+    _write_files(disk, "", files)
     write_atomically(disk, VERSION_FILE, encode_data_version())
     disk.sync_directory(".")
-    return restored
+    count = sum(len(each.segments) for each in plan.engines)
+    return Restored(plan, writer.head.owner.epoch, count, plan.size_bytes, damaged, lost)
 
 
 def _check_room(disk: Disk, plan: Plan) -> None:
@@ -181,7 +194,7 @@ def _with_state(writer: ManifestWriter, plan: Plan, directory: str) -> Plan:
         for each in plan.engines
     ]
     state = msgspec.structs.replace(plan.state, engines=tuple(states), restored_into=directory)
-    writer.record_state(encode_state(state), state.taken_unix_ns)
+    writer.record_state(StateUpload(encode_state(state), state.taken_unix_ns))
     engines = [each._replace(state=own) for each, own in zip(plan.engines, states, strict=True)]
     return plan._replace(head=writer.head, state=state, engines=engines)
 
@@ -189,13 +202,28 @@ def _with_state(writer: ManifestWriter, plan: Plan, directory: str) -> Plan:
 # --- the directory -------------------------------------------------------------------------------------------------------
 
 
+def _make_directories(disk: Disk, plan: Plan) -> None:
+    for engine in plan.engines:
+        paths = EnginePaths(engine.state.directory)
+        for path in (paths.root, paths.wal, paths.segments, paths.staged):
+            disk.make_directory(path)
+
+
 def _write_engine(
-    disk: Disk, store: ObjectStore, node: str, plan: EnginePlan, note: Callable[[int], None], at_once: int
+    disk: Disk,
+    store: ObjectStore,
+    node: str,
+    plan: EnginePlan,
+    unstaged: list[LostStage],
+    note: Callable[[int], None],
+    at_once: int,
 ) -> list[Damaged]:
-    """Write one topic on one core; returns what of it is damaged in the store."""
+    """Write one topic on one core; returns what of it is damaged in the store.
+
+    Args:
+        unstaged: its stages that were to come back and do not.
+    """
     paths = EnginePaths(plan.state.directory)
-    for path in (paths.root, paths.wal, paths.segments, paths.staged):
-        disk.make_directory(path)
     stream = StreamKey(plan.state.topic, plan.state.incarnation, plan.state.core)
     damaged = []
     with ThreadPoolExecutor(at_once) as pool:
@@ -217,6 +245,7 @@ def _write_engine(
     ]
     there = [each for each in plan.segments if each.segment_seq not in lost]
     files = with_keys(plan.state.files, _keys(disk, paths, plan, there))
+    files = without_stages(files, [(each.stage, each.problem) for each in unstaged])
     if not plan.is_retired:
         files = with_notices(files, sorted([*plan.losses, *losses]))
     _write_files(disk, paths.root, files)

@@ -11,13 +11,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from quiver_actors.archive.manifest import Head, Owner, Segment, StreamRef
 from quiver_actors.archive.manifest_store import read_head, read_part, read_state
 from quiver_actors.archive.node_state import EngineState, KnownSegment, NodeState, PreparedStage, decode_state
 from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.archive.restoring.stages import LostStage, carried_stages, lost_stages, staged_bytes
+from quiver_actors.archive.staged_bundles import stream_of
 from quiver_actors.base.core_dirs import RETIRED_NAME
 from quiver_actors.errors import UsageError
 from quiver_actors.store.files.topic_list import CATALOGUE_NAME, decode_catalogue
@@ -53,8 +55,8 @@ class EnginePlan(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the segments."""
-        return sum(each.size_bytes for each in self.segments)
+        """Bytes of the segments and of the stages that come back."""
+        return sum(each.size_bytes for each in self.segments) + staged_bytes(self.state)
 
 
 class Plan(NamedTuple):
@@ -73,13 +75,19 @@ class Plan(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all segments."""
+        """Bytes of all segments and stages."""
         return sum(each.size_bytes for each in self.engines)
 
+    def carried_stages_without(self, lost: Iterable[LostStage]) -> list[tuple[EngineState, PreparedStage]]:
+        """Prepared stages of transactions that come back; `lost` are those of which the restore has found that they do not."""
+        gone = {(each.stream, each.stage.number) for each in lost}
+        found = [(each.state, stage) for each in self.engines for stage in carried_stages(each.state)]
+        return [(state, stage) for state, stage in found if (stream_of(state), stage.number) not in gone]
+
     @property
-    def stages(self) -> list[tuple[EngineState, PreparedStage]]:
-        """Prepared stages of transactions, which are lost."""
-        return [(each.state, stage) for each in self.engines for stage in each.state.prepared]
+    def lost_stages(self) -> list[LostStage]:
+        """Prepared stages that do not."""
+        return [lost for each in self.engines for lost in lost_stages(each.state)]
 
 
 def read_plan(store: ObjectStore, node: str, directory: str) -> Plan:
@@ -125,7 +133,7 @@ def plan_engine(store: ObjectStore, head: Head, engine: EngineState, *, is_own: 
     there = {each.segment_seq for each in segments} | holes
     missing = [number for number in numbers if number not in there]
     losses = [_loss(number, known.get(number)) for number in missing]
-    if not losses or losses[-1].bundle_count:
+    if not losses or losses[-1].bundle_count or losses[-1].segment_seq <= through:
         # Bundles may have come after the state was taken, of which nothing tells.
         end = max([engine.next_segment_seq, through + 1, *(number + 1 for number in numbers)])
         losses.append(Loss(end, 0, is_sealed=False))

@@ -9,7 +9,7 @@ behind: no segment, bundle, log position or stage has a number that it can have 
 | `quiver.sub.<id>`    | as it was                                                                                                      |
 | `quiver.gaps.<id>`   | as it was, and a notice of each loss that the subscriber had not done with                                     |
 | `quiver.producers`   | without bundles that are not archived (each would be taken for a duplicate); what was stored last is open      |
-| `quiver.transactions`| prepared stages as dropped; of older ones nobody can tell any more what became of them                         |
+| `quiver.transactions`| prepared stages that do not come back as dropped; of older ones nobody can tell any more what became of them   |
 | `quiver.foreign`     | the segments of other writers; no adoption is under way                                                        |
 | the cursor           | a log position far ahead                                                                                       |
 """
@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from quiver_actors.archive.node_state import EngineState
+from quiver_actors.archive.node_state import EngineState, PreparedStage
 from quiver_actors.archive.restoring.plan import EnginePlan, Loss
 from quiver_actors.errors import FormatError
 from quiver_actors.store.files.core_file import CORE_NAME, CoreFile, decode_core, encode_core
@@ -30,7 +30,6 @@ from quiver_actors.store.files.foreign_record import FOREIGN_NAME, ForeignRecord
 from quiver_actors.store.files.paths import PRODUCERS_NAME, TRANSACTIONS_NAME, WAL_NAME
 from quiver_actors.store.staged.keys import KeyRun, Windows, decode_windows
 from quiver_actors.store.staged.records import (
-    DROPPED_MAX,
     DroppedRecord,
     JournalRecord,
     decode_journal,
@@ -92,16 +91,30 @@ def _decoded(decode: Callable[[bytes], T], content: bytes | None, default: T) ->
 
 
 def _journal(state: EngineState) -> JournalRecord:
-    """The journal with prepared stages as dropped. A stage below its floor is refused: it may have been published and lost."""
+    """The journal with prepared stages that do not come back as dropped.
+
+    Any other stage below its floor is refused: it may have been published and lost.
+    """
     former = _decoded(decode_journal, state.files.get(TRANSACTIONS_NAME), JournalRecord())
-    now_ns = time.time_ns()
-    lost = {
-        each.number: DroppedRecord(each.number, each.txn_id, each.epoch, LOST_STAGE, now_ns) for each in state.prepared
-    }
-    dropped = {each.number: each for each in former.dropped} | lost
-    next_number = max([former.next_number, *(number + 1 for number in dropped)]) + STAGES_AHEAD
-    kept = [dropped[number] for number in sorted(dropped)][-DROPPED_MAX:]
-    return JournalRecord(next_number, [], kept, next_number)
+    dropped = {each.number for each in former.dropped}
+    lost = [each for each in state.prepared if not each.is_archived and each.number not in dropped]
+    next_number = max([former.next_number, *(each.number + 1 for each in state.prepared)]) + STAGES_AHEAD
+    carried = sorted(each.number for each in state.prepared if each.is_archived and each.number not in dropped)
+    journal = JournalRecord(next_number, [], former.dropped, next_number, carried)
+    return journal.with_dropped(dropped_record(each, LOST_STAGE) for each in lost)
+
+
+def dropped_record(stage: PreparedStage, reason: str) -> DroppedRecord:
+    """The record of a stage that is lost."""
+    return DroppedRecord(stage.number, stage.txn_id, stage.epoch, reason, time.time_ns())
+
+
+def without_stages(files: Mapping[str, bytes], lost: Iterable[tuple[PreparedStage, str]]) -> dict[str, bytes]:
+    """The files with stages as dropped that were to come back. Each has its reason."""
+    journal = decode_journal(files[TRANSACTIONS_NAME])
+    known = {each.number for each in journal.dropped}
+    new = [dropped_record(stage, reason) for stage, reason in lost if stage.number not in known]
+    return {**files, TRANSACTIONS_NAME: encode_journal(journal.with_dropped(new))} if new else dict(files)
 
 
 def archived_windows(windows: Windows, core: int, archived_through: Mapping[int, int]) -> Windows:

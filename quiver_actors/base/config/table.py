@@ -170,6 +170,10 @@ _NODE = (
         "topics and so on.",
     ),
     Setting(
+        key="archive.merge_below", field="archive.merge_below_bytes", kind=SIZE, scope=Scope.NODE, live=False,
+        about="Archived segments that are smaller than this are merged into larger objects later, in the background. 0: none is.",
+    ),
+    Setting(
         key="archive.request_timeout", field="archive.request_timeout_ns", kind=DURATION, scope=Scope.NODE, live=False,
         minimum=100 * MILLISECOND_NS,
         about="How long one request to the object store may take.",

@@ -121,6 +121,8 @@ class NodeArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Fetched blocks of archived segments that are kept in the data directory, in files without a name."""
     progress_interval_ns: int = 60 * SECOND_NS
     """How often the state of the node is uploaded, if it has changed."""
+    merge_below_bytes: int = 1 * MIB
+    """Archived segments that are smaller are merged into larger objects; 0: none is."""
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):

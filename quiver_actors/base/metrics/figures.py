@@ -46,6 +46,8 @@ class WorkerFigure(enum.IntEnum):
     this row first and finds 1 finds nothing older in the others."""
     TOPICS_VERSION = 9
     """The version of the list of topics that the worker follows: it has nothing open that this version does not name."""
+    SEGMENTS_PRUNED = 10
+    """Sealed segments that readers did not open, by their statistics; counted since the worker started."""
 
 
 class EngineFigure(enum.IntEnum):

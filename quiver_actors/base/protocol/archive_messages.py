@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from quiver_actors.base.protocol.base import Message
-from quiver_actors.base.protocol.messages import Done, Refused, SegmentInfo
+from quiver_actors.base.protocol.messages import Done, Refused, SegmentColumns, SegmentInfo
 from quiver_actors.errors import ProtocolError
 
 ARCHIVE_SOCKET = "archive.sock"
@@ -35,6 +35,8 @@ class ListArchived(Message, tag=200, frozen=True):
     incarnation: str
     """Incarnation of the core's directory."""
     first_segment_seq: int = 0
+    with_columns: bool = False
+    """Whether the columns of the segments are wanted, too."""
 
 
 class OpenArchived(Message, tag=201, frozen=True):
@@ -79,6 +81,9 @@ class ArchivedList(Message, tag=210, frozen=True):
     """Each segment up to this number is listed, or nothing ever had its number; -1: none is."""
     is_cut: bool = False
     """There is more behind that number: ask again from the next one on."""
+    schemas: tuple[tuple[int, bytes], ...] = ()
+    columns: tuple[SegmentColumns, ...] = ()
+    """The columns of segments, as in `StatisticsList`, if they were asked for and are recorded."""
 
 
 class ArchivedOpened(Message, tag=211, frozen=True):

@@ -48,6 +48,7 @@ COSTS_NS: Mapping[type[Message], int] = {
     m.ListSubscribers: 20 * MICROSECOND_NS,
     m.Unreadable: 20 * MILLISECOND_NS,
     m.CheckSegment: 20 * MILLISECOND_NS,
+    m.CountPruned: 20 * MICROSECOND_NS,
     # Transactions.
     m.BeginStage: 200 * MICROSECOND_NS,
     m.StagePush: 5 * MICROSECOND_NS,

@@ -5,7 +5,7 @@ The others are defined beside this one by their subject, and all are imported fr
     module                tags of the client  tags of the worker  subject
     messages              1, 50               64, 67, 68, 120     greeting, topics, answers that say no more than yes or no
     push_messages         2-5, 41, 48         65, 66              arenas, schemas, bundles and their receipts
-    segment_messages      6, 7, 20, 24, 26-27  69, 70, 81, 82      segments, their schemas and their descriptors
+    segment_messages      6-7, 20, 24, 26-27, 39  69, 70, 81, 82      segments, their schemas and their descriptors
     subscriber_messages   8-19, 22-23, 25     71-80               registration, claims, acknowledgements, gap notices
     stage_messages        40, 42-47           90-92               transactions
 
@@ -38,12 +38,14 @@ from quiver_actors.base.protocol.push_messages import (
 from quiver_actors.base.protocol.segment_messages import (
     BundleTime,
     CheckSegment,
+    CountPruned,
     ListSchemas,
     ListSegments,
     ListStatistics,
     OpenSegment,
     SchemaInfo,
     SchemaList,
+    SegmentArchived,
     SegmentColumns,
     SegmentInfo,
     SegmentList,
@@ -73,6 +75,7 @@ from quiver_actors.base.protocol.subscriber_messages import (
     FlushProgress,
     Gap,
     GapAck,
+    GapRange,
     GroupTerms,
     ListSubscribers,
     NotResolved,
@@ -102,6 +105,9 @@ SCHEMA_MESSAGE_BYTES_MAX = FRAME_BYTES_MAX - (4 << 10)
 
 SCHEMA_LISTS = 1 << 2
 """Bit of `Welcome.features`: the worker answers `ListSchemas` and `ListStatistics`."""
+
+COUNTS_PRUNED = 1 << 3
+"""Bit of `Welcome.features`: the worker understands `CountPruned`."""
 
 # --- client to worker --------------------------------------------------------------------------------------------------
 
@@ -145,8 +151,8 @@ class Welcome(Message, tag=64, frozen=True):
     pid: int
     topics: list[TopicInfo]
     features: int = 0
-    """Bits: `lone.LONE_PUSHES`, `subscriber_messages.HEARS_TAKEN`, `SCHEMA_LISTS`. A worker that does not know the field has none; a client
-    that does not know it passes over it."""
+    """Bits: `lone.LONE_PUSHES`, `subscriber_messages.HEARS_TAKEN`, `SCHEMA_LISTS`, `COUNTS_PRUNED`. A worker that does not know
+    the field has none; a client that does not know it passes over it."""
 
 
 class TopicList(Message, tag=120, frozen=True):
@@ -199,6 +205,7 @@ ClientMessage = (
     | Unreadable
     | BundleTime
     | CheckSegment
+    | CountPruned
     | Seek
     | Taken
     | ShareSubscriber
@@ -224,6 +231,7 @@ WorkerMessage = (
     | SegmentList
     | StatisticsList
     | SegmentOpened
+    | SegmentArchived
     | Deliver
     | SegmentRetired
     | GroupTerms

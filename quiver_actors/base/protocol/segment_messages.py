@@ -62,6 +62,14 @@ class ListStatistics(Message, tag=27, frozen=True):
     first: int = 0
 
 
+class CountPruned(Message, tag=39, frozen=True):
+    """A reader left out so many sealed segments of a topic on this core, by their statistics: the worker adds them up. Done, at once."""
+
+    tag: int
+    topic: str
+    segment_count: int
+
+
 # --- worker to client --------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +151,15 @@ class StatisticsList(Message, tag=82, frozen=True):
     segments: list[SegmentColumns]
     next_segment_seq: int = -1
     """Where to go on: the message has an end; -1: these were all."""
+
+
+class SegmentArchived(Message, tag=83, frozen=True):
+    """Precedes the first Deliver of a segment that is not on the disk: the consumer reads it through the archiver of the node."""
+
+    topic: str
+    segment_seq: int
+    incarnation: str
+    """Incarnation of the core's directory, under which the archive has the segment."""
 
 
 class SegmentOpened(Message, tag=70, frozen=True):

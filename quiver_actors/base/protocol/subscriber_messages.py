@@ -15,6 +15,12 @@ HEARS_TAKEN = 1 << 1
 # --- client to worker --------------------------------------------------------------------------------------------------
 
 
+ARCHIVED_SEGMENTS_MAX = 16_384
+"""Archived segments that one subscriber gets of one core: each flush of its progress writes an entry for each."""
+GAP_REASONS = ("damaged", "evicted", "expired", "dropped")
+"""The reasons that a `Gap` gives."""
+
+
 class Terms(msgspec.Struct, array_like=True, frozen=True):
     """How a subscriber wants its bundles. `order`, `backfill_ratio` and the in-flight window hold for the connection that registers;
     of the others the newest Register of the subscriber wins. Memory of the worker: a restart waits for the next Register."""
@@ -39,6 +45,30 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
     """Time without an attached connection after which the subscriber is dropped; 0: the topic's `orphan_ttl` decides."""
 
 
+class ArchivedSegment(msgspec.Struct, array_like=True, frozen=True):
+    """A segment that has left the disk, as the archive knows it."""
+
+    segment_seq: int
+    bundle_count: int
+    """0: nobody knows how many it had; then `lost` says why it is gone."""
+    size_bytes: int
+    skipped: list[tuple[int, int]] = []
+    """Bundles before the subscriber's start, as (first, how many)."""
+    lost: list[tuple[int, int, str]] = []
+    """Bundles that the archive will never have, as (first, how many, reason of a `Gap`); 0: nobody knows how many."""
+
+
+class ArchivedStart(msgspec.Struct, array_like=True, frozen=True):
+    """What of one core a new subscriber is to get from the archive. The disk was looked at first, then the archive."""
+
+    segments: list[ArchivedSegment]
+    """Rising by number, from the subscriber's start on. Those that are on the disk are among them, and are delivered from there."""
+    on_disk: list[int]
+    """Segments that were on the disk and are not listed: if one of them is there no more, the request is refused (`not_stored`)."""
+    next_segment_seq: int
+    """No segment had this number or a higher one when the disk was looked at."""
+
+
 class Register(Message, tag=8, frozen=True):
     """Attach this connection to a durable subscriber, creating it if needed; answered by Done once it is durable."""
 
@@ -53,6 +83,10 @@ class Register(Message, tag=8, frozen=True):
     """Incarnation of the topic that the consumer was attached to before; any other is refused (`topic_recreated`). Empty: none."""
     tells_taken: bool = False
     """Whether this connection sends `Taken` while the terms have `max_deliveries`; if not, all that it is sent counts as delivered."""
+    archived: ArchivedStart | None = None
+    """What a new subscriber gets from the archive before what is on the disk; None: nothing. Ignored for a known one."""
+    reads_archive: bool = False
+    """Whether the consumer reads archived segments by itself. If not, it may not attach while its subscriber is owed some (`usage`)."""
 
 
 class Unregister(Message, tag=9, frozen=True):
@@ -181,6 +215,9 @@ class Unreadable(Message, tag=19, frozen=True):
     bundle_indexes: bytes
     """u32 array."""
     reason: str
+    lost: str = ""
+    """Why the archive does not have these bundles any more, as of `Gap.reason`; the worker announces them at once. Only of bundles that the
+    subscriber gets from the archive: of others nothing is believed."""
 
 
 class Seek(Message, tag=22, frozen=True):
@@ -346,6 +383,18 @@ class PendingInfo(Message, tag=76, frozen=True):
     """The worker takes no more pushes: its node is being drained, or the core was adopted."""
 
 
+class GapRange(msgspec.Struct, array_like=True, frozen=True):
+    """What one gap notice is about: consecutive bundles of a segment that the subscriber will never get."""
+
+    segment_seq: int
+    bundle_index_first: int
+    bundle_count: int
+    """0: nobody knows how many; the whole segment is gone."""
+    row_count: int
+    """Rows of all slots; -1 where nobody knows."""
+    reason: str
+
+
 class SubscriberInfo(msgspec.Struct, array_like=True, frozen=True):
     """One durable subscriber on this core: its connections, its bundles by state, and its progress. Counts are of bundles."""
 
@@ -368,6 +417,8 @@ class SubscriberInfo(msgspec.Struct, array_like=True, frozen=True):
     """-1 if nothing sealed is owed."""
     oldest_bundle_index: int
     oldest_unix_ns: int
+    gap_ranges: tuple[GapRange, ...] = ()
+    """The first of the `gaps` notices; fewer than `gaps` where these are many, or where the worker is older than the field."""
 
 
 class SubscriberList(Message, tag=77, frozen=True):

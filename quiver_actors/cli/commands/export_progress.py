@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Write the progress of a subscriber as files that the Rust implementation of Quiver reads: it accepts CRC-32 only, and takes no notice of
-watermarks. Stop the node first: progress of the last moments is in memory. The files go below --out, one for each core, under the names
+watermarks. Stop the node first: progress of the last moments is in memory. If the node was killed, the bundles in its logs are sealed into
+segments first, as its next start would do it. The files go below --out, one for each core, under the names
 that they have in the data directory; copy them there when only that implementation is to go on.
 """
 _EPILOG = """\
@@ -43,13 +44,15 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Raises UnknownSubscriber, UsageError where a file would be overwritten, FormatError for damaged progress, DiskError."""
+    """Raises UnknownSubscriber, UsageError where a file would be overwritten, FormatError for damaged progress, AlreadyRunning, DataLost,
+    DiskError."""
     from quiver_actors.store.inspection import directory as directories
-    from quiver_actors.store.inspection.rust_progress import progress_for_rust
+    from quiver_actors.store.inspection.rust_progress import progress_for_rust, seal_logs
 
     found: dict[str, bytes] = {}
     with opened(arguments.data_dir) as (tree, place):
         for engine in directories.engine_directories(tree.disk, directories.join(place, arguments.topic)):
+            seal_logs(tree, engine)
             content = progress_for_rust(tree, engine, arguments.subscriber)
             if content is not None:
                 path = os.path.join(arguments.out, engine.removeprefix("./"), f"quiver.sub.{arguments.subscriber}")

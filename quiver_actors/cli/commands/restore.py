@@ -17,18 +17,22 @@ from quiver_actors.cli.progress_bar import ProgressBar
 from quiver_actors.supervisor.exitcodes import ExitCode
 
 if TYPE_CHECKING:
+    from quiver_actors.archive.node_state import PreparedStage
     from quiver_actors.archive.restoring.directory import Damaged
     from quiver_actors.archive.restoring.plan import EnginePlan, Plan
+    from quiver_actors.archive.restoring.stages import LostStage
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
 Rebuild the data directory of a node from its archive, for a node that takes over from a dead one: archived segments that were on its
-disk, topics with their settings, subscribers with their progress and notices, producers' windows, numbers, the decisions of transactions.
+disk, topics with their settings, subscribers with their progress and notices, producers' windows, numbers, the decisions of transactions
+and the prepared stages that were archived.
 Subscribers go on where they were when the state was uploaded last (archive.progress_interval); what they had acknowledged since comes once
 more. The directory becomes the owner of the archive: the dead node, should it come back, records nothing more there.
 
-The command says what is lost: bundles that were not archived. Their subscribers get notices. Cut off anywhere, run it again.
+The command says what is lost: bundles that were not archived. Their subscribers get notices. The transaction of a prepared stage that is
+lost is aborted if it is undecided. Cut off anywhere, run it again.
 """
 _EPILOG = """\
 examples:
@@ -74,15 +78,15 @@ def run(arguments: argparse.Namespace) -> int:
     with closing(open_store(arguments.archive)) as store:
         plan = read_plan(store, arguments.node, "")
         if arguments.dry_run:
-            _show(arguments, plan, {"dry_run": True, "epoch": plan.owner.epoch}, [])
+            _show(arguments, plan, {"dry_run": True, "epoch": plan.owner.epoch}, [], plan.lost_stages)
             return ExitCode.CLEAN
         if not is_confirmed(arguments, _question(arguments, plan)):
             return ExitCode.USAGE
         data_dir = make_data_dir(arguments.data_dir)
         with hold_data_dir(data_dir), closing(PosixDisk(data_dir)) as disk, ProgressBar(plan.size_bytes) as bar:
             done = restore(disk, store, arguments.node, bar.advance, beside=[NODE_LOCK])
-    _show(arguments, done.plan, {"dry_run": False, "epoch": done.epoch}, done.damaged)
-    return ExitCode.UNEXPECTED if done.damaged else ExitCode.CLEAN
+    _show(arguments, done.plan, {"dry_run": False, "epoch": done.epoch}, done.damaged, done.lost_stages)
+    return ExitCode.UNEXPECTED if done.damaged or done.damaged_stages else ExitCode.CLEAN
 
 
 def _question(arguments: argparse.Namespace, plan: Plan) -> str:
@@ -95,7 +99,13 @@ def _question(arguments: argparse.Namespace, plan: Plan) -> str:
 # --- the report ----------------------------------------------------------------------------------------------------------
 
 
-def _show(arguments: argparse.Namespace, plan: Plan, more: dict[str, Any], damaged: list[Damaged]) -> None:
+def _show(
+    arguments: argparse.Namespace,
+    plan: Plan,
+    more: dict[str, Any],
+    damaged: list[Damaged],
+    lost: list[LostStage],
+) -> None:
     if arguments.json:
         print_json(
             {
@@ -104,9 +114,16 @@ def _show(arguments: argparse.Namespace, plan: Plan, more: dict[str, Any], damag
                 **more,
                 "state_unix_ns": plan.state.taken_unix_ns,
                 "engines": [_engine_row(each) for each in plan.engines],
+                "carried_stages": [
+                    _stage_row(state.topic, state.core, stage) for state, stage in plan.carried_stages_without(lost)
+                ],
                 "lost_stages": [
-                    {"topic": state.topic, "core": state.core, "txn_id": stage.txn_id, "bundles": stage.bundle_count}
-                    for state, stage in plan.stages
+                    {
+                        **_stage_row(each.stream.topic, each.stream.core, each.stage),
+                        "problem": each.problem,
+                        "outcome": each.outcome or None,
+                    }
+                    for each in lost
                 ],
                 "bare_topics": plan.bare_topics,
                 "damaged": [
@@ -121,7 +138,7 @@ def _show(arguments: argparse.Namespace, plan: Plan, more: dict[str, Any], damag
             }
         )
         return
-    for line in _lines(arguments, plan):
+    for line in (*_lines(arguments, plan), *_stage_lines(arguments, plan, lost), *_last_lines(arguments, plan)):
         print(line)
     for each in damaged:
         print(
@@ -157,11 +174,45 @@ def _lines(arguments: argparse.Namespace, plan: Plan) -> Iterator[str]:
         if not each.is_retired:
             yield from _loss_lines(each)
     yield f"lost everywhere: what was pushed after {taken} and not archived"
-    for state, stage in plan.stages:
+
+
+def _stage_row(topic: str, core: int, stage: PreparedStage) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "core": core,
+        "stage": stage.number,
+        "txn_id": stage.txn_id,
+        "epoch": stage.epoch,
+        "bundles": stage.bundle_count,
+    }
+
+
+def _stage_lines(arguments: argparse.Namespace, plan: Plan, lost: list[LostStage]) -> Iterator[str]:
+    for state, stage in plan.carried_stages_without(lost):
         yield (
-            f"lost: {stage.bundle_count:,} prepared bundles of transaction {stage.txn_id} in topic {state.topic}, core {state.core}: "
-            "publishing them raises TransactionLost"
+            f"prepared: {stage.bundle_count:,} bundles of transaction {stage.txn_id}, stage {stage.number} of topic {state.topic}, "
+            f"core {state.core}: they wait for their decision as before"
         )
+    for each in lost:
+        yield (
+            f"lost: {each.stage.bundle_count:,} prepared bundles of transaction {each.stage.txn_id}, stage {each.stage.number} of "
+            f"topic {each.stream.topic}, core {each.stream.core}: {each.problem}; publishing them raises TransactionLost; "
+            f"{_fate(arguments, each)}"
+        )
+
+
+def _fate(arguments: argparse.Namespace, lost: LostStage) -> str:
+    """What becomes of the transaction of a lost stage."""
+    if arguments.dry_run:
+        return "the transaction is aborted if it is undecided"
+    if lost.outcome == "abort":
+        return "the transaction is aborted: committing it raises TransactionAborted"
+    if lost.outcome == "commit":
+        return "the transaction is committed: if it names the stage, it lacks these bundles"
+    return f"abort the transaction before anybody commits it: {lost.outcome}"
+
+
+def _last_lines(arguments: argparse.Namespace, plan: Plan) -> Iterator[str]:
     for topic in plan.bare_topics:
         yield f"topic {topic} was not archived: it has its settings, and none of its bundles and subscribers"
     if not arguments.dry_run:

@@ -24,6 +24,7 @@ class ArchiveView(msgspec.Struct, kw_only=True):
     epoch: int
     uploaded_segments: int
     uploaded_bytes: int
+    merged_segments: int
     error_count: int
     cached_bytes: int
     """Fetched blocks of archived segments that are kept in the data directory for clients."""
@@ -73,6 +74,7 @@ def _whole(status: ArchiveStatus, unix_ns: int) -> ArchiveView:
         epoch=status.epoch,
         uploaded_segments=status.uploaded_segments,
         uploaded_bytes=status.uploaded_bytes,
+        merged_segments=status.merged_segments,
         error_count=status.error_count,
         cached_bytes=status.cached_bytes,
     )
@@ -103,7 +105,7 @@ def archive_lines(archives: Sequence[ArchiveView], streams: Sequence[ArchiveStre
     oldest = format_duration(max((each.lag_age_ns for each in streams), default=0))
     return "\n".join(
         f"ARCHIVE  {each.state}  {each.url}  {each.uploaded_segments:,} segments ({format_size(each.uploaded_bytes)}) since its start, "
-        f"{segments:,} ({format_size(size_bytes)}) to go, oldest {oldest}, {each.error_count:,} errors, "
+        f"{each.merged_segments:,} merged, {segments:,} ({format_size(size_bytes)}) to go, oldest {oldest}, {each.error_count:,} errors, "
         f"{format_size(each.cached_bytes)} cached"
         for each in archives
     )

@@ -85,6 +85,8 @@ class WorkerView(msgspec.Struct, kw_only=True):
     """`quiver drain` is under way: takes no more pushes, serves subscribers; shown as draining."""
     topics_version: int = 0
     """The version of the list of topics that it follows."""
+    segments_pruned: int = 0
+    """Sealed segments that readers did not open, by their statistics."""
 
 
 class EngineView(msgspec.Struct, kw_only=True):

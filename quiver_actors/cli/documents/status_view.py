@@ -234,6 +234,7 @@ class _View:
             worker.loop_gap_ns_max = row.values[WorkerFigure.LOOP_GAP_NS_MAX]
             worker.intake_stopped = row.values[WorkerFigure.INTAKE_STOPPED] == 1
             worker.topics_version = row.values[WorkerFigure.TOPICS_VERSION]
+            worker.segments_pruned = row.values[WorkerFigure.SEGMENTS_PRUNED]
             if worker.intake_stopped and worker.state in ("ready", "degraded"):
                 worker.state = "draining"
         published_ns = (worker.uptime_ns or 0) - (worker.figures_age_ns or 0)

@@ -56,6 +56,12 @@ WORKER: tuple[Metric, ...] = (
         Kind.GAUGE,
         "Version of the list of topics that the worker uses",
     ),
+    Metric(
+        "quiver_worker_segments_pruned_total",
+        "segments_pruned",
+        Kind.COUNTER,
+        "Sealed segments that readers did not open, by their statistics",
+    ),
     Metric("quiver_worker_arena_bytes", "arena_bytes", Kind.GAUGE, "Shared memory of the worker's producers"),
     Metric(
         "quiver_worker_arena_used_bytes", "arena_used_bytes", Kind.GAUGE, "Shared memory of producers that is in use"
@@ -229,6 +235,12 @@ ARCHIVE: tuple[Metric, ...] = (
     Metric("quiver_archive_epoch", "epoch", Kind.GAUGE, "Number of the archiver's start; it rises with each"),
     Metric("quiver_archive_uploaded_segments_total", "uploaded_segments", Kind.COUNTER, "Segments archived"),
     Metric("quiver_archive_uploaded_bytes_total", "uploaded_bytes", Kind.COUNTER, "Bytes of these segments"),
+    Metric(
+        "quiver_archive_merged_segments_total",
+        "merged_segments",
+        Kind.COUNTER,
+        "Archived segments that were merged into larger objects",
+    ),
     Metric("quiver_archive_errors_total", "error_count", Kind.COUNTER, "Attempts of the archiver that failed"),
     Metric(
         "quiver_archive_cached_bytes",

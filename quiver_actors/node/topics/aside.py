@@ -1,7 +1,7 @@
 """Directories of deleted topics: what is in them is unlinked, a few files at a time.
 
-A segment that some process still has open or mapped keeps its name until nobody has it any more: so its bytes count as used space, also
-after a restart. One that only processes of other users have is emptied `GRACE_NS` after this object first met it.
+A segment or a log that some process still has open or mapped keeps its name until nobody has it any more: so its bytes count as used
+space, also after a restart. One that only processes of other users have is emptied `GRACE_NS` after this object first met it.
 
 Owner: the keeper of the list of topics, in the supervisor's loop.
 """
@@ -16,6 +16,7 @@ from quiver_actors.store.disk.held import GRACE_NS
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.files.held_names import is_given_back
 from quiver_actors.store.files.paths import SEGMENT_SUFFIX
+from quiver_actors.store.wal.layout import ACTIVE_NAME
 
 ASIDE_PREFIX = ".deleted-"
 
@@ -65,8 +66,8 @@ class DeletedDirectories:
         return is_empty
 
     def _is_in_use(self, path: str, since_ns: int, now_ns: int) -> bool:
-        """Whether the name of a file must stay. Descriptors are given out of segments only."""
-        held = self._disk.keep(path) if SEGMENT_SUFFIX in path else None
+        """Whether the name of a file must stay. Descriptors are given out of segments and logs only."""
+        held = self._disk.keep(path) if SEGMENT_SUFFIX in path or ACTIVE_NAME in path else None
         if held is None:
             return False
         held.path = path

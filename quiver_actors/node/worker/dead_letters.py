@@ -176,6 +176,12 @@ class DeadLetters:
                     break
                 count = self._engine.claims.delivery_count(subscriber, *position)
                 origin = Origin(self._engine.topic, self._engine.core, *position, subscriber, count)
+                if self._engine.registrations.is_archived(subscriber, origin.segment_seq):
+                    self._block(
+                        origin,
+                        "the bundle is in the archive, and no dead letter is made of such a one: it is kept for `claim`",
+                    )
+                    continue
                 if not self._read(origin, topic, now_ns):
                     return
 

@@ -87,11 +87,14 @@ class Deliveries:
         subscriber, terms = message.subscriber, message.terms
         check_id("subscriber", subscriber)
         check_terms(message.topic, terms)
+        if not message.reads_archive and self._engine.registrations.is_archived(subscriber):
+            raise _archived_error(subscriber, self._topic)
         known = self._engine.registrations.ownership_of(subscriber)
         is_new, guest, settings = known is None, session.guest, self._engine.settings
         sets_terms = guest is None or may_set_terms(guest.caller(settings, subscriber, known))
         ownership = guest.user.owns_when_new(settings, subscriber) if guest is not None else OF_TOPICS_OWNER
-        ticket = self._engine.registrations.register(subscriber, message.start, ownership)
+        archived = message.archived if message.reads_archive else None
+        ticket = self._engine.registrations.register(subscriber, message.start, ownership, archived)
         is_taken = known is not None and is_guests(known, settings) and (guest is None or guest.user.rules(settings))
         if is_taken:
             # Its progress stays, the rights of the guest that came first end.
@@ -248,8 +251,12 @@ class Deliveries:
             UnknownSubscriber, AlreadyResolved, NotClaimed: nothing was claimed.
             QuiverError: the segment cannot be opened.
         """
-        grant = self._engine.claims.claim_ref(message.subscriber, session, message.segment_seq, message.bundle_index)
-        if not self._dispatcher.hand_over(session, message.subscriber, grant, message.tag):
+        subscriber = message.subscriber
+        is_archived = self._engine.registrations.is_archived(subscriber, message.segment_seq)
+        if is_archived and self.attachments.get(session, subscriber) is None:
+            raise _archived_error(subscriber, self._topic)
+        grant = self._engine.claims.claim_ref(subscriber, session, message.segment_seq, message.bundle_index)
+        if not self._dispatcher.hand_over(session, subscriber, grant, message.tag):
             raise StorageUnavailable(
                 f"segment {message.segment_seq} of topic {self._topic!r} cannot be opened now: it is being checked; try again"
             )
@@ -327,6 +334,10 @@ class Deliveries:
         """Handle a consumer's report of unreadable bundles: release the claims, and have the file checked."""
         indexes = _indexes(message.bundle_indexes)
         subscriber, segment_seq = message.subscriber, message.segment_seq
+        if message.lost:
+            self._engine.claims.lose_archived(subscriber, session, segment_seq, message.token, indexes, message.lost)
+            self._dispatcher.wake(subscriber)
+            return
         refused, set_aside = self._engine.cannot_read(
             subscriber, session, segment_seq, message.token, indexes, UNREADABLE_DELAY_NS
         )
@@ -370,6 +381,13 @@ class Deliveries:
             session.send(
                 NotResolved(message.tag, self._topic, message.subscriber, message.segment_seq, message.token, refusals)
             )
+
+
+def _archived_error(subscriber: str, topic: str) -> UsageError:
+    return UsageError(
+        f"subscriber {subscriber!r} of topic {topic!r} still gets bundles from the archive: only consumers that read it can have them, "
+        "which are those of quiver_actors.connect and of this version"
+    )
 
 
 def _indexes(packed: bytes) -> array.array[int]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.metrics.latency import Histogram
-from quiver_actors.base.protocol.messages import Deliver, Gap, SegmentOpened, SegmentRetired, Withdrawn
+from quiver_actors.base.protocol.messages import Deliver, Gap, SegmentArchived, SegmentOpened, SegmentRetired, Withdrawn
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import QuiverError
 from quiver_actors.node.worker.attachments import Attachment, Attachments
@@ -119,7 +119,10 @@ class Dispatcher:
         segment_seq = grant.segment_seq
         places = self._engine.readable_end.places(segment_seq, grant.indexes)
         try:
-            self._announce(session, segment_seq, is_sealed=not places)
+            if self._engine.registrations.is_archived(subscriber, segment_seq):
+                self._announce_archived(session, segment_seq)
+            else:
+                self._announce(session, segment_seq, is_sealed=not places)
         except ColdStorageUnavailable:
             # It stays the next one in order where it is to be delivered in order: nothing behind it is delivered before.
             in_order = attachment is not None and attachment.terms.order == OLDEST
@@ -279,6 +282,12 @@ class Dispatcher:
             backfill_ratio=terms.backfill_ratio,
             size_limit_bytes=size_limit_bytes,
         )
+
+    def _announce_archived(self, session: Session, segment_seq: int) -> None:
+        key = (self._topic, segment_seq)
+        if key not in session.announced:
+            session.send(SegmentArchived(*key, self._engine.incarnation.hex()))
+            session.announced.add(key)
 
     def _announce(self, session: Session, segment_seq: int, *, is_sealed: bool) -> None:
         key = (self._topic, segment_seq)

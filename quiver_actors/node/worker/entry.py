@@ -36,6 +36,7 @@ from quiver_actors.node.worker.host import EngineHost
 from quiver_actors.node.worker.journal import Journal
 from quiver_actors.node.worker.listener import Door, Listener
 from quiver_actors.node.worker.load import Load
+from quiver_actors.node.worker.lone_syncs import CarryOut, LoneSyncs, input_of
 from quiver_actors.node.worker.loop import WorkerLoop
 from quiver_actors.node.worker.requests import Requests
 from quiver_actors.node.worker.room import open_when_there_is_room
@@ -120,7 +121,8 @@ class Worker:
         poll, wake_fd = self._make_poll()
         sync, seal, ask, cold = self._start_threads(wake_fd)
         run_queue: RunQueue[EngineHost] = RunQueue()
-        make_host = partial(self._host, run_queue=run_queue, sync=sync, seal=seal, ask=ask, cold=cold)
+        lone = self._lone_commits(sync, poll)
+        make_host = partial(self._host, run_queue=run_queue, lone=lone, sync=sync, seal=seal, ask=ask, cold=cold)
         topics = self._topics = self._make_topics(Topics, self._context.core, make_host, seal)
         adoption = self._adoption = Adoption(topics, self._disk, self._journal, self._opened)
         self._share = StorageShare(
@@ -166,6 +168,11 @@ class Worker:
         poll.register(wake_fd, select.EPOLLIN | select.EPOLLET)
         return poll, wake_fd
 
+    def _lone_commits(self, sync: JobThread, poll: Poll) -> CarryOut:
+        """Return what carries out the commits of lone pushes."""
+        assert isinstance(poll, select.epoll), "it is the one of `_make_poll`"
+        return LoneSyncs(sync, input_of(poll)).carry_out
+
     def _listen(self, core: int) -> Door:
         """Open the door by which the clients of a core come in. Raises OSError."""
         return Listener(self._context.run_dir, f"core_{core}.sock", group_of(self._context.settings.access))
@@ -192,6 +199,7 @@ class Worker:
             background=seal.submit,
             own_log=self._own_log,
             ask=ask.submit,
+            count_pruned=self._figures.count_pruned,
         )
 
     def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread, JobThread]:
@@ -270,6 +278,7 @@ class Worker:
         engine: Engine,
         *,
         run_queue: RunQueue[EngineHost],
+        lone: CarryOut,
         sync: JobThread,
         seal: JobThread,
         ask: JobThread,
@@ -280,6 +289,7 @@ class Worker:
             engine,
             pressure=self._pressure,
             commit=sync.submit,
+            commit_lone=lone,
             background=seal.submit,
             ask=ask.submit,
             cold=cold.submit,

@@ -114,6 +114,7 @@ class FigurePublisher:
         self._error: _Row | None = None
         self._error_count = 0
         self._beat_due_ns = 0
+        self._segments_pruned = 0
         self._table_is_full = False
 
     def set_state(self, state: WorkerState) -> None:
@@ -134,6 +135,10 @@ class FigurePublisher:
         """Between the portions of a turn: a turn that is long is not a loop that hangs."""
         if self._clock.monotonic_ns() >= self._beat_due_ns:
             self.heartbeat()
+
+    def count_pruned(self, segment_count: int) -> None:
+        """Add segments that a reader did not open."""
+        self._segments_pruned += segment_count
 
     def publish(self, loop: LoopFigures, hosts: Mapping[str, EngineHost], recent: Collection[EngineHost] = ()) -> None:
         """`recent`: those whose figures may have changed since the last time."""
@@ -174,6 +179,7 @@ class FigurePublisher:
                 # With figures that have no row, what is shown does not tell that nothing is left to do.
                 (WorkerFigure.INTAKE_STOPPED, int(loop.intake_stopped and not self._table_is_full)),
                 (WorkerFigure.TOPICS_VERSION, loop.topics_version),
+                (WorkerFigure.SEGMENTS_PRUNED, self._segments_pruned),
             ]
         )
 

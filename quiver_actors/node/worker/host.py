@@ -24,6 +24,7 @@ from quiver_actors.node.worker.engine_jobs import EngineJobs
 from quiver_actors.node.worker.ingest import Ingest
 from quiver_actors.node.worker.journal import Journal
 from quiver_actors.node.worker.lone_lane import LoneLane
+from quiver_actors.node.worker.lone_syncs import CarryOut
 from quiver_actors.node.worker.run_queue import RunQueue
 from quiver_actors.node.worker.session import Session
 from quiver_actors.node.worker.staging import Staging
@@ -51,6 +52,7 @@ class EngineHost:
         engine: Engine,
         *,
         commit: Submit,
+        commit_lone: CarryOut,
         background: Submit,
         ask: Submit,
         cold: Submit,
@@ -92,7 +94,7 @@ class EngineHost:
         attachments = Attachments(clock)
         self.dispatcher = Dispatcher(engine, attachments, journal, self.latencies[Latency.DELIVER], clock)
         self.lone = LoneLane(
-            engine, ingest, self.jobs, commit, self.dispatcher, self.latencies[Latency.PUSH], run_queue, self
+            engine, ingest, self.jobs, commit_lone, self.dispatcher, self.latencies[Latency.PUSH], run_queue, self
         )
         self.jobs.finished_lone = self.lone.finished
         self.deliveries = Deliveries(engine, attachments, self.dispatcher, journal, clock)

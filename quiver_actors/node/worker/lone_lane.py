@@ -20,9 +20,9 @@ from quiver_actors.base.units import MILLISECOND_NS
 from quiver_actors.node.worker.dispatcher import Dispatcher
 from quiver_actors.node.worker.engine_jobs import EngineJobs
 from quiver_actors.node.worker.ingest import Ingest
+from quiver_actors.node.worker.lone_syncs import CarryOut
 from quiver_actors.node.worker.run_queue import RunQueue, Scheduled
 from quiver_actors.node.worker.session import Session
-from quiver_actors.node.worker.threads import Submit
 from quiver_actors.store.encoding.lone import LONE_BYTES_MAX
 from quiver_actors.store.engine import Engine
 from quiver_actors.store.engine.events import Shown
@@ -50,7 +50,7 @@ class LoneLane:
         engine: Engine,
         ingest: Ingest,
         jobs: EngineJobs,
-        commit: Submit,
+        carry_out: CarryOut,
         dispatcher: Dispatcher,
         latency: Histogram,
         run_queue: RunQueue[Any],
@@ -63,7 +63,7 @@ class LoneLane:
         self._engine = engine
         self._ingest = ingest
         self._jobs = jobs
-        self._commit = commit
+        self._carry_out = carry_out
         self._dispatcher = dispatcher
         self._latency = latency
         self._run_queue = run_queue
@@ -95,8 +95,8 @@ class LoneLane:
         run = AckRun(tag, taken.segment_seq, taken.bundle_index, taken.sequence, 1)
         ingest.unacknowledged.append((taken.sequence + 1, session, [run], now_ns))
         if commit.error is None:
-            self._commit(commit, jobs.begin_lone(commit))
             self._run_queue.turn_by(self._host, now_ns + CARE_NS)
+            self._carry_out(commit, jobs.begin_lone(commit))
         else:
             self._host.touch_push()
         return True

@@ -6,8 +6,9 @@ sent, so the cost of a turn is shared by all messages that arrived during the on
 
 Connections are read and written by `node.worker.connections`, which serves those of other users last and within their budgets.
 
-Guarantees: nothing here blocks but `epoll`; a connection that misbehaves, does not read or goes away costs its own bundles and claims
-only; after `request_drain` the loop ends when every engine is sealed and every answer is sent.
+Guarantees: nothing here blocks but `epoll`, and the sync of a lone push while the disk is quick (`lone_syncs`); a connection that
+misbehaves, does not read or goes away costs its own bundles and claims only; after `request_drain` the loop ends when every engine is
+sealed and every answer is sent.
 """
 
 from __future__ import annotations

@@ -15,30 +15,24 @@ import pyarrow as pa
 from quiver_actors.base.model import ENTRY_BODY_BYTES_MAX
 from quiver_actors.base.protocol.lone import LONE_PUSHES, LoneFields
 from quiver_actors.base.protocol.messages import (
+    COUNTS_PRUNED,
     PROTOCOL_VERSION,
     SCHEMA_LISTS,
     AckThrough,
     ArenaAttached,
     AttachArena,
-    BundleTime,
-    CheckSegment,
     ClaimRef,
     Credit,
     DeclareSchema,
-    Done,
     Extend,
     Flush,
     FlushProgress,
     GapAck,
     Hello,
     KeyedPush,
-    ListSchemas,
-    ListSegments,
-    ListStatistics,
     ListSubscribers,
     ListTopics,
     Message,
-    OpenSegment,
     Pending,
     Push,
     Register,
@@ -68,7 +62,7 @@ from quiver_actors.node.worker.access import Guest
 from quiver_actors.node.worker.dead_letters import dead_letter_topic
 from quiver_actors.node.worker.deliveries import Deliveries
 from quiver_actors.node.worker.host import EngineHost
-from quiver_actors.node.worker.segment_answers import segment_list
+from quiver_actors.node.worker.segment_requests import SegmentRequests
 from quiver_actors.node.worker.session import EndSession, Session, SessionState
 from quiver_actors.node.worker.stage_requests import StageRequests
 from quiver_actors.node.worker.subscriber_quota import check_room
@@ -139,7 +133,15 @@ class Requests:
     """Handles each message of a client: checks the table of rights, then calls the method of the message."""
 
     def __init__(
-        self, topics: Topics, *, core: int, arena_bytes: int, background: Submit, own_log: str, ask: Submit
+        self,
+        topics: Topics,
+        *,
+        core: int,
+        arena_bytes: int,
+        background: Submit,
+        own_log: str,
+        ask: Submit,
+        count_pruned: Callable[[int], None],
     ) -> None:
         """
         Args:
@@ -147,6 +149,7 @@ class Requests:
             background: where arenas are made.
             own_log: the node's own decision log of transactions.
             ask: where decision logs are asked.
+            count_pruned: counts the segments that readers leave out.
         """
         self._topics = topics
         self._core = core
@@ -160,10 +163,6 @@ class Requests:
             Push: self.push,
             KeyedPush: self.push,
             Flush: self._flush,
-            ListSegments: self._list_segments,
-            ListSchemas: self._list_schemas,
-            ListStatistics: self._list_statistics,
-            OpenSegment: self._open_segment,
             Register: self._register,
             Pending: lambda session, message, _: self._host(message.topic, session).deliveries.questions.pending(
                 session, message
@@ -172,9 +171,8 @@ class Requests:
                 message.topic, session
             ).deliveries.questions.list_all(session, message.tag),
             ListTopics: self._list_topics,
-            BundleTime: self._bundle_time,
-            CheckSegment: self._check_segment,
             **{kind: self._to_deliveries(method) for kind, method in _OF_DELIVERIES.items()},
+            **SegmentRequests(self._host, count_pruned).handlers(),
             **StageRequests(lambda topic, session: self._host(topic, session).staging, own_log, ask).handlers(),
         }
 
@@ -265,7 +263,7 @@ class Requests:
         session.greet(message)
         session.topics_version = self._topics.catalogue.version
         incarnation, infos = self._incarnation, self._topics.infos(session)
-        features = LONE_PUSHES | HEARS_TAKEN | SCHEMA_LISTS
+        features = LONE_PUSHES | HEARS_TAKEN | SCHEMA_LISTS | COUNTS_PRUNED
         session.send(Welcome(PROTOCOL_VERSION, self._core, incarnation, os.getpid(), infos, features))
 
     def _list_topics(self, session: Session, message: ListTopics, now_ns: int) -> None:
@@ -320,20 +318,6 @@ class Requests:
     def _flush(self, session: Session, message: Flush, now_ns: int) -> None:
         self._host(message.topic, session).ingest.flush(session, message, now_ns)
 
-    def _list_segments(self, session: Session, message: ListSegments, now_ns: int) -> None:
-        session.send(segment_list(self._host(message.topic, session).engine, message.tag))
-
-    def _list_schemas(self, session: Session, message: ListSchemas, now_ns: int) -> None:
-        session.send(self._host(message.topic, session).engine.owed.schemas(message.tag))
-
-    def _list_statistics(self, session: Session, message: ListStatistics, now_ns: int) -> None:
-        session.send(self._host(message.topic, session).engine.owed.statistics(message.tag, message.first))
-
-    def _open_segment(self, session: Session, message: OpenSegment, now_ns: int) -> None:
-        host = self._host(message.topic, session)
-        host.cold_answers.answer(session, message)
-        host.touch()  # a file on the cold disk is opened by a job
-
     def _register(self, session: Session, message: Register, now_ns: int) -> None:
         host = self._host(message.topic, session)
         known_as = self._topics.incarnation(message.topic)
@@ -364,17 +348,6 @@ class Requests:
             raise NotAllowed(f"topic {letters!r} for dead letters does not exist: ask the node's operator to create it")
         # New connections hear of it.
         self._topics.open_like(letters, message.topic)
-
-    def _bundle_time(self, session: Session, message: BundleTime, now_ns: int) -> None:
-        engine = self._host(message.topic, session).engine
-        session.send(Done(message.tag, engine.owed.bundle_time(message.segment_seq, message.bundle_index)))
-
-    def _check_segment(self, session: Session, message: CheckSegment, now_ns: int) -> None:
-        """Queue a check of a segment. Every reader may ask; the engine checks one segment at a time and trusts only its own check."""
-        self._host(message.topic, session).deliveries.check_segment(
-            message.segment_seq, message.reason, message.bundle_index
-        )
-        session.send(Done(message.tag))
 
     def _to_deliveries(self, method: Callable[[Deliveries, Session, Any], None]) -> _Handler:
         return lambda session, message, _: method(self._host(message.topic, session).deliveries, session, message)

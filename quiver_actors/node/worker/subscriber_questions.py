@@ -9,12 +9,15 @@ import contextlib
 from collections.abc import Iterator
 
 from quiver_actors.base.model import SEGMENT_BUNDLES_MAX
-from quiver_actors.base.protocol.messages import Pending, PendingInfo, SubscriberInfo, SubscriberList
+from quiver_actors.base.protocol.messages import GapRange, Pending, PendingInfo, SubscriberInfo, SubscriberList
 from quiver_actors.base.rights import Verdict, verdict
 from quiver_actors.errors import UnknownSubscriber, UsageError
 from quiver_actors.node.worker.attachments import Attachments
 from quiver_actors.node.worker.session import Session
 from quiver_actors.store.engine import Engine
+
+_GAPS_MAX = 100
+"""Most gap notices of a subscriber that are listed one by one."""
 
 
 class SubscriberQuestions:
@@ -91,4 +94,8 @@ class SubscriberQuestions:
             figures.dead_lettered,
             *(counts.oldest or (-1, 0)),
             figures.oldest_unix_ns,
+            tuple(
+                GapRange(each.segment_seq, each.bundle_index_first, each.bundle_count, each.row_count, each.reason)
+                for each in self._engine.owed.first_gaps(subscriber, _GAPS_MAX)
+            ),
         )

@@ -34,6 +34,7 @@ class JobThread:
 
     Attributes:
         done: callbacks of the jobs that have run; `finish_jobs` calls them.
+        submissions: how many jobs were submitted.
     """
 
     def __init__(self, name: str, wake_fd: int) -> None:
@@ -47,12 +48,14 @@ class JobThread:
         self._submitted: deque[tuple[Job, Finished] | None] = deque()
         """Submitted jobs; None: nothing more will come."""
         self.done: deque[Finished] = deque()
+        self.submissions = 0
         # A daemon: a disk that never answers must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, finished: Finished) -> None:
         """Give the thread a job; `finished` is called on the loop thread when it is done."""
+        self.submissions += 1
         self._submitted.append((job, finished))
         if self._work_fd >= 0:
             os.eventfd_write(self._work_fd, 1)

@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from quiver_actors.base.clock import Clock
+from quiver_actors.base.ranges import runs_of
 from quiver_actors.errors import UsageError
-from quiver_actors.store.engine.events import Claimable, Event
+from quiver_actors.store.engine.events import Claimable, Event, GapFound
 from quiver_actors.store.engine.log_queue import LogQueue
 from quiver_actors.store.engine.owed import Owed
 from quiver_actors.store.engine.progress import Progress
 from quiver_actors.store.engine.unchecked import Unchecked
-from quiver_actors.store.subscriber import terms
+from quiver_actors.store.subscriber import losses, terms
 from quiver_actors.store.subscriber.attention import WithdrawnClaims
 from quiver_actors.store.subscriber.claim_order import NEWEST_BACKFILL, OLDEST
 from quiver_actors.store.subscriber.claims import SubscriberState
-from quiver_actors.store.subscriber.gaps import GapNotice
+from quiver_actors.store.subscriber.gaps import REASONS, GapNotice
 from quiver_actors.store.subscriber.grants import Grant
 from quiver_actors.store.subscriber.progress_state import Position
 from quiver_actors.store.subscriber.seek import ack_through
@@ -177,6 +178,28 @@ class Claims:
         """Whether an older bundle is pending, or may come out of a check."""
         first = _lower(state.order.oldest(), self._unchecked.limit(state))
         return first is not None and first < notice.position
+
+    def lose_archived(
+        self, subscriber: str, owner: object, segment_seq: int, token: int, indexes: Sequence[int], reason: str
+    ) -> None:
+        """The archive does not have some bundles any more that `owner` holds: a notice comes in their place. Of bundles that are not the
+        subscriber's from the archive, or not the owner's, nothing is believed.
+
+        Raises:
+            UsageError: no such subscriber, or no such reason.
+        """
+        state = self._progress.registry.get(subscriber)
+        if reason not in REASONS:
+            raise UsageError(f"reason {reason!r} is unknown: expected one of {', '.join(REASONS)}")
+        live = state.leases.find(token, owner, segment_seq)
+        if live is None or not state.progress.is_archived(segment_seq):
+            return
+        held = runs_of(sorted(live.states.held(indexes, token)[0]))
+        for notice in losses.lose_archived(state, [(segment_seq, *run, reason) for run in held]):
+            place = (notice.segment_seq, notice.bundle_index_first, notice.bundle_count)
+            self._progress.tell(GapFound(subscriber, *place, reason))
+        self._progress.note_resolved()
+        self._progress.flush()
 
     def has_gap(self, subscriber: str, owner: object, notice: int) -> bool:
         """Whether that notice was given to `owner`, or acknowledging it changes nothing."""

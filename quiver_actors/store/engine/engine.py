@@ -88,7 +88,15 @@ class Engine:
         self.progress = progress
         self.owed = Owed(logs, progress, sealed_segments)
         self.registrations = Registrations(
-            core, clock, logs, progress, sealed_segments, parts.readable_end, self.owed, parts.unannounced
+            core,
+            clock,
+            logs,
+            progress,
+            sealed_segments,
+            parts.readable_end,
+            self.owed,
+            parts.unannounced,
+            lambda: parts.numbers.next_segment_seq,
         )
         self.claims = Claims(core, clock, logs, progress, sealed_segments.waiting, self.owed)
         self.stages = parts.stages
@@ -263,7 +271,9 @@ class Engine:
         if isinstance(job, ColdJob):
             return [*self._parts.relocation.finish(job), *self._parts.cold.files.take_events()]
         if isinstance(job, CommitJob):
+            steps = job.steps
             happened = self.group_commit.finish(job)
+            self.readable_end.retired([step.log for step in steps if step.retire_as is not None])
         elif isinstance(job, EmptyLogJob):
             return self.group_commit.finish_empty_log(job)
         else:
@@ -349,6 +359,11 @@ class Engine:
             UsageError: unknown subscriber; nothing was changed.
         """
         failures = self._parts.repair.failures
+        is_archived = self.registrations.is_archived(subscriber, segment_seq)
+        if is_archived:
+            # Nothing of it is here to be looked at: whoever reads it has compared it with the checksums of the archive.
+            failures.note(subscriber, segment_seq, ())
+            failures.note_decodable(segment_seq, indexes)
         last = failures.last_tries(subscriber, segment_seq, indexes)
         again = [index for index in indexes if index not in last] if last else indexes
         refused = self.claims.resolve(subscriber, owner, segment_seq, token, "set_aside", last, 0) if last else []
@@ -358,7 +373,8 @@ class Engine:
         not_held = {index for _, some in refused for index in some}
         held = [index for index in indexes if index not in not_held]
         failures.note(subscriber, segment_seq, held)
-        self.check_segment(segment_seq, held)
+        if not is_archived:
+            self.check_segment(segment_seq, held)
         return refused, [index for index in last if index not in not_held]
 
     # --- figures -----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Owner: the engine, on the loop thread. It owns no state: progress, segments and 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 
 from quiver_actors.base.protocol.messages import SchemaList, StatisticsList
@@ -13,6 +14,7 @@ from quiver_actors.store.engine.log_queue import LogQueue
 from quiver_actors.store.engine.progress import Progress
 from quiver_actors.store.engine.sealed_segments import SealedSegments
 from quiver_actors.store.subscriber.claims import SubscriberState
+from quiver_actors.store.subscriber.gaps import GapNotice
 
 
 class Owed:
@@ -87,6 +89,13 @@ class Owed:
         unannounced = self._unannounced()
         wanted = [state.subscriber for state in self._progress.registry] if subscribers is None else subscribers
         return {subscriber: self._figures_of(subscriber, unannounced) for subscriber in wanted}
+
+    def first_gaps(self, subscriber: str, count_max: int) -> list[GapNotice]:
+        """The first notices that the subscriber has not taken, in their order. Raises UnknownSubscriber."""
+        gaps = self._progress.registry.get(subscriber).gaps
+        if not gaps.untold_count:
+            return []
+        return heapq.nsmallest(count_max, (each for each in gaps if not each.is_told), key=lambda each: each.position)
 
     def figures_of(self, subscriber: str) -> SubscriberFigures:
         """A snapshot of one subscriber. Raises UnknownSubscriber."""

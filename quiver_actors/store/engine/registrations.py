@@ -5,11 +5,13 @@ Owner: the engine, on the loop thread. It owns no state: progress, segments and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.model import check_id
+from quiver_actors.base.protocol.subscriber_messages import ArchivedStart
 from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
+from quiver_actors.errors import UsageError
 from quiver_actors.store.engine.events import GapFound
 from quiver_actors.store.engine.log_queue import LogQueue
 from quiver_actors.store.engine.owed import Owed
@@ -18,9 +20,11 @@ from quiver_actors.store.engine.readable_end import ReadableEnd
 from quiver_actors.store.engine.sealed_segments import SealedSegments
 from quiver_actors.store.subscriber import bitmap as bitmaps
 from quiver_actors.store.subscriber import losses, terms
+from quiver_actors.store.subscriber.archived_part import plan_archived
 from quiver_actors.store.subscriber.progress import SegmentProgress
+from quiver_actors.store.subscriber.progress_state import Position
 from quiver_actors.store.subscriber.seek import before_position, plan_seek
-from quiver_actors.store.subscriber.starts import parse_start, resolved_before
+from quiver_actors.store.subscriber.starts import Start, parse_start, resolved_before
 
 
 class Registrations:
@@ -36,10 +40,12 @@ class Registrations:
         readable_end: ReadableEnd,
         owed: Owed,
         unannounced: Callable[[], Iterable[int]],
+        next_segment_seq: Callable[[], int],
     ) -> None:
         """
         Args:
             unannounced: says the numbers of the segments that subscribers have not been told of yet.
+            next_segment_seq: says the number that no segment has had, nor a higher one.
         """
         self._core = core
         self._clock = clock
@@ -49,6 +55,7 @@ class Registrations:
         self._readable_end = readable_end
         self._owed = owed
         self._numbers_unannounced = unannounced
+        self._next_segment_seq = next_segment_seq
 
     def names(self) -> list[str]:
         """Return the names of all subscribers."""
@@ -63,38 +70,63 @@ class Registrations:
         """How many subscribers belong to that user itself; those of the topic's owner are not counted."""
         return sum(state.progress.ownership.owner_uid == uid for state in self._progress.registry)
 
-    def register(self, subscriber: str, start: str, ownership: Ownership = OF_TOPICS_OWNER) -> int:
+    def register(
+        self,
+        subscriber: str,
+        start: str,
+        ownership: Ownership = OF_TOPICS_OWNER,
+        archived: ArchivedStart | None = None,
+    ) -> int:
         """Make a subscriber known, or resume it. Durable once `Progress.durable` reaches the returned ticket.
 
         Args:
             start: see `base.protocol.messages.Register`; only used when the subscriber is new.
             ownership: who owns it; also only used when the subscriber is new.
+            archived: what it is to get from the archive before what is on the disk; also only used when it is new.
 
         Raises:
-            InvalidId, UsageError: bad id or start.
+            InvalidId, UsageError: bad id or start, or too much in the archive.
+            NotStored: the archive has to be looked at again.
             DiskError, FormatError: the times of old bundles could not be read.
         """
         begin = parse_start(start)
         if subscriber in self._progress.registry:
             return self._progress.ticket
         check_id("subscriber", subscriber)
-        end = self._logs.end
-        if begin.kind == "latest":
-            state = self._progress.registry.register(subscriber, end, ownership)
-        elif begin.kind == "bundle" and begin.core == self._core:
-            position = min(end, (begin.segment_seq, begin.bundle_index))
-            state = self._progress.registry.register(subscriber, position, ownership)
-        elif begin.kind == "time":
-            resolved = self._resolved_before(begin.unix_ns)
-            state = self._progress.registry.register(subscriber, resolved, ownership)
-        else:
-            state = self._progress.registry.register(subscriber, (0, 0), ownership)
-        for segment_seq in self._sealed_segments.deletions.doomed:
-            losses.forget_segment(state, segment_seq)
+        doomed = self._sealed_segments.deletions.doomed
+        part = None
+        if archived is not None:
+            here = {*self._sealed_segments.segments.keys(), *self._numbers_unannounced()}.difference(doomed)
+            part = plan_archived(archived, here, self._next_segment_seq())
+        state = self._progress.registry.register(subscriber, self._beginning(begin), ownership, part)
+        for segment_seq in doomed:
+            if segment_seq not in state.progress.archived:
+                losses.forget_segment(state, segment_seq)
+        for notice in losses.lose_archived(state, () if part is None else part.lost):
+            run = (notice.segment_seq, notice.bundle_index_first, notice.bundle_count)
+            self._progress.tell(GapFound(subscriber, *run, notice.reason))
         self._readable_end.advance()  # the first subscriber: until now nobody was shown anything
         self._sealed_segments.deletions.hold_back()
         self._progress.changed()
         return self._progress.flush()
+
+    def _beginning(self, begin: Start) -> Position | Mapping[int, SegmentProgress]:
+        """Where a new subscriber begins on this core, or what of everything appended so far it does not want."""
+        end = self._logs.end
+        if begin.kind == "latest":
+            return end
+        if begin.kind == "bundle" and begin.core == self._core:
+            return min(end, (begin.segment_seq, begin.bundle_index))
+        return self._resolved_before(begin.unix_ns) if begin.kind == "time" else (0, 0)
+
+    def is_archived(self, subscriber: str, segment_seq: int | None = None) -> bool:
+        """Whether a subscriber has unresolved bundles in the archive, or in that archived segment. False if it is not known."""
+        registry = self._progress.registry
+        if subscriber not in registry:
+            return False
+        progress = registry.get(subscriber).progress
+        numbers = progress.archived.numbers if segment_seq is None else [segment_seq]
+        return any(progress.is_archived(number) for number in numbers)
 
     def _resolved_before(self, unix_ns: int) -> dict[int, SegmentProgress]:
         """What of everything appended so far was ingested before that time."""
@@ -134,6 +166,11 @@ class Registrations:
         """
         begin = parse_start(start)
         state = self._progress.registry.get(subscriber)
+        if self.is_archived(subscriber):
+            raise UsageError(
+                f"subscriber {subscriber!r} still gets bundles from the archive: it cannot be moved before it has resolved them. Drop it "
+                "and subscribe anew to begin elsewhere"
+            )
         doomed, stored = set(self._sealed_segments.deletions.doomed), self._logs.bundle_counts()
         stored.update((info.segment_seq, info.bundle_count) for info in self._sealed_segments)
         going = {seq: stored.pop(seq) for seq in doomed & stored.keys()}

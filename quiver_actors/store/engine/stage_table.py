@@ -14,7 +14,7 @@ from quiver_actors.errors import TransactionLost, UnknownTransaction
 from quiver_actors.store.engine.publishes import Publishes
 from quiver_actors.store.retention.limits import ROOM
 from quiver_actors.store.staged.records import DroppedRecord, JournalRecord
-from quiver_actors.store.staged.recovery import RecoveredStages, trim_dropped
+from quiver_actors.store.staged.recovery import RecoveredStages
 from quiver_actors.store.staged.stage import Stage
 from quiver_actors.store.staged.states import StageState
 
@@ -81,7 +81,7 @@ class StageTable:
         found = next((record for record in self._journal.dropped if record.number == number), None)
         if found is not None:
             raise TransactionLost(f"{self.place}: stage {number} of {found.txn_id!r} was dropped: {found.reason}")
-        if number < self._journal.dropped_floor:
+        if number < self._journal.dropped_floor and number not in self._journal.carried:
             raise TransactionLost(
                 f"{self.place}: stage {number} is too old to tell whether it was published or dropped"
             )
@@ -94,14 +94,14 @@ class StageTable:
             for stage in stages
             if stage.was_prepared
         ]
-        return self._record(*trim_dropped([*self._journal.dropped, *new], self._journal.dropped_floor))
+        return self._record(self._journal.with_dropped(new))
 
     def as_it_is(self) -> JournalRecord:
         """The journal's next record, with the publishes that have their numbers."""
-        return self._record(self._journal.dropped, self._journal.dropped_floor)
+        return self._record(self._journal)
 
-    def _record(self, dropped: list[DroppedRecord], floor: int) -> JournalRecord:
-        return JournalRecord(self._next_number, self.publishes.places, dropped, floor)
+    def _record(self, journal: JournalRecord) -> JournalRecord:
+        return msgspec.structs.replace(journal, next_number=self._next_number, publishing=self.publishes.places)
 
     def note_recorded(self, journal: JournalRecord) -> None:
         """The record is durable."""

@@ -7,7 +7,7 @@
 |---|---|---|
 | 1 | programs from before version 2 | nothing |
 | 2 | former ones | ignore who owns a subscriber, which segments of other writers were announced, and what producers have on other cores |
-| 3 | this program | take segments on a cold disk for lost |
+| 3 | this program | take segments for lost that are on a cold disk, or that a subscriber gets from the archive |
 
 This module owns the name and the text. `node_dirs` reads and writes the file: a start upgrades a directory of an older version before
 anything else is written into it, so an older program refuses it from then on.

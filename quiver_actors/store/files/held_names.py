@@ -1,4 +1,4 @@
-"""`held/` of one engine's directory: names of deleted segments that somebody still has open or mapped.
+"""`held/` of one engine's directory: names of deleted segments and logs that somebody still has open or mapped.
 
     <file name>.<inode>
 
@@ -49,6 +49,14 @@ def put_back(disk: Disk, held: HeldFile | None) -> None:
     if held.path is not None:
         with contextlib.suppress(DiskError):  # the next start removes it
             disk.unlink(held.path)
+
+
+def name_if_held(disk: Disk, paths: EnginePaths, path: str) -> None:
+    """Give a file that is about to lose its name another one, as `set_aside` does, at a start: `find_held` takes it over, or removes the
+    name if the file has kept its own."""
+    held = set_aside(disk, paths, path)
+    if held is not None:
+        held.close()
 
 
 def is_given_back(held: HeldFile, *, is_overdue: bool) -> bool:

@@ -19,8 +19,10 @@ from collections.abc import Callable
 
 from quiver_actors.base.checksum import crc32_of_range
 from quiver_actors.errors import DiskError
+from quiver_actors.store.disk.held import HeldFile
 from quiver_actors.store.disk.protocol import Disk, DiskFile, write_atomically
 from quiver_actors.store.disk.salvage import read_small
+from quiver_actors.store.files.held_names import put_back, set_aside
 from quiver_actors.store.files.paths import TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.supervisor.log import log_event
 
@@ -88,8 +90,12 @@ def copy_span(disk: Disk, paths: EnginePaths, read: Read, name: str, start: int,
     return target
 
 
-def trim_quarantine(disk: Disk, paths: EnginePaths, cap_bytes: int) -> int:
-    """Delete the oldest files until the rest takes no more than `cap_bytes`, but never the newest. Returns what the rest takes."""
+def trim_quarantine(disk: Disk, paths: EnginePaths, cap_bytes: int, keep: Callable[[HeldFile | None], None]) -> int:
+    """Delete the oldest files until the rest takes no more than `cap_bytes`, but never the newest. Returns what the rest takes.
+
+    Args:
+        keep: gets each deleted file that somebody still has open or mapped, and None for a file that nobody has.
+    """
     names = sorted(disk.list_directory(paths.quarantine), key=_number_of)
     sizes = {name: disk.allocated_bytes(f"{paths.quarantine}/{name}") for name in names}
     left = sum(sizes.values())
@@ -98,12 +104,15 @@ def trim_quarantine(disk: Disk, paths: EnginePaths, cap_bytes: int) -> int:
             break
         path = f"{paths.quarantine}/{name}"
         log_event("quarantine.drop", {"path": path, "bytes": sizes[name], "cap": cap_bytes}, logging.WARNING)
+        held = set_aside(disk, paths, path)
         try:
             disk.unlink(path)
         except DiskError as error:
+            put_back(disk, held)
             if error.errno != errno.EISDIR:  # a directory that was in the way of a file: an operator's matter
                 raise
         else:
+            keep(held)
             left -= sizes[name]
     if left < sum(sizes.values()):
         disk.sync_directory(paths.quarantine)

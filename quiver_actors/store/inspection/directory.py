@@ -94,6 +94,12 @@ class Leftovers:
     quarantined: list[str] = field(default_factory=list)
 
 
+def core_id_of(directory: str) -> int:
+    """The core that an engine's directory is named after; 0 for a directory with another name."""
+    digits = directory.rpartition("/")[2].removeprefix("core_")
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
 def log_names(disk: Disk, paths: EnginePaths) -> list[str]:
     """Log files, oldest first by their numbers, the active one last."""
     found = [name for name in list_names(disk, paths.wal) if name == ACTIVE_NAME or rotation_number(name) is not None]

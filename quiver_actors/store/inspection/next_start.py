@@ -13,6 +13,7 @@ from quiver_actors.base.config import TopicSettings
 from quiver_actors.errors import ConfigMismatch, DiskError, QuiverError, UnsupportedVersion
 from quiver_actors.shm.errors import ShmError
 from quiver_actors.shm.liveness import holder_alive
+from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.inspection import directory as directories
 from quiver_actors.store.inspection.findings import Finding, Severity
@@ -65,9 +66,7 @@ def next_start(tree: Tree, directory: str, known: Iterable[Finding]) -> Iterator
     paths = EnginePaths(directory)
     if _is_open(tree, paths):
         return
-    recovery = Recovery(
-        PreviewDisk(tree.disk), paths, TopicSettings(name="default"), 0, cfg_hash=_cfg_hash(tree, paths)
-    )
+    recovery = recovery_of(tree, PreviewDisk(tree.disk), directory)
     try:
         with quiet_log():
             recovery.run()
@@ -84,6 +83,17 @@ def next_start(tree: Tree, directory: str, known: Iterable[Finding]) -> Iterator
         if (path, effect.offset) in told or (effect.kind is EffectKind.ASIDE and path in damaged):
             continue
         yield _finding(path, effect)
+
+
+def recovery_of(tree: Tree, disk: Disk, directory: str) -> Recovery:
+    """The recovery that a start of one engine runs, under the slot table that its newest log names.
+
+    Args:
+        disk: where its changes go.
+    """
+    paths = EnginePaths(directory)
+    core_id, cfg_hash = directories.core_id_of(directory), _cfg_hash(tree, paths)
+    return Recovery(disk, paths, TopicSettings(name="default"), core_id, cfg_hash=cfg_hash)
 
 
 def _finding(path: str, effect: Effect) -> Finding:

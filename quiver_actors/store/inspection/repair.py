@@ -284,7 +284,8 @@ class _EngineRepairer:
         unreadable = self._damaged_paths("file.unreadable")
         while True:
             try:
-                recovered = Recovery(self._disk, self._paths, self._settings, self._core_id(), self._incarnation).run()
+                core_id = directories.core_id_of(self._paths.root)
+                recovered = Recovery(self._disk, self._paths, self._settings, core_id, self._incarnation).run()
                 break
             except FormatError as error:
                 self._repair.refusal = str(error)
@@ -332,10 +333,6 @@ class _EngineRepairer:
         self._disk.rename(target + TEMPORARY_SUFFIX, target)
         self._disk.sync_directory(self._paths.wal)
         self._disk.steps[-1].reason = f"what can be read of {path.rpartition('/')[2]}"
-
-    def _core_id(self) -> int:
-        digits = self._paths.root.rpartition("/")[2].removeprefix("core_")
-        return int(digits) if digits.isascii() and digits.isdigit() else 0
 
     def _write_progress(self, recovered: Recovered) -> None:
         """Subscribers whose file was moved aside: recovery keeps them in memory only, and nothing follows it here."""

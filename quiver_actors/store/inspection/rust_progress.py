@@ -1,15 +1,21 @@
 """A subscriber's progress in the form that the Rust implementation reads, so that it can go on in a directory of ours.
 
 It goes by the entries of a progress file alone. So segments that are there and lie below our watermark get an entry that says that they are
-complete: without one it would deliver them again. Reads only.
+complete: without one it would deliver them again. Entries that lie in logs are sealed first, as a start does: that implementation would
+give their segment a number of its own choice, and the progress would speak of another one.
 """
 
 from __future__ import annotations
 
-from quiver_actors.errors import FormatError
+from quiver_actors.errors import AlreadyRunning, DataLost, FormatError
+from quiver_actors.store.disk.protocol import DirectoryLock
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.format.framing import DAMAGE
 from quiver_actors.store.inspection import directory as directories
+from quiver_actors.store.inspection.findings import Severity
+from quiver_actors.store.inspection.next_start import next_start, recovery_of
+from quiver_actors.store.inspection.preview import quiet_log
+from quiver_actors.store.inspection.recognise import has_entries
 from quiver_actors.store.inspection.source import Tree
 from quiver_actors.store.segment.reader import read_footer
 from quiver_actors.store.subscriber import bitmap as bitmaps
@@ -23,6 +29,47 @@ from quiver_actors.store.subscriber.progress import (
 from quiver_actors.store.subscriber.progress_journal import JournalRecord, current_content, decode_progress_journal
 
 _BYTES_MAX = 64 << 20
+
+
+def seal_logs(tree: Tree, directory: str) -> None:
+    """Make segments of the entries that lie in the logs of a stopped engine. Without such entries nothing is changed.
+
+    Args:
+        directory: that of one engine, on the tree.
+
+    Raises:
+        AlreadyRunning: an engine has the directory open.
+        DataLost: a start would find something lost or damaged, of which it has to tell subscribers.
+        DiskError: a file cannot be read or written.
+    """
+    paths = EnginePaths(directory)
+    _locked(tree, paths).release()
+    if not any(_has_entries(tree, f"{paths.wal}/{name}") for name in directories.log_names(tree.disk, paths)):
+        return
+    for finding in next_start(tree, directory, ()):
+        if finding.severity is Severity.DAMAGE:
+            raise DataLost(
+                f"{finding.path}: {finding.message}. Bundles that are in no segment are sealed before progress is exported, and "
+                "subscribers have to be told of losses before: start the node, stop it, and export again"
+            )
+    lock = _locked(tree, paths)
+    try:
+        with quiet_log():
+            recovery_of(tree, tree.disk, directory).run()
+    finally:
+        lock.release()
+
+
+def _locked(tree: Tree, paths: EnginePaths) -> DirectoryLock:
+    lock = tree.disk.lock(paths.lock)
+    if lock is None:
+        raise AlreadyRunning(f"{tree.named(paths.root)} is open in another process: stop it first")
+    return lock
+
+
+def _has_entries(tree: Tree, path: str) -> bool:
+    with tree.open(path) as source:
+        return has_entries(source)
 
 
 def progress_for_rust(tree: Tree, directory: str, subscriber: str) -> bytes | None:

@@ -129,4 +129,4 @@ class TrimJob(Job):
 
     def work(self) -> None:
         """Delete the oldest files of `quarantine/` until it is below its cap."""
-        trim_quarantine(self._disk, self._paths, self._cap_bytes)
+        trim_quarantine(self._disk, self._paths, self._cap_bytes, self.keep)

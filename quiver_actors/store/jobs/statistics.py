@@ -64,7 +64,8 @@ class StatisticsJob(SlicedJob):
             memory = yield from self._copied(path)
             if memory is None:
                 return
-            with contextlib.closing(_Computation(memory, self._bounded)) as computation:
+            with contextlib.closing(_Computation(memoryview(memory), self._bounded)) as computation:
+                yield from computation.verified()
                 yield from computation.steps()
                 self.streams, self.statistics = computation.streams, computation.encoded()
         except _UNREADABLE as error:
@@ -90,22 +91,42 @@ class StatisticsJob(SlicedJob):
         return memory
 
 
+def compute_statistics(view: memoryview, bounded: Collection[str] | None = None) -> tuple[StoredSchemas, bytes]:
+    """The schemas of a segment, and the statistics of its columns; empty where there are none to be had.
+
+    Args:
+        view: the whole file, which was found to have its checksum.
+        bounded: as of `StatisticsJob`.
+    """
+    try:
+        with contextlib.closing(_Computation(view[:], bounded)) as computation:
+            if view.nbytes > SEGMENT_BYTES_MAX:
+                return computation.streams, b""
+            for _ in computation.steps():
+                continue
+            return computation.streams, computation.encoded()
+    except _UNREADABLE as error:
+        log_event("statistics.none", {"reason": str(error)}, logging.DEBUG)
+        return (), b""
+
+
 class _Computation:
     """The statistics of a segment in memory, schema by schema."""
 
-    def __init__(self, memory: mmap.mmap, bounded: Collection[str] | None) -> None:
+    def __init__(self, view: memoryview, bounded: Collection[str] | None) -> None:
         self._bounded = bounded
-        self._memory = memory
-        self._view = memoryview(memory)
-        self.streams = read_schemas(self._piece, len(memory))
+        self._view = view
+        self.streams = read_schemas(self._piece, view.nbytes)
         self._sums: dict[StoredSchema, ColumnSums | None] = {}
 
     def _piece(self, length: int, offset: int) -> bytes:
         return bytes(self._view[offset : offset + length])
 
+    def verified(self) -> Iterator[int]:
+        yield from verify_steps(self._piece, self._view.nbytes)
+
     def steps(self) -> Iterator[int]:
-        yield from verify_steps(self._piece, len(self._memory))
-        for stream in SegmentReader(self._memory).streams:
+        for stream in SegmentReader(self._view).streams:
             start, end = stream.byte_offset, stream.byte_offset + stream.byte_length
             footer = read_file_footer(self._piece, start, end)
             schema = StoredSchema(stream.slot_id, footer.schema_message or b"")
@@ -144,4 +165,3 @@ class _Computation:
         """Let go of the memory, into which batches may still point."""
         with contextlib.suppress(BufferError):
             self._view.release()
-            self._memory.close()

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from quiver_actors.base.checksum import crc32
 from quiver_actors.base.model import SEGMENT_BUNDLES_MAX, SLOTS_MAX
 from quiver_actors.store.files.foreign_record import AdoptedEntry, AdoptedSource
+from quiver_actors.store.files.held_names import name_if_held
 from quiver_actors.store.jobs.sealing import seal_file, write_cursor
 from quiver_actors.store.recovery.findings import NO_BUNDLE_OF_LOG
 from quiver_actors.store.recovery.found_state import FoundState
@@ -180,6 +181,7 @@ class Adoption:
         if source.is_kept:
             self._findings.quarantine(path, "unreadable log header; its valid entries were adopted")
         else:
+            name_if_held(self._disk, self._paths, path)
             self._disk.unlink(path)
 
     def _new_log(self, capacity_bytes: int, identity: Identity, position_start: int) -> Log:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from quiver_actors.base.checksum import crc32_of_range
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import NO_SPACE_ERRNOS, Disk, DiskFile
+from quiver_actors.store.files.held_names import name_if_held
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.jobs.sealing import seal_file
 from quiver_actors.store.recovery.adoption import Source
@@ -158,6 +159,7 @@ class Settlement:
             elif decision is Decision.QUARANTINE:
                 self._findings.quarantine(path, "no valid entry in it, and bytes that cannot be parsed")
             elif decision is Decision.DROP and (log.name != layout.ACTIVE_NAME or log.has_entries):
+                name_if_held(self._disk, self._paths, path)
                 self._disk.unlink(path)
             elif decision is Decision.RENEW:
                 to_adopt.append(Source(log, own=self._readings.replays[log.name], taken=plan.taken))
@@ -262,12 +264,16 @@ class Settlement:
             return self._disk.open_write(path)
         source = self._disk.open_read(path)
         try:
-            return self._copied(source, trust, end, log.size_bytes)
+            copy = self._copied(source, trust, end, log.size_bytes)
         except DiskError as error:
             if error.errno not in NO_SPACE_ERRNOS:
                 raise
+            copy = None
         finally:
             source.close()
+        if copy is not None:
+            name_if_held(self._disk, self._paths, path)  # consumers of the former process may still have the log
+            return copy
         file = self._disk.open_write(path)
         _copy_bytes(file, trust, file, end)
         return file

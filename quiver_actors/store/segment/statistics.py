@@ -60,7 +60,7 @@ class ColumnSums:
         """Take in some batches of the schema. Raises pa.ArrowException, ValueError: they cannot be read."""
         for number in range(len(self._schema)):
             columns = [batch.column(number) for batch in batches]
-            self._nulls[number] += sum(column.null_count for column in columns)
+            self._nulls[number] += sum(map(_null_count, columns))
             if self._bounds[number] != _NONE:
                 self._widen(number, columns)
 
@@ -124,6 +124,13 @@ def _bounds(kind: pa.DataType, columns: Sequence[pa.Array]) -> tuple[Any, Any] |
         return None
     bounds = found["min"], found["max"]
     return _NONE if _is_text(kind) and any(_bytes_of(each) > TEXT_BYTES_MAX for each in bounds) else bounds
+
+
+def _null_count(column: pa.Array) -> int:
+    """Rows without a value. Arrow does not count those that point to a null among the values of a dictionary."""
+    if not types.is_dictionary(column.type) or not column.dictionary.null_count:
+        return int(column.null_count)
+    return len(column) - (pc.sum(column.dictionary.is_valid().take(column.indices)).as_py() or 0)
 
 
 def _has_bounds(kind: pa.DataType) -> bool:

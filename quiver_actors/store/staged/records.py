@@ -15,6 +15,7 @@ and no byte of an entry is ever written twice. Bundle i of the published segment
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
@@ -103,6 +104,26 @@ class JournalRecord(msgspec.Struct, frozen=True):
     """The newest dropped stages, by rising number."""
     dropped_floor: int = 0
     """Dropped stages with lower numbers have no record any more."""
+    carried: list[int] = []
+    """Numbers below `dropped_floor` of stages that `quiver restore` has brought back: what became of each of them is known."""
+
+    def was_published(self, number: int) -> bool | None:
+        """Whether a stage that is not prepared any more was published; None: nobody can tell."""
+        if any(record.number == number for record in self.dropped):
+            return False
+        return True if self.dropped_floor <= number < self.next_number or number in self.carried else None
+
+    def with_dropped(self, new: Iterable[DroppedRecord]) -> JournalRecord:
+        """The record with more stages as dropped. The oldest are forgotten where there are too many."""
+        ordered = sorted([*self.dropped, *new], key=lambda record: record.number)
+        kept = ordered[-DROPPED_MAX:]
+        forgotten = {record.number for record in ordered[: len(ordered) - len(kept)]}
+        return msgspec.structs.replace(
+            self,
+            dropped=kept,
+            dropped_floor=max(self.dropped_floor, kept[0].number) if forgotten else self.dropped_floor,
+            carried=[number for number in self.carried if number not in forgotten],
+        )
 
 
 R = TypeVar("R", PreparedRecord, JournalRecord)

@@ -45,7 +45,6 @@ from quiver_actors.store.format.framing import DAMAGE
 from quiver_actors.store.staged.jobs import delete_stage, publish_parts, write_journal
 from quiver_actors.store.staged.loading import DamagedPart, Parts, load_part, load_stage, stage_of
 from quiver_actors.store.staged.records import (
-    DROPPED_MAX,
     JOURNAL_MAGIC,
     STAGE_MAGIC,
     DroppedRecord,
@@ -340,9 +339,9 @@ class _Recovery:
 
     def _journal_with(self, *dropped: DroppedRecord) -> JournalRecord:
         """The journal with these stages found damaged. What it publishes stays in it until that is done."""
-        kept, floor = trim_dropped([*self._journal.dropped, *dropped], self._journal.dropped_floor)
-        next_number = max(self._journal.next_number, self._highest_number + 1, *(r.number + 1 for r in kept), 1)
-        return JournalRecord(next_number, self._journal.publishing, kept, floor)
+        found = self._journal.with_dropped(dropped)
+        next_number = max([found.next_number, self._highest_number + 1, *(each.number + 1 for each in found.dropped)])
+        return msgspec.structs.replace(found, next_number=next_number)
 
     def _write_journal(self) -> None:
         """Write the journal without what is finished, if that changes it."""
@@ -358,15 +357,6 @@ class _Recovery:
             self._found.set_aside.append((path, why))
             self._found.notes.append(f"{path} moved to {target}: {why}")
             log_event("quarantine", {"path": path, "target": target, "reason": why}, logging.WARNING)
-
-
-def trim_dropped(dropped: list[DroppedRecord], floor: int) -> tuple[list[DroppedRecord], int]:
-    """The newest records that are remembered, and the number below which none is."""
-    ordered = sorted(dropped, key=lambda record: record.number)
-    kept = ordered[-DROPPED_MAX:]
-    if len(kept) < len(ordered):
-        floor = max(floor, kept[0].number)
-    return kept, floor
 
 
 def _number_of(name: str) -> int:

@@ -61,7 +61,7 @@ def check_published(disk: Disk, topic: str, core: int, incarnation: str, numbers
         journal = decode_journal(read_whole(disk, paths.transactions, _BYTES_MAX))
     dropped = {record.number: record.reason for record in journal.dropped}
     for number in numbers:
-        if number in dropped or not journal.dropped_floor <= number < journal.next_number:
+        if not journal.was_published(number):
             raise TransactionLost(
                 f"{place}: stage {number} was not published: {dropped.get(number, 'nothing is known of it')}"
             )

@@ -6,10 +6,13 @@ holds it, and the runs that each function returns are what a gap notice must nam
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quiver_actors.base.ranges import Runs
 from quiver_actors.store.subscriber import bitmap as bitmaps
 from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.claims import SubscriberState
+from quiver_actors.store.subscriber.gaps import GapNotice
 from quiver_actors.store.subscriber.outcomes import DROPPED
 
 
@@ -55,6 +58,25 @@ def lose_unsealed(state: SubscriberState, segment_seq: int, bundle_count: int) -
         state.progress.load_lost(segment_seq, first, count)
         state.counts.dropped += count
     return runs
+
+
+def lose_archived(state: SubscriberState, lost: Iterable[tuple[int, int, int, str]]) -> list[GapNotice]:
+    """The archive will never have these bundles of archived segments that were just added: note what the subscriber was owed of them.
+
+    Args:
+        lost: as (segment, first bundle, count, reason); count 0: all of a segment that was not added, nobody knows how many.
+    """
+    notices = []
+    for segment_seq, first, count, reason in lost:
+        if not count and not state.progress.is_complete(segment_seq):
+            runs = [(0, 0)]
+            state.progress.load_lost(segment_seq, 0, 0)
+            state.progress.changes.note()
+        else:
+            runs = drop(state, segment_seq, first, count)
+        version = state.progress.changes.version
+        notices += [state.gaps.add(segment_seq, *run, -1, reason, version) for run in runs]
+    return notices
 
 
 def lose_behind(state: SubscriberState, segment_seq: int, bundle_count: int, shown_count: int) -> Runs:

@@ -2,8 +2,11 @@
 
 Source: docs/formats.md section 3.5, "Progress", section 3.6, "Owner of a subscriber", and section 7.4, "Progress files of two writers".
 
-The file is a header, the owner where the subscriber has one, entries (each with its bitmap behind it), and a checksum. Readers of version 1
-skip the owner by header_size.
+The file is a header, the owner where the subscriber has one, its archived segments where it has some, entries (each with its bitmap behind
+it), and a checksum. Readers of version 1 skip what stands behind the header's 32 bytes by header_size.
+
+Archived segments are those that the subscriber gets from the archive: no file of them is on the disk, and a start must not take them for
+lost. Each of them has an entry, which says how many bundles it has.
 
 A header of 32 bytes, or one that goes on with another magic, says that the subscriber is the topic's owner's.
 We write CRC-32C and read CRC-32 (the Rust implementation's) as well: the checksum says whose file it is. Flag bit 0 means in a file of ours
@@ -42,14 +45,18 @@ JOINED_MAX = 1024
 
 FILE_PREFIX = "quiver.sub."
 
+ARCHIVED_RUNS_MAX = 2048
+"""Runs of consecutive numbers that a subscriber's archived segments may make up: they have to fit into the header."""
+
 _OWNER_MAGIC = b"OWNR"
+_ARCHIVED_MAGIC = b"ARCH"
 _TOPICS_OWNER = 0xFFFFFFFF
 
 PROGRESS_TABLE = FieldTable(
     "progress header",
     Field("magic", "8s", constant=b"QUIVSUB\0"),
     Field("version", "H", constant=1),
-    Field("header_size", "H", "the owner included", 32, at_least(32)),
+    Field("header_size", "H", "the owner and the archived segments included", 32, at_least(32)),
     Field("flags", "H", "bit 0: the watermark is trusted", check=at_most(FLAG_TRUSTED_WATERMARK)),
     Field("oldest_incomplete_seg", "Q", "of a trusted watermark: all segments below are complete"),
     Field("entry_count", "I", check=at_most(ENTRIES_MAX)),
@@ -61,6 +68,17 @@ OWNER_TABLE = FieldTable(
     Field("owner_uid", "I", "0xFFFFFFFF: the topic's owner", since="1+"),
     Field("joined_count", "I", "users that may join; their u32 uids follow, rising", since="1+"),
 )
+ARCHIVED_TABLE = FieldTable(
+    "archived segments of a subscriber",
+    Field("magic", "4s", constant=_ARCHIVED_MAGIC, since="1+"),
+    Field(
+        "run_count",
+        "I",
+        "runs of consecutive segment numbers follow, each a u64 (the first one) and a u32 (how many)",
+        since="1+",
+    ),
+    Field("mean_bytes", "Q", "bytes of a bundle on average, for windows in bytes", since="1+"),
+)
 ENTRY_TABLE = FieldTable(
     "progress entry",
     Field("segment_seq", "Q"),
@@ -68,7 +86,8 @@ ENTRY_TABLE = FieldTable(
     Field("bitmap_words", "H", "u64 words of the bitmap behind it, lowest bit first; set: resolved"),
 )
 PROGRESS = Framing("progress file", PROGRESS_TABLE, Place.FILE, (crc32c.crc32c, zlib.crc32))
-_ENTRY, _OWNER = ENTRY_TABLE.struct, OWNER_TABLE.struct
+_ENTRY, _OWNER, _ARCHIVED = ENTRY_TABLE.struct, OWNER_TABLE.struct, ARCHIVED_TABLE.struct
+_RUN = struct.Struct("<QI")
 _SEGMENT_SEQ_MAX = (1 << 64) - 1
 
 
@@ -85,6 +104,18 @@ class SegmentProgress(NamedTuple):
         return bitmaps.resolved_count(self.bitmap) == self.bundle_count
 
 
+class ArchivedSegments(NamedTuple):
+    """The segments that a subscriber gets from the archive, and has not resolved."""
+
+    runs: tuple[tuple[int, int], ...] = ()
+    """Runs of consecutive numbers, as (first, how many), rising."""
+    mean_bytes: int = 0
+    """Bytes of one of their bundles, on average."""
+
+    def __contains__(self, segment_seq: object) -> bool:
+        return isinstance(segment_seq, int) and any(0 <= segment_seq - first < count for first, count in self.runs)
+
+
 class SubscriberProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of one progress file."""
 
@@ -94,6 +125,8 @@ class SubscriberProgress(msgspec.Struct, frozen=True, kw_only=True):
     trusted_watermark: bool
     """Whether every segment below `oldest_incomplete_seg` is complete; if not (Rust's files) the field says nothing."""
     ownership: Ownership = OF_TOPICS_OWNER
+    archived: ArchivedSegments = ArchivedSegments()
+    """Those among `entries` that are read from the archive."""
     unknown_flags: int = 0
     """Flag bits of the file that this version does not know: worth a warning, never written back."""
     by_other_writer: bool = False
@@ -131,14 +164,14 @@ def encode_progress(progress: SubscriberProgress) -> bytes:
 def _body_of(progress: SubscriberProgress, flags: int) -> bytes:
     if len(progress.entries) > ENTRIES_MAX:
         raise UsageError(f"progress of {len(progress.entries)} segments: a file holds at most {ENTRIES_MAX}")
-    owner = _encode_owner(progress.ownership)
+    more = _encode_owner(progress.ownership) + _encode_archived(progress.archived)
     header = PROGRESS_TABLE.pack(
-        header_size=PROGRESS_TABLE.size + len(owner),
+        header_size=PROGRESS_TABLE.size + len(more),
         flags=flags,
         oldest_incomplete_seg=progress.oldest_incomplete_seg,
         entry_count=len(progress.entries),
     )
-    parts = [header, owner]
+    parts = [header, more]
     for segment_seq in sorted(progress.entries):
         parts += _entry_parts(segment_seq, *progress.entries[segment_seq])
     return b"".join(parts)
@@ -172,6 +205,38 @@ def _decode_owner(header: memoryview) -> Ownership:
     return Ownership(
         None if uid == _TOPICS_OWNER else uid, tuple(struct.unpack_from(f"<{joined_count}I", header, start))
     )
+
+
+def _encode_archived(archived: ArchivedSegments) -> bytes:
+    """What stands behind the header and the owner; nothing for a subscriber that gets everything from the disk."""
+    if not archived.runs:
+        return b""
+    if len(archived.runs) > ARCHIVED_RUNS_MAX:
+        raise UsageError(
+            f"{len(archived.runs)} runs of archived segments are too many for a progress file: {ARCHIVED_RUNS_MAX} fit"
+        )
+    head = _ARCHIVED.pack(_ARCHIVED_MAGIC, len(archived.runs), archived.mean_bytes)
+    return head + b"".join(_RUN.pack(*run) for run in archived.runs)
+
+
+def _decode_archived(header: memoryview) -> ArchivedSegments:
+    """
+    Args:
+        header: the whole header, the owner included.
+
+    Raises:
+        InvalidFormat: the runs do not fit in the header.
+    """
+    at = PROGRESS_TABLE.size
+    if header[at : at + 4] == _OWNER_MAGIC:
+        at += _OWNER.size + 4 * _OWNER.unpack_from(header, at)[2]
+    if len(header) < at + _ARCHIVED.size or header[at : at + 4] != _ARCHIVED_MAGIC:
+        return ArchivedSegments()
+    _, run_count, mean_bytes = _ARCHIVED.unpack_from(header, at)
+    at += _ARCHIVED.size
+    if run_count > ARCHIVED_RUNS_MAX or at + run_count * _RUN.size > len(header):
+        raise InvalidFormat(f"progress header of {len(header)} bytes: {run_count} runs of segments do not fit in it")
+    return ArchivedSegments(tuple(_RUN.iter_unpack(header[at : at + run_count * _RUN.size])), mean_bytes)
 
 
 def _entry_parts(segment_seq: int, bundle_count: int, bitmap: bytes) -> tuple[bytes, bytes]:
@@ -212,6 +277,7 @@ def decode_progress(data: bytes) -> SubscriberProgress:
         entries=entries,
         trusted_watermark=is_trusted,
         ownership=_decode_owner(body[:header_size]),
+        archived=_decode_archived(body[:header_size]),
         unknown_flags=flags & ~FLAG_TRUSTED_WATERMARK,
         by_other_writer=by_other_writer,
     )

@@ -15,11 +15,12 @@ from quiver_actors.base.ranges import Runs
 from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from quiver_actors.errors import UsageError
 from quiver_actors.store.subscriber import bitmap as bitmaps
+from quiver_actors.store.subscriber.archived_part import Archived, ArchivedPart
 from quiver_actors.store.subscriber.awaited import Awaited
 from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.changes import Changes, tell_nobody
 from quiver_actors.store.subscriber.completed import Completed
-from quiver_actors.store.subscriber.progress import SegmentProgress, SubscriberProgress
+from quiver_actors.store.subscriber.progress import ArchivedSegments, SegmentProgress, SubscriberProgress
 
 Position = tuple[int, int]
 """A place in the store, as (segment_seq, bundle index)."""
@@ -33,6 +34,7 @@ class ProgressState:
         segments: the sealed segments with something unresolved, and open ones; always the same dict.
         completed: the segments of which it needs nothing any more.
         awaited: the progress of segments that were not added yet.
+        archived: which segments are read from the archive.
         unresolved_count: how many bundles of `segments` are not resolved.
         ownership: who owns the subscriber and who shares it; durable with its progress.
     """
@@ -52,6 +54,7 @@ class ProgressState:
         self.segments: dict[int, BundleStates] = {}
         self.completed = Completed(self.changes, on_complete)
         self.awaited = Awaited({})
+        self.archived = Archived(ArchivedSegments())
         self.unresolved_count = 0
         self.ownership = OF_TOPICS_OWNER
         self._incomplete: list[int] = []  # heap of the keys of segments, and of some that have left it
@@ -69,6 +72,7 @@ class ProgressState:
         """Take over what a progress file says."""
         self.completed.floor = progress.watermark
         self.awaited = Awaited(progress.entries)
+        self.archived = Archived(progress.archived)
         self.ownership = progress.ownership
 
     def load_lost(self, segment_seq: int, first: int, count: int) -> None:
@@ -104,6 +108,17 @@ class ProgressState:
         """Count these bundles as resolved."""
         self.awaited = Awaited(progress)
         self.changes.note()
+
+    def begin_in_archive(self, part: ArchivedPart) -> None:
+        """Count these segments as owed, too. They are added like others then."""
+        self.awaited.entries.update(part.progress)
+        self.archived.numbers.update(part.progress)
+        self.archived.mean_bytes = part.mean_bytes
+        self.changes.note()
+
+    def is_archived(self, segment_seq: int) -> bool:
+        """Whether the segment is read from the archive, and something of it is unresolved."""
+        return segment_seq in self.archived and segment_seq in self.segments
 
     def belong(self, ownership: Ownership) -> None:
         """Set who owns the subscriber, and with whom it is shared."""
@@ -299,12 +314,19 @@ class ProgressState:
                 entries[segment_seq] = SegmentProgress(bundle_count, bitmaps.full(bundle_count))
         for segment_seq in self._touched:
             entries[segment_seq] = self._entry(segment_seq)
+        # Also of untouched ones: no file on the disk says how many bundles they have.
+        archived = self.archived.among(self.segments)
+        entries.update((seq, self._entry(seq)) for seq in archived if seq not in entries)
         oldest = self._oldest_incomplete()
         if oldest is not None:
             # Also with nothing resolved: Rust reads the watermark from the lowest entry.
             entries[oldest] = self._entry(oldest)
         return SubscriberProgress(
-            oldest_incomplete_seg=floor, entries=entries, trusted_watermark=True, ownership=self.ownership
+            oldest_incomplete_seg=floor,
+            entries=entries,
+            trusted_watermark=True,
+            ownership=self.ownership,
+            archived=self.archived.segments_of(archived),
         )
 
     def _entry(self, segment_seq: int) -> SegmentProgress:

@@ -16,6 +16,7 @@ from quiver_actors.base.ranges import Runs
 from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from quiver_actors.errors import UnknownSubscriber, UsageError
 from quiver_actors.store.subscriber import archiving, losses
+from quiver_actors.store.subscriber.archived_part import ArchivedPart
 from quiver_actors.store.subscriber.attention import Attention
 from quiver_actors.store.subscriber.claim_order import SizesOf
 from quiver_actors.store.subscriber.claims import SubscriberState
@@ -110,11 +111,13 @@ class SubscriberRegistry:
         subscriber: str,
         begin: Position | Mapping[int, SegmentProgress],
         ownership: Ownership = OF_TOPICS_OWNER,
+        archived: ArchivedPart | None = None,
     ) -> SubscriberState:
         """Make a new subscriber. Raises InvalidId.
 
         Args:
             begin: where it begins, or the bundles that count to it as resolved.
+            archived: what it gets from the archive before that.
         """
         state = self._new(check_id("subscriber", subscriber))
         state.progress.belong(ownership)
@@ -122,6 +125,8 @@ class SubscriberRegistry:
             state.progress.start_at(*begin)
         else:
             state.progress.start_with(begin)
+        if archived is not None:
+            state.progress.begin_in_archive(archived)
         return self._adopt(state)
 
     def _new(self, subscriber: str) -> SubscriberState:
@@ -139,6 +144,9 @@ class SubscriberRegistry:
         if (due_ns := state.next_due_ns()) is not None:
             self.attention.call_at(state, due_ns)
         state.progress.completed.begin()
+        for segment_seq in sorted(state.progress.archived.numbers):
+            bundle_count = state.progress.awaited.bundle_count(segment_seq)
+            state.add_segment(segment_seq, bundle_count, bundle_count * state.progress.archived.mean_bytes)
         for segment_seq in sorted(self._segments.open):
             state.grow_segment(segment_seq, *self._segments.open[segment_seq])
         for segment_seq in sorted(self._segments.sealed):
@@ -228,7 +236,7 @@ class SubscriberRegistry:
             lost = list(lost)
             self._segments.lost[segment_seq] = list(dict.fromkeys([*self._segments.lost.get(segment_seq, ()), *lost]))
         for state in self:
-            if state.progress.is_complete(segment_seq):
+            if state.progress.is_complete(segment_seq) or segment_seq in state.progress.archived:
                 continue
             if lost is None:
                 runs = _all_unresolved(state, segment_seq, bundle_count)
@@ -270,7 +278,9 @@ class SubscriberRegistry:
         """
         self._segments.forget(segment_seq)
         lost = {
-            state.subscriber: losses.forget_segment(state, segment_seq, file_is_gone=file_is_gone) for state in self
+            state.subscriber: losses.forget_segment(state, segment_seq, file_is_gone=file_is_gone)
+            for state in self
+            if segment_seq not in state.progress.archived
         }
         return [(subscriber, runs) for subscriber, runs in lost.items() if runs]
 

@@ -127,13 +127,20 @@ class Pushing:
 
 
 class ProducerActor(Pushing):
-    """Pushes, and takes the receipts. What was not answered may be stored or not."""
+    """Pushes, and takes the receipts. What was not answered may be stored or not. Now and then some bundles in a row travel alone."""
+
+    _alone_left = 0
+    """Number of the next pushes that travel alone."""
 
     def _begin(self) -> None:
         # A later life is another producer to the model: what an earlier one left unanswered may be stored or not.
-        self._keys = self._new_keys(f"{self.name}{self.lives}")
+        self._alone_left = self._alone_left - 1 if self._alone_left else self.world.random.choice((0, 12))
+        self._keys = self._new_keys(f"{self.name}{self.lives}")[: 1 if self._alone_left else None]
         self._model = self.place.model
         batches = self._model.begin(self._keys)
+        if self._alone_left:
+            self.running = self.client.push_alone(batches[0], self.place.topic)
+            return
         key = self.world.random.choice((None, "a", "b", "c"))
         self.running = self.client.push(batches, self.place.topic, key)
 

@@ -6,19 +6,24 @@ import itertools
 import select
 from typing import Any, Generic, TypeVar, cast
 
+from quiver_actors.base.model import Receipt
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.client.exchange import Exchange, Flow, Steps
 from quiver_actors.client.keyed import pushing_keyed
+from quiver_actors.client.lone_lane import LoneLane
 from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.client.producer import Producer
 from quiver_actors.client.publishing import deciding, publishing
 from quiver_actors.client.push_channel import PushChannel
 from quiver_actors.client.refused import RefusedResolution
+from quiver_actors.client.retry import is_retried
 from quiver_actors.client.stage import Stage, StagePlan
 from quiver_actors.client.subscribe_request import StartPoints, SubscribeOptions, SubscribeRequest
 from quiver_actors.errors import QuiverError
+from quiver_actors.node.worker.budgets import NEVER_NS
+from quiver_actors.store.encoding.lone import lone_entry
 from quiver_actors.transactions.model import ABORT, COMMIT, Decision, Token
 from tests.sim.node.polls import DelayingPoll, Delays
 
@@ -82,12 +87,46 @@ class SimProducer:
             self.exchange, directory, lambda core: PushChannel(self.exchange, directory, core, name)
         )
         self.producer = Producer(self.channels)
+        self.lone_pushes = 0
+        """Number of pushes that went the short way."""
         # Not by the process's number, so that a seed is a seed.
         self.producer._turn = 0
 
     def push(self, bundles: list[Any], topic: str, key: str | None) -> Running[Any]:
         steps = self.producer.pushing(bundles, topic=topic, key=key, item_counts=None, timeout_seconds=PATIENCE_SECONDS)
         return Running(self.exchange, steps)
+
+    def push_alone(self, bundle: Any, topic: str) -> Running[list[Receipt]]:
+        """Push one bundle by the short way, where it is open, or else by the way that opens it."""
+        return Running(self.exchange, self._pushing_alone(bundle, topic))
+
+    def _pushing_alone(self, bundle: Any, topic: str) -> Steps[list[Receipt]]:
+        lane = self.producer.lanes.get(topic)
+        if lane is not None and lane.is_open:
+            receipt = yield self._sending_alone(lane, bundle, topic)
+            if receipt is not None:
+                return [receipt]
+        receipt = yield from self.producer.pushing_one(
+            bundle, topic=topic, key=None, item_count=None, timeout_seconds=PATIENCE_SECONDS
+        )
+        return [receipt]
+
+    def _sending_alone(self, lane: LoneLane, bundle: Any, topic: str) -> Flow[Receipt | None]:
+        """What a lane does, without waiting; None: it has to go the general way, and was perhaps stored."""
+        channel, group = lane._channel, lane._group
+        lone = lone_entry(bundle, lane._slot_id, lane._streams, None)
+        assert lone is not None
+        if not channel.send_lone(group, lone, 0):
+            return None
+        while not (group.is_acked or group.is_lost or group.error is not None):
+            yield NEVER_NS
+        if group.error is not None and not is_retried(group.error):
+            raise group.error
+        if not group.acks:
+            return None
+        ((run, durability),) = group.acks
+        self.lone_pushes += 1
+        return lane._receipt(run.segment_seq, run.bundle_index, run.sequence, int(durability))
 
     def push_numbered(self, bundles: list[Any], topic: str, name: str, first: int) -> Running[Any]:
         """Push the bundles as an idempotent producer, numbered from `first`."""

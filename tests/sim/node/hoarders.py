@@ -1,4 +1,4 @@
-"""Another user of a simulated node who opens every segment that it finds, and keeps the descriptors as long as it lives.
+"""Another user of a simulated node who opens every segment that it finds, sealed or not, and keeps the descriptors as long as it lives.
 
 It keeps them over kills of workers and of the supervisor, and into the calm. What it has of deleted segments is on the disk
 (`SimDisk.give`), so workers must count it in every step (`uncounted`), within the size cap, and have taken it back when all the
@@ -96,8 +96,9 @@ class HoardingGuest:
         disk = self._world.machine.disks[self._core]
         names = disk.list_directory(f"{self._topic}/core_{self._core}/segments")
         found = [segment_seq for name in names if (segment_seq := segment_seq_of(name)) is not None]
-        if found:
-            connection.send(encode_frame(m.OpenSegment(1, self._topic, self._world.random.choice(found))))
+        # The number behind the last one may be that of an open log, whose places are asked for too.
+        segment_seq = self._world.random.choice([*found, max(found, default=-1) + 1])
+        connection.send(encode_frame(m.OpenSegment(1, self._topic, segment_seq, 0, 1)))
 
     def _keep(self, descriptor: int) -> None:
         one = object()

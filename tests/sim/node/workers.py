@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import cast
 
 from quiver_actors.base.clock import SystemClock
 from quiver_actors.base.metrics.figures import WorkerState
 from quiver_actors.node.worker import peer
+from quiver_actors.node.worker.budgets import NEVER_NS
 from quiver_actors.node.worker.context import WorkerContext
 from quiver_actors.node.worker.dispatcher import Dispatcher
+from quiver_actors.node.worker.doors import Poll
 from quiver_actors.node.worker.entry import Worker
 from quiver_actors.node.worker.figures import FigurePublisher
 from quiver_actors.node.worker.journal import Journal
+from quiver_actors.node.worker.lone_syncs import CarryOut, LoneSyncs, input_of
 from quiver_actors.node.worker.peer import Peer
 from quiver_actors.node.worker.requests import ArenaJob
 from quiver_actors.node.worker.threads import Finished, Job, JobThread
@@ -27,6 +32,9 @@ from tests.sim.node.opening import Opening
 from tests.sim.node.polls import DelayingPoll, Delays
 from tests.sim.node.room import GUEST_UID
 from tests.sim.node.shared_disk import CoreDisk
+
+_QUICK_COMMITS = 1
+"""After so many commits in a row of lone pushes the loop of a worker syncs itself."""
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -45,6 +53,7 @@ class SimThread(JobThread):
         self.done: deque[Finished] = deque()
         self._unfinished: deque[Job] = deque()
         """Jobs of the completions in `done`, in the same order."""
+        self.submissions = 0
         self.refusals = 0
         """Number of the next arenas that get no memory."""
 
@@ -53,6 +62,7 @@ class SimThread(JobThread):
         return bool(self._waiting)
 
     def submit(self, job: Job, finished: Finished) -> None:
+        self.submissions += 1
         self._waiting.append((job, finished))
 
     def run_next(self) -> str:
@@ -117,6 +127,11 @@ class SimWorker(Worker):
         self.threads = [sync, seal, ask, cold]
         self._wake_fd = wake_fd
         return sync, seal, ask, cold
+
+    def _lone_commits(self, sync: JobThread, poll: Poll) -> CarryOut:
+        # However long a sync really takes here: a seed does the same each time.
+        has_input = input_of(cast(select.epoll, poll))
+        return LoneSyncs(sync, has_input, quick_commits=_QUICK_COMMITS, quick_ns=NEVER_NS).carry_out
 
     def _rest(self, seconds: float) -> None:
         self.opening.wait()

@@ -52,7 +52,7 @@ def test_segments_over_age_go_in_their_order(store: ObjectStore, before: int, le
     assert len(objects(store)) == 12, "nothing is deleted in the store before it has left the manifest"
     assert writer.head.streams[0].expired_through == (5 - left if left < 6 else -1)
     assert writer.head.streams[0].archived_through == 5
-    writer.collect_garbage()
+    writer.collect_garbage(writer.head.garbage)
     wanted = [key_of("node", STREAM, a_segment(number)) for number in range(6 - left, 6)]
     assert objects(store) == sorted([*wanted, *map(crc_key, wanted)])
     assert rows(store)[0] == list(range(6 - left, 6))

@@ -121,8 +121,11 @@ def test_many_small_parts_become_one_and_the_old_ones_go(store: ObjectStore) -> 
         writer.commit({STREAM: Addition([a_segment(number)], [], number)})
     assert len(writer.head.streams[0].parts) <= SMALL_PARTS_MAX + 1
     assert rows(store)[0] == list(range(count))
-    before = len(list(store.objects("")))
-    assert writer.collect_garbage() > SMALL_PARTS_MAX
+    before, gone = len(list(store.objects(""))), writer.head.garbage
+    assert writer.collect_garbage(["node/other", gone[0]]) == 1
+    assert writer.head.garbage == gone[1:]
+    assert len(list(store.objects(""))) == before - 1
+    assert writer.collect_garbage(gone) == len(gone) - 1 > SMALL_PARTS_MAX - 1
     assert len(list(store.objects(""))) < before
     assert rows(store)[0] == list(range(count))
     assert len(list(store.objects("node/manifest.parts"))) == len(writer.head.streams[0].parts)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from quiver_actors.archive import serving
+from quiver_actors.archive.descriptions import Wanted
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
 from quiver_actors.base import rights
@@ -24,10 +25,12 @@ from quiver_actors.base.protocol.archive_messages import (
     ListArchived,
     OpenArchived,
 )
+from quiver_actors.base.protocol.messages import StatisticsList
 from quiver_actors.base.rights import Caller, User, Verdict
 from quiver_actors.base.topics import Catalogue, Topic
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
+from quiver_actors.client.statistics import statistics_in
 from quiver_actors.errors import (
     ChecksumMismatch,
     NotAllowed,
@@ -174,6 +177,29 @@ def test_a_long_list_comes_in_parts(served: Served, door: ArchiveDoor, monkeypat
     assert [info.segment_seq for info in whole.segments] == [0, 1, 2, 3, 9]
     assert whole.holes[-1] == ArchivedHole(3, 0, 0, "never_archived")
     assert whole.archived_through == 9
+
+
+def test_the_columns_of_segments_come_with_the_list_if_they_are_wanted(
+    served: Served, door: ArchiveDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.writer.wanted = Wanted()
+    for seq in (3, 4):
+        served.writer.record(seq, [served.writer.upload(seq, segment(seq))])
+    bare = door.listed("default", 0, INCARNATION, 0)
+    whole = door.listed("default", 0, INCARNATION, 0, with_columns=True)
+    monkeypatch.setattr(serving, "COLUMNS_BYTES_MAX", 1)
+    parts = door.listed("default", 0, INCARNATION, 0, with_columns=True)
+    assert bare is not None
+    assert whole is not None
+    assert parts is not None
+    assert bare.columns == ()
+    assert bare.segments == whole.segments == parts.segments
+    for listed in (whole, parts):
+        known = statistics_in(StatisticsList(0, list(listed.schemas), list(listed.columns)))
+        assert known.keys() == {3, 4}
+        assert known[3].may_have(0, "n", 31, 31)
+        assert not known[3].may_have(0, "n", 33)
+        assert known[4].may_have(0, "n", 42)
 
 
 def test_what_is_archived_later_is_listed_then(served: Served, door: ArchiveDoor) -> None:

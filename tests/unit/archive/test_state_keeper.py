@@ -79,7 +79,7 @@ def keep(keeper: StateKeeper, writer: ManifestWriter, behind: dict[StreamKey, Be
 def test_a_state_is_uploaded_when_it_has_changed_and_the_one_before_goes(store: ObjectStore, data: Path) -> None:
     disk, writer = PosixDisk(str(data)), own(store)
     stream = stream_of(disk)
-    keeper = StateKeeper(disk, 0)
+    keeper = StateKeeper(disk, store, 0)
     assert not keeper.covers(stream)
     keep(keeper, writer, {stream: Behind()})
     first = writer.head
@@ -99,7 +99,7 @@ def test_a_state_is_uploaded_when_it_has_changed_and_the_one_before_goes(store: 
 def test_between_two_intervals_only_another_shape_is_uploaded(store: ObjectStore, data: Path) -> None:
     disk, writer = PosixDisk(str(data)), own(store)
     stream = stream_of(disk)
-    keeper = StateKeeper(disk, HOUR_NS)
+    keeper = StateKeeper(disk, store, HOUR_NS)
     keep(keeper, writer, {stream: Behind()})
     first = writer.head
     with quiver_actors.open(data) as opened, opened.subscribe("another", start="earliest"):
@@ -108,14 +108,14 @@ def test_between_two_intervals_only_another_shape_is_uploaded(store: ObjectStore
         (data / "quiver.topics").write_bytes(b"changed")
         keep(keeper, writer, {stream: Behind()})
         assert writer.head.commit == first.commit + 1
-    keeper.begin_again()
+    keeper.begin_again(writer)
     keep(keeper, writer, {stream: Behind()})
     assert writer.head.commit == first.commit + 2
 
 
 def test_before_workers_were_asked_no_state_takes_the_place_of_a_better_one(store: ObjectStore, data: Path) -> None:
     disk, writer = PosixDisk(str(data)), own(store)
-    keep(StateKeeper(disk, 0), writer, None)
+    keep(StateKeeper(disk, store, 0), writer, None)
     assert writer.head.state is None
 
 
@@ -123,7 +123,7 @@ def test_the_state_names_what_is_not_archived(store: ObjectStore, data: Path) ->
     disk, writer = PosixDisk(str(data)), own(store)
     stream = stream_of(disk)
     writer.commit({stream: Addition([a_segment(0)], [], 0)})
-    keep(StateKeeper(disk, 0), writer, {stream: Behind([info(0, 1), info(1, 7)], [info(2, 3)], 3)})
+    keep(StateKeeper(disk, store, 0), writer, {stream: Behind([info(0, 1), info(1, 7)], [info(2, 3)], 3)})
     (engine,) = state_in(writer, store).engines
     assert engine.on_disk == ((0, 0),)
     assert engine.unarchived == (KnownSegment(1, 7, True), KnownSegment(2, 3, False))
@@ -154,7 +154,7 @@ def test_segments_on_the_cold_disk_count_as_on_the_disk(data: Path) -> None:
 
 def test_a_state_that_was_changed_is_told(store: ObjectStore, data: Path) -> None:
     disk, writer = PosixDisk(str(data)), own(store)
-    keep(StateKeeper(disk, 0), writer, {stream_of(disk): Behind()})
+    keep(StateKeeper(disk, store, 0), writer, {stream_of(disk): Behind()})
     assert writer.head.state is not None
     content = read_state(store, writer.head.state)
     for at in range(0, len(content), 7):

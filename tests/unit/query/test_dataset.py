@@ -57,6 +57,16 @@ def test_bundles_of_drifting_schemas_are_one_table_in_the_order_of_their_pushes(
     assert dataset.is_complete
 
 
+def test_fields_of_a_column_are_read_by_their_path_as_from_any_dataset(store: Store) -> None:
+    store.push(
+        pa.record_batch({"at": [{"x": 1, "y": "a"}, {"x": 2, "y": None}], "a.b": [5, 6], "a": [7, 8]}), topic="clicks"
+    )
+    dataset = store.dataset("clicks")
+    whole = ds.dataset(dataset.to_table())
+    for columns in (["at.x"], ["a.b"], ["a"], ["a.b", "at.y"], {"z": pc.field("at", "x")}):
+        assert dataset.to_table(columns=columns).equals(whole.to_table(columns=columns)), columns
+
+
 @pytest.mark.parametrize("limit", [None, 40])
 def test_all_ways_of_arrow_see_the_same_rows(store: Store, limit: int | None) -> None:
     fill(store)
@@ -243,6 +253,40 @@ def test_values_are_not_copied_where_types_agree(store: Store) -> None:
     dataset = store.dataset("clicks")
     addresses = {next(iter(dataset.to_batches())).column("id").buffers()[1].address for _ in range(2)}
     assert len(addresses) == 1
+
+
+def test_batches_have_the_size_that_was_asked_for(store: Store) -> None:
+    store.push_many([clicks(*range(3000 * n, 3000 * n + 3000)) for n in range(40)], topic="clicks")
+    store.flush("clicks")
+    dataset = store.dataset("clicks")
+    sizes = [batch.num_rows for batch in dataset.to_batches(batch_size=300)]
+    assert max(sizes) == 300
+    assert sum(sizes) == 120_000
+    # A scanner costs by the batch: what has nothing to filter does without it, and what has gives it larger ones.
+    assert len(list(dataset.to_batches())) == 40
+    assert len(list(dataset.scanner(filter=pc.field("id") >= 0).to_batches())) == 1
+    assert [batch.num_rows for batch in dataset.to_batches(columns=[])] == [120_000]
+
+
+def test_batches_have_the_metadata_of_the_dataset(store: Store) -> None:
+    bundle = clicks(1).replace_schema_metadata({"made by": "pandas"})
+    store.push(bundle, topic="clicks")
+    dataset = store.dataset("clicks")
+    (batch,) = dataset.to_batches()
+    assert batch.schema.equals(dataset.schema, check_metadata=True)
+    assert batch.schema.equals(next(iter(dataset.scanner().to_batches())).schema, check_metadata=True)
+
+
+@pytest.mark.parametrize("columns", [["nothing"], ["id", "nothing"], "id", ("id",)])
+def test_columns_that_arrow_refuses_are_refused_alike(store: Store, columns: Any) -> None:
+    fill(store)
+    dataset = store.dataset("clicks")
+    with pytest.raises((pa.ArrowInvalid, ValueError)) as scanned:
+        dataset.scanner(columns).to_table()
+    for read in (dataset.to_table, dataset.to_batches, next(dataset.get_fragments()).to_table):
+        with pytest.raises(type(scanned.value)) as refused:
+            read(columns=columns)
+        assert str(refused.value) == str(scanned.value)
 
 
 def mapped_segments() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import pyarrow as pa
 import pytest
 
 import quiver_actors
+from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.keys import crc_key
+from quiver_actors.archive.manifest import Part
+from quiver_actors.archive.manifest_store import read_parts
 from quiver_actors.archive.reading.archive import Archive
 from quiver_actors.base.model import BundleId
 from quiver_actors.client.bundle import StoredBundle
@@ -134,6 +138,34 @@ def test_a_hole_is_told_with_its_reason_bundle_by_bundle(archived: Archived) -> 
             (1, BUNDLES, "evicted"),
             (3, None, "expired"),
         ]
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_what_has_expired_in_the_archive_is_told(archived: Archived, left: int) -> None:
+    writer = archived.writer
+    writer.archive(dict(enumerate(archived.contents)))
+    newest = [
+        each.last_ingestion_unix_ns for each in next(read_parts(writer.store, writer.manifest.head.streams[0])).segments
+    ]
+    expire_stream(writer.store, writer.manifest, writer.manifest.head.streams[0], newest[SEGMENTS - 1 - left] + 1)
+    with quiver_actors.open_archive(archived.url) as archive:
+        expired, *others = archive.read("default", 0, at(0, 0))
+        assert expired.bundle_id == at(0, 0)
+        assert [values(each) for each in others] == archived.between((SEGMENTS - left, 0), (9, 0))
+        with pytest.raises(DataLost, match=r"is not archived \(archive_expired\)"):
+            expired.slots  # noqa: B018 - a property that raises
+
+
+def test_parts_that_the_manifest_does_not_name_any_more_are_forgotten(archived: Archived) -> None:
+    content = archived.contents[0]
+    archived.writer.archive({0: content})
+    with quiver_actors.open_archive(archived.url) as archive:
+        for segment_seq in range(1, 40):
+            archived.writer.archive({segment_seq: content})
+            archive.refresh()
+            assert len(archive.segments()[0]) == segment_seq + 1
+        named = len(archived.writer.manifest.head.streams[0].parts)
+        assert sum(isinstance(each, Part) for each in gc.get_objects()) <= named
 
 
 def test_what_was_gone_before_the_archiver_came_is_told(archived: Archived) -> None:

@@ -167,3 +167,20 @@ def test_the_cache_keeps_to_its_limit_and_lets_the_oldest_go(tmp_path: Path) -> 
     cache.close()
     assert cache.size_bytes == 0
     assert first.memory[: 2 * BLOCK] == sources["a"].content[: 2 * BLOCK]
+
+
+def test_a_block_that_has_rotted_on_the_disk_is_fetched_again(tmp_path: Path) -> None:
+    source = Object(5 * BLOCK)
+    file = cached(tmp_path, source)
+    file.fetch(range(5))
+    descriptor = file.descriptor()
+    try:
+        writable = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY)
+        os.pwrite(writable, b"rot", 3 * BLOCK + 5)
+        os.close(writable)
+    finally:
+        os.close(descriptor)
+    source.asked.clear()
+    file.fetch(range(5))
+    assert source.asked == [(3 * BLOCK, 4 * BLOCK)]
+    assert file.memory == source.content

@@ -145,6 +145,7 @@ def client_messages() -> list[messages.Message]:
         messages.Unreadable(16, "default", "exporter", 9, 1 << 62, bytes(4), "checksum"),
         messages.BundleTime(18, "default", 9, 3),
         messages.CheckSegment(6, "default", 7, "checksum"),
+        messages.CountPruned(6, "default", 12),
         messages.Seek(19, "default", "exporter", "latest", is_dry=True),
         messages.Taken("default", "exporter", 9, 1 << 62, bytes(4)),
     ]

@@ -13,6 +13,10 @@ from quiver_actors.cli.main import main
 from quiver_actors.store.disk.posix import PosixDisk
 from tests.golden.parser import parse_progress
 from tests.support.engine_driver import EngineDriver, topic_settings
+from tests.support.other_writer import OtherWriter
+from tests.unit.store.inspection.stores import snapshot
+
+DIRECTORY = "default/core_0"
 
 
 @pytest.fixture
@@ -87,3 +91,48 @@ def test_what_only_the_journal_says_is_exported_too(tmp_path: Path) -> None:
     assert export(tmp_path / "data", tmp_path / "out", "--format", "rust") == 0
     content = (tmp_path / "out/default/core_0/quiver.sub.exporter").read_bytes()
     assert parse_progress(content).resolved[0] == [True, True, False, False]
+
+
+def killed(root: Path) -> EngineDriver:
+    """Four bundles in a log, of which two are resolved."""
+    root.mkdir()
+    driver = EngineDriver(PosixDisk(str(root)), directory=DIRECTORY)
+    driver.engine.registrations.register("exporter", "earliest")
+    driver.push_numbered(0, 4)
+    driver.commit()
+    ((segment_seq, indexes, *_),) = driver.claim("exporter", "x", 2)
+    driver.resolve("exporter", "x", segment_seq, "ack", indexes)
+    driver.flush_progress()
+    return driver
+
+
+def test_what_a_killed_node_has_left_in_its_log_is_sealed_first(tmp_path: Path) -> None:
+    """The other implementation would replay the log into a segment of whatever number, of which the progress says nothing."""
+    killed(tmp_path / "data").engine.close()
+    assert OtherWriter(PosixDisk(str(tmp_path / "data")), DIRECTORY).open_bundles
+    assert export(tmp_path / "data", tmp_path / "out", "--format", "rust") == 0
+    content = (tmp_path / "out" / DIRECTORY / "quiver.sub.exporter").read_bytes()
+    assert parse_progress(content).resolved == {0: [True, True, False, False]}
+    (segment,) = (tmp_path / "data" / DIRECTORY / "segments").iterdir()
+    assert segment.name == "0000000000000000.qseg"
+    assert not OtherWriter(PosixDisk(str(tmp_path / "data")), DIRECTORY).open_bundles
+    driver = EngineDriver(PosixDisk(str(tmp_path / "data")), directory=DIRECTORY)
+    driver.settle()
+    assert driver.claim_numbers("exporter") == [2, 3]
+
+
+def test_an_open_directory_and_one_with_losses_are_refused_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = killed(tmp_path / "data")
+    assert export(tmp_path / "data", tmp_path / "out") == 3
+    assert "stop it first" in capsys.readouterr().err
+    driver.engine.close()
+    with (tmp_path / "data" / DIRECTORY / "wal/quiver.wal").open("r+b") as log:
+        log.seek(1_000)
+        log.write(b"damage")
+    before = snapshot(tmp_path / "data")
+    assert export(tmp_path / "data", tmp_path / "out") != 0
+    assert "start the node, stop it, and export again" in capsys.readouterr().err
+    assert snapshot(tmp_path / "data") == before
+    assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Segments of deleted topics that somebody still has open or mapped: they count, and other users keep them for a while only."""
+"""Segments and logs of deleted topics that somebody still has open or mapped: they count, and other users keep them for a while only."""
 
 from __future__ import annotations
 
@@ -63,9 +63,12 @@ def go_on(keeper: TopicKeeper, now_ns: int) -> int | None:
     return due_ns
 
 
-def test_what_only_other_users_have_counts_and_is_emptied_after_a_grace(keeper: TopicKeeper, tmp_path: Path) -> None:
-    guest = Reader(tmp_path, "segments/0000000000000001.qseg", is_guest=True)
-    (tmp_path / ASIDE / "core_0" / "segments" / "0000000000000002.qseg").write_bytes(b"nobody has it" * 1000)
+@pytest.mark.parametrize("name", ["segments/0000000000000001.qseg", "wal/quiver.wal", "wal/quiver.wal.7"])
+def test_what_only_other_users_have_counts_and_is_emptied_after_a_grace(
+    keeper: TopicKeeper, tmp_path: Path, name: str
+) -> None:
+    guest = Reader(tmp_path, name, is_guest=True)
+    (guest.path.parent / "0000000000000002.qseg").write_bytes(b"nobody has it" * 1000)
     due_ns = go_on(keeper, SECOND_NS)
     assert due_ns is not None
     assert os.listdir(guest.path.parent) == [guest.path.name]
@@ -79,7 +82,10 @@ def test_what_only_other_users_have_counts_and_is_emptied_after_a_grace(keeper: 
     assert counted(tmp_path) < SIZE_BYTES
 
 
-@pytest.mark.parametrize("name", ["segments/0000000000000001.qseg", "held/0000000000000001.qseg.77"])
+@pytest.mark.parametrize(
+    "name",
+    ["segments/0000000000000001.qseg", "held/0000000000000001.qseg.77", "wal/quiver.wal", "held/quiver.wal.7.77"],
+)
 def test_what_a_reader_of_the_own_user_has_stays_until_it_lets_go(
     keeper: TopicKeeper, tmp_path: Path, name: str
 ) -> None:

@@ -17,6 +17,8 @@ class Faults:
         self.gate = threading.Event()
         """Cleared: every fdatasync waits until it is set."""
         self.gate.set()
+        self.syncing: list[str] = []
+        """Names of the threads that have begun an fdatasync, in order."""
 
     def set(self, operation: str, path_part: str, error: int = errno.EIO) -> None:
         self._failing[operation, path_part] = error
@@ -48,6 +50,7 @@ class FaultyFile(PosixFile):
         super().allocate(size_bytes, start, length_bytes=length_bytes)
 
     def fdatasync(self) -> None:
+        self._faults.syncing.append(threading.current_thread().name)
         self._faults.gate.wait(60)
         self._faults.check("fdatasync", self.path)
         super().fdatasync()

@@ -266,7 +266,9 @@ class WireClient:
 class WorkerThread:
     """A worker whose loop runs in a thread of this process."""
 
-    def __init__(self, root: Path, settings: NodeSettings, disk: Disk | None = None) -> None:
+    def __init__(
+        self, root: Path, settings: NodeSettings, disk: Disk | None = None, kind: type[Worker] = Worker
+    ) -> None:
         self.data_dir, self.run_dir = root / "data", root / "run"
         self.data_dir.mkdir(exist_ok=True)
         self.run_dir.mkdir(exist_ok=True)
@@ -287,11 +289,11 @@ class WorkerThread:
         )
         journal = Journal(0)
         figures = FigurePublisher(region, 0, SystemClock(), journal)
-        self.worker = Worker(context, disk or self._disk, SystemClock(), figures, journal)
+        self.worker = kind(context, disk or self._disk, SystemClock(), figures, journal)
         self.worker.open()
         self.exit_code: int | None = None
         self._clients: list[WireClient] = []
-        self._thread = threading.Thread(target=self._serve)
+        self._thread = threading.Thread(target=self._serve, name="loop")
         self._thread.start()
 
     def _serve(self) -> None:
@@ -353,8 +355,10 @@ def topic(name: str = "default", **changes: Any) -> TopicSettings:
 
 
 @contextlib.contextmanager
-def running(root: Path, node: NodeSettings | None = None, disk: Disk | None = None) -> Iterator[WorkerThread]:
-    worker = WorkerThread(root, node or settings(), disk)
+def running(
+    root: Path, node: NodeSettings | None = None, disk: Disk | None = None, kind: type[Worker] = Worker
+) -> Iterator[WorkerThread]:
+    worker = WorkerThread(root, node or settings(), disk, kind)
     try:
         yield worker
     finally:

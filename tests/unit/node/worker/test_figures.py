@@ -107,6 +107,7 @@ def host_with(names: Iterable[str]) -> tuple[EngineDriver, EngineHost]:
     host = EngineHost(
         driver.engine,
         commit=lambda *_: None,
+        commit_lone=lambda *_: None,
         background=lambda *_: None,
         ask=lambda *_: None,
         cold=lambda *_: None,

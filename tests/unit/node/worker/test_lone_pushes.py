@@ -16,7 +16,6 @@ from quiver_actors.base.protocol.base import Message
 from quiver_actors.base.protocol.framing import encode_frame
 from quiver_actors.base.protocol.lone import (
     KIND_ACK,
-    KIND_PUSH,
     LONE_ACK,
     LONE_MARK,
     LONE_PUSH,
@@ -26,6 +25,7 @@ from quiver_actors.base.protocol.lone import (
 from quiver_actors.errors import DurabilityUnknown, ProtocolError
 from tests.unit.node.worker.faulty_disk import FaultyDisk
 from tests.unit.node.worker.harness import WireClient, WorkerThread, running, table, until
+from tests.unit.node.worker.lone import lone_push
 from tests.unit.node.worker.spans import Span
 
 
@@ -41,19 +41,6 @@ def worker(tmp_path: Path) -> Iterator[WorkerThread]:
         disk.close()
 
 
-def lone(client: WireClient, value: int, *, handle: int = 0, crc_flip: int = 0) -> tuple[int, bytes]:
-    """Put a bundle of `table` into the arena; the tag and the struct of its push."""
-    span = Span()
-    span.add([(handle, 0, table(value))])
-    push = client.place(span)
-    _, crc, _, items, _, _, rows = m.ENTRY_ROW.unpack(push.entries)
-    _, _, payload, _, schema_bytes, metadata, body, _ = m.SLOT_ROW.unpack(push.slots)
-    padding = payload - schema_bytes - metadata - body - 8
-    start = LONE_PUSH_LENGTH, LONE_MARK, KIND_PUSH, padding, crc ^ crc_flip, push.tag
-    place = push.offset, push.end_position, push.length
-    return push.tag, LONE_PUSH.pack(*start, *place, handle, rows, metadata, 0, items)
-
-
 def raw_answer(client: WireClient) -> tuple[int, ...]:
     """The struct that comes next, and nothing else with it."""
     data = client.socket.recv(1 << 16)
@@ -67,7 +54,7 @@ def test_a_struct_is_answered_by_a_struct_and_the_bundle_is_the_next_of_its_log(
     assert client.welcome.features & LONE_PUSHES
     before = client.push_and_wait(table(1))
     for number in (1, 2, 3):
-        tag, frame = lone(client, number)
+        tag, frame = lone_push(client, number)
         client.socket.sendall(frame)
         _, mark, kind, durability, bundle_index, of_tag, segment_seq, sequence = raw_answer(client)
         assert (mark, kind, durability, of_tag) == (LONE_MARK, KIND_ACK, int(Durability.SYNCED), tag)
@@ -83,11 +70,11 @@ def test_a_struct_is_answered_by_a_struct_and_the_bundle_is_the_next_of_its_log(
 def test_structs_and_messages_may_follow_each_other_in_one_send(worker: WorkerThread) -> None:
     client = worker.producer()
     client.push_and_wait(table(0))
-    first, frame_of_first = lone(client, 1)
+    first, frame_of_first = lone_push(client, 1)
     span = Span()
     span.add([(0, 0, table(2))])
     push = client.place(span)
-    last, frame_of_last = lone(client, 3)
+    last, frame_of_last = lone_push(client, 3)
     client.socket.sendall(frame_of_first + encode_frame(push) + frame_of_last)
     found: dict[int, int] = {}
     while len(found) < 3:
@@ -100,7 +87,7 @@ def test_what_comes_during_the_sync_of_a_lone_push_rides_on_the_next_one(worker:
     client.push_and_wait(table(0))
     gate = worker.disk.faults.gate  # type: ignore[attr-defined]
     gate.clear()
-    tag, frame = lone(client, 1)
+    tag, frame = lone_push(client, 1)
     client.socket.sendall(frame)
     pushes = [other.push(table(number)) for number in (2, 3)]
     intake = worker.worker.loop._hosts["default"].engine.intake
@@ -114,7 +101,7 @@ def test_what_comes_during_the_sync_of_a_lone_push_rides_on_the_next_one(worker:
 def test_a_wrong_checksum_is_refused_alike_on_both_ways(worker: WorkerThread, *, is_lone: bool) -> None:
     client = worker.producer()
     client.push_and_wait(table(0))
-    tag, frame = lone(client, 1, crc_flip=1)
+    tag, frame = lone_push(client, 1, crc_flip=1)
     if not is_lone:
         fields = LONE_PUSH.unpack(frame)
         entry = m.ENTRY_ROW.pack(fields[8], fields[4], 1, -1, 0, 1, 1)
@@ -134,7 +121,7 @@ def test_a_disk_that_fails_leaves_it_unknown_whether_the_bundle_is_stored(worker
     client = worker.producer()
     client.push_and_wait(table(0))
     worker.disk.faults.set(operation, "wal")  # type: ignore[attr-defined]
-    tag, frame = lone(client, 1)
+    tag, frame = lone_push(client, 1)
     client.socket.sendall(frame)
     refused = client.expect(m.Refused)
     assert (refused.tag, refused.code) == (tag, DurabilityUnknown.code)
@@ -145,7 +132,7 @@ def test_a_disk_that_fails_leaves_it_unknown_whether_the_bundle_is_stored(worker
 def test_a_struct_that_means_nothing_ends_its_connection(worker: WorkerThread, wrong: str) -> None:
     client = worker.producer()
     client.push_and_wait(table(0))
-    _, frame = lone(client, 1, handle=7 if wrong == "handle" else 0)
+    _, frame = lone_push(client, 1, handle=7 if wrong == "handle" else 0)
     if wrong == "kind":
         frame = frame[:5] + b"\x09" + frame[6:]
     elif wrong == "length":

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from quiver_actors.base.config import RetentionSettings
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.held import GRACE_NS
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.engine.held_files import LOOK_INTERVAL_NS
 from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.files.quarantine import move_to_quarantine
 from quiver_actors.store.jobs.upkeep import COMPACTION_AGE_NS
 from tests.support.engine_driver import EngineDriver, drop_segment, topic_settings
 
@@ -32,10 +34,13 @@ def driver(tmp_path: Path) -> Iterator[EngineDriver]:
 
 
 class Reader:
-    """What a consumer has of segment 0: a mapping, and no descriptor."""
+    """What a consumer has of a segment, sealed or open: a mapping, and no descriptor."""
 
-    def __init__(self, driver: EngineDriver, *, is_guest: bool) -> None:
-        descriptor, size_bytes = driver.engine.open_segment(0, for_guest=is_guest)
+    def __init__(self, driver: EngineDriver, segment_seq: int = 0, *, is_guest: bool) -> None:
+        engine = driver.engine
+        is_open = segment_seq in {info.segment_seq for info in engine.readable_end.infos()}
+        opens = engine.readable_end.open if is_open else engine.open_segment
+        descriptor, size_bytes = opens(segment_seq, for_guest=is_guest)
         self.size_bytes = size_bytes
         self.mapped = mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ)
         os.close(descriptor)
@@ -234,3 +239,48 @@ def test_the_old_file_of_a_compaction_is_held_over_a_restart(tmp_path: Path) -> 
     assert held_bytes(driver) == 0
     driver.engine.close()
     disk.close()
+
+
+@pytest.mark.parametrize("is_guest", [True, False], ids=["another user", "the own user"])
+def test_a_log_that_a_start_writes_anew_counts_until_it_is_let_go(
+    driver: EngineDriver, tmp_path: Path, is_guest: bool
+) -> None:
+    """The start reads that log from memory, and the disk may have less of it: its segment is a copy."""
+    driver.push_numbered(3, 40)
+    driver.commit()
+    reader, paths = Reader(driver, 1, is_guest=is_guest), EnginePaths(driver.directory)
+    with (tmp_path / paths.active).open("r+b") as log:
+        log.seek(2_000)
+        log.write(b"damage")
+    content = reader.mapped[:]
+    driver.engine.close()
+    driver.reopen()
+    assert (tmp_path / paths.segment(1)).read_bytes() != content
+    assert held_bytes(driver) > 0, "its reserved length takes no blocks"
+    driver.settle()
+    assert reader.mapped[:] == content
+    after(driver, GRACE_NS + LOOK_INTERVAL_NS)
+    assert reader.is_emptied == is_guest
+    assert (held_bytes(driver) == 0) == is_guest
+    reader.mapped.close()
+    after(driver, LOOK_INTERVAL_NS)
+    assert held_bytes(driver) == 0
+    assert not held_names(driver)
+
+
+def test_what_leaves_a_full_quarantine_counts_until_it_is_let_go(driver: EngineDriver) -> None:
+    reader, paths = Reader(driver, is_guest=True), EnginePaths(driver.directory)
+    driver.engine.close()
+    for path in (paths.segment(0), paths.cursor):
+        move_to_quarantine(driver.disk, paths, path)
+    driver.reopen()
+    driver.settle()
+    assert held_bytes(driver) == 0, "it has its name in quarantine, and counts by that"
+    driver.engine.change_settings(topic_settings(retention=RetentionSettings(quarantine_cap_bytes=0)))
+    driver.settle()
+    assert len(driver.disk.list_directory(paths.quarantine)) == 1
+    assert held_bytes(driver) >= reader.size_bytes
+    after(driver, GRACE_NS + LOOK_INTERVAL_NS)
+    assert reader.is_emptied
+    assert held_bytes(driver) == 0
+    reader.mapped.close()

@@ -10,6 +10,7 @@ import pytest
 
 from quiver_actors.base.config import RetentionSettings
 from quiver_actors.errors import DiskError
+from quiver_actors.store.disk.held import HeldFile
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import read_whole
 from quiver_actors.store.files.paths import EnginePaths
@@ -40,6 +41,10 @@ def kept(disk: SimDisk) -> dict[str, bytes]:
 
 def reader_of(content: bytes) -> Callable[[int, int], bytes]:
     return lambda length, offset: content[offset : offset + length]
+
+
+def nobody_has(held: HeldFile | None) -> None:
+    assert held is None
 
 
 def test_numbers_rise_with_every_file_that_comes() -> None:
@@ -94,10 +99,10 @@ def test_over_the_cap_the_oldest_go_and_never_the_newest() -> None:
     for number in range(12):
         put(disk, PATHS.cursor, b"%d" % number)
         move_to_quarantine(disk, PATHS, PATHS.cursor)
-    assert trim_quarantine(disk, PATHS, 12 * BLOCK_BYTES) == 12 * BLOCK_BYTES
-    assert trim_quarantine(disk, PATHS, 3 * BLOCK_BYTES) == 3 * BLOCK_BYTES
+    assert trim_quarantine(disk, PATHS, 12 * BLOCK_BYTES, nobody_has) == 12 * BLOCK_BYTES
+    assert trim_quarantine(disk, PATHS, 3 * BLOCK_BYTES, nobody_has) == 3 * BLOCK_BYTES
     assert set(kept(disk)) == {"quiver.wal.cursor.9", "quiver.wal.cursor.10", "quiver.wal.cursor.11"}
-    assert trim_quarantine(disk, PATHS, 0) == BLOCK_BYTES
+    assert trim_quarantine(disk, PATHS, 0, nobody_has) == BLOCK_BYTES
     assert set(kept(disk)) == {"quiver.wal.cursor.11"}
     assert disk.crash(CrashMode.DROP).contents() == disk.contents()
 
@@ -110,9 +115,9 @@ def test_what_cannot_be_deleted_stays_and_a_directory_stops_nothing(tmp_path: Pa
         (tmp_path / PATHS.quarantine / name).write_bytes(bytes(4096))
     disk.fail("unlink", 2, errno.EIO)
     with pytest.raises(DiskError):
-        trim_quarantine(disk, PATHS, 0)
+        trim_quarantine(disk, PATHS, 0, nobody_has)
     assert len(list((tmp_path / PATHS.quarantine).iterdir())) == 4
-    trim_quarantine(disk, PATHS, 0)
+    trim_quarantine(disk, PATHS, 0, nobody_has)
     assert sorted(path.name for path in (tmp_path / PATHS.quarantine).iterdir()) == ["a.2", "of an operator"]
 
 

@@ -10,6 +10,8 @@ from quiver_actors.base.protocol.places import PLACE
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.errors import NotStored
 from quiver_actors.store.engine.events import GapFound, Shown
+from quiver_actors.store.retention.choice import IN_LOGS, choose
+from quiver_actors.supervisor.figures import NO_LIMIT, EvictionClass
 from tests.disks.crashes import CrashMode
 from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver, numbered_batch, topic_settings
@@ -42,6 +44,21 @@ def test_a_bundle_is_shown_with_its_sync_and_not_before() -> None:
     driver.commit()
     assert driver.claim_numbers("s") == [3]
     assert driver.engine.segments() == [], "nothing is sealed"
+
+
+def test_a_log_that_one_commit_publishes_and_retires_is_shown_before_its_seal() -> None:
+    driver = driver_on()
+    driver.engine.registrations.register("s", "earliest")
+    driver.push_numbered(0, 3)
+    driver.engine.seal_now()
+    driver.push_numbered(3)
+    driver.commit()
+    assert shown(driver) == [(0, 3), (1, 1)]
+    assert driver.engine.readable_end.covers(driver.engine.group_commit.acknowledges[0])
+    assert [info.bundle_count for info in driver.engine.readable_end.infos()] == [3, 1]
+    assert driver.engine.segments() == [], "nothing is sealed"
+    assert driver.claim_numbers("s") == [0, 1, 2, 3]
+    assert [info.bundle_count for info in driver.engine.segments()] == [3]
 
 
 def test_with_a_flush_interval_a_bundle_is_shown_at_its_sync() -> None:
@@ -244,6 +261,40 @@ def test_bundles_over_age_go_although_their_log_would_stay_open() -> None:
     assert driver.engine.claims.claimable_count("s") == 0
     assert driver.claim_numbers("s") == []
     assert [(notice.bundle_count, notice.reason) for notice in driver.told] == [(1, "expired")]
+
+
+def test_drop_oldest_reaches_bundles_of_a_log_that_would_stay_open() -> None:
+    driver = driver_on(retention=RetentionSettings(size_cap_policy="drop_oldest"))
+    retention = driver.engine.retention
+    for subscriber in ("s", "other"):
+        driver.engine.registrations.register(subscriber, "earliest")
+    driver.push_numbered(0, 4)
+    driver.settle()
+    driver.claim("s", "owner", 2)
+    acknowledge(driver, 0, 1)
+
+    def make_room(last_class: EvictionClass) -> list[int]:
+        chosen = choose(retention.candidates(), last_class, NO_LIMIT, 1)
+        retention.let_go(chosen)
+        driver.flush_progress()
+        return [each.segment_seq for each in chosen]
+
+    assert make_room(EvictionClass.UNPROCESSED) == [], "nothing is sealed"
+    assert make_room(EvictionClass.OPEN) == [IN_LOGS]
+    assert [info.segment_seq for info in driver.engine.segments()] == [0], (
+        "what goes is sealed first, so that it can be counted"
+    )
+    assert make_room(EvictionClass.UNPROCESSED) == [0]
+    assert driver.engine.segments() == []
+    for subscriber, lost in (("s", (0, 2, 2)), ("other", (0, 0, 4))):
+        driver.told.clear()
+        assert driver.claim_numbers(subscriber) == []
+        (notice,) = driver.told
+        assert (notice.segment_seq, notice.bundle_index_first, notice.bundle_count) == lost
+        assert notice.reason == "evicted"
+    driver.push_numbered(4)
+    driver.settle()
+    assert driver.claim_numbers("s") == [4]
 
 
 def test_bundles_that_were_shown_and_that_the_log_lost_are_told() -> None:

@@ -48,7 +48,7 @@ PLACES = {
     "quiver.progress.tmp": (f"{ENGINE}/quiver.progress.tmp", FileKind.PROGRESS_JOURNAL),
     "quiver.gaps.<id>": (GAPS, FileKind.GAPS),
     "quiver.core": (f"{ENGINE}/quiver.core", FileKind.CORE),
-    "held/<segment file name>.<inode>": (f"{ENGINE}/held/0000000000000000.qseg.12", FileKind.SEGMENT),
+    "held/<file name>.<inode>": (f"{ENGINE}/held/0000000000000000.qseg.12", FileKind.SEGMENT),
     "staged/<16 digits>.<4 digits>.stage": (f"{ENGINE}/staged/0000000000000001.0000.stage", FileKind.LOG),
     "staged/<16 digits>.prepared": (f"{ENGINE}/staged/0000000000000001.prepared", FileKind.STAGE),
     "quiver.transactions": (f"{ENGINE}/quiver.transactions", FileKind.TRANSACTIONS),
@@ -99,7 +99,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {
         "quiver.progress.tmp": journal(),
         "quiver.gaps.<id>": ledger(),
-        "held/<segment file name>.<inode>": segment,
+        "held/<file name>.<inode>": segment,
         "quiver.producers": windows.encode(),
         "quiver.foreign": encode_foreign(ForeignRecord()),
         "quiver.summaries": encode_summaries({}),

@@ -17,8 +17,7 @@ from quiver_actors.errors import (
 )
 from quiver_actors.store.engine import EngineState
 from quiver_actors.store.engine.events import Resumed, Sealed, StageDropped, StagesPublished
-from quiver_actors.store.staged.records import DROPPED_MAX, DroppedRecord
-from quiver_actors.store.staged.recovery import trim_dropped
+from quiver_actors.store.staged.records import DROPPED_MAX, DroppedRecord, JournalRecord
 from quiver_actors.store.staged.states import STAGE_TRANSITIONS, StageState
 from quiver_actors.store.wal.uniform import UNIFORM_ENTRIES_MIN
 from tests.disks.faulty import FaultyDisk
@@ -219,8 +218,14 @@ def test_a_dropped_stage_is_remembered(driver: StageDriver) -> None:
 
 def test_only_so_many_drops_are_remembered() -> None:
     records = [DroppedRecord(number, "t", 0, "", 0) for number in range(1, DROPPED_MAX + 3)]
-    kept, floor = trim_dropped(records, 0)
-    assert (len(kept), floor) == (DROPPED_MAX, 3)
+    journal = JournalRecord(next_number=DROPPED_MAX + 10, carried=[2, 3, 4]).with_dropped(records)
+    assert (len(journal.dropped), journal.dropped_floor, journal.carried) == (DROPPED_MAX, 3, [3, 4])
+    assert [journal.was_published(number) for number in (2, 3, DROPPED_MAX + 5)] == [None, False, True]
+
+
+def test_stages_that_a_restore_carried_stay_known_below_the_floor() -> None:
+    journal = JournalRecord(100, dropped_floor=100, carried=[7])
+    assert [journal.was_published(number) for number in (6, 7, 8, 100)] == [None, True, None, None]
 
 
 def test_the_losers_of_a_decided_transaction_go(driver: StageDriver) -> None:

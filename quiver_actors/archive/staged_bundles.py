@@ -1,0 +1,170 @@
+"""The bundles of prepared stages in an archive: what a transaction has staged and not decided yet.
+
+Each part of a stage is one object, `keys.staged_key`: the file of the part with the header that it had when it was prepared. Its key
+names the stage and the checksum of its entries, so a key always has the same content. A stage counts as archived when the state of the
+node, which the manifest's head names, says so.
+
+Guarantee: the manifest never names a segment of a stage that the state beside it still calls prepared. A restore would publish its bundles
+twice otherwise. `settled` is what keeps it: the state without such stages is recorded in one step with the segments.
+
+Owner: the archiver's `StateKeeper`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import msgspec
+
+from quiver_actors.archive.keys import STAGES_NAME, StreamKey, staged_key
+from quiver_actors.archive.node_state import EngineState, NodeState, PreparedStage
+from quiver_actors.archive.object_store import PART_BYTES, ObjectStore
+from quiver_actors.archive.uploads import Throttle, put_whole
+from quiver_actors.base.checksum import crc32_of_range
+from quiver_actors.errors import DiskError
+from quiver_actors.store.disk.protocol import Disk, DiskFile
+from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.staged.records import PartRecord, PreparedRecord, decode_prepared, encode_prepared
+from quiver_actors.store.wal import layout
+from quiver_actors.store.wal.codec import Identity, encode_header
+
+logger = logging.getLogger("quiver.archive")
+
+
+def stream_of(engine: EngineState) -> StreamKey:
+    """The stream of a directory."""
+    return StreamKey(engine.topic, engine.incarnation, engine.core)
+
+
+def record_of(stage: PreparedStage) -> PreparedRecord | None:
+    """The record of a stage; None where the state does not have it. Raises FormatError."""
+    return decode_prepared(stage.record) if stage.record else None
+
+
+def header_of(record: PreparedRecord) -> bytes:
+    """The header of each part of a prepared stage; a publish writes another one in its place."""
+    return encode_header(record.cfg_hash, 0, Identity(0, 0, record.incarnation))
+
+
+def keys_of_stage(node: str, stream: StreamKey, record: PreparedRecord) -> list[str]:
+    """The keys of a stage's parts, in their order."""
+    return [staged_key(node, stream, record.number, index, part.crc32) for index, part in enumerate(record.parts)]
+
+
+def keys_in(state: NodeState) -> frozenset[str]:
+    """The keys of all parts that a state says are archived."""
+    found: list[str] = []
+    for engine in state.engines:
+        for stage in engine.prepared:
+            record = record_of(stage) if stage.is_archived else None
+            if record is not None:
+                found += keys_of_stage(state.node, stream_of(engine), record)
+    return frozenset(found)
+
+
+def described(state: NodeState, archived: frozenset[str], own_log: str) -> NodeState:
+    """The state with stages as archived whose parts all are.
+
+    Args:
+        archived: the keys of parts in the store.
+        own_log: path of the node's own decision log. A stage that is decided there is decided in that of the restored node.
+    """
+
+    def stage(engine: EngineState, each: PreparedStage) -> PreparedStage:
+        record = record_of(each)
+        if record is None:
+            return each
+        keys = keys_of_stage(state.node, stream_of(engine), record)
+        if record.order.decisions == own_log:
+            order = msgspec.structs.replace(record.order, decisions="")
+            record = msgspec.structs.replace(record, order=order)
+        return msgspec.structs.replace(each, record=encode_prepared(record), is_archived=archived.issuperset(keys))
+
+    return _with_stages(state, lambda engine: [stage(engine, each) for each in engine.prepared])
+
+
+def without(state: NodeState, stream: StreamKey, numbers: Collection[int]) -> NodeState:
+    """The state without stages of one stream."""
+
+    def left(engine: EngineState) -> list[PreparedStage]:
+        return [each for each in engine.prepared if stream_of(engine) != stream or each.number not in numbers]
+
+    return _with_stages(state, left)
+
+
+def _with_stages(state: NodeState, stages: Callable[[EngineState], Sequence[PreparedStage]]) -> NodeState:
+    engines = [msgspec.structs.replace(each, prepared=tuple(stages(each))) for each in state.engines]
+    return msgspec.structs.replace(state, engines=tuple(engines))
+
+
+class StagedBundles:
+    """Uploads the parts of prepared stages.
+
+    Args:
+        disk: the data directory.
+    """
+
+    def __init__(self, disk: Disk, store: ObjectStore, throttle: Throttle) -> None:
+        self._disk = disk
+        self._store = store
+        self._throttle = throttle
+
+    def upload(self, state: NodeState, known: frozenset[str]) -> frozenset[str]:
+        """Upload what of the prepared stages of a state is not archived.
+
+        A part that is not there any more, or is not what was prepared, is passed over: its stage was published or dropped, or the node's
+        next start finds the damage.
+
+        Args:
+            known: the keys of parts that the store has.
+
+        Returns:
+            The keys of all parts in the store, the known ones included. Raises ArchiveError.
+        """
+        done = set(known)
+        for engine in state.engines:
+            paths = EnginePaths(engine.directory)
+            for record in filter(None, map(record_of, engine.prepared)):
+                for index, key in enumerate(keys_of_stage(state.node, stream_of(engine), record)):
+                    if key not in done and self._upload_part(paths, record, index, key):
+                        done.add(key)
+        return frozenset(done)
+
+    def _upload_part(self, paths: EnginePaths, record: PreparedRecord, index: int, key: str) -> bool:
+        part = record.parts[index]
+        try:
+            file = self._disk.open_read(paths.stage_part(record.number, index))
+            try:
+                if crc32_of_range(file.read, layout.HEADER_BYTES, part.size_bytes) != part.crc32:
+                    return False
+                put_whole(
+                    self._store, key, self._throttle.paced(_pieces(file, header_of(record), part)), part.size_bytes
+                )
+            finally:
+                file.close()
+        except DiskError as error:
+            logger.info("quiver.archive.stage_skipped key=%s error=%s", key, error)
+            return False
+        return True
+
+    def gone(self, state: NodeState, stream: StreamKey) -> list[int]:
+        """The numbers of archived stages of a stream that are not prepared any more: they were published or dropped."""
+        return [
+            stage.number
+            for engine in state.engines
+            if stream_of(engine) == stream
+            for stage in engine.prepared
+            if stage.is_archived and not self._disk.exists(EnginePaths(engine.directory).prepared(stage.number))
+        ]
+
+    def left_over(self, node: str, named: frozenset[str]) -> list[str]:
+        """The keys of parts that no state names: archivers that were killed have left them. Raises ArchiveError."""
+        return sorted({info.key for info in self._store.objects(f"{node}/{STAGES_NAME}")} - named)
+
+
+def _pieces(file: DiskFile, header: bytes, part: PartRecord) -> Iterator[bytes]:
+    """The file of a part with its first header, in pieces of `PART_BYTES`."""
+    for offset in range(0, part.size_bytes, PART_BYTES):
+        piece = file.read(min(PART_BYTES, part.size_bytes - offset), offset)
+        yield piece if offset else header + piece[len(header) :]

@@ -1,0 +1,117 @@
+"""The archived part of a subscriber's bundles: segments that have left the disk, and that it gets from the archive. Pure.
+
+A new subscriber that begins in the archive is told which segments lie there before what is on the disk. They are segments of its progress
+like all others, so their bundles are claimed, leased, resolved and made durable in the same way. Only their files are elsewhere: they are
+written down as archived with the progress, so that a start does not take them for lost, and what becomes of files on the disk does not
+concern them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from quiver_actors.base.model import SEGMENT_BUNDLES_MAX
+from quiver_actors.base.protocol.subscriber_messages import ARCHIVED_SEGMENTS_MAX, GAP_REASONS, ArchivedStart
+from quiver_actors.base.ranges import Runs, runs_of
+from quiver_actors.errors import NotStored, UsageError
+from quiver_actors.store.subscriber import bitmap as bitmaps
+from quiver_actors.store.subscriber.progress import ARCHIVED_RUNS_MAX, ArchivedSegments, SegmentProgress
+
+BUNDLES_MAX = 1 << 24
+"""Bundles in the archived segments of one subscriber on one core: each flush of its progress writes a bit for each."""
+
+
+class ArchivedPart(NamedTuple):
+    """What a new subscriber is to get from the archive."""
+
+    progress: Mapping[int, SegmentProgress] = {}
+    """The segments; as resolved counts what lies before its start."""
+    mean_bytes: int = 0
+    lost: Sequence[tuple[int, int, int, str]] = ()
+    """What the archive will never have, as (segment, first bundle, count, reason); count 0: nobody knows how many."""
+
+
+class Archived:
+    """Which segments of one subscriber are archived ones.
+
+    Attributes:
+        numbers: their segment numbers, also of some that are resolved by now.
+        mean_bytes: bytes of one of their bundles, on average.
+    """
+
+    def __init__(self, segments: ArchivedSegments) -> None:
+        self.numbers = {number for first, count in segments.runs for number in range(first, first + count)}
+        self.mean_bytes = segments.mean_bytes
+
+    def __contains__(self, segment_seq: int) -> bool:
+        return segment_seq in self.numbers
+
+    def among(self, known: Collection[int]) -> list[int]:
+        """The archived segments that are among those, ascending; the others are forgotten."""
+        if self.numbers:
+            self.numbers.intersection_update(known)
+        return sorted(self.numbers)
+
+    def segments_of(self, numbers: Iterable[int]) -> ArchivedSegments:
+        """Those archived segments, as a progress file names them."""
+        return ArchivedSegments(tuple(runs_of(numbers)), self.mean_bytes)
+
+
+def plan_archived(start: ArchivedStart, here: Collection[int], next_segment_seq: int) -> ArchivedPart:
+    """What of a list of archived segments is to be read from the archive.
+
+    Args:
+        here: the segments that the subscriber gets from the disk.
+        next_segment_seq: no segment has this number or a higher one.
+
+    Raises:
+        NotStored: segments have left the disk since the archive was looked at; it has to be looked at again.
+        UsageError: the list is none, or too long.
+    """
+    _check(start)
+    since = range(max(0, start.next_segment_seq), next_segment_seq)
+    if len(since) > ARCHIVED_SEGMENTS_MAX or any(seq not in here for seq in (*start.on_disk, *since)):
+        raise NotStored("segments have left the disk since the archive was looked at: look again")
+    wanted = [segment for segment in start.segments if segment.segment_seq not in here]
+    bundle_count = sum(segment.bundle_count for segment in wanted)
+    if len(wanted) > ARCHIVED_SEGMENTS_MAX or bundle_count > BUNDLES_MAX:
+        raise UsageError(
+            f"{len(wanted)} archived segments with {bundle_count} bundles are too many for a subscriber: "
+            f"{ARCHIVED_SEGMENTS_MAX} with {BUNDLES_MAX} are possible on a core. Begin with a later start=, or read what is older with "
+            "client.read or client.dataset"
+        )
+    kept = [segment for segment in wanted if segment.bundle_count]
+    numbers = [segment.segment_seq for segment in kept]
+    if len(runs_of(numbers)) > ARCHIVED_RUNS_MAX:
+        raise UsageError("the archived segments have too many gaps between their numbers: begin with a later start=")
+    return ArchivedPart(
+        {segment.segment_seq: _progress(segment.bundle_count, segment.skipped) for segment in kept},
+        sum(segment.size_bytes for segment in kept) // max(1, bundle_count),
+        [(segment.segment_seq, *lost) for segment in wanted for lost in segment.lost],
+    )
+
+
+def _check(start: ArchivedStart) -> None:
+    """Refuse a list that makes no sense: a client may send anything."""
+    last = -1
+    for segment in start.segments:
+        runs = [*segment.skipped, *((first, count) for first, count, _ in segment.lost)]
+        is_valid = (
+            last < segment.segment_seq < 1 << 63
+            and 0 <= segment.bundle_count <= SEGMENT_BUNDLES_MAX
+            and 0 <= segment.size_bytes < 1 << 63
+            and len(runs) <= SEGMENT_BUNDLES_MAX
+            and all(first >= 0 and count >= 0 and first + count <= SEGMENT_BUNDLES_MAX for first, count in runs)
+            and all(reason in GAP_REASONS for _, _, reason in segment.lost)
+        )
+        if not is_valid:
+            raise UsageError(f"archived segment {segment.segment_seq}: its number, counts or bundles are not possible")
+        last = segment.segment_seq
+
+
+def _progress(bundle_count: int, skipped: Runs) -> SegmentProgress:
+    bits = 0
+    for first, count in skipped:
+        bits |= ((1 << count) - 1) << first
+    return SegmentProgress(bundle_count, bitmaps.bitmap_of(bits & ((1 << bundle_count) - 1), bundle_count))

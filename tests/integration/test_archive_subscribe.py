@@ -1,0 +1,186 @@
+"""New subscribers that begin in the archive: archive, disk and open log as one stream, with progress that survives whatever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from quiver_actors import aio
+from quiver_actors.base.model import BundleId
+from quiver_actors.client import Client, Delivery
+from quiver_actors.client.subscribe_request import SubscribeOptions
+from quiver_actors.errors import UsageError
+from tests.integration.capped_node import wait_until
+from tests.integration.client_node import ClientNode
+from tests.integration.test_archive import archiver_pids, archiving_node
+from tests.integration.test_archive_one_read import MORE, PUSHED, beginning, bundle, first_on_disk, push
+
+LONG_AGO = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientNode]:
+    directory = tmp_path_factory.mktemp("subscribed")
+    with archiving_node(f"file://{directory}/archive", MORE) as node, node.connect() as client:
+        push(client, PUSHED)
+        wait_until(lambda: first_on_disk(client) > 5, "archived segments have left the disk", 60)
+        yield node
+
+
+def number_of(delivery: Delivery) -> int:
+    found: int = delivery["view"].column(0)[0].as_py()
+    return found
+
+
+def take(client: Client, name: str, count: int, start: BundleId | int = 0) -> list[int]:
+    """The next bundles of a subscriber, each acknowledged for good."""
+    found = []
+    with client.subscribe(name, topic="wide", start=start) as deliveries:
+        while len(found) < count and (delivery := deliveries.get(20)) is not None:
+            with delivery:
+                found.append(number_of(delivery))
+        assert deliveries.flush() == []
+    return found
+
+
+def test_a_subscriber_gets_archive_disk_and_open_log_in_order(node: ClientNode) -> None:
+    with node.connect() as client:
+        whole = [(each.bundle_id, each.ingestion_unix_ns) for each in client.read("wide", 0, beginning())]
+        starts: list[tuple[BundleId | datetime.datetime | int | None, int]] = [
+            (beginning(), 0),
+            (LONG_AGO, 0),
+            (whole[7][0], 7),
+            (whole[8][1], 8),
+        ]
+        for start, first in starts:
+            assert start is not None
+            name = f"from-{first}-{type(start).__name__}"
+            with client.subscribe(name, topic="wide", start=start, gaps="deliver") as deliveries:
+                assert deliveries.pending_count() == PUSHED - first
+                found = []
+                for number in range(first, PUSHED):
+                    delivery = deliveries.get(20)
+                    assert isinstance(delivery, Delivery)
+                    with delivery:
+                        assert dict(delivery.slots) == {0: bundle(number)["page"], 1: bundle(number)["view"]}
+                        found.append((delivery.bundle_id, delivery.ingestion_unix_ns))
+                assert found == whole[first:]
+                deliveries.flush()
+                assert deliveries.all_drained()
+            client.unsubscribe(name, topic="wide")
+
+
+def test_progress_over_the_archive_survives_kills_of_everybody(node: ClientNode) -> None:
+    """Every second bundle is acknowledged first, so that what is durable is not a beginning; then each process is killed once."""
+    done: list[int] = []
+    with node.connect() as client:
+        assert "killed" not in {info.subscriber for info in client.subscribers("wide")[0]}
+    kills = [
+        lambda: node.kill_worker(0),
+        lambda: os.kill(archiver_pids(node)[0], signal.SIGKILL),
+        lambda: (node.kill_supervisor(), node.restart()),
+        lambda: None,
+    ]
+    for turn, kill in enumerate(kills):
+        with node.connect() as client:
+            deliveries = client.subscribe("killed", topic="wide", start=LONG_AGO, prefetch=8)
+            held, acknowledged = [], []
+            for number in range(12):
+                delivery = deliveries.get(30)
+                assert delivery is not None
+                if number % 2:
+                    delivery.ack()
+                    acknowledged.append(number_of(delivery))
+                else:
+                    held.append(number_of(delivery))
+            deliveries.flush()
+            assert not set(acknowledged) & set(done)
+            assert sorted([*held, *acknowledged]) == sorted(set(range(PUSHED)) - set(done))[:12]
+            done += acknowledged
+            # The consumer dies with what it holds.
+            deliveries.abort()
+            kill()
+            assert len(done) == 6 * (turn + 1)
+    with node.connect() as client:
+        rest = take(client, "killed", PUSHED - len(done))
+        assert rest == sorted(set(range(PUSHED)) - set(done))
+        assert client.subscribers("wide")[0][0].connections == 0
+        client.unsubscribe("killed", topic="wide")
+
+
+def test_consumers_share_the_archived_part_and_resolve_as_ever(node: ClientNode) -> None:
+    terms = SubscribeOptions(start=beginning(), prefetch=4, lease=None, max_deliveries=2, exhausted="drop")
+    with node.connect() as client, node.connect() as other:
+        with (
+            client.subscribe("shared", topic="wide", **terms) as one,
+            other.subscribe("shared", topic="wide", **terms) as two,
+        ):
+            first, second = one.get(20), two.get(20)
+            assert first is not None
+            assert second is not None
+            assert first.bundle_id != second.bundle_id
+            deferred, token = first.bundle_id, first.token
+            first.defer(0.05)
+            second.reject()
+            claimed = one.claim(BundleId("wide", 0, 3, 0))
+            assert claimed.delivery_count == 1
+            found: list[BundleId] = []
+            while len(found) < PUSHED - 3:
+                for deliveries in (one, two):
+                    delivery = deliveries.get(0.1)
+                    if delivery is None:
+                        continue
+                    if delivery.bundle_id == deferred and delivery.delivery_count == 2:
+                        assert delivery.token > token
+                        delivery.defer()
+                        deferred = BundleId("wide", 0, 1 << 40, 0)
+                        continue
+                    found.append(delivery.bundle_id)
+                    delivery.ack()
+            assert len(set(found)) == len(found)
+            assert one.flush() == two.flush() == []
+            # One was rejected, one dropped after its second delivery, and one is held.
+            assert one.pending_count() == 1
+            with pytest.raises(UsageError, match="still gets bundles from the archive"):
+                client.seek("shared", "latest", topic="wide")
+        client.unsubscribe("shared", topic="wide")
+
+
+def test_a_dead_letter_of_an_archived_bundle_is_kept_for_a_claim(node: ClientNode) -> None:
+    with node.connect() as client:
+        with client.subscribe("picky", topic="wide", start=beginning(), max_deliveries=1) as deliveries:
+            delivery = deliveries.get(20)
+            assert delivery is not None
+            delivery.defer()
+            wait_until(lambda: client.subscribers("wide")[0][0].blocked == 1, "it is set aside")
+            with deliveries.claim(delivery.bundle_id) as again:
+                assert number_of(again) == 0
+        client.unsubscribe("picky", topic="wide")
+
+
+def test_who_cannot_read_the_archive_is_refused_by_name(node: ClientNode) -> None:
+    async def look() -> None:
+        async with aio.connect(str(node.directories.run)) as client:
+            for start in (0, beginning()):
+                with pytest.raises(UsageError, match="would begin in the archive"):
+                    await client.subscribe("late", topic="wide", start=start)
+            with pytest.raises(UsageError, match="still gets bundles from the archive"):
+                await client.subscribe("begun", topic="wide")
+
+    with node.connect() as client:
+        assert take(client, "begun", 3, start=beginning()) == [0, 1, 2]
+        asyncio.run(look())
+        with pytest.raises(UsageError, match="still gets bundles from the archive"):
+            client.hold("begun", topic="wide").look()
+        assert "late" not in {info.subscriber for info in client.subscribers("wide")[0]}
+        assert take(client, "begun", PUSHED - 3) == list(range(3, PUSHED))
+        # Nothing of it is in the archive any more.
+        hold = client.hold("begun", topic="wide")
+        hold.look()
+        hold.close()
+        client.unsubscribe("begun", topic="wide")
