@@ -1,7 +1,8 @@
 """Fetches the next archived segments of a range while a program reads the one before them.
 
 Guarantees: nothing is fetched ahead before a second bundle of the range was read, and no more than `AHEAD_BYTES` of bundles or
-`AHEAD_SEGMENTS` segments. What fails here is told to nobody: it fails again, and is told, when the program comes to it.
+`AHEAD_SEGMENTS` segments. Several segments are fetched at a time only where that is quick: over a slow line each would take so long that
+its requests run out of time. What fails here is told to nobody: it fails again, and is told, when the program comes to it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +21,8 @@ from quiver_actors.errors import QuiverError
 
 AHEAD_BYTES = 64 << 20
 AHEAD_SEGMENTS = 8
+QUICK_SECONDS = 1.0
+"""A line that brings a segment within this time is quick."""
 _THREADS_MAX = 8
 
 
@@ -39,17 +43,22 @@ class BackgroundFetches:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[threading.Thread] = set()
+        self._is_quick = False
+        """Whether the last fetch was quick."""
         self._is_closed = False
         self._pid = os.getpid()
 
-    def begin(self, fetch: Callable[[], None]) -> None:
-        """Call `fetch` on a thread of its own, unless many are under way. Nothing is called behind `close`, nor in a child of the owner."""
+    def begin(self, fetch: Callable[[], None]) -> bool:
+        """Call `fetch` on a thread of its own. Returns False if that is not done: enough is under way, or it comes behind `close`, or in a
+        child of the owner."""
         thread = threading.Thread(target=self._run, args=(fetch,), name="quiver-read-ahead")
         with self._lock:
-            if self._is_closed or self._pid != os.getpid() or len(self._running) >= _THREADS_MAX:
-                return
+            running_max = _THREADS_MAX if self._is_quick else 1
+            if self._is_closed or self._pid != os.getpid() or len(self._running) >= running_max:
+                return False
             self._running.add(thread)
             thread.start()
+            return True
 
     def close(self) -> None:
         """Begin no more, and wait for those that are under way. Idempotent."""
@@ -60,11 +69,13 @@ class BackgroundFetches:
             thread.join()
 
     def _run(self, fetch: Callable[[], None]) -> None:
+        started = time.monotonic()
         try:
             with contextlib.suppress(QuiverError, IndexError):
                 fetch()
         finally:
             with self._lock:
+                self._is_quick = time.monotonic() - started < QUICK_SECONDS
                 self._running.discard(threading.current_thread())
 
 
@@ -78,7 +89,9 @@ class ReadAhead:
         self._parts = open_parts(self.note_read)
         self._fetches = fetches
         self._upcoming: deque[RangePart] = deque()
-        """Taken from `parts` and begun; not given out yet."""
+        """Taken from `parts`; not given out yet."""
+        self._waiting: deque[RangePart] = deque()
+        """Those of them that are not being fetched."""
         self._lock = threading.Lock()
         self._reads = 0
         self._is_due = True
@@ -89,7 +102,10 @@ class ReadAhead:
     def __next__(self) -> RangePart:
         with self._lock:
             self._is_due = True
-            return self._upcoming.popleft() if self._upcoming else next(self._parts)
+            part = self._upcoming.popleft() if self._upcoming else next(self._parts)
+            if self._waiting and self._waiting[0] is part:
+                self._waiting.popleft()
+            return part
 
     def note_read(self) -> None:
         """A bundle of a part that was given out was read: begin with what follows."""
@@ -97,14 +113,16 @@ class ReadAhead:
         if not self._is_due or self._reads < 2:
             return
         with self._lock:
-            self._is_due = False
             while len(self._upcoming) < AHEAD_SEGMENTS and self._ahead_bytes() < AHEAD_BYTES:
                 following = next(self._parts, None)
                 if following is None:
-                    return
+                    break
                 self._upcoming.append(following)
                 if following.size_bytes:
-                    self._fetches.begin(partial(following.reader.fetch, following.first))
+                    self._waiting.append(following)
+            while self._waiting and self._fetches.begin(partial(self._waiting[0].reader.fetch, self._waiting[0].first)):
+                self._waiting.popleft()
+            self._is_due = bool(self._waiting)
 
     def _ahead_bytes(self) -> int:
         return sum(each.size_bytes for each in self._upcoming)

@@ -68,11 +68,35 @@ def test_who_reads_one_bundle_fetches_one_segment(opened: Opened) -> None:
 
 def test_what_follows_is_fetched_within_the_limit_while_a_program_reads(opened: Opened) -> None:
     bundles = opened.archive.read("default", 0)
-    for expected in range(2):
-        assert number_in(next(bundles)) == expected
-    wait_for(opened, lambda: set(range(read_ahead.AHEAD_SEGMENTS + 1)))
-    assert opened.asked == set(range(read_ahead.AHEAD_SEGMENTS + 1))
-    assert [number_in(each) for each in bundles] == list(range(2, SEGMENTS * BUNDLES))
+    assert [number_in(next(bundles)) for _ in range(2)] == [0, 1]
+    wait_for(opened, lambda: {0, 1})
+    for number, bundle in enumerate(bundles, 2):
+        assert number_in(bundle) == number
+        assert max(opened.asked) <= number // BUNDLES + read_ahead.AHEAD_SEGMENTS
+    assert opened.asked == set(range(SEGMENTS))
+
+
+def test_over_a_slow_line_one_segment_is_fetched_ahead_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetches, may_end, begun = read_ahead.BackgroundFetches(), threading.Event(), threading.Semaphore(0)
+
+    def fetch() -> None:
+        begun.release()
+        may_end.wait(30)
+
+    assert fetches.begin(fetch)
+    assert not fetches.begin(fetch), "nobody knows yet that the line is quick"
+    may_end.set()
+    wait_until(lambda: fetches.begin(lambda: None), "the first one to end")
+    may_end.clear()
+    wait_until(lambda: fetches.begin(fetch) and fetches.begin(fetch), "two at a time after a quick one")
+    monkeypatch.setattr(read_ahead, "QUICK_SECONDS", 0.0)
+    may_end.set()
+    wait_until(lambda: fetches.begin(lambda: None), "all to end")
+    may_end.clear()
+    wait_until(lambda: fetches.begin(fetch), "the last one to end")
+    assert not fetches.begin(fetch)
+    may_end.set()
+    fetches.close()
 
 
 def test_large_segments_are_fetched_ahead_within_a_limit_of_bytes(
