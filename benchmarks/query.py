@@ -7,9 +7,10 @@ Arrow checks nothing. A scan sums two columns, so that all values are read; the 
 `recent` asks for the newest 1 % of 100 segments of 16 MiB (`--quick`: 4 MiB); its ratio is to the same statement over all of them, and the
 clock includes taking the snapshot. `schema` asks for the one schema of 10,000 small segments that have three.
 
-`command` is `quiver query "SELECT count(*) ..."` from the start of its process to its end, over an empty topic.
+`command` is `quiver query "SELECT count(*) ..."` from the start of its process to its end, over an empty topic and over the data of the
+scan; its modules are compiled, as an installation has them. `--only` takes some of `scans`, `selections`, `schemas` and `command`.
 
-    python -m benchmarks.query [--quick] [--json] [--rounds N] [--dir D]
+    python -m benchmarks.query [--quick] [--json] [--rounds N] [--dir D] [--only PART ...]
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 import quiver_actors
-from benchmarks.harness import Candidate, Measurements, Report, arguments, begun, run_interleaved
+from benchmarks.harness import Candidate, Measurements, Report, begun, parser, read_options, run_interleaved
 from quiver_actors import Store
 
 ROWS = 4096
@@ -38,6 +39,8 @@ BUNDLES_PER_SEGMENT = 512
 MORE_SEGMENTS, MORE_SEGMENTS_QUICK = 100, 100
 BUNDLES_PER_MORE, BUNDLES_PER_MORE_QUICK = 256, 64
 SCHEMA_SEGMENTS, SCHEMA_SEGMENTS_QUICK = 10_000, 300
+PARTS = ("scans", "command", "selections", "schemas")
+SETTINGS = {"segment.compaction": "off"}
 _SUMS = "SELECT sum(a), sum(b) FROM rows"
 
 
@@ -99,11 +102,15 @@ def scans(report: Report, store: Store, base: Path, segments: int, rounds: int) 
         },
         rounds,
     )
-    size = f"{segments * BUNDLES_PER_SEGMENT * ROWS * 16 / 2**30:.2f}GiB"
+    size = size_of(segments)
     for name, against in (("ours", "arrow"), ("from scratch", "arrow"), ("ours, DuckDB", "arrow, DuckDB")):
         report.show_rounds(
             f"query/{size}/{name}", found[name], "seconds", "s", against=(against, found[against]), as_speed=True
         )
+
+
+def size_of(segments: int) -> str:
+    return f"{segments * BUNDLES_PER_SEGMENT * ROWS * 16 / 2**30:.2f}GiB"
 
 
 def selections(report: Report, store: Store, segments: int, bundles: int, rounds: int) -> None:
@@ -135,27 +142,51 @@ def schemas(report: Report, store: Store, segments: int, rounds: int) -> None:
     report.show_rounds(f"query/schema of {segments} segments", found["schema"], "seconds", "s")
 
 
-def command(report: Report, base: Path, rounds: int) -> None:
-    with quiver_actors.open(base / "small"):
+def command(report: Report, name: str, data_dir: Path, topic: str, rounds: int) -> None:
+    """How long does a statement take from the command line? The first call of each round compiles what is not compiled yet."""
+    line = [sys.executable, "-m", "quiver_actors.cli.main", "query", "--data-dir", str(data_dir)]
+    statement = f'SELECT count(*) FROM "{topic}"'
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+
+    def ask() -> None:
+        subprocess.run([*line, statement], check=True, stdout=subprocess.DEVNULL, env=env)
+
+    ask()
+    found = run_interleaved({"command": clocked(ask)}, rounds)
+    report.show_rounds(f"query/command/{name}", found["command"], "seconds", "s")
+
+
+def commands(report: Report, base: Path, segments: int, rounds: int) -> None:
+    with quiver_actors.open(base / "empty"):
         pass
-    line = [sys.executable, "-m", "quiver_actors.cli.main", "query", "--data-dir", str(base / "small")]
-    statement = 'SELECT count(*) FROM "default"'
-    run = clocked(lambda: subprocess.run([*line, statement], check=True, stdout=subprocess.DEVNULL, env=os.environ))
-    found = run_interleaved({"command": run}, rounds)
-    report.show_rounds("query/command", found["command"], "seconds", "s")
+    command(report, "empty", base / "empty", "default", rounds)
+    if not (base / "rows").exists():
+        with quiver_actors.open(base / "rows", settings=SETTINGS) as store:
+            fill(store, "rows", segments, BUNDLES_PER_SEGMENT)
+    command(report, size_of(segments), base / "rows", "rows", rounds)
 
 
 def main() -> None:
     """Measure and print."""
-    options = arguments(__doc__)
+    options_parser = parser(__doc__)
+    options_parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS)
+    )
+    options = read_options(options_parser)
+    segments = SEGMENTS_QUICK if options.quick else SEGMENTS
+    more = (MORE_SEGMENTS_QUICK, BUNDLES_PER_MORE_QUICK) if options.quick else (MORE_SEGMENTS, BUNDLES_PER_MORE)
     with begun(options) as (report, directory):
         base = Path(directory)
-        with quiver_actors.open(base / "data", settings={"segment.compaction": "off"}) as store:
-            scans(report, store, base, SEGMENTS_QUICK if options.quick else SEGMENTS, options.rounds)
-            more = (MORE_SEGMENTS_QUICK, BUNDLES_PER_MORE_QUICK) if options.quick else (MORE_SEGMENTS, BUNDLES_PER_MORE)
-            selections(report, store, *more, options.rounds)
-            schemas(report, store, SCHEMA_SEGMENTS_QUICK if options.quick else SCHEMA_SEGMENTS, options.rounds)
-        command(report, base, options.rounds)
+        if "scans" in options.only:
+            with quiver_actors.open(base / "rows", settings=SETTINGS) as store:
+                scans(report, store, base, segments, options.rounds)
+        if "command" in options.only:
+            commands(report, base, segments, options.rounds)
+        with quiver_actors.open(base / "more", settings=SETTINGS) as store:
+            if "selections" in options.only:
+                selections(report, store, *more, options.rounds)
+            if "schemas" in options.only:
+                schemas(report, store, SCHEMA_SEGMENTS_QUICK if options.quick else SCHEMA_SEGMENTS, options.rounds)
 
 
 if __name__ == "__main__":

@@ -147,8 +147,6 @@ class DataLost(QuiverError):
     """Bundles that a reader was to get are gone: deleted, damaged or dropped. What is left can be read on."""
 
     code = "data_lost"
-    reason: str = ""
-    """As of a gap notice, where whoever raised it knows."""
 
 
 class ClosedError(UsageError):

@@ -23,13 +23,7 @@ from quiver_actors.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver_actors.aio.embedded import Store, open
-
-
-def connect_remote(url: str, **options: object) -> NoReturn:
-    """Raise UsageError: a client of another host has no form for asyncio."""
-    raise UsageError(
-        f"connect_remote is not there for asyncio: call quiver_actors.connect_remote({url!r}), and its methods with asyncio.to_thread"
-    )
+    from quiver_actors.aio.remote import RemoteClient, connect_remote
 
 
 __all__ = [
@@ -39,6 +33,7 @@ __all__ = [
     "DeliveryBatch",
     "GapNotice",
     "GapSubscription",
+    "RemoteClient",
     "Store",
     "Subscription",
     "Ticket",
@@ -62,9 +57,13 @@ def open_archive(*arguments: Any, **options: Any) -> NoReturn:
 
 
 def __getattr__(name: str) -> Any:
-    """Load what opens a store when it is first asked for: clients of a node need nothing of it."""
+    """Load what opens a store, or connects to other hosts, when it is first asked for: clients of a node need nothing of it."""
     if name in ("Store", "open"):
         from quiver_actors.aio import embedded
 
         return getattr(embedded, name)
+    if name in ("RemoteClient", "connect_remote"):
+        from quiver_actors.aio import remote
+
+        return getattr(remote, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

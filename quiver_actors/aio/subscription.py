@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -11,11 +10,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from quiver_actors.aio.consuming import called, called_with_each, events_of, gathered
 from quiver_actors.aio.delivery import Delivery, DeliveryBatch
 from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.base.model import BundleId
 from quiver_actors.client.batches import ROWS_MAX_DEFAULT, WAIT_SECONDS_DEFAULT
 from quiver_actors.client.consumer import Consumer
+from quiver_actors.client.consuming import check_bundles_max
 from quiver_actors.client.exchange import deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
 from quiver_actors.client.gathering import Gathering, Part
@@ -27,7 +28,7 @@ from quiver_actors.client.refused import RefusedResolution
 from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.subscription import CLOSE_TIMEOUT_SECONDS
 from quiver_actors.client.subscription_base import SubscriptionBase
-from quiver_actors.errors import ClosedError, QuiverError, UsageError
+from quiver_actors.errors import ClosedError, QuiverError
 
 E = TypeVar("E")
 
@@ -82,8 +83,7 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
 
         With gaps="deliver" a gap notice comes as a list of its own or ends the list.
         """
-        if bundles_max < 1:
-            raise UsageError(f"bundles_max {bundles_max} is not possible: expected at least 1")
+        check_bundles_max(bundles_max)
         first = await self.get(timeout)
         if first is None:
             return []
@@ -105,20 +105,7 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
 
     async def run(self) -> int:
         """Call `on_bundle`, a function or a coroutine function, with one delivery after the other."""
-        on_bundle = self._wanted.on_bundle
-        if on_bundle is None:
-            raise UsageError("run needs a callback: subscribe with on_bundle=")
-        count = 0
-        async for event in self:
-            if isinstance(event, Delivery):
-                try:
-                    with event:
-                        await _called(on_bundle, event)
-                except ClosedError:
-                    if not self._exchange.is_closed:
-                        raise
-                count += 1
-        return count
+        return await called_with_each(self, self._wanted.on_bundle, lambda: self._exchange.is_closed)
 
     # --- resolving -----------------------------------------------------------------------------------------------------------
 
@@ -179,31 +166,17 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
                 self._consumer.end()
             self._exchange.close()
 
-    async def __aiter__(self) -> AsyncIterator[E]:
-        while True:
-            try:
-                event = await self.get(self._wanted.idle_timeout)
-            except ClosedError:
-                return
-            if event is None:
-                return
-            yield event
+    def __aiter__(self) -> AsyncIterator[E]:
+        return events_of(self.get, self._wanted.idle_timeout)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
 
-    async def _gathered(self, max_rows: int, max_wait: float) -> AsyncIterator[DeliveryBatch | GapNotice]:
+    def _gathered(self, max_rows: int, max_wait: float) -> AsyncIterator[DeliveryBatch | GapNotice]:
         gathering = Gathering(max_rows, max_wait, self._wanted.idle_timeout, self._consumer.make)
-        while not gathering.has_ended:
-            try:
-                while not gathering.is_ready:
-                    gathering.add(await self._portion(gathering.bundles_wanted, gathering.timeout_seconds))
-            except ClosedError:
-                return
-            for batch in gathering.take(self._batch):
-                yield batch
+        return gathered(gathering, self._portion, self._batch)
 
     def _batch(self, parts: Sequence[Part], tables: Mapping[int, pa.Table]) -> DeliveryBatch:
         self._consumer.tell_taken((part.portion.parcel, part.portion.indexes) for part in parts)
@@ -225,7 +198,7 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
         logger.warning("quiver.subscription.gap subscriber=%s %s", self.subscriber, notice)
         if self._wanted.on_gap is not None:
             try:
-                await _called(self._wanted.on_gap, notice)
+                await called(self._wanted.on_gap, notice)
             except BaseException:
                 self._consumer.put_back(gap)
                 raise
@@ -271,9 +244,3 @@ class GapSubscription(BaseSubscription["Delivery | GapNotice"]):
 
 
 AnySubscription = BaseSubscription[Any]
-
-
-async def _called(callback: Any, argument: object) -> None:
-    result = callback(argument)
-    if inspect.isawaitable(result):
-        await result

@@ -19,13 +19,13 @@ from collections.abc import Callable
 import msgspec
 
 from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveRefused, ArchiveUnavailable
-from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.merging import Merging
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.ownership import become_owner
 from quiver_actors.archive.state_keeper import StateKeeper
 from quiver_actors.archive.topic_archive import TopicArchive
+from quiver_actors.archive.upkeep import Upkeep
 from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.archive_status import ArchiveStatus
 from quiver_actors.base.bell import Bell
@@ -41,7 +41,6 @@ POLL_NS = SECOND_NS
 SHOW_INTERVAL_NS = 5 * SECOND_NS
 """How often the status is published although nothing of it has changed."""
 FIRST_RETRY_SECONDS = 0.5
-UPKEEP_NS = 3600 * SECOND_NS
 Topics = Callable[[], dict[str, TopicSettings]]
 
 
@@ -81,15 +80,13 @@ class Archiver:
         self._throttle = Throttle(settings.max_bandwidth_bytes, self._stopping.wait)
         self._writer: ManifestWriter | None = None
         self._state = StateKeeper(disk, store, settings.progress_interval_ns, self._throttle, own_log)
-        self._merging = Merging(store, node, settings.merge_below_bytes, self._throttle, self._note_merged)
+        merging = Merging(store, node, settings.merge_below_bytes, self._throttle, self._note_merged)
+        self._upkeep = Upkeep(store, merging)
         self._archives: dict[str, TopicArchive] = {}
         self._paused: dict[str, int] = {}
         """Topics that have failed, and when each is tried again, on the monotonic clock."""
         self._status = ArchiveStatus(url=store.url, state="starting")
         self._failures = 0
-        self._upkeep_ns = 0
-        self._garbage: frozenset[str] = frozenset()
-        """Objects that no head named any more at the last upkeep: readers have had an hour since."""
         self._look_ns = 0
         """Monotonic time at which all topics are looked at again; the bell is for topics that pushes wait for."""
 
@@ -106,7 +103,7 @@ class Archiver:
             # After a failure nobody shortens the wait: the store is asked no more often because pushes wait.
             wait = self._bell.wait if self._status.state == "archiving" else self._stopping.wait
             wait(seconds)
-        self._merging.close()
+        self._upkeep.close()
         for archive in self._archives.values():
             archive.close()
         if self._client is not None:
@@ -133,6 +130,8 @@ class Archiver:
             writer = become_owner(self._disk, self._store, self._node)
             log_event("archive.owned", {"url": self._store.url, "epoch": writer.head.owner.epoch})
             self._state.begin_again(writer)
+            for archive in self._archives.values():
+                archive.begin_again()
             self._writer = writer
             self._publish(epoch=writer.head.owner.epoch)
         settings = self._topics()
@@ -144,8 +143,7 @@ class Archiver:
                 more |= self._step(topic, archive, self._writer, settings[topic])
                 self._publish()
         if is_full:
-            self._keep_up(self._writer, settings)
-            self._merging.advance(self._writer)
+            self._upkeep.advance(self._writer, settings)
             self._look_ns = 0 if more else time.monotonic_ns() + POLL_NS
         return more
 
@@ -190,19 +188,6 @@ class Archiver:
                 client.unsubscribe(ARCHIVE_SUBSCRIBER, topic=topic)
             except (UnknownTopic, UnknownSubscriber):
                 continue
-
-    def _keep_up(self, writer: ManifestWriter, settings: dict[str, TopicSettings]) -> None:
-        """Once an hour: delete what no head has named for an hour, as far as this process has seen it, and expire what is over age."""
-        now_ns = time.monotonic_ns()
-        if self._upkeep_ns and now_ns < self._upkeep_ns:
-            return
-        self._upkeep_ns = now_ns + UPKEEP_NS
-        writer.collect_garbage(self._garbage)
-        for stream in writer.head.streams:
-            expire_ns = settings.get(stream.topic, TopicSettings()).archive.expire_ns
-            if expire_ns:
-                expire_stream(self._store, writer, stream, time.time_ns() - expire_ns)
-        self._garbage = frozenset(writer.head.garbage)
 
     # --- failures and status -------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ _DAY_NS = 86_400 * 1_000_000_000
 
 
 class Wanted(NamedTuple):
-    """What is described of the segments of a topic.
+    """The part of the segments of a topic that is described.
 
     Args:
         bounded: the columns that get bounds; None: the first ones of each schema.

@@ -73,7 +73,7 @@ def read_sums(
         return decode_sums(bytes(content))
     found = store.get(crc_key(key))
     if found is None:
-        raise ObjectMissing(f"{store.url}: the checksums {crc_key(key)} are not there")
+        raise ObjectMissing(f"{store.url}: object {crc_key(key)} is missing")
     return decode_sums(found.content)
 
 

@@ -31,6 +31,14 @@ OpenCopy = Callable[[int], RangedReader]
 """`open_copy(number)`: a reader of one copy, 0 for the one that the manifest names. Raises NotStored: there is none of that number."""
 
 
+class ArchiveLost(DataLost):
+    """Nothing of a bundle is in the archive. `reason` is that of the hole."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class ArchivedSegment(NamedTuple):
     """A segment, as far as it is known before anything of it is fetched."""
 
@@ -186,13 +194,12 @@ class ArchivedReader:
             self._reader = reader
         return self._reader
 
-    def _loss(self, index: int) -> DataLost:
+    def _loss(self, index: int) -> ArchiveLost:
         reason = self._segment.loss_reason(index)
-        error = DataLost(
-            f"bundle {index} of {self._segment.where} is not archived ({reason}): nothing of it is stored in the archive"
+        return ArchiveLost(
+            f"bundle {index} of {self._segment.where} is not archived ({reason}): nothing of it is stored in the archive",
+            reason,
         )
-        error.reason = reason
-        return error
 
 
 def _has_proven(reader: RangedReader, index: int) -> bool:

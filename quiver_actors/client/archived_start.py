@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from quiver_actors.base.model import BundleId
-from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
-from quiver_actors.base.protocol.subscriber_messages import (
+from quiver_actors.base.protocol.archived_start import (
     ARCHIVED_SEGMENTS_MAX,
     ArchivedSegment,
     ArchivedStart,
 )
+from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
 from quiver_actors.base.ranges import Runs, runs_of
 from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
 from quiver_actors.client.exchange import Flow

@@ -6,6 +6,7 @@ import contextlib
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from quiver_actors.client.archived_reader import ArchiveLost
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
@@ -149,7 +150,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
         if isinstance(error, NotStored):
             # What a subscriber gets from the archive was there when it began, and goes from there by its age.
             self._unreadable(str(error), "expired")
-        elif error.reason:
+        elif isinstance(error, ArchiveLost):
             self._unreadable(str(error), gap_reason(error.reason))
 
     def _unreadable(self, reason: str, lost: str = "") -> None:

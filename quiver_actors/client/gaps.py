@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from quiver_actors.base.protocol.archived_start import GAP_REASONS
 from quiver_actors.base.protocol.messages import Gap, GapAck
-from quiver_actors.base.protocol.subscriber_messages import GAP_REASONS
 from quiver_actors.client.calls import Call
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.client.archived_reader import ArchivedReader
 from quiver_actors.errors import QuiverError
 
@@ -41,7 +42,7 @@ class BackgroundFetches:
     """The threads that fetch ahead for one owner. Any thread may call."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._running: set[threading.Thread] = set()
         self._is_quick = False
         """Whether the last fetch was quick."""
@@ -92,7 +93,7 @@ class ReadAhead:
         """Taken from `parts`; not given out yet."""
         self._waiting: deque[RangePart] = deque()
         """Those of them that are not being fetched."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._reads = 0
         self._is_due = True
 

@@ -65,14 +65,17 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
 
     Raises:
         UsageError: these are more segments than one process can map.
-        StorageUnavailable: a segment could not be read for a long time.
+        StorageUnavailable: a segment could not be read for a long time, or segments are deleted faster than they are looked at.
         UnknownTopic, WorkerUnavailable, FormatError: see `quiver_actors.errors`.
     """
     for _ in range(_LOOKS_MAX):
         taken, is_overtaken = yield from _taking_once(requests, topic, span, verifies_checksums=verifies_checksums)
         if not is_overtaken:
-            break
-    return taken
+            return taken
+    raise StorageUnavailable(
+        f"topic {topic!r}: {_LOOKS_MAX} times everything that was listed had been deleted before any of it could be read: "
+        "segments go faster than they are looked at. Try again, or let the topic keep more (retention.keep_for, a larger size cap)"
+    )
 
 
 def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[tuple[Taken, bool]]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from quiver_actors.base.model import BundleId, check_id
+from quiver_actors.base.protocol.archived_start import ArchivedStart
 from quiver_actors.base.protocol.messages import Terms
-from quiver_actors.base.protocol.subscriber_messages import ArchivedStart
 from quiver_actors.client.archived_reads import ArchivedReads
 from quiver_actors.client.durations import nanoseconds, positive_nanoseconds
 from quiver_actors.client.gaps import GapNotice
@@ -72,7 +72,7 @@ class StartPoints(NamedTuple):
     at_core: str = ""
     """The start on `core`."""
     archived: Mapping[int, ArchivedStart] = {}
-    """What is to come from the archive, by core."""
+    """The segments that come from the archive, by core."""
 
     def on(self, core: int) -> str:
         """Return the start point of one core, in the words of `Register.start`."""

@@ -91,8 +91,7 @@ class SubscriberChannel(ClaimChannel):
         """Bundles that were claimed by reference, by the tag of the request."""
         self.gaps = GapNotices(wanted.topic, wanted.subscriber)
         self._wanted = wanted
-        self._start = starts.on(core)
-        self._archived = starts.archived.get(core)
+        self._starts = starts
         self._inbox = inbox
         self._projection = EVERYTHING
         self._register_tag = 0
@@ -237,18 +236,16 @@ class SubscriberChannel(ClaimChannel):
         self._register_tag = self.next_tag()
         known_as = self.topics.incarnation_of(wanted.topic)
         tells_taken = self.handed.welcomed(self.features)
-        place = wanted.topic, wanted.subscriber, self._start
+        place = wanted.topic, wanted.subscriber, self._starts.on(self.core)
         named = Register(self._register_tag, *place, wanted.terms, known_as, tells_taken)
-        reads = wanted.archive is not None
-        self.send([msgspec.structs.replace(named, archived=self._archived, reads_archive=reads)])
+        archived, reads = self._starts.archived.get(self.core), wanted.archive is not None
+        self.send([msgspec.structs.replace(named, archived=archived, reads_archive=reads)])
 
     def _received(self, message: WorkerMessage, descriptor: int | None) -> bool:
         if isinstance(message, Deliver):
             self._deliver(message)
-        elif isinstance(message, SegmentOpened):
+        elif isinstance(message, SegmentOpened | SegmentArchived):
             self._map(message, descriptor)
-        elif isinstance(message, SegmentArchived):
-            self._map_archived(message)
         elif isinstance(message, SegmentRetired):
             # Whatever waits of it was evicted, expired, or resolved by another consumer.
             self.take(self.claims.retire(message.segment_seq))
@@ -314,32 +311,29 @@ class SubscriberChannel(ClaimChannel):
             self.give_back(parcel)
             self.send_resolutions()
 
-    def _map(self, message: SegmentOpened, descriptor: int | None) -> None:
+    def _map(self, message: SegmentOpened | SegmentArchived, descriptor: int | None) -> None:
+        wanted, seq = self._wanted, message.segment_seq
+        if isinstance(message, SegmentArchived):
+            # Nothing is read before somebody asks for a bundle of it: that waits for the archiver, and nothing may wait here.
+            assert wanted.archive is not None, "the worker refuses who has not said that it reads the archive"
+            stream = ArchivedStream(wanted.topic, self.core, message.incarnation)
+            self.segments[seq] = wanted.archive.later(stream, seq, self.topics[wanted.topic], self._projection)
+            return
         assert descriptor is not None, "the connection checks that this message carries a descriptor"
         try:
             map_file = MappedSegment.sealed if message.is_sealed else MappedLog
-            self.segments[message.segment_seq] = map_file(
+            self.segments[seq] = map_file(
                 descriptor,
                 message.size_bytes,
-                message.segment_seq,
-                self.topics[self._wanted.topic],
+                seq,
+                self.topics[wanted.topic],
                 self.core,
                 self._projection,
-                verifies_checksums=self._wanted.verifies_checksums,
+                verifies_checksums=wanted.verifies_checksums,
             )
         except QuiverError as error:
             # Its bundles cannot be read here and now: end the connection, so that they go to whoever can.
             self._fail_connection(error)
-
-    def _map_archived(self, message: SegmentArchived) -> None:
-        """Nothing is read before somebody asks for a bundle of it: that waits for the archiver, and nothing may wait here."""
-        archive, wanted, seq = self._wanted.archive, self._wanted, message.segment_seq
-        if archive is None:
-            self._fail_connection(ProtocolError(f"worker {self.core} named segment {seq}, which lies in the archive"))
-            return
-        stream = ArchivedStream(wanted.topic, self.core, message.incarnation)
-        slots, projection = self.topics[wanted.topic], self._projection
-        self.segments[seq] = archive.later(stream, seq, slots, projection)
 
     def _gap(self, message: Gap) -> None:
         if self.gaps.is_new(message.notice, message.lease_until_ns):
@@ -358,7 +352,7 @@ class SubscriberChannel(ClaimChannel):
     def _lost(self) -> None:
         if self.is_registered:
             # Should the node come back without knowing the subscriber, nothing that was pushed meanwhile may be skipped.
-            self._start, self._archived = "earliest", None
+            self._starts = StartPoints("earliest")
         self.is_registered = False
         self.segments.clear()
         self.claims.clear()

@@ -20,6 +20,7 @@ import pyarrow as pa
 from quiver_actors.base.model import BundleId
 from quiver_actors.client.batches import ROWS_MAX_DEFAULT, WAIT_SECONDS_DEFAULT, DeliveryBatch
 from quiver_actors.client.consumer import Consumer
+from quiver_actors.client.consuming import called_with_each, check_bundles_max, events_of, gathered
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.client.exchange import Exchange, deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
@@ -31,7 +32,7 @@ from quiver_actors.client.questions import oldest_of, pending_of
 from quiver_actors.client.refused import RefusedResolution
 from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.subscription_base import SubscriptionBase
-from quiver_actors.errors import ClosedError, QuiverError, UsageError
+from quiver_actors.errors import ClosedError, QuiverError
 
 CLOSE_TIMEOUT_SECONDS = 5.0
 
@@ -95,8 +96,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
 
         With gaps="deliver" a notice ends the list early, so that it stays in its place. Raises as `get`.
         """
-        if bundles_max < 1:
-            raise UsageError(f"bundles_max {bundles_max} is not possible: expected at least 1")
+        check_bundles_max(bundles_max)
         first = self.get(timeout)
         if first is None:
             return []
@@ -123,21 +123,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
 
         Each is acknowledged when `on_bundle` returns, unless that resolved it; if it raises, the bundle is deferred and the error goes on.
         """
-        on_bundle = self._wanted.on_bundle
-        if on_bundle is None:
-            raise UsageError("run needs a callback: subscribe with on_bundle=")
-        count = 0
-        for event in self:
-            if isinstance(event, Delivery):
-                try:
-                    with event:
-                        on_bundle(event)
-                except ClosedError:
-                    # Closed while it had the bundle, which went back by that: the next look ends the loop.
-                    if not self._exchange.is_closed:
-                        raise
-                count += 1
-        return count
+        return called_with_each(self, self._wanted.on_bundle, lambda: self._exchange.is_closed)
 
     # --- resolving -----------------------------------------------------------------------------------------------------------
 
@@ -223,14 +209,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
 
     def __iter__(self) -> Iterator[E]:
         """Yield what `get` returns, until the subscription is closed, or until nothing came for its `idle_timeout`."""
-        while True:
-            try:
-                event = self.get(self._wanted.idle_timeout)
-            except ClosedError:
-                return
-            if event is None:
-                return
-            yield event
+        return events_of(self.get, self._wanted.idle_timeout)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -238,16 +217,8 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
         self.close()
 
     def _gathered(self, max_rows: int, max_wait: float) -> Iterator[DeliveryBatch | GapNotice]:
-        return self._batches_of(Gathering(max_rows, max_wait, self._wanted.idle_timeout, self._consumer.make))
-
-    def _batches_of(self, gathering: Gathering) -> Iterator[DeliveryBatch | GapNotice]:
-        while not gathering.has_ended:
-            try:
-                while not gathering.is_ready:
-                    gathering.add(self._portion(gathering.bundles_wanted, gathering.timeout_seconds))
-            except ClosedError:
-                return
-            yield from gathering.take(self._batch)
+        gathering = Gathering(max_rows, max_wait, self._wanted.idle_timeout, self._consumer.make)
+        return gathered(gathering, self._portion, self._batch)
 
     def _batch(self, parts: Sequence[Part], tables: Mapping[int, pa.Table]) -> DeliveryBatch:
         self._consumer.tell_taken((part.portion.parcel, part.portion.indexes) for part in parts)

@@ -7,6 +7,7 @@ which has as many batches as come, is for `push_many`, where each batch becomes 
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
@@ -17,7 +18,7 @@ from pyarrow import types
 
 from quiver_actors.base.model import ENTRY_BODY_BYTES_MAX
 from quiver_actors.base.units import KIB, format_size
-from quiver_actors.errors import BundleTooLarge, InvalidBundle
+from quiver_actors.errors import BundleTooLarge, InvalidBundle, QuiverError
 
 
 class ArrowStream(Protocol):
@@ -64,11 +65,13 @@ def batch_of(content: object) -> pa.RecordBatch:
         )
     if is_rows(content):
         return _of_rows(content)
-    if not (hasattr(content, "__arrow_c_array__") or hasattr(content, "__arrow_c_stream__")):
-        raise InvalidBundle(f"cannot push a {type_name(content)}: {WHAT_IS_EXPECTED}")
+    if isinstance(content, type) or not _has_protocol(content):
+        raise InvalidBundle(f"cannot push a {type_name(content)}: {_advice(content)}{WHAT_IS_EXPECTED}")
     try:
         return _of_protocol(content)
-    except _UNREADABLE as error:
+    except (QuiverError, MemoryError):
+        raise
+    except Exception as error:  # whatever a library raises while it makes its rows
         raise InvalidBundle(f"cannot push this {type_name(content)}: {error}; {WHAT_IS_EXPECTED}") from error
 
 
@@ -82,6 +85,7 @@ def bundles_of(bundles: Iterable[Any]) -> Iterable[Any]:
         return bundles
     if _is_frame_of_pandas(bundles):
         return [batch_of(bundles)]
+    _check_no_objects(bundles)
     try:
         reader = pa.RecordBatchReader.from_stream(bundles)
     except _UNREADABLE as error:
@@ -100,10 +104,51 @@ def type_name(content: object) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _has_protocol(content: object) -> bool:
+    return hasattr(content, "__arrow_c_array__") or hasattr(content, "__arrow_c_stream__")
+
+
+def _advice(content: object) -> str:
+    """What to do with something that is not accepted as it is; empty: nothing special."""
+    if isinstance(content, type):
+        return f"{content.__name__} is a class and has no rows; "
+    if isinstance(content, (list, tuple)) and content:
+        return _advice_for_items(content)
+    if isinstance(content, Iterator):
+        return "push_many() stores each of its items as a bundle; "
+    for method in ("collect", "to_table", "fetch_arrow_table"):
+        if callable(getattr(content, method, None)):
+            return f"push what its {method}() returns; "
+    return ""
+
+
+def _advice_for_items(items: list[object] | tuple[object, ...]) -> str:
+    strange = next((place for place, item in enumerate(items) if type(item) is not dict), None)
+    if strange is None:
+        return "rows come in a list: push list(rows); "
+    if type(items[0]) is dict:
+        return f"item {strange} is a {type_name(items[strange])}, and not a dict as the rows before it; "
+    if isinstance(items[0], (pa.RecordBatch, pa.Table)) or _has_protocol(items[0]):
+        return "push_many() stores each of its items as a bundle; "
+    return ""
+
+
 def _is_reader(content: object) -> bool:
     """Whether its batches are used up by reading them."""
     has_stream = hasattr(content, "__arrow_c_stream__") and not hasattr(content, "__arrow_c_array__")
     return has_stream and any(hasattr(content, name) for name in ("__next__", "read_next_batch", "iter_chunks"))
+
+
+def _check_no_objects(content: Any) -> None:
+    """Refuse a frame of Polars with objects of Python, whose addresses Polars gives out in place of values."""
+    polars = sys.modules.get("polars")
+    if polars is not None and isinstance(content, polars.DataFrame):
+        objects = [name for name, kind in content.schema.items() if kind == polars.Object]
+        if objects:
+            raise InvalidBundle(
+                f"cannot push this {type_name(content)}: the columns {objects} hold objects of Python, for which Arrow has no type; "
+                "cast them"
+            )
 
 
 def _is_frame_of_pandas(content: object) -> bool:
@@ -117,6 +162,7 @@ def _of_protocol(content: Any) -> pa.RecordBatch:
     if _is_frame_of_pandas(content):
         # What pandas notes of its index differs from frame to frame, and each schema would be a stream of its own.
         return _one_batch(pa.Table.from_pandas(content).replace_schema_metadata(None))
+    _check_no_objects(content)
     reader = pa.RecordBatchReader.from_stream(content)
     return _without_excess(_one_batch(pa.Table.from_batches(_counted(reader, content), reader.schema)))
 
@@ -165,12 +211,30 @@ def _of_rows(rows: Any) -> pa.RecordBatch:
 
 
 def _column(name: str, rows: list[dict[str, Any]]) -> pa.Array:
+    values = [row.get(name) for row in rows]
+    _check_unambiguous(name, values)
     try:
-        return pa.array([row.get(name) for row in rows])
+        return pa.array(values)
     except _UNREADABLE as error:
         raise InvalidBundle(
             f"the values of {name!r} in the rows do not make one column: {error}; push a pyarrow.RecordBatch with a schema of your own"
         ) from error
+
+
+def _check_unambiguous(name: str, values: list[Any]) -> None:
+    """Refuse values that Arrow would put into one column by a guess: texts among bytes, times without a zone among those with one."""
+    kinds = set(map(type, values))
+    are_times = any(issubclass(kind, datetime.datetime) for kind in kinds)
+    what = ""
+    if kinds >= {str, bytes}:
+        what = "both texts and bytes"
+    elif are_times and len({each.tzinfo is None for each in values if isinstance(each, datetime.datetime)}) > 1:
+        what = "times with and without a time zone"
+    if what:
+        raise InvalidBundle(
+            f"the values of {name!r} in the rows do not make one column: they are {what}; push a pyarrow.RecordBatch with a schema of "
+            "your own"
+        )
 
 
 # --- views ---------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import hmac
 import logging
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,7 +20,7 @@ import pyarrow.flight as fl
 
 from quiver_actors.base.config.tree import TokenSettings
 from quiver_actors.base.rights import Caller, TokenHolder, require
-from quiver_actors.errors import ConfigError, NotAllowed, ProtocolError, QuiverError
+from quiver_actors.errors import ConfigError, NotAllowed, ProtocolError, QuiverError, QuotaExceeded
 from quiver_actors.flight.contract import ERROR_PREFIX, Look, Publish, ReadTicket, Request, TableTicket
 from quiver_actors.flight.token_file import read_token
 from quiver_actors.supervisor.log import log_event
@@ -27,6 +29,8 @@ from quiver_actors.transactions import Token
 EVERYBODY = TokenHolder("(none)", Caller.ADMIN, frozenset())
 """The caller of a server that has no tokens."""
 MIDDLEWARE = "token"
+CALLS_MAX = 256
+"""Most calls of one token that may be under way. Each has a thread of the server; a subscription that waits for bundles is one."""
 _OFFERED = frozenset(
     [
         fl.FlightMethod.DO_ACTION,
@@ -57,18 +61,61 @@ def holders_of(tokens: Mapping[str, TokenSettings]) -> dict[str, TokenHolder]:
     return found
 
 
-class TokenCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
-    """Lets calls through that carry a token, and remembers whose it is."""
+class CallLimit:
+    """Counts the calls of each token that are under way. Several threads may call its methods."""
 
-    def __init__(self, holders: Mapping[str, TokenHolder]) -> None:
-        """`holders`: by token; empty: everybody is let through."""
+    def __init__(self, calls_max: int = CALLS_MAX) -> None:
+        self.calls_max = calls_max
+        self._counts: Counter[TokenHolder] = Counter()
+        self._lock = threading.Lock()
+
+    def count(self, holder: TokenHolder) -> int:
+        """How many calls of a token are under way."""
+        with self._lock:
+            return self._counts[holder]
+
+    def begin(self, holder: TokenHolder) -> None:
+        """Note that a call begins.
+
+        Raises:
+            QuotaExceeded: as many are under way as one token may have.
+        """
+        with self._lock:
+            if self._counts[holder] >= self.calls_max:
+                raise QuotaExceeded(
+                    f"{holder} has {self.calls_max} calls under way, as many as one token may have: nothing was done for this one. "
+                    "Call again when others have ended, or use fewer threads and subscriptions"
+                )
+            self._counts[holder] += 1
+
+    def end(self, holder: TokenHolder) -> None:
+        """Note that a call has ended."""
+        with self._lock:
+            self._counts[holder] -= 1
+
+
+class TokenCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
+    """Lets calls through that carry a token, not too many of one token at a time, and remembers whose it is."""
+
+    def __init__(self, holders: Mapping[str, TokenHolder], limit: CallLimit) -> None:
+        """`holders`: by token; empty: everybody is let through, and counts as one."""
+        self._limit = limit
         self._holders = {f"Bearer {token}".encode(): holder for token, holder in holders.items()}
 
     def start_call(self, info: fl.CallInfo, headers: dict[str, list[Any]]) -> _Identified:
         """Identify the caller by its bearer token before the call begins; refuse a missing or unknown token if tokens are set."""
-        if not self._holders:
-            self._check_offered(info.method)
-            return _Identified(EVERYBODY)
+        holder = self._holder(headers) if self._holders else EVERYBODY
+        self._check_offered(info.method)
+        try:
+            self._limit.begin(holder)
+        except QuotaExceeded as error:
+            refusal = fl.FlightServerError(f"{ERROR_PREFIX}{error.code}:{error}")
+        else:
+            return _Identified(holder, self._limit)
+        # Outside of the handler, so that no traceback travels.
+        raise refusal
+
+    def _holder(self, headers: dict[str, list[Any]]) -> TokenHolder:
         sent = next(iter(headers.get("authorization", [])), "")
         found = None
         # All are compared, so that the time says nothing about any of them.
@@ -77,8 +124,7 @@ class TokenCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow h
                 found = holder
         if found is None:
             raise fl.FlightUnauthenticatedError("the call has no token, or a token that this node does not know")
-        self._check_offered(info.method)
-        return _Identified(found)
+        return found
 
     def _check_offered(self, method: fl.FlightMethod) -> None:
         """Here and not in handlers: pyarrow lets a traceback out of some that it has no error for."""
@@ -90,8 +136,15 @@ class TokenCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow h
 
 
 class _Identified(fl.ServerMiddleware):  # type: ignore[misc]
-    def __init__(self, holder: TokenHolder) -> None:
+    """One call that is under way."""
+
+    def __init__(self, holder: TokenHolder, limit: CallLimit) -> None:
         self.holder = holder
+        self._limit = limit
+
+    def call_completed(self, exception: BaseException | None) -> None:
+        """Count the call as ended, however it ended."""
+        self._limit.end(self.holder)
 
 
 def holder_of(context: fl.ServerCallContext) -> TokenHolder:

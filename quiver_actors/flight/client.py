@@ -10,36 +10,33 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from types import TracebackType
-from typing import NoReturn, Unpack
+from typing import Any, NoReturn, Unpack
 
 import msgspec
-import pyarrow as pa
-import pyarrow.flight as fl
 
 from quiver_actors.base.envelope import TraceContext, parse_trace
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
-from quiver_actors.base.protocol.messages import TopicInfo
-from quiver_actors.base.topic_hints import unknown_topic
-from quiver_actors.client import Client, Receipts, StoredBundle
+from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
+from quiver_actors.client import Client, Receipts
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.producer import with_counts
-from quiver_actors.client.projection import Asked
-from quiver_actors.client.slots import Bundle, TopicSlots
-from quiver_actors.client.stored_range import StoredRange
+from quiver_actors.client.push_options import PushOptions
+from quiver_actors.client.slots import Bundle
 from quiver_actors.client.subscribe_request import Gaps, SubscribeOptions
 from quiver_actors.errors import ConfigError, ProtocolError, UsageError
 from quiver_actors.flight import remote_contract as rc
-from quiver_actors.flight.connection import FLIGHT_ERRORS, FlightConnection
-from quiver_actors.flight.contract import Contents, Look, SqlTicket
-from quiver_actors.flight.frames import unframed
+from quiver_actors.flight.connection import FlightConnection
+from quiver_actors.flight.contract import Acknowledge, Contents, Done, Look
 from quiver_actors.flight.not_remote import not_there
-from quiver_actors.flight.received import received
+from quiver_actors.flight.received_delivery import ReceivedDelivery
+from quiver_actors.flight.remote_delivery import RemoteDelivery
 from quiver_actors.flight.remote_push import RemotePush
+from quiver_actors.flight.remote_reading import RemoteReading
 from quiver_actors.flight.remote_subscription import RemoteSubscription
 from quiver_actors.flight.token_file import read_token
 
@@ -86,19 +83,18 @@ def connect_remote(
         raise
 
 
-class RemoteClient:
+class RemoteClient(RemoteReading):
     """See `connect_remote`. A context manager; `close` is idempotent. A method of `Client` that is not here refuses by its name."""
 
     def __init__(self, connection: FlightConnection, timeout: float) -> None:
         """Greets the server. Raises as `connect_remote`."""
-        self._connection = connection
-        self._timeout_seconds = timeout
+        super().__init__(connection, timeout)
         self._key = secrets.token_bytes(8)
         """Key of pushes that name none: they stay in order, on one core of the node, and clients spread over the cores."""
         self._known: dict[str, TopicInfo] = {}
         """Topics that were pushed to, as the server described them."""
         self._subscriptions: weakref.WeakSet[RemoteSubscription] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._node = self._greet(is_retried=False).node
 
     @property
@@ -111,18 +107,7 @@ class RemoteClient:
         """Name of the node among several nodes."""
         return self._node
 
-    def push(
-        self,
-        bundle: Bundle,
-        *,
-        topic: str = DEFAULT_TOPIC,
-        key: str | bytes | None = None,
-        item_count: int | None = None,
-        producer: str | None = None,
-        sequence: int | None = None,
-        trace_context: TraceContext | None = None,
-        timeout: float = PUSH_TIMEOUT_SECONDS,
-    ) -> Receipt:
+    def push(self, bundle: Bundle, *, item_count: int | None = None, **options: Unpack[PushOptions]) -> Receipt:
         """Store one bundle; it is as durable as the receipt says when this returns. Arguments are those of `Client.push`.
 
         Where the server goes away before it has taken the bundle, it is pushed again until the timeout is over. Where the server goes away
@@ -136,17 +121,7 @@ class RemoteClient:
             NotAllowed: the token may not push to the topic.
             As `Client.push`: what the node says.
         """
-        receipts = self.push_many(
-            (bundle,),
-            topic=topic,
-            key=key,
-            item_counts=(item_count,),
-            producer=producer,
-            sequence=sequence,
-            trace_context=trace_context,
-            timeout=timeout,
-        )
-        return receipts[0]
+        return self.push_many((bundle,), item_counts=(item_count,), **options)[0]
 
     def push_many(
         self,
@@ -175,9 +150,11 @@ class RemoteClient:
         *,
         topic: str = DEFAULT_TOPIC,
         gaps: Gaps = "log",
+        kind: type[ReceivedDelivery[Any]] = RemoteDelivery,
         **options: Unpack[SubscribeOptions],
     ) -> RemoteSubscription:
-        """Attach to a durable subscriber, creating it if it is new. Arguments are those of `Client.subscribe`.
+        """Attach to a durable subscriber, creating it if it is new. Arguments are those of `Client.subscribe`;
+        `kind` is the class of the deliveries, which is another one for asyncio.
 
         The token needs the role `admin` for the topic: an acknowledgement may let data be deleted.
 
@@ -186,91 +163,42 @@ class RemoteClient:
             NotAllowed: the token may not subscribe to the topic.
             WorkerUnavailable: the server or a worker cannot be reached.
         """
-        made = RemoteSubscription(self._connection, subscriber, topic, gaps, options, self._timeout_seconds)
+        made = RemoteSubscription(self._connection, subscriber, topic, gaps, options, self._timeout_seconds, kind)
         with self._lock:
             self._subscriptions.add(made)
         return made
 
-    def read(
-        self,
-        topic: str,
-        core: int,
-        start: BundleId | None = None,
-        end: BundleId | None = None,
-        *,
-        slots: Iterable[str | int] | None = None,
-        columns: Mapping[str | int, Iterable[str]] | None = None,
-    ) -> StoredRange:
-        """Read stored bundles of one core in order, from `start` up to and not including `end`, as `Client.read` does.
-
-        They come as they are read. Where the connection is lost, the iterator raises; a new call goes on behind the last bundle.
-
-        Raises:
-            UnknownTopic, UnknownSlot, UsageError: the call is wrong.
-            And while bundles are read, NotStored, DataLost, ChecksumMismatch: as `Client.read`; WorkerUnavailable: the connection is lost.
-        """
-        asked = Asked.parse(slots, columns)
-        for bound in (start, end):
-            if bound is not None and (bound.topic, bound.core) != (topic, core):
-                raise UsageError(f"{bound} is not of topic {topic!r} and core {core}")
-        ticket = rc.BundlesTicket(
-            topic,
-            core,
-            None if start is None else start[2:],
-            None if end is None else end[2:],
-            None if asked.slots is None else list(asked.slots),
-            [(slot, list(names)) for slot, names in asked.columns.items()],
-        )
-        infos = self.topics()
-        if topic not in infos:
-            raise unknown_topic(topic, infos)
-        topic_slots = TopicSlots(infos[topic])
-        projection = asked.resolve(topic_slots)
-
-        def read() -> Iterator[StoredBundle]:
-            for batch in self._batches(msgspec.json.encode(ticket)):
-                for frame in unframed(batch, rc.StoredFacts):
-                    yield StoredBundle(*received(frame.facts, frame.batches, topic_slots, projection))
-
-        return StoredRange(read)
-
-    def sql(self, statement: str) -> pa.RecordBatchReader:
-        """Run one reading SQL statement at the node, over the topics that the token may read, and return its rows as an Arrow reader.
-
-        Raises:
-            UsageError: the statement is wrong; NotAllowed: the token reads nothing; also while rows are read, WorkerUnavailable.
-        """
-        reader = self._reader(msgspec.json.encode(SqlTicket(statement)))
-        return pa.RecordBatchReader.from_batches(reader.schema, self._read_on(reader))
-
-    def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
-        """The one schema to which everything that is stored in a slot conforms, as the node's datasets and SQL have it.
-
-        Raises:
-            SchemaConflict, UnknownSlot, UnknownTopic, UsageError: as `Client.dataset`.
-        """
-        path = (topic,) if slot is None else (topic, str(slot))
-        connection = self._connection
-        try:
-            options = connection.options(self._timeout_seconds)
-            return connection.client().get_flight_info(fl.FlightDescriptor.for_path(*path), options).schema
-        except FLIGHT_ERRORS as error:
-            raise connection.explained(error) from error
-
     def topics(self) -> TopicInfos:
         """The node's topics that the token names, by name. Raises WorkerUnavailable."""
         return TopicInfos({info.name: info for info in self._greet(is_retried=True).topics})
+
+    def segments(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
+        """The sealed segments of a topic by core, oldest first. Raises as `Client.segments`."""
+        found = self._connection.ask(Look(topic), Contents, self._timeout_seconds, is_retried=True)
+        return {core.core: core.segments for core in found.cores}
+
+    def subscribers(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SubscriberInfo]]:
+        """The durable subscribers of a topic and how they stand, by core. Raises as `Client.subscribers`."""
+        return self._connection.ask(
+            rc.AskSubscribers(topic), rc.Subscribers, self._timeout_seconds, is_retried=True
+        ).by_core
+
+    def ack_through(self, bundle_id: BundleId, *, subscriber: str) -> None:
+        """Resolve everything of the core up to and including a bundle for a subscriber. Raises as `Client.ack_through`."""
+        request = Acknowledge(bundle_id.topic, subscriber, *bundle_id[1:])
+        self._connection.ask(request, Done, self._timeout_seconds, is_retried=True)
 
     def flush(self, topic: str = DEFAULT_TOPIC) -> None:
         """Seal what is open on all workers of the node. Raises as `Client.flush`."""
         self._connection.ask(Look(topic, flush=True), Contents, self._timeout_seconds, is_retried=True)
 
     def close(self) -> None:
-        """Close all subscriptions and the connection. Idempotent."""
+        """Close all subscriptions and datasets, and the connection. Idempotent."""
         with self._lock:
             subscriptions = list(self._subscriptions)
         for subscription in subscriptions:
             subscription.close()
+        self._datasets.close()
         self._connection.close()
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -317,20 +245,3 @@ class RemoteClient:
                 "an idempotent push needs both producer and sequence, and goes where its producer's bundles go: no key"
             )
         return terms
-
-    def _batches(self, ticket: bytes) -> Iterator[pa.RecordBatch]:
-        yield from self._read_on(self._reader(ticket))
-
-    def _reader(self, ticket: bytes) -> fl.FlightStreamReader:
-        try:
-            # Without a deadline: who reads it may be slow.
-            return self._connection.client().do_get(fl.Ticket(ticket), self._connection.options(None))
-        except FLIGHT_ERRORS as error:
-            raise self._connection.explained(error) from error
-
-    def _read_on(self, reader: fl.FlightStreamReader) -> Iterator[pa.RecordBatch]:
-        try:
-            for chunk in reader:
-                yield chunk.data
-        except FLIGHT_ERRORS as error:
-            raise self._connection.explained(error) from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.errors import (
     ClosedError,
     ConfigError,
@@ -44,6 +44,9 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
+_ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
+"""Values arrive where gRPC put them, and Arrow's kernels want them aligned."""
+
 
 class FlightConnection:
     """One connection. Methods may be called by several threads."""
@@ -66,7 +69,7 @@ class FlightConnection:
         self._client: fl.FlightClient | None = None
         self._is_closed = False
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def ask(self, request: Any, answer: type[T], timeout_seconds: float, *, is_retried: bool = False) -> T:
         """Send a request as the action of its name, and return the answer.
@@ -126,7 +129,7 @@ class FlightConnection:
     def options(self, timeout_seconds: float | None) -> fl.FlightCallOptions:
         """Options of a call: the token, and after how many seconds it ends; None: never."""
         headers = [] if self._token is None else [(b"authorization", f"Bearer {self._token}".encode())]
-        return fl.FlightCallOptions(timeout=timeout_seconds, headers=headers)
+        return fl.FlightCallOptions(timeout=timeout_seconds, headers=headers, read_options=_ALIGNED)
 
     def drop(self) -> None:
         """Close the connection; the next request opens another one."""

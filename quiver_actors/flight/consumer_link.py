@@ -15,13 +15,16 @@ import logging
 import os
 import threading
 import time
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.units import SECOND_NS
+from quiver_actors.client.grants import Bundles
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import ClosedError, QuiverError, WorkerUnavailable
 from quiver_actors.flight import remote_contract as rc
@@ -59,8 +62,8 @@ class ConsumerLink:
         self._lost = 0
         self._is_closed = False
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._sending = threading.Lock()
+        self._lock = new_lock()
+        self._sending = new_lock()
         self._woken = threading.Event()
         self._attach()
         threading.Thread(target=self._tend, name="quiver-remote-consumer", daemon=True).start()
@@ -70,6 +73,11 @@ class ConsumerLink:
     def ack(self, parcel: ReceivedParcel, bundle_index: int) -> int:
         """Queue an acknowledgement. Raises ClosedError."""
         return self.resolve(parcel, bundle_index, "ack")
+
+    def ack_many(self, bundles: Sequence[Bundles]) -> int:
+        """Queue the acknowledgement of bundles, each the only one of its parcel. Raises ClosedError."""
+        numbers = [self.ack(cast(ReceivedParcel, parcel), index) for parcel, (index,) in bundles]
+        return max(numbers, default=0)
 
     def resolve(self, parcel: ReceivedParcel, bundle_index: int, outcome: Any, delay_ns: int = 0) -> int:
         """Queue an outcome. Raises ClosedError."""
@@ -88,17 +96,18 @@ class ConsumerLink:
         with contextlib.suppress(ClosedError):
             self.resolve(parcel, bundle_index, "defer")
 
-    def settle(self, parcel: ReceivedParcel, timeout_seconds: float) -> None:
-        """Wait until the outcome of a delivery is durable. Raises as `Ticket.wait`."""
-        if parcel.generation == self.generation:
+    def settle(self, parcels: Sequence[ReceivedParcel], timeout_seconds: float) -> None:
+        """Wait until the outcomes of deliveries are durable. Raises as `Ticket.wait`, for the first of them that does not count."""
+        current = [parcel.number for parcel in parcels if parcel.generation == self.generation]
+        if current:
             try:
                 self._send(timeout_seconds)
-                self.ask(rc.Settle(parcel.number, _ns(timeout_seconds)), Done, timeout_seconds)
+                self.ask(rc.Settle(current, _ns(timeout_seconds)), Done, timeout_seconds)
             except ClosedError:
                 self._check_open()
-            else:
-                return
-        raise WorkerUnavailable("the server has lost this consumer since: the bundle may be delivered again")
+                current = []
+        if len(current) < len(parcels):
+            raise WorkerUnavailable("the server has lost this consumer since: the bundle may be delivered again")
 
     def extend(self, parcels: list[ReceivedParcel], timeout_seconds: float) -> set[int]:
         """Begin leases anew; returns the numbers of those that are not held any more. Raises as `Subscription.extend`."""

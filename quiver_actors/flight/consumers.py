@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.base.rights import TokenHolder
@@ -41,8 +41,8 @@ from quiver_actors.flight.contract import Done
 from quiver_actors.flight.frames import Frame, framed
 
 IDLE_SECONDS = 30.0
-CONSUMERS_MAX = 256
-"""Most open subscriptions of one token. Each has a connection to every worker."""
+CONSUMERS_MAX = 192
+"""Most open subscriptions of one token. Each has a connection to every worker, and mostly a call under way (`callers.CALLS_MAX`)."""
 _TICKETS_MAX = 65_536
 _OPTIONS = SubscribeOptions.__annotations__.keys() - {"idle_timeout", "on_bundle", "on_gap"}
 
@@ -78,8 +78,8 @@ class RemoteConsumer:
         """Calls that are under way."""
         self.heard_ns = time.monotonic_ns()
         self._subscription = subscription
-        self._taking = threading.Lock()
-        self._lock = threading.Lock()
+        self._taking = new_lock()
+        self._lock = new_lock()
         self._numbered = 0
         self._held: dict[int, Delivery] = {}
         self._tickets: OrderedDict[int, Ticket] = OrderedDict()
@@ -210,11 +210,13 @@ class RemoteConsumer:
                     self._tickets.popitem(last=False)
 
     def _settle(self, act: rc.Settle) -> None:
+        deadline = time.monotonic() + _seconds(act.timeout_ns)
         with self._lock:
-            ticket = self._tickets.get(act.number)
-        if ticket is None:
-            raise NotClaimed(f"delivery {act.number} was not resolved here, or too many others were since")
-        ticket.wait(_seconds(act.timeout_ns))
+            tickets = [(number, self._tickets.get(number)) for number in act.numbers]
+        for number, ticket in tickets:
+            if ticket is None:
+                raise NotClaimed(f"delivery {number} was not resolved here, or too many others were since")
+            ticket.wait(max(deadline - time.monotonic(), 0))
 
     def _extend(self, act: rc.ExtendLeases) -> rc.Extended:
         with self._lock:
@@ -237,7 +239,7 @@ class Consumers:
         self.idle_seconds = idle_seconds
         self._client = client
         self._open: dict[str, RemoteConsumer] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def open(self, holder: TokenHolder, request: rc.Subscribe) -> rc.Subscribed:
         """Attach a consumer.

@@ -14,10 +14,12 @@ from quiver_actors.errors import ProtocolError
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.callers import check_topic
 from quiver_actors.flight.consumers import Consumers, stored_facts
+from quiver_actors.flight.contract import Done
+from quiver_actors.flight.datasets import Datasets
 from quiver_actors.flight.frames import FRAMES, Frame, framed
 from quiver_actors.flight.pushes import Pushes, version_text
 
-RemoteRequest = rc.Greet | rc.Subscribe | rc.Consume
+RemoteRequest = rc.Greet | rc.Subscribe | rc.Consume | rc.OpenDataset | rc.CloseDatasets | rc.AskSubscribers
 _BYTES_OF_BATCH = 4 << 20
 
 
@@ -28,6 +30,7 @@ class RemoteClients:
         """`client` returns the client to use."""
         self.pushes = Pushes(client)
         self.consumers = Consumers(client)
+        self.datasets = Datasets(client)
         self._node = node
         self._client = client
 
@@ -37,11 +40,21 @@ class RemoteClients:
         Raises:
             NotAllowed: the token may not.
             ProtocolError: the client speaks another version.
-            And as `Consumers` has it.
+            And as `Consumers` and `Datasets` have it.
         """
-        if not isinstance(request, rc.Consume) and request.version != rc.REMOTE_VERSION:
+        if isinstance(request, rc.Greet | rc.Subscribe | rc.OpenDataset) and request.version != rc.REMOTE_VERSION:
             raise ProtocolError(version_text(request.version))
         match request:
+            case rc.OpenDataset():
+                check_topic(holder, "flight.OpenDataset", request.topic)
+                return self.datasets.open(holder, request)
+            case rc.CloseDatasets():
+                require(holder, holder.role, "flight.CloseDatasets")
+                self.datasets.close_some(holder, request.datasets)
+                return Done()
+            case rc.AskSubscribers():
+                check_topic(holder, "flight.AskSubscribers", request.topic)
+                return rc.Subscribers(self._client().subscribers(request.topic))
             case rc.Greet():
                 require(holder, holder.role, "flight.Greet")
                 topics = self._client().topics().values()
@@ -57,14 +70,36 @@ class RemoteClients:
                 return self.consumers.consume(holder, request)
 
     def read(
-        self, holder: TokenHolder, ticket: rc.BundlesTicket | rc.TakeTicket | rc.ClaimTicket
+        self, holder: TokenHolder, ticket: rc.ScanTicket | rc.BundlesTicket | rc.TakeTicket | rc.ClaimTicket
     ) -> pa.RecordBatchReader:
-        """Read the bundles that a ticket is for, as `frames` has them. Raises as `answer`, and as `Client.read` while they are read."""
+        """Read the rows that a ticket is for, or its bundles, as `frames` has them.
+
+        Raises:
+            As `answer`; and while they are read, as a dataset, or `Client.read`.
+        """
+        if isinstance(ticket, rc.ScanTicket):
+            require(holder, holder.role, "flight.ScanTicket")
+            return self.datasets.read(holder, ticket)
         if isinstance(ticket, rc.BundlesTicket):
             check_topic(holder, "flight.BundlesTicket", ticket.topic)
             return pa.RecordBatchReader.from_batches(FRAMES, self._stored(ticket))
         require(holder, holder.role, "flight.Consume")
         return pa.RecordBatchReader.from_batches(FRAMES, [self.consumers.take(holder, ticket)])
+
+    @property
+    def idle_seconds(self) -> float:
+        """After so long without a call, consumers or datasets may be forgotten."""
+        return min(self.consumers.idle_seconds, self.datasets.idle_seconds)
+
+    def close_idle(self) -> None:
+        """End consumers, and forget datasets, of which nothing was heard for too long."""
+        self.consumers.close_idle()
+        self.datasets.close_idle()
+
+    def close(self) -> None:
+        """End all consumers, and forget all datasets."""
+        self.consumers.close()
+        self.datasets.close()
 
     def _stored(self, ticket: rc.BundlesTicket) -> Iterator[pa.RecordBatch]:
         start, end = (

@@ -2,7 +2,8 @@
 
 A push is a `DoPut` whose descriptor's command is `PushTerms`: the server answers `PushReady` before a byte of the bundles is sent, then
 `PushDone`. A subscription is opened by the action `Subscribe`; its bundles are tickets of `DoGet` (`TakeTicket`), everything else that
-is done with it is the action `Consume`. Bundles travel as `frames`.
+is done with it is the action `Consume`. Bundles travel as `frames`. A dataset is opened by the action `OpenDataset`; its rows are tickets
+of `DoGet` (`ScanTicket`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from quiver_actors.base.protocol.messages import TopicInfo
+from quiver_actors.base.protocol.messages import SubscriberInfo, TopicInfo
 from quiver_actors.flight.contract import SqlTicket, TableTicket
 
-REMOTE_VERSION = 1
+REMOTE_VERSION = 2
 """Version of this protocol. Client and server must have the same."""
 PUSH_BUNDLES_MAX = 768
 """Most bundles of one `DoPut` of a remote client."""
@@ -115,9 +116,9 @@ class Resolve(msgspec.Struct, frozen=True, tag=True):
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):
-    """Wait until the outcome of one delivery is durable; raises why it does not count."""
+    """Wait until the outcomes of deliveries are durable; raises why the first of those does not count that do not."""
 
-    number: int
+    numbers: list[int]
     timeout_ns: int
 
 
@@ -222,6 +223,70 @@ class Count(msgspec.Struct, frozen=True):
     count: int
 
 
+class Bounds(msgspec.Struct, frozen=True):
+    """Where a dataset begins and ends, as `query.span.Span` has it."""
+
+    start_ns: int | None = None
+    end_ns: int | None = None
+    starts: dict[int, tuple[int, int]] = {}
+    ends: dict[int, tuple[int, int]] = {}
+
+
+class OpenDataset(msgspec.Struct, frozen=True, tag=True):
+    """Take a snapshot of a slot, to be scanned by `ScanTicket`; answered with `OpenedDataset`. Arguments as of `Client.dataset`."""
+
+    version: int
+    topic: str
+    slot: str | int | None
+    bounds: Bounds
+    where: str | None
+    """Conditions in words; expressions travel with each scan."""
+    event_start_ns: int | None
+    event_end_ns: int | None
+    metadata: bool | list[str]
+    skip_damaged: bool
+
+
+class OpenedDataset(msgspec.Struct, frozen=True):
+    """Answer to `OpenDataset`. Schemas are Arrow IPC messages."""
+
+    dataset: str
+    """The id by which it is scanned and closed."""
+    slot_id: int
+    schema: bytes
+    full_schema: bytes
+    """All columns that a scan can name, those that tell where a row is stored included."""
+    is_complete: bool
+    segment_count: int
+
+
+class CloseDatasets(msgspec.Struct, frozen=True, tag=True):
+    """Forget datasets of the same token. Those that are not open any more change nothing."""
+
+    datasets: list[str]
+
+
+class AskSubscribers(msgspec.Struct, frozen=True, tag=True):
+    """Ask for the durable subscribers of a topic; answered with `Subscribers`."""
+
+    topic: str
+
+
+class Subscribers(msgspec.Struct, frozen=True):
+    """Answer to `AskSubscribers`."""
+
+    by_core: dict[int, list[SubscriberInfo]]
+
+
+class ScanTicket(msgspec.Struct, frozen=True, tag="scan", tag_field="kind"):
+    """Rows of an open dataset of the same token."""
+
+    dataset: str
+    columns: list[str]
+    where: bytes | None = None
+    """A Substrait message: rows for which this is not true are left out. It is bound to the full schema."""
+
+
 class BundlesTicket(msgspec.Struct, frozen=True, tag="bundles", tag_field="kind"):
     """Stored bundles of one core in order, as `Client.read` has them."""
 
@@ -253,7 +318,7 @@ class ClaimTicket(msgspec.Struct, frozen=True, tag="claim", tag_field="kind"):
     timeout_ns: int
 
 
-RemoteTicket = TableTicket | SqlTicket | BundlesTicket | TakeTicket | ClaimTicket
+RemoteTicket = TableTicket | SqlTicket | ScanTicket | BundlesTicket | TakeTicket | ClaimTicket
 
 
 class PushedFacts(msgspec.Struct, frozen=True, array_like=True):

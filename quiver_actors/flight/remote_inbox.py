@@ -10,10 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import pyarrow as pa
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client import GapNotice
 from quiver_actors.client.grants import Grant, Parcel
@@ -25,25 +26,29 @@ from quiver_actors.flight.connection import backoffs
 from quiver_actors.flight.consumer_link import ConsumerLink
 from quiver_actors.flight.frames import Frame, unframed
 from quiver_actors.flight.received import received
+from quiver_actors.flight.received_delivery import ReceivedDelivery
 from quiver_actors.flight.received_parcel import ReceivedParcel
-from quiver_actors.flight.remote_delivery import RemoteDelivery
+
+D = TypeVar("D", bound=ReceivedDelivery[Any])
 
 logger = logging.getLogger("quiver.client")
 _FACTS = rc.DeliveredFacts | rc.NoticeFacts
 _TENDED_EVERY_NS = 200 * MILLISECOND_NS
 
 
-class RemoteInbox:
+class RemoteInbox(Generic[D]):
     """The bundles and notices of one subscription. Any number of threads may call its methods."""
 
-    def __init__(self, link: ConsumerLink, wanted: SubscribeRequest) -> None:
+    def __init__(self, link: ConsumerLink, wanted: SubscribeRequest, kind: type[D]) -> None:
+        """`kind`: class of the deliveries."""
         self.lost_count = 0
         """Bundles that were not given out, because their claim was gone."""
         self._link = link
         self._wanted = wanted
-        self._waiting: deque[RemoteDelivery | GapNotice] = deque()
-        self._taking = threading.Lock()
-        self._lock = threading.Lock()
+        self._kind = kind
+        self._waiting: deque[D | GapNotice] = deque()
+        self._taking = new_lock()
+        self._lock = new_lock()
         self._take_number = 0
         self._generation = link.generation
         self._tended_ns = time.monotonic_ns()
@@ -61,13 +66,12 @@ class RemoteInbox:
         with self._lock:
             self._note_taken()
 
-    def items(self, batches: Iterable[pa.RecordBatch]) -> list[RemoteDelivery | GapNotice]:
+    def items(self, batches: Iterable[pa.RecordBatch]) -> list[D | GapNotice]:
         """What an answer of the server holds."""
         return [self._item(frame) for batch in batches for frame in unframed(batch, _FACTS)]
 
-    def take(self, *, only_bundles: bool = False) -> RemoteDelivery | GapNotice | None:
+    def take(self, *, only_bundles: bool = False) -> D | GapNotice | None:
         """The next item that is here; bundles whose claim is gone are left out. Raises ClosedError."""
-        self._tend()
         with self._lock:
             self._check_open()
             while self._waiting and not (only_bundles and isinstance(self._waiting[0], GapNotice)):
@@ -85,40 +89,47 @@ class RemoteInbox:
         if not self._waiting and self._generation == self._link.generation:
             self._link.taken = self._take_number
 
-    def _is_held(self, delivery: RemoteDelivery) -> bool:
+    def _is_held(self, delivery: D) -> bool:
         parcel = delivery.parcel
         return parcel.generation == self._link.generation and not parcel.grant.is_over(time.monotonic_ns())
 
-    def _tend(self) -> None:
-        """Extend the leases of what waits here, before half of them is over."""
+    def due(self) -> list[ReceivedParcel]:
+        """What waits here and should have its lease extended now, before half of it is over; empty most times."""
         now_ns = time.monotonic_ns()
         with self._lock:
             lease_ns = self._wanted.terms.lease_ns
-            waiting = [each.parcel for each in self._waiting if isinstance(each, RemoteDelivery)]
+            waiting = [each.parcel for each in self._waiting if not isinstance(each, GapNotice)]
             if not waiting or not lease_ns or now_ns < self._tended_ns + _TENDED_EVERY_NS:
-                return
+                return []
             self._tended_ns = now_ns
-            due = [parcel for parcel in waiting if parcel.grant.lease_until_ns < now_ns + lease_ns // 2]
-        if due:
-            try:
-                self._link.extend(due, 1.0)
-            except WorkerUnavailable as error:
-                logger.warning("quiver.subscription.extend subscriber=%s error=%s", self._wanted.subscriber, error)
+            return [parcel for parcel in waiting if parcel.grant.lease_until_ns < now_ns + lease_ns // 2]
 
-    def fetched(self, deadline_ns: int) -> RemoteDelivery | GapNotice | None:
-        """The next item, from the server; None when none came in time."""
+    def extend(self, due: list[ReceivedParcel]) -> None:
+        """Extend the leases of what waits here; logs what fails."""
+        try:
+            self._link.extend(due, 1.0)
+        except WorkerUnavailable as error:
+            logger.warning("quiver.subscription.extend subscriber=%s error=%s", self._wanted.subscriber, error)
+
+    def fill(self, deadline_ns: int) -> bool:
+        """Wait until something is here, and return whether there is. It is not taken by that.
+
+        Raises:
+            WorkerUnavailable: the server was away when the time was over.
+            ClosedError: the subscription was closed.
+        """
         for backoff_seconds in backoffs():
             try:
                 # By one thread at a time: the others find what it has brought.
                 if not self._taking.acquire(timeout=_seconds_until(deadline_ns)):
-                    return None
+                    return False
                 try:
-                    while (item := self.take()) is None:
+                    while not self._waiting:
                         is_over = time.monotonic_ns() >= deadline_ns
                         self._fetch(deadline_ns)
                         if is_over:
-                            return self.take()
-                    return item
+                            break
+                    return bool(self._waiting)
                 finally:
                     self._taking.release()
             except ClosedError:
@@ -154,7 +165,7 @@ class RemoteInbox:
         if self._link.is_closed:
             raise ClosedError("it was closed: subscribe again")
 
-    def _item(self, frame: Frame) -> RemoteDelivery | GapNotice:
+    def _item(self, frame: Frame) -> D | GapNotice:
         facts, link = frame.facts, self._link
         if isinstance(facts, rc.NoticeFacts):
             return GapNotice(self._wanted.topic, *(getattr(facts, name) for name in GapNotice._fields[1:]))
@@ -164,7 +175,7 @@ class RemoteInbox:
         until_ns = now_ns + facts.lease_left_ns if facts.lease_left_ns else 0
         grant = Grant(facts.token, until_ns, now_ns, facts.stored.segment_seq)
         parcel = ReceivedParcel(segment, grant, facts.number, self._generation)
-        return RemoteDelivery(cast("Resolutions[Any]", link), cast(Parcel, parcel), index, facts.delivery_count)
+        return self._kind(cast("Resolutions[Any]", link), cast(Parcel, parcel), index, facts.delivery_count)
 
 
 def _seconds_until(deadline_ns: int) -> float:

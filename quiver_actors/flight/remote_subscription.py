@@ -15,22 +15,28 @@ import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import Refused
 from quiver_actors.base.units import SECOND_NS
-from quiver_actors.client import Delivery, GapNotice, RefusedResolution, Subscription
+from quiver_actors.client import GapNotice, RefusedResolution, Subscription
+from quiver_actors.client.batches import ROWS_MAX_DEFAULT, WAIT_SECONDS_DEFAULT
 from quiver_actors.client.calls import refusal_error
+from quiver_actors.client.consuming import called_with_each, check_bundles_max, events_of, gathered
 from quiver_actors.client.exchange import deadline_after
+from quiver_actors.client.gathering import Gathering
+from quiver_actors.client.grants import Parcel, Portion
+from quiver_actors.client.resolutions import Resolutions
 from quiver_actors.client.subscribe_request import SubscribeOptions, SubscribeRequest, start_text
-from quiver_actors.errors import ClosedError, UsageError
+from quiver_actors.errors import UsageError
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FlightConnection
 from quiver_actors.flight.consumer_link import ConsumerLink
 from quiver_actors.flight.contract import Done
 from quiver_actors.flight.not_remote import not_there
-from quiver_actors.flight.remote_delivery import RemoteDelivery
+from quiver_actors.flight.received_delivery import ReceivedDelivery
+from quiver_actors.flight.remote_delivery import RemoteBatch, RemoteDelivery
 from quiver_actors.flight.remote_inbox import RemoteInbox
 
 logger = logging.getLogger("quiver.client")
@@ -48,12 +54,13 @@ class RemoteSubscription:
         gaps: str,
         options: SubscribeOptions,
         timeout_seconds: float,
+        kind: type[ReceivedDelivery[Any]] = RemoteDelivery,
     ) -> None:
-        """Attaches to the subscriber. Raises as `RemoteClient.subscribe`."""
-        self._wanted = SubscribeRequest.parse(topic, subscriber, gaps, options)
-        request = rc.Subscribe(rc.REMOTE_VERSION, topic, subscriber, _travelling(options, self._wanted))
+        """Attaches to the subscriber. `kind`: class of the deliveries. Raises as `RemoteClient.subscribe`."""
+        self.wanted = SubscribeRequest.parse(topic, subscriber, gaps, options)
+        request = rc.Subscribe(rc.REMOTE_VERSION, topic, subscriber, _travelling(options, self.wanted))
         self._link = ConsumerLink(connection, request, timeout_seconds)
-        self._inbox = RemoteInbox(self._link, self._wanted)
+        self.inbox = RemoteInbox(self._link, self.wanted, kind)
         self._gap_count = 0
         # Also at the end of the program, and where nobody closes it.
         self._ending = weakref.finalize(self, self._link.close)
@@ -61,17 +68,22 @@ class RemoteSubscription:
     @property
     def topic(self) -> str:
         """Name of the topic."""
-        return self._wanted.topic
+        return self.wanted.topic
 
     @property
     def subscriber(self) -> str:
         """Name of the durable subscriber."""
-        return self._wanted.subscriber
+        return self.wanted.subscriber
+
+    @property
+    def order(self) -> str:
+        """The order in which this consumer gets bundles: `oldest`, `newest` or `newest_backfill`."""
+        return self.wanted.terms.order
 
     @property
     def claims_lost(self) -> int:
         """Bundles that were resolved too late, or not given out, because the server or their lease was lost: they are delivered again."""
-        return self._link.late_count + self._inbox.lost_count
+        return self._link.late_count + self.inbox.lost_count
 
     @property
     def refused_count(self) -> int:
@@ -95,10 +107,13 @@ class RemoteSubscription:
         """
         deadline_ns = deadline_after(timeout)
         while True:
-            item = self._inbox.take() or self._inbox.fetched(deadline_ns)
+            if due := self.inbox.due():
+                self.inbox.extend(due)
+            item = self.inbox.take()
             if item is None:
-                return None
-            if isinstance(item, RemoteDelivery) or self._tell(item):
+                if not self.inbox.fill(deadline_ns):
+                    return None
+            elif not isinstance(item, GapNotice) or self._tell(item):
                 return item
 
     def get_many(self, bundles_max: int, timeout: float | None = None) -> list[Any]:
@@ -106,41 +121,45 @@ class RemoteSubscription:
 
         With gaps="deliver" a notice ends the list early, so that it stays in its place.
         """
-        if bundles_max < 1:
-            raise UsageError(f"bundles_max {bundles_max} is not possible: expected at least 1")
+        check_bundles_max(bundles_max)
         found = [first] if (first := self.get(timeout)) is not None else []
-        while 0 < len(found) < bundles_max and isinstance(found[-1], RemoteDelivery):
-            item = self._inbox.take(only_bundles=True)
+        while 0 < len(found) < bundles_max and not isinstance(found[-1], GapNotice):
+            item = self.inbox.take(only_bundles=True)
             if item is None:
                 break
             found.append(item)
         return found
 
-    def claim(self, bundle_id: BundleId, timeout: float = 10.0) -> Delivery:
+    def claim(self, bundle_id: BundleId, timeout: float = 10.0) -> Any:
         """Claim one bundle by its id, also one that is deferred or blocked. Raises as `Subscription.claim`."""
         if bundle_id.topic != self.topic:
             raise UsageError(f"{bundle_id} is not of topic {self.topic!r}")
         ticket = rc.ClaimTicket("", *bundle_id[1:], round(timeout * SECOND_NS))
-        (delivery,) = self._inbox.items(self._link.read(ticket, timeout))
-        assert isinstance(delivery, RemoteDelivery)
+        (delivery,) = self.inbox.items(self._link.read(ticket, timeout))
+        assert not isinstance(delivery, GapNotice)
         return delivery
 
     def run(self) -> int:
         """Call `on_bundle` with each delivery, until the subscription is closed or nothing came for its `idle_timeout`; see
         `Subscription.run`."""
-        if self._wanted.on_bundle is None:
-            raise UsageError("run needs a callback: subscribe with on_bundle=")
-        count = 0
-        for event in self:
-            if isinstance(event, Delivery):
-                try:
-                    with event:
-                        self._wanted.on_bundle(event)
-                except ClosedError:
-                    if not self._link.is_closed:
-                        raise
-                count += 1
-        return count
+        return called_with_each(self, self.wanted.on_bundle, lambda: self.is_closed)
+
+    def batches(self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT) -> Iterator[Any]:
+        """Yield many bundles at a time, with their rows as one Arrow table for each slot; see `Subscription.batches`.
+
+        With gaps="deliver" notices come between the batches. Each bundle is a chunk of its own in the tables.
+
+        Raises:
+            UsageError: `max_rows` is less than 1, or `max_wait` is no number of seconds.
+            QuiverError: as `get`.
+        """
+        link = cast("Resolutions[Any]", self._link)
+
+        def make(parcel: Parcel, index: int, delivery_count: int) -> RemoteDelivery:
+            return RemoteDelivery(link, parcel, index, delivery_count)
+
+        gathering = Gathering(max_rows, max_wait, self.wanted.idle_timeout, make)
+        return gathered(gathering, self._portion, lambda parts, tables: RemoteBatch(link, parts, tables))
 
     def flush(self, timeout: float = 10.0) -> list[RefusedResolution]:
         """Return when everything acknowledged or rejected so far is durable; see `Subscription.flush`.
@@ -162,9 +181,9 @@ class RemoteSubscription:
         """Resolve everything of that bundle's core up to and including it; durable on return. Raises as `Subscription.ack_through`."""
         self._link.ask(rc.AckThrough(*bundle_id[1:], round(timeout * SECOND_NS)), Done, timeout)
 
-    def extend(self, deliveries: Iterable[Delivery], timeout: float = 10.0) -> list[Delivery]:
+    def extend(self, deliveries: Iterable[Any], timeout: float = 10.0) -> list[Any]:
         """Begin the leases of deliveries anew; returns those that are not held any more. Raises WorkerUnavailable."""
-        given = [each for each in deliveries if isinstance(each, RemoteDelivery)]
+        given = [each for each in deliveries if isinstance(each, ReceivedDelivery)]
         lost = self._link.extend([each.parcel for each in given], timeout)
         return [each for each in given if each.parcel.number in lost]
 
@@ -197,14 +216,7 @@ class RemoteSubscription:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield what `get` returns, until the subscription is closed, or until nothing came for its `idle_timeout`."""
-        while True:
-            try:
-                event = self.get(self._wanted.idle_timeout)
-            except ClosedError:
-                return
-            if event is None:
-                return
-            yield event
+        return events_of(self.get, self.wanted.idle_timeout)
 
     def __enter__(self) -> RemoteSubscription:
         return self
@@ -215,8 +227,27 @@ class RemoteSubscription:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._link.is_closed else f"waiting={len(self._inbox)}"
+        state = "closed" if self._link.is_closed else f"waiting={len(self.inbox)}"
         return f"<RemoteSubscription {self.subscriber} topic={self.topic} {state}>"
+
+    # --- for the asynchronous form -------------------------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._link.is_closed
+
+    @property
+    def link(self) -> ConsumerLink:
+        """The line to the server."""
+        return self._link
+
+    def note_told(self, notice: GapNotice) -> bool:
+        """Note that a notice was handed over; returns whether `get` returns it."""
+        logger.warning("quiver.subscription.gap subscriber=%s %s", self.subscriber, notice)
+        self._gap_count += 1
+        self.inbox.was_told()
+        return self.wanted.are_gaps_delivered
 
     # --- private -------------------------------------------------------------------------------------------------------------
 
@@ -224,18 +255,20 @@ class RemoteSubscription:
         self._link.send()
         return self._link.ask(rc.AskStanding(round(timeout * SECOND_NS)), rc.Standing, timeout)
 
+    def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
+        """The next bundle, or the next notice that `get` would return; None when nothing came in time. Raises as `get`."""
+        event = self.get(timeout)
+        return event.portion if isinstance(event, RemoteDelivery) else event
+
     def _tell(self, notice: GapNotice) -> bool:
         """Pass a notice to `on_gap`; returns whether `get` returns it."""
-        logger.warning("quiver.subscription.gap subscriber=%s %s", self.subscriber, notice)
-        if self._wanted.on_gap is not None:
+        if self.wanted.on_gap is not None:
             try:
-                self._wanted.on_gap(notice)
+                self.wanted.on_gap(notice)
             except BaseException:
-                self._inbox.put_back(notice)
+                self.inbox.put_back(notice)
                 raise
-        self._gap_count += 1
-        self._inbox.was_told()
-        return self._wanted.are_gaps_delivered
+        return self.note_told(notice)
 
 
 def _travelling(options: SubscribeOptions, wanted: SubscribeRequest) -> dict[str, Any]:

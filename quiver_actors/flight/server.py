@@ -11,11 +11,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pyarrow.flight as fl
 
 from quiver_actors.base.rights import TokenHolder
 from quiver_actors.errors import ProtocolError
-from quiver_actors.flight.callers import MIDDLEWARE, TokenCheck, check_allowed, explained, explaining, holder_of
+from quiver_actors.flight.callers import (
+    MIDDLEWARE,
+    CallLimit,
+    TokenCheck,
+    check_allowed,
+    explained,
+    explaining,
+    holder_of,
+)
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSchemas,
@@ -34,14 +43,21 @@ from quiver_actors.flight.contract import (
 )
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.remote_clients import RemoteRequest
-from quiver_actors.flight.remote_contract import Consume, Greet, Subscribe
+from quiver_actors.flight.remote_contract import (
+    AskSubscribers,
+    CloseDatasets,
+    Consume,
+    Greet,
+    OpenDataset,
+    Subscribe,
+)
 from quiver_actors.flight.tables import decoded_ticket
 
 REQUESTS: dict[str, type[Request | RemoteRequest]] = {
     kind.__name__: kind
     for kind in (
         *(Look, AskSchemas, AskSlotRows, AskWeights, Acknowledge, ConfirmGap, Publish, DropRun),
-        *(Greet, Subscribe, Consume),
+        *(Greet, Subscribe, Consume, OpenDataset, CloseDatasets, AskSubscribers),
     )
 }
 _HOLDS_LOOKED_AT_SECONDS = 10.0
@@ -67,9 +83,11 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         Raises:
             OSError: the address cannot be listened on.
         """
+        self.calls = CallLimit()
+        """The calls of each token that are under way."""
         super().__init__(
             location,
-            middleware={MIDDLEWARE: TokenCheck(holders)},
+            middleware={MIDDLEWARE: TokenCheck(holders, self.calls)},
             tls_certificates=None if tls_certificate is None else [tls_certificate],
         )
         self._node = node
@@ -84,7 +102,7 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
             raise ProtocolError(f"action {action.type!r} is unknown: expected one of {', '.join(REQUESTS)}")
         request = msgspec.json.decode(action.body.to_pybytes(), type=kind)
         holder = holder_of(context)
-        if isinstance(request, Greet | Subscribe | Consume):
+        if isinstance(request, RemoteRequest):
             return iter([msgspec.json.encode(self._node.remote_clients.answer(holder, request))])
         check_allowed(holder, request)
         return iter([msgspec.json.encode(self._answer(request))])
@@ -114,11 +132,11 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
                 reader = self._node.tables.read(holder, table)
             else:
                 reader = self._node.remote_clients.read(holder, table)
-            return fl.GeneratorStream(reader.schema, explaining(iter(reader)))
+            return _stream(reader.schema, iter(reader))
         wanted = msgspec.json.decode(ticket.ticket, type=ReadTicket)
         check_allowed(holder, wanted)
         schema = schema_of(wanted.schema)
-        return fl.GeneratorStream(schema, explaining(self._node.read(wanted)))
+        return _stream(schema, self._node.read(wanted))
 
     @explained
     def do_put(
@@ -134,7 +152,7 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
     def shutdown(self) -> None:
         """End the server, the consumers of remote clients, and its background thread."""
         self._ended.set()
-        self._node.remote_clients.consumers.close()
+        self._node.remote_clients.close()
         super().shutdown()
 
     def _answer(self, request: Request) -> Any:
@@ -159,10 +177,16 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         return Done()
 
     def _tend_holds(self) -> None:
-        consumers = self._node.remote_clients.consumers
-        while not self._ended.wait(min(_HOLDS_LOOKED_AT_SECONDS, consumers.idle_seconds / 4)):
+        remote_clients = self._node.remote_clients
+        while not self._ended.wait(min(_HOLDS_LOOKED_AT_SECONDS, remote_clients.idle_seconds / 4)):
             self._node.close_idle_holds()
-            consumers.close_idle()
+            remote_clients.close_idle()
+
+
+def _stream(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> fl.GeneratorStream:
+    # Flight sends the dictionaries of a generator's tables, and not those of its batches (apache/arrow issue 38480).
+    sent = (pa.Table.from_batches([batch]) if batch.num_columns else batch for batch in explaining(batches))
+    return fl.GeneratorStream(schema, sent)
 
 
 def _summary(kind: type[Request | RemoteRequest]) -> str:

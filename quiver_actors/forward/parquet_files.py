@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quiver_actors.base.units import MIB, SECOND_NS
+from quiver_actors.base.units import MIB
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.errors import ChecksumMismatch, FormatError, QuiverError, UsageError
 from quiver_actors.forward.bundle_files import Origin, origin_of
+from quiver_actors.forward.collecting import CollectingDeliverer
 from quiver_actors.forward.deliverer import Outcome
 from quiver_actors.forward.errors import PermanentFailure, TransientFailure
 from quiver_actors.forward.parts import Part, by_schema, conformed
@@ -48,7 +48,7 @@ class ParquetStatistics:
     """Batches that were in a finished file already: acknowledgements that a crash had lost."""
 
 
-class ParquetFiles:
+class ParquetFiles(CollectingDeliverer[Delivery]):
     """Deliverer that writes Parquet files. Give it to a `Forwarder`; a context manager. One thread at a time.
 
     Args:
@@ -74,22 +74,15 @@ class ParquetFiles:
         max_age: float = 60.0,
         compression: str = "zstd",
     ) -> None:
-        if target_bytes < 1 or max_age < 0:
-            raise UsageError("target_bytes must be at least 1 and max_age not negative")
+        super().__init__(target_bytes, max_age)
         _check_names(slots)
         self._target: Target = open_target(target)
         self._slots = slots
-        self._target_bytes = target_bytes
-        self._max_age_ns = round(max_age * SECOND_NS)
         self._compression = compression
-        self._taken: dict[int, Delivery] = {}
-        self._taken_bytes = 0
-        self._taken_since_ns = 0
         self._schemas: dict[str, RepresentativeSchemas] = {}
         """The schemas of each slot."""
         self._groups: dict[tuple[str, Origin, int], list[Part]] = {}
         """Parts collected for each file: slot, origin, and number of the representative schema."""
-        self._outcomes: list[Outcome] = []
         self._slot_files: dict[str, SlotFiles] = {}
 
     def statistics(self) -> ParquetStatistics:
@@ -108,45 +101,19 @@ class ParquetFiles:
         batches = {name: delivery[slot] for slot, name in self._chosen(delivery)}
         for batch in batches.values():
             _check_schema(batch.schema)
-        if not self._taken:
-            self._taken_since_ns = time.monotonic_ns()
-        self._taken[id(delivery)] = delivery
         origin, place = origin_of(delivery), (delivery.bundle_id.segment_seq, delivery.bundle_id.bundle_index)
         for name, batch in batches.items():
             number = self._schemas.setdefault(name, RepresentativeSchemas()).add(batch.schema)
             self._groups.setdefault((name, origin, number), []).append(Part(delivery, place, batch))
-            self._taken_bytes += batch.nbytes
-        if self._taken_bytes >= self._target_bytes:
-            self._finish()
-
-    def hurry(self) -> None:
-        """Finish the open files now, whatever their size and age."""
-        if self._taken:
-            self._finish()
-
-    def outcomes(self, timeout_seconds: float) -> Sequence[Outcome]:
-        """Return the outcomes known so far, without waiting: `offer` and `hurry` decide all of them."""
-        found, self._outcomes = self._outcomes, []
-        return found
-
-    @property
-    def finish_at_ns(self) -> int | None:
-        """Monotonic time at which the open files are finished because of their age; None if none is open."""
-        return self._taken_since_ns + self._max_age_ns if self._taken else None
+        self._take(delivery, delivery, sum(batch.nbytes for batch in batches.values()))
 
     def close(self) -> None:
         """Delete unfinished files, without an outcome for their bundles, and release the directories. Idempotent."""
-        self._forget()
+        super().close()
         for files in self._slot_files.values():
             files.close()
         self._slot_files.clear()
         self._target.close()
-
-    def __enter__(self) -> ParquetFiles:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     # --- collecting ------------------------------------------------------------------------------------------------------
 
@@ -162,15 +129,14 @@ class ParquetFiles:
 
     # --- writing ---------------------------------------------------------------------------------------------------------
 
-    def _finish(self) -> None:
+    def _finish(self) -> list[Outcome]:
         errors: dict[int, Exception] = {}
         for (name, origin, number), parts in self._groups.items():
             fitting, others = conformed(parts, self._schemas[name][number])
             for those in (fitting, *(apart for _, apart in by_schema(others))):
                 if those:
                     self._write(name, origin, those, errors)
-        self._outcomes += [Outcome(delivery, errors.get(key)) for key, delivery in self._taken.items()]
-        self._forget()
+        return [Outcome(delivery, errors.get(key)) for key, delivery in self._taken.items()]
 
     def _write(self, name: str, origin: Origin, parts: Sequence[Part], errors: dict[int, Exception]) -> None:
         try:
@@ -202,9 +168,8 @@ class ParquetFiles:
         return found
 
     def _forget(self) -> None:
+        super()._forget()
         self._groups.clear()
-        self._taken.clear()
-        self._taken_bytes = 0
 
 
 def _prove(part: Part, errors: dict[int, Exception]) -> bool:

@@ -11,17 +11,14 @@ Guarantees:
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import pyarrow as pa
 
-from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client.delivery import Delivery
 from quiver_actors.errors import UnsupportedType, UsageError
 from quiver_actors.forward.bundle_files import origin_of
+from quiver_actors.forward.collecting import CollectingDeliverer
 from quiver_actors.forward.deliverer import Outcome
 from quiver_actors.forward.errors import CommitConflict, PermanentFailure
 from quiver_actors.forward.lake import LakeTable
@@ -43,7 +40,7 @@ class TableStatistics:
     """Commits that were tried again because somebody else had changed the table."""
 
 
-class TableDeliverer:
+class TableDeliverer(CollectingDeliverer[Row]):
     """Deliverer of one slot to one lake table. Give it to a `Forwarder`; a context manager. One thread at a time.
 
     Raises:
@@ -53,8 +50,7 @@ class TableDeliverer:
     def __init__(
         self, table: LakeTable, deliveries: OrderedSource, *, slot: str | int | None, target_bytes: int, max_age: float
     ) -> None:
-        if target_bytes < 1 or max_age < 0:
-            raise UsageError("target_bytes must be at least 1 and max_age not negative")
+        super().__init__(target_bytes, max_age)
         if deliveries.order != "oldest":
             raise UsageError(
                 f"subscriber {deliveries.subscriber!r} gets order={deliveries.order!r}: a table takes one consumer, oldest first"
@@ -62,12 +58,6 @@ class TableDeliverer:
         self._table = table
         self._deliveries = deliveries
         self._slot = slot
-        self._target_bytes = target_bytes
-        self._max_age_ns = round(max_age * SECOND_NS)
-        self._taken: dict[int, Row] = {}
-        self._taken_bytes = 0
-        self._taken_since_ns = 0
-        self._outcomes: list[Outcome] = []
         self._commits = self._rows = self._skipped = self._conflicts = 0
 
     def statistics(self) -> TableStatistics:
@@ -93,42 +83,13 @@ class TableDeliverer:
                 storable(batch.schema, has_times=self._table.has_times)
             except UnsupportedType as error:
                 raise PermanentFailure(str(error)) from error
-            self._taken_bytes += batch.nbytes
-        if not self._taken:
-            self._taken_since_ns = time.monotonic_ns()
         place = (delivery.bundle_id.segment_seq, delivery.bundle_id.bundle_index)
-        self._taken[id(delivery)] = Row(delivery, origin_of(delivery), place, batch)
-        if self._taken_bytes >= self._target_bytes:
-            self._finish()
-
-    def hurry(self) -> None:
-        """Commit what was collected now, whatever its size and age."""
-        if self._taken:
-            self._finish()
-
-    def outcomes(self, timeout_seconds: float) -> Sequence[Outcome]:
-        """Return the outcomes known so far, without waiting: `offer` and `hurry` decide all of them."""
-        found, self._outcomes = self._outcomes, []
-        return found
-
-    @property
-    def finish_at_ns(self) -> int | None:
-        """Monotonic time at which the collected bundles are committed because of their age; None without one."""
-        return self._taken_since_ns + self._max_age_ns if self._taken else None
-
-    def close(self) -> None:
-        """Forget what was not committed, without an outcome for its bundles. Idempotent."""
-        self._forget()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
+        size_bytes = 0 if batch is None else batch.nbytes
+        self._take(delivery, Row(delivery, origin_of(delivery), place, batch), size_bytes)
 
     # --- committing ------------------------------------------------------------------------------------------------------
 
-    def _finish(self) -> None:
+    def _finish(self) -> list[Outcome]:
         errors: Errors = {}
         failure: Exception | None = CommitConflict(f"the table was never the same twice in {_ATTEMPTS_MAX} attempts")
         for _ in range(_ATTEMPTS_MAX):
@@ -142,8 +103,7 @@ class TableDeliverer:
             except Exception as error:  # noqa: BLE001 - whatever a library raises is what became of the bundles
                 failure = error
                 break
-        self._outcomes += [Outcome(row.delivery, errors.get(key, failure)) for key, row in self._taken.items()]
-        self._forget()
+        return [Outcome(row.delivery, errors.get(key, failure)) for key, row in self._taken.items()]
 
     def _commit(self, errors: Errors) -> bool:
         """Commit what has no error. False: some of it has got an error, or the table other columns, so that it must be looked at anew."""
@@ -166,7 +126,3 @@ class TableDeliverer:
             self._rows += table.num_rows
         self._skipped += len(self._taken) - len(rows) - len(errors)
         return True
-
-    def _forget(self) -> None:
-        self._taken.clear()
-        self._taken_bytes = 0

@@ -18,9 +18,10 @@ from quiver_actors.base.notebook import table_html
 from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.query.conditions import expression_of, parse_terms
 from quiver_actors.query.event_times import EventBound, event_span
+from quiver_actors.query.fragments import PartFragment
 from quiver_actors.query.guarantees import guarantee, matching
 from quiver_actors.query.rows import METADATA, Rows
-from quiver_actors.query.scan import Scan, count, fields_in, first_rows
+from quiver_actors.query.scan import Scan, both, count, fields_in, first_rows
 from quiver_actors.query.schemas import chosen_slot, stored_schema
 from quiver_actors.query.segment_files import segment_file_system
 from quiver_actors.query.snapshot import Snapshot, SnapshotPart
@@ -59,6 +60,16 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
     def slot_id(self) -> int:
         """The slot that it is of."""
         return self._rows.slot_id
+
+    @property
+    def full_schema(self) -> pa.Schema:
+        """All columns that a scan can name: those of the stored bundles, and those of `METADATA`."""
+        return self._scan.full
+
+    @property
+    def segment_count(self) -> int:
+        """How many segments it is made of."""
+        return len(self._parts)
 
     @property
     def is_complete(self) -> bool:
@@ -118,9 +129,9 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         """Count the rows, which are read for it. Arguments and errors as of `scanner`."""
         return count(self.reader([], filter, batch_size=batch_size, **options))
 
-    def get_fragments(self, filter: Any = None) -> Iterator[SegmentFragment]:
+    def get_fragments(self, filter: Any = None) -> Iterator[PartFragment[SnapshotPart]]:
         """The segments that can have rows of the filter, each of which can be scanned by itself."""
-        return iter([SegmentFragment(self, part) for part in self._matching(self._wanted(filter))])
+        return iter([PartFragment(self, part) for part in self._matching(self._wanted(filter))])
 
     def scan_part(
         self, part: SnapshotPart, columns: Any = None, filter: Any = None, options: Mapping[str, Any] = {}
@@ -169,11 +180,7 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         return table_html(title, ("column", "type"), ((field.name, field.type) for field in self.schema))
 
     def _wanted(self, expression: Any) -> pc.Expression | None:
-        if expression is not None and not isinstance(expression, pc.Expression):
-            raise UsageError(f"filter={expression!r} is not possible: expected an expression of pyarrow.compute")
-        if self._where is None or expression is None:
-            return self._where if expression is None else expression
-        return self._where & expression
+        return both(self._where, expression)
 
     def _matching(self, expression: pc.Expression | None) -> list[SnapshotPart]:
         if expression is None:
@@ -186,59 +193,6 @@ class TopicDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has n
         left = matching(known, self._scan.full, expression)
         self._rows.snapshot.tell_pruned(Counter(part.core for path, part in self._parts.items() if path not in left))
         return [part for path, part in self._parts.items() if path in left]
-
-
-class SegmentFragment:
-    """The rows of one segment of a dataset, with the methods of `pyarrow.dataset.Fragment`."""
-
-    def __init__(self, dataset: TopicDataset, part: SnapshotPart) -> None:
-        self._dataset = dataset
-        self._part = part
-
-    @property
-    def physical_schema(self) -> pa.Schema:
-        """The schema of the dataset, in which bundles are read."""
-        return self._dataset.schema
-
-    @property
-    def partition_expression(self) -> pc.Expression:
-        """Return an expression about core, segment and time that is true for all rows of the part."""
-        return self._dataset.guarantee_of(self._part)
-
-    def scanner(
-        self, schema: pa.Schema | None = None, columns: Any = None, filter: Any = None, **options: Any
-    ) -> ds.Scanner:
-        """Make a scanner, which can be used once; see `TopicDataset.scanner`. `schema`: None, or that of the dataset."""
-        return self._shown_as(schema).scan_part(self._part, columns, filter, options)
-
-    def _shown_as(self, schema: pa.Schema | None) -> TopicDataset:
-        if schema is not None and not schema.equals(self._dataset.schema):
-            return self._dataset.replace_schema(schema)
-        return self._dataset
-
-    def _reader(
-        self, schema: pa.Schema | None, columns: Any = None, filter: Any = None, **options: Any
-    ) -> pa.RecordBatchReader:
-        return self._shown_as(schema).read_part(self._part, columns, filter, options)
-
-    def to_batches(self, schema: pa.Schema | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
-        """Read the rows as batches; options as of `scanner`."""
-        return iter(self._reader(schema, **options))
-
-    def to_table(self, schema: pa.Schema | None = None, **options: Any) -> pa.Table:
-        """Read the rows as a table; options as of `scanner`."""
-        return self._reader(schema, **options).read_all()
-
-    def head(self, num_rows: int, schema: pa.Schema | None = None, **options: Any) -> pa.Table:
-        """Read the first rows; options as of `scanner`."""
-        return first_rows(self._reader(schema, **options), num_rows)
-
-    def count_rows(self, schema: pa.Schema | None = None, **options: Any) -> int:
-        """Count the rows; options as of `scanner`."""
-        return count(self._reader(schema, **({"columns": []} | options)))
-
-    def __repr__(self) -> str:
-        return f"<SegmentFragment {self._part}>"
 
 
 def dataset_of(

@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from pyarrow import types
 
 from quiver_actors.query.rows import METADATA
-from quiver_actors.query.scan import Scan
+from quiver_actors.query.scan import Scan, is_positional
 from quiver_actors.query.segment_files import segment_file_system
 from quiver_actors.query.snapshot import SchemaStatistics, SnapshotPart
 
@@ -68,11 +68,22 @@ def matching(guaranteed: Mapping[str, pc.Expression], schema: pa.Schema, express
         # By bounds, Arrow takes values to be less than NaN (pyarrow 26): with a NOT before it, segments would be missing.
         return set(guaranteed)
     form, files = ds.IpcFileFormat(), segment_file_system(None, ())
+    if is_positional(expression):
+        # Arrow compares what is known of a column with what is wanted of it only where both name it in the same way.
+        guaranteed = {key: _positional(known, schema) for key, known in guaranteed.items()}
     fragments = [
         form.make_fragment(key, filesystem=files, partition_expression=known) for key, known in guaranteed.items()
     ]
     found = ds.FileSystemDataset(fragments, schema, form, files).get_fragments(expression)
     return {fragment.path for fragment in found}
+
+
+def _positional(expression: pc.Expression, schema: pa.Schema) -> pc.Expression:
+    """The same expression with columns by their place in the schema; one that is always true where Substrait cannot say it."""
+    try:
+        return pc.Expression.from_substrait(expression.to_substrait(schema))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return pc.scalar(value=True)
 
 
 def _of_place(part: SnapshotPart, stored: pa.Schema, columns: Collection[str]) -> pc.Expression:

@@ -6,7 +6,7 @@ pass it only where it has something to do: to filter, to compute, and to read ah
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from quiver_actors.errors import UsageError
 from quiver_actors.query.rows import METADATA, Rows
 from quiver_actors.query.snapshot import SnapshotPart
 
@@ -42,11 +43,9 @@ class Scan:
     ) -> ds.Scanner:
         """Make a scanner of some parts, which can be used once. Arguments as of `TopicDataset.scanner`."""
         columns = self.schema.names if columns is None else columns
-        schema = _read_for(self.full, columns, wanted)
-        batches = _joined(self.rows.batches(parts, schema, self.stored))
-        reader = pa.RecordBatchReader.from_batches(schema, batches)
-        passed = {name: options[name] for name in _SCANNER_OPTIONS if options.get(name) is not None}
-        return ds.Scanner.from_batches(reader, columns=columns, filter=wanted, **passed)
+        return scanner_of(
+            lambda schema: _joined(self.rows.batches(parts, schema, self.stored)), self.full, columns, wanted, options
+        )
 
     def reader(
         self, parts: Sequence[SnapshotPart], columns: Any, wanted: pc.Expression | None, options: Mapping[str, Any]
@@ -70,6 +69,42 @@ class Scan:
     def table(self, parts: Iterable[SnapshotPart], wanted: pc.Expression | None) -> pa.Table:
         """Read some parts into a table whose columns have one dictionary each, as an Arrow file has."""
         return self.scanner(parts, None, wanted, {}).to_table().unify_dictionaries()
+
+
+def scanner_of(
+    read: Callable[[pa.Schema], Iterator[pa.RecordBatch]],
+    full: pa.Schema,
+    columns: Any,
+    wanted: pc.Expression | None,
+    options: Mapping[str, Any],
+) -> ds.Scanner:
+    """Make a scanner that can be used once.
+
+    Args:
+        read: reads the rows in a schema whose fields are some of `full`.
+        full: all columns that can be named.
+        columns: those that are wanted, or expressions by name.
+        wanted: rows for which this is not true are left out.
+        options: as of `pyarrow.dataset.Dataset.scanner`; those that concern files do nothing.
+    """
+    schema = _read_for(full, columns, wanted)
+    reader = pa.RecordBatchReader.from_batches(schema, read(schema))
+    passed = {name: options[name] for name in _SCANNER_OPTIONS if options.get(name) is not None}
+    return ds.Scanner.from_batches(reader, columns=columns, filter=wanted, **passed)
+
+
+def both(where: pc.Expression | None, expression: Any) -> pc.Expression | None:
+    """Return the expression that is true where both are; None: nothing is asked. Raises UsageError: the second is no expression."""
+    if expression is not None and not isinstance(expression, pc.Expression):
+        raise UsageError(f"filter={expression!r} is not possible: expected an expression of pyarrow.compute")
+    if where is None or expression is None:
+        return where if expression is None else expression
+    return where & expression
+
+
+def is_positional(expression: pc.Expression) -> bool:
+    """Whether an expression may name columns by their place in the schema, as those do that have travelled as Substrait."""
+    return "FieldPath" in str(expression)
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -80,8 +80,13 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     (
         "remote",
         "import pyarrow as pa",
-    ): "a server on another host; tests/integration/test_remote.py and an example run the same",
-    ("remote", "import pyarrow.flight as fl"): "the same; tests/integration/test_remote.py pushes so",
+    ): "a server on another host; tests/integration/remote/test_remote.py and an example run the same",
+    (
+        "remote",
+        "import quiver_actors.aio",
+    ): "the same; tests/integration/remote/test_remote_asyncio.py makes these calls",
+    ("remote", "import duckdb"): "the same; tests/integration/remote/test_remote_reading.py asks so",
+    ("remote", "import pyarrow.flight as fl"): "the same; tests/integration/remote/test_remote.py pushes so",
     ("remote", "quiver serve --config"): "a port for other machines, and files of TLS",
     ("security", "quiver subscribers share invoices"): "another user's command; tests/security runs it",
     ("spark", "python3 -m venv env"): "installs the package from an index, and submits to a cluster",

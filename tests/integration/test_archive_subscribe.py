@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from quiver_actors import aio
 from quiver_actors.base.model import BundleId
-from quiver_actors.client import Client, Delivery
+from quiver_actors.base.protocol.messages import SubscriberInfo
+from quiver_actors.client import Client, Delivery, GapNotice
 from quiver_actors.client.subscribe_request import SubscribeOptions
-from quiver_actors.errors import UsageError
+from quiver_actors.errors import ChecksumMismatch, NotStored, UsageError
 from tests.integration.capped_node import wait_until
-from tests.integration.client_node import ClientNode
-from tests.integration.test_archive import archiver_pids, archiving_node
+from tests.integration.client_node import ClientNode, client_node
+from tests.integration.remote_servers import Served
+from tests.integration.test_archive import CONFIG, archiver_pids, archiving_node
 from tests.integration.test_archive_one_read import MORE, PUSHED, beginning, bundle, first_on_disk, push
 
 LONG_AGO = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
@@ -28,13 +32,17 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientNode]:
     directory = tmp_path_factory.mktemp("subscribed")
     with archiving_node(f"file://{directory}/archive", MORE) as node, node.connect() as client:
         push(client, PUSHED)
-        wait_until(lambda: first_on_disk(client) > 5, "archived segments have left the disk", 60)
+        wait_until(lambda: first_on_disk(client) > 5, "archived segments have left the disk", 180)
         yield node
 
 
 def number_of(delivery: Delivery) -> int:
     found: int = delivery["view"].column(0)[0].as_py()
     return found
+
+
+def info_of(client: Client, name: str) -> SubscriberInfo:
+    return next(info for info in client.subscribers("wide")[0] if info.subscriber == name)
 
 
 def take(client: Client, name: str, count: int, start: BundleId | int = 0) -> list[int]:
@@ -109,7 +117,7 @@ def test_progress_over_the_archive_survives_kills_of_everybody(node: ClientNode)
     with node.connect() as client:
         rest = take(client, "killed", PUSHED - len(done))
         assert rest == sorted(set(range(PUSHED)) - set(done))
-        assert client.subscribers("wide")[0][0].connections == 0
+        assert info_of(client, "killed").acked
         client.unsubscribe("killed", topic="wide")
 
 
@@ -157,7 +165,7 @@ def test_a_dead_letter_of_an_archived_bundle_is_kept_for_a_claim(node: ClientNod
             delivery = deliveries.get(20)
             assert delivery is not None
             delivery.defer()
-            wait_until(lambda: client.subscribers("wide")[0][0].blocked == 1, "it is set aside")
+            wait_until(lambda: info_of(client, "picky").blocked == 1, "it is set aside")
             with deliveries.claim(delivery.bundle_id) as again:
                 assert number_of(again) == 0
         client.unsubscribe("picky", topic="wide")
@@ -184,3 +192,94 @@ def test_who_cannot_read_the_archive_is_refused_by_name(node: ClientNode) -> Non
         hold.look()
         hold.close()
         client.unsubscribe("begun", topic="wide")
+
+
+def archived_objects(place: Path) -> list[Path]:
+    """The archived segments of the topic, oldest first."""
+    return sorted(place.glob("archive/anode/wide/*/core_0/*.qseg"))
+
+
+def test_what_is_lost_or_damaged_in_the_archive_is_told_and_the_rest_is_delivered(tmp_path: Path) -> None:
+    """One object is gone with its copies, one has a damaged bundle; one segment was never archived."""
+    with archiving_node(f"file://{tmp_path}/archive", MORE) as node, node.connect() as client:
+        push(client, 40)
+        wait_until(lambda: first_on_disk(client) > 5, "archived segments have left the disk", 180)
+        whole = [each.bundle_id for each in client.read("wide", 0, beginning())]
+        objects = archived_objects(tmp_path)
+        objects[1].unlink()
+        content = bytearray(objects[2].read_bytes())
+        content[len(content) // 2] ^= 1
+        objects[2].write_bytes(content)
+        gaps: list[GapNotice] = []
+        done: list[BundleId] = []
+        with client.subscribe("late", topic="wide", start=0, on_gap=gaps.append) as deliveries:
+            wanted = [bundle_id for bundle_id in whole if bundle_id.segment_seq not in (1, 2)]
+            while not set(wanted) <= set(done):
+                delivery = deliveries.get(30)
+                assert delivery is not None
+                with contextlib.suppress(ChecksumMismatch, NotStored), delivery:
+                    assert delivery.slots
+                    done.append(delivery.bundle_id)
+            deliveries.flush()
+            assert sorted(done) == done
+            assert len(set(done)) == len(done)
+            assert {gap.segment_seq for gap in gaps} == {1}
+            assert {gap.reason for gap in gaps} == {"expired"}
+            damaged = [each for each in whole if each.segment_seq == 2 and each not in done]
+            assert damaged
+            wait_until(lambda: info_of(client, "late").blocked > 0, "what is damaged is set aside", 30)
+
+
+def test_a_start_holds_for_all_cores(tmp_path: Path) -> None:
+    with (
+        client_node(config=CONFIG.format(url=f"file://{tmp_path}/archive") + MORE, cores=2) as node,
+        node.connect() as client,
+    ):
+        ids_of: dict[int, list[BundleId]] = {0: [], 1: []}
+        for number in range(80):
+            bundle_id = client.push(bundle(number), topic="wide", key=str(number)).bundle_id
+            ids_of[bundle_id.core].append(bundle_id)
+        assert min(map(len, ids_of.values())) > 20
+        wait_until(
+            lambda: all(found and found[0].segment_seq > 2 for found in client.segments("wide").values()),
+            "both archive",
+            60,
+        )
+        begun = ids_of[0][4]
+        since = next(client.read("wide", 0, begun)).ingestion_unix_ns
+        later = [
+            each.bundle_id
+            for each in client.read("wide", 1, BundleId("wide", 1, 0, 0))
+            if (each.ingestion_unix_ns or 0) >= (since or 0)
+        ]
+        wanted = {0: ids_of[0][4:], 1: later}
+        assert 0 < len(later) < len(ids_of[1])
+        for start in (begun, since):
+            assert start is not None
+            found: dict[int, list[BundleId]] = {0: [], 1: []}
+            with client.subscribe(f"late-{type(start).__name__}", topic="wide", start=start) as deliveries:
+                for _ in range(len(wanted[0]) + len(wanted[1])):
+                    delivery = deliveries.get(30)
+                    assert delivery is not None
+                    with delivery:
+                        found[delivery.bundle_id.core].append(delivery.bundle_id)
+                assert found == wanted
+                deliveries.flush()
+                assert deliveries.all_drained()
+
+
+def test_a_client_on_another_host_begins_in_the_archive(node: ClientNode, tmp_path: Path) -> None:
+    served = Served(node, tmp_path)
+    try:
+        with served.connect() as remote, node.connect() as client:
+            with remote.subscribe("afar", topic="wide", start=0) as deliveries:
+                found = []
+                for _ in range(30):
+                    delivery = deliveries.get(30)
+                    assert delivery is not None
+                    with delivery:
+                        found.append(delivery["view"].column(0)[0].as_py())
+                assert found == list(range(30))
+            client.unsubscribe("afar", topic="wide")
+    finally:
+        served.kill()

@@ -8,11 +8,18 @@ from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.flight as fl
 import pytest
 
 from quiver_actors.base.rights import ROLES, TABLE, Caller, TokenHolder, verdict
-from quiver_actors.errors import ClosedError, NotAllowed, ProtocolError, QuiverError, TransactionDecided
+from quiver_actors.errors import (
+    ClosedError,
+    NotAllowed,
+    ProtocolError,
+    QuiverError,
+    TransactionDecided,
+)
 from quiver_actors.flight import contract as c
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FlightConnection
@@ -117,6 +124,13 @@ def terms(**changed: Any) -> fl.FlightDescriptor:
     return fl.FlightDescriptor.for_command(msgspec.json.encode(msgspec.structs.replace(right, **changed)))
 
 
+def opening(topic: str) -> rc.OpenDataset:
+    """A request for a dataset of everything."""
+    return rc.OpenDataset(
+        rc.REMOTE_VERSION, topic, None, rc.Bounds(), None, None, None, metadata=False, skip_damaged=False
+    )
+
+
 def frames(facts: bytes, slots: bytes, streams: list[bytes | None]) -> pa.RecordBatch:
     """One bundle of a push, as somebody may send it."""
     return many_of([(facts, slots, streams)])
@@ -163,7 +177,25 @@ OUTSIDE = pa.Array.from_buffers(pa.string(), 2, [None, _ENDS, pa.py_buffer(b"x")
 WRONG = stream_of(pa.RecordBatch.from_arrays([OUTSIDE], ["s"]))
 
 
-WHATEVER_TOPIC = {"flight.Greet": "seen", "flight.Consume": "held"}
+BEHIND = bytes(
+    (pc.field("z") > 1).to_substrait(pa.schema([(f"c{n}", pa.int64()) for n in range(40)] + [("z", pa.int64())]))
+)
+"""A condition on a column that there is not."""
+
+
+def scanning(client: fl.FlightClient, given: fl.FlightCallOptions, where: bytes) -> bytes:
+    """The ticket of a scan with that condition."""
+    (answer,) = client.do_action(fl.Action("OpenDataset", msgspec.json.encode(opening("default"))), given)
+    opened = msgspec.json.decode(answer.body.to_pybytes(), type=rc.OpenedDataset)
+    return msgspec.json.encode(rc.ScanTicket(opened.dataset, ["n"], where))
+
+
+WHATEVER_TOPIC = {
+    "flight.Greet": "seen",
+    "flight.Consume": "held",
+    "flight.ScanTicket": "held",
+    "flight.CloseDatasets": "held",
+}
 """Rows that are about no topic, with the verdict that lets the call through."""
 
 CALLS: dict[str, Callable[[Asker, str], object]] = {
@@ -177,6 +209,10 @@ CALLS: dict[str, Callable[[Asker, str], object]] = {
     "flight.Acknowledge": lambda node, topic: node.acknowledge(c.Acknowledge(topic, "nobody", 0, 0, 0)),
     "flight.ConfirmGap": lambda node, topic: node.confirm_gap(c.ConfirmGap(topic, "nobody", 0, 1)),
     "flight.Greet": lambda node, topic: act(node, rc.Greet(rc.REMOTE_VERSION)),
+    "flight.OpenDataset": lambda node, topic: act(node, opening(topic)),
+    "flight.ScanTicket": lambda node, topic: list(node.read(cast(c.ReadTicket, rc.ScanTicket("nothing", [])))),
+    "flight.CloseDatasets": lambda node, topic: act(node, rc.CloseDatasets(["nothing"])),
+    "flight.AskSubscribers": lambda node, topic: act(node, rc.AskSubscribers(topic)),
     "flight.BundlesTicket": lambda node, topic: list(node.read(cast(c.ReadTicket, rc.BundlesTicket(topic, 0)))),
     "flight.Push": put,
     "flight.Subscribe": lambda node, topic: act(node, rc.Subscribe(rc.REMOTE_VERSION, topic, "s", {})),
@@ -188,7 +224,7 @@ CALLS: dict[str, Callable[[Asker, str], object]] = {
 
 def test_every_row_of_the_table_is_tried() -> None:
     assert set(CALLS) == {name for name in TABLE if name.startswith("flight.")}
-    others = {"ReadTicket", "TableTicket", "BundlesTicket", "Push"}
+    others = {"ReadTicket", "TableTicket", "ScanTicket", "BundlesTicket", "Push"}
     assert {name.partition(".")[2].partition(":")[0] for name in CALLS} - others == set(REQUESTS)
 
 
@@ -270,6 +306,8 @@ def options(token: str) -> fl.FlightCallOptions:
         lambda client, given: client.do_get(
             fl.Ticket(msgspec.json.encode(c.ReadTicket("default", {"0": 0}, [], b"no schema"))), given
         ).read_all(),
+        lambda client, given: client.do_get(fl.Ticket(scanning(client, given, b"nonsense")), given).read_all(),
+        lambda client, given: client.do_get(fl.Ticket(scanning(client, given, BEHIND)), given).read_all(),
         lambda client, given: client.get_flight_info(fl.FlightDescriptor.for_path("x"), given),
         lambda client, given: client.get_schema(fl.FlightDescriptor.for_path("x"), given),
         lambda client, given: putting(client, given, fl.FlightDescriptor.for_path("x")),

@@ -10,13 +10,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from quiver_actors.base.model import BundleId
 from quiver_actors.client import Client
+from quiver_actors.client.exchange import Flow
+from quiver_actors.client.requests import Requests
+from quiver_actors.client.snapshots import Taken, taking_snapshot
+from quiver_actors.client.statistics import SegmentStatistics
+from quiver_actors.errors import StorageUnavailable
 from quiver_actors.query.dataset import TopicDataset
+from quiver_actors.query.span import Span
 from tests.integration.client_node import ClientNode, client_node
 from tests.unit.node.worker.harness import until
 
@@ -110,3 +118,89 @@ def _check_sql(client: Client) -> None:
     (row,) = client.sql(statement).read_all().to_pylist()
     assert row["bundles"] == row["span"]
     assert row["n"] % ROWS_EACH == 0
+
+
+class Overtaken:
+    """Requests of a client beside which something happens after each list of segments, before any of them is mapped."""
+
+    def __init__(self, requests: Requests, meanwhile: Callable[[], object]) -> None:
+        self._requests = requests
+        self._meanwhile = meanwhile
+
+    def statistics(self, topic: str) -> Flow[dict[int, dict[int, SegmentStatistics]]]:
+        found = yield from self._requests.statistics(topic)
+        self._meanwhile()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._requests, name)
+
+
+@contextmanager
+def short_lived(
+    node: ClientNode, topic: str
+) -> Iterator[tuple[Client, Client, Callable[[], None], Callable[[], None]]]:
+    """Two clients, and what stores a segment of a topic and deletes all that there are."""
+    with node.connect() as client, node.connect() as other:
+        other.create_topic(topic)
+        with other.subscribe("s", topic=topic):
+            pass
+
+        def store() -> None:
+            other.push(bundle(1), topic=topic)
+            other.flush(topic)
+
+        def delete() -> None:
+            for core, found in other.readable(topic).items():
+                for info in found.infos:
+                    last = BundleId(topic, core, info.segment_seq, info.bundle_count - 1)
+                    other.ack_through(last, subscriber="s")
+            until(lambda: not any(found.infos for found in other.readable(topic).values()), "an empty topic")
+
+        yield client, other, store, delete
+        other.delete_topic(topic)
+
+
+def snapshot_beside(client: Client, topic: str, meanwhile: Callable[[], object]) -> Taken:
+    requests = cast(Requests, Overtaken(client._requests, meanwhile))
+    return client._exchange.run(taking_snapshot(requests, topic, Span(), verifies_checksums=True))
+
+
+def test_a_snapshot_begins_again_where_all_that_was_listed_is_gone(node: ClientNode) -> None:
+    with short_lived(node, "replaced") as (client, other, store, delete):
+        store()
+        (before,) = snapshot_beside(client, "replaced", lambda: None).snapshot.parts
+        looks: list[int] = []
+
+        def replace_once() -> None:
+            looks.append(1)
+            if len(looks) == 1:
+                delete()
+                store()
+
+        (after,) = snapshot_beside(client, "replaced", replace_once).snapshot.parts
+        assert (len(looks), after.end) == (2, 1)
+        assert after.segment_seq > before.segment_seq
+        assert other.segments("replaced")[after.core][0].segment_seq == after.segment_seq
+
+
+def test_segments_that_go_faster_than_they_are_looked_at_are_an_error(node: ClientNode) -> None:
+    with short_lived(node, "fleeting") as (client, _, store, delete):
+        store()
+        looks = []
+
+        def replace() -> None:
+            looks.append(1)
+            delete()
+            store()
+
+        with pytest.raises(StorageUnavailable, match=r"'fleeting': 5 times everything.*retention\.keep_for"):
+            snapshot_beside(client, "fleeting", replace)
+        assert len(looks) == 5
+        assert len(client.dataset("fleeting").to_table()) == ROWS_EACH
+
+
+def test_an_empty_topic_is_an_empty_snapshot(node: ClientNode) -> None:
+    with short_lived(node, "emptied") as (client, _, store, delete):
+        store()
+        assert snapshot_beside(client, "emptied", delete).snapshot.parts == ()

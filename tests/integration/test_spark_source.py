@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 from quiver_actors.cli.documents.status_view import take_status
-from quiver_actors.client import connect
+from quiver_actors.client import Client, connect
 from quiver_actors.errors import UsageError
 from quiver_actors.spark import read_local, use
 from quiver_actors.spark.options import READ, parse_options
@@ -133,13 +133,13 @@ def test_segments_whose_values_do_not_match_are_not_even_planned(
         assert planned() <= 2
     assert "quiver.spark.pruned topic=bounds segments=2 of=4" in caplog.text
     assert rows(load(spark, "bounds", where=where)) == rows(load(spark, "bounds").where(where))
-    first = micro_batch(
+    streamed = micro_batch(
         {"topic": "bounds", "runDir": str(node.run_dir), "startingOffsets": "earliest", "where": where},
         stored_schema(checked),
     )
-    tickets = [each.ticket for each in first.partitions if isinstance(each, TopicPartition)]
+    tickets = [each.ticket for each in streamed.partitions if isinstance(each, TopicPartition)]
     assert sum(len(ticket.ranges) for ticket in tickets) == 2
-    found = [row for each in first.partitions for batch in first.reader.read(each) for row in batch.to_pylist()]
+    found = [row for each in streamed.partitions for batch in streamed.reader.read(each) for row in batch.to_pylist()]
     assert sorted(row["n"] for row in found) == list(range(105, 110))
 
 
@@ -147,17 +147,22 @@ def test_a_nodes_metrics_count_segments_that_were_left_out(node: Node) -> None:
     def counted() -> int:
         return sum(worker.segments_pruned for worker in take_status(str(node.run_dir)).workers)
 
+    def known(client: Client) -> list[object]:
+        segments = [each for of_core in client.statistics("counted").values() for each in of_core.values()]
+        return [stream.columns for segment in segments for stream in segment.streams]
+
     with connect(node.run_dir) as client:
+        client.create_topic("counted")
         for first in (0, 100, 200):
             client.push(pa.record_batch({"n": range(first, first + 10)}), topic="counted", key="one worker")
             client.flush("counted")
-        wait_until(lambda: sum(map(len, client.statistics("counted").values())) == 3, "statistics", 60)
+        wait_until(lambda: len(known(client)) == 3 and None not in known(client), "statistics", 60)
         before = counted()
         assert client.dataset("counted", where="n >= 105 AND n < 200").count_rows() == 5
         wait_until(lambda: counted() == before + 2, "the count of a dataset")
         assert client.sql("SELECT count(*) AS n FROM counted WHERE n < 5").read_all().to_pydict() == {"n": [5]}
         wait_until(lambda: counted() == before + 4, "the count of a statement")
-        client.tell_pruned("counted", {core: 1 << 62 for core in client.statistics("counted")})
+        client.tell_pruned("counted", dict.fromkeys(client.statistics("counted"), 1 << 62))
         wait_until(lambda: counted() == before + 7, "more segments than there are")
 
 

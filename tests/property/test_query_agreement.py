@@ -1,9 +1,13 @@
-"""Whatever is stored, everybody who asks gets the same rows: a dataset, DuckDB, DataFusion, Polars, and whoever reads bundle by bundle."""
+"""Whatever is stored, everybody who asks gets the same rows: a dataset, DuckDB, DataFusion, Polars, and whoever reads bundle by bundle.
+
+`QUIVER_AGREEING_TOPICS=2000` tries more than the fifty topics of an ordinary run.
+"""
 
 from __future__ import annotations
 
 import datetime
 import itertools
+import os
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -70,10 +74,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
+TOPICS = int(os.environ.get("QUIVER_AGREEING_TOPICS", "50"))
 _numbers = itertools.count()
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(300 + TOPICS)
+@settings(max_examples=TOPICS, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bundles=topics())
 def test_everybody_gets_the_same_rows(store: Store, bundles: list[tuple[pa.RecordBatch, bool]]) -> None:
     topic = f"topic{next(_numbers)}"

@@ -86,3 +86,19 @@ def test_who_is_named_by_no_topic_gets_nothing(node: ClientNode) -> None:
             with pytest.raises(NotAllowed):
                 door.listed(topic, 0, "", 0)
         door.close()
+
+
+def test_a_guest_subscribes_from_the_archive_on(node: ClientNode) -> None:
+    with client_of(node, GUEST_UID) as client:
+        with client.subscribe("late", topic="open", start=0) as deliveries:
+            found = []
+            for _ in range(BUNDLES):
+                delivery = deliveries.get(30)
+                assert delivery is not None
+                with delivery:
+                    found.append(delivery.batch.column(0)[0].as_py())
+            assert deliveries.flush() == []
+            assert found == list(range(BUNDLES))
+        client.unsubscribe("late", topic="open")
+    with client_of(node, GUEST_UID) as client, pytest.raises(QuiverError):
+        client.subscribe("late", topic="closed", start=0)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FUNCTION_LINES_MAX = 69
 
 ROOMS_MAX = 16
-ARROWS_MAX = 78
+ARROWS_MAX = 79
 #: The rooms from the bottom to the top. A module imports from its own room and from rooms of lower floors.
 FLOORS = (
     ("shm",),
@@ -26,9 +26,9 @@ FLOORS = (
     ("store",),
     ("transactions", "query"),
     ("client", "node"),
-    ("embedded",),
+    ("embedded", "flight"),
     ("aio",),
-    ("archive", "flight"),
+    ("archive",),
     ("forward",),
     ("spark",),
     ("cli",),

@@ -91,11 +91,11 @@ from quiver_actors.base.protocol.subscriber_messages import (
     SubscriberInfo,
     SubscriberList,
     Taken,
-    Terms,
     Unreadable,
     Unregister,
     Withdrawn,
 )
+from quiver_actors.base.protocol.terms import Terms
 
 PROTOCOL_VERSION = 4
 FRAME_BYTES_MAX = 16 << 20

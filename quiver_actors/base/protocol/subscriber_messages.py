@@ -7,66 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
+from quiver_actors.base.protocol.archived_start import ArchivedStart
 from quiver_actors.base.protocol.base import Message
+from quiver_actors.base.protocol.terms import Terms
 
 HEARS_TAKEN = 1 << 1
 """Bit of `Welcome.features`: the worker understands `Taken`."""
 
 # --- client to worker --------------------------------------------------------------------------------------------------
-
-
-ARCHIVED_SEGMENTS_MAX = 16_384
-"""Archived segments that one subscriber gets of one core: each flush of its progress writes an entry for each."""
-GAP_REASONS = ("damaged", "evicted", "expired", "dropped")
-"""The reasons that a `Gap` gives."""
-
-
-class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """How a subscriber wants its bundles. `order`, `backfill_ratio` and the in-flight window hold for the connection that registers;
-    of the others the newest Register of the subscriber wins. Memory of the worker: a restart waits for the next Register."""
-
-    lease_ns: int = 30_000_000_000
-    """How long a claim lives without Extend; 0 = as long as its connection."""
-    order: str = "oldest"
-    """`oldest`, `newest` or `newest_backfill`."""
-    backfill_ratio: int = 2
-    """How many of every 10 bundles claimed under `newest_backfill` are the oldest ones; 0..10."""
-    max_in_flight_bundles: int = 0
-    """Most bundles claimed by this connection at a time; 0 = only credit limits."""
-    max_in_flight_bytes: int = 0
-    """Upper limit for unresolved bytes on this connection; one bundle is always allowed. 0: no limit."""
-    max_deliveries: int = 0
-    """Deliveries after which a bundle that comes back is exhausted; 0: never."""
-    exhausted: str = "dead_letter"
-    """Fate of an exhausted bundle: `dead_letter`, `drop` (rejected) or `block` (kept, delivered by ClaimRef only)."""
-    dead_letter_topic: str = ""
-    """Empty: `<topic>-dead`, which is created when it does not exist. Any other must be configured."""
-    orphan_ttl_ns: int = 0
-    """Time without an attached connection after which the subscriber is dropped; 0: the topic's `orphan_ttl` decides."""
-
-
-class ArchivedSegment(msgspec.Struct, array_like=True, frozen=True):
-    """A segment that has left the disk, as the archive knows it."""
-
-    segment_seq: int
-    bundle_count: int
-    """0: nobody knows how many it had; then `lost` says why it is gone."""
-    size_bytes: int
-    skipped: list[tuple[int, int]] = []
-    """Bundles before the subscriber's start, as (first, how many)."""
-    lost: list[tuple[int, int, str]] = []
-    """Bundles that the archive will never have, as (first, how many, reason of a `Gap`); 0: nobody knows how many."""
-
-
-class ArchivedStart(msgspec.Struct, array_like=True, frozen=True):
-    """What of one core a new subscriber is to get from the archive. The disk was looked at first, then the archive."""
-
-    segments: list[ArchivedSegment]
-    """Rising by number, from the subscriber's start on. Those that are on the disk are among them, and are delivered from there."""
-    on_disk: list[int]
-    """Segments that were on the disk and are not listed: if one of them is there no more, the request is refused (`not_stored`)."""
-    next_segment_seq: int
-    """No segment had this number or a higher one when the disk was looked at."""
 
 
 class Register(Message, tag=8, frozen=True):
@@ -216,8 +164,7 @@ class Unreadable(Message, tag=19, frozen=True):
     """u32 array."""
     reason: str
     lost: str = ""
-    """Why the archive does not have these bundles any more, as of `Gap.reason`; the worker announces them at once. Only of bundles that the
-    subscriber gets from the archive: of others nothing is believed."""
+    """Why the archive has these bundles no more, as of `Gap.reason`: they are announced at once. Believed of archived bundles alone."""
 
 
 class Seek(Message, tag=22, frozen=True):

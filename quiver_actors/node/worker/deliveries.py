@@ -252,8 +252,8 @@ class Deliveries:
             QuiverError: the segment cannot be opened.
         """
         subscriber = message.subscriber
-        is_archived = self._engine.registrations.is_archived(subscriber, message.segment_seq)
-        if is_archived and self.attachments.get(session, subscriber) is None:
+        is_attached = self.attachments.get(session, subscriber) is not None
+        if not is_attached and self._engine.registrations.is_archived(subscriber, message.segment_seq):
             raise _archived_error(subscriber, self._topic)
         grant = self._engine.claims.claim_ref(subscriber, session, message.segment_seq, message.bundle_index)
         if not self._dispatcher.hand_over(session, subscriber, grant, message.tag):
@@ -336,8 +336,7 @@ class Deliveries:
         subscriber, segment_seq = message.subscriber, message.segment_seq
         if message.lost:
             self._engine.claims.lose_archived(subscriber, session, segment_seq, message.token, indexes, message.lost)
-            self._dispatcher.wake(subscriber)
-            return
+            return self._dispatcher.wake(subscriber)
         refused, set_aside = self._engine.cannot_read(
             subscriber, session, segment_seq, message.token, indexes, UNREADABLE_DELAY_NS
         )
@@ -385,8 +384,7 @@ class Deliveries:
 
 def _archived_error(subscriber: str, topic: str) -> UsageError:
     return UsageError(
-        f"subscriber {subscriber!r} of topic {topic!r} still gets bundles from the archive: only consumers that read it can have them, "
-        "which are those of quiver_actors.connect and of this version"
+        f"subscriber {subscriber!r} of topic {topic!r} still gets bundles from the archive: only consumers of quiver_actors.connect have them"
     )
 
 

@@ -70,7 +70,7 @@ class StreamTable:
         """The stream of a slot whose schema equals `schema` in names, types and their parameters, order, nullability and metadata.
 
         Raises:
-            InvalidBundle: Arrow cannot encode the schema, or it is too long.
+            InvalidBundle: Arrow cannot encode the schema, or not read what it encodes, or it is too long.
         """
         recent = self._recent.get(slot_id, ())
         for position, candidate in enumerate(recent):
@@ -93,6 +93,7 @@ class StreamTable:
                     f"slot {slot_id}: the encoded schema has {len(message)} bytes ({format_size(len(message))}), its limit is "
                     f"{SCHEMA_MESSAGE_BYTES_MAX}: what its metadata holds belongs in a column"
                 )
+            _check_comes_back(slot_id, schema, message)
             found = EncodedStream(self.topic, slot_id, schema, message)
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
@@ -109,6 +110,32 @@ def _schema_message(schema: pa.Schema) -> bytes:
         raise InvalidBundle(f"Arrow cannot encode the schema: {error}") from error
     stream: bytes = sink.getvalue().to_pybytes()
     return stream[: -len(END_OF_STREAM)]
+
+
+def _check_comes_back(slot_id: int, schema: pa.Schema, message: bytes) -> None:
+    """Refuse what Arrow writes and cannot read again (pyarrow 26): nobody would get it."""
+    for field in schema:
+        if _holds_twofold_dictionary(field.type):
+            raise InvalidBundle(
+                f"slot {slot_id}: column {field.name!r} is {field.type}, a dictionary of dictionaries, which Arrow writes and cannot read: "
+                "push its values plain, as dictionary_decode() gives them"
+            )
+    try:
+        pa.ipc.read_schema(pa.py_buffer(message))
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise InvalidBundle(
+            f"slot {slot_id}: Arrow writes the schema and cannot read it ({error}): push the storage of extension types that are in "
+            f"dictionaries; the columns are {', '.join(f'{field.name} {field.type}' for field in schema)}"[:2000]
+        ) from error
+
+
+def _holds_twofold_dictionary(data_type: pa.DataType) -> bool:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _holds_twofold_dictionary(data_type.storage_type)
+    if isinstance(data_type, pa.DictionaryType):
+        values = data_type.value_type
+        return isinstance(values, pa.DictionaryType) or _holds_twofold_dictionary(values)
+    return any(_holds_twofold_dictionary(data_type.field(index).type) for index in range(data_type.num_fields))
 
 
 def _holds_dictionary(data_type: pa.DataType) -> bool:

@@ -192,7 +192,7 @@ class Claims:
         if reason not in REASONS:
             raise UsageError(f"reason {reason!r} is unknown: expected one of {', '.join(REASONS)}")
         live = state.leases.find(token, owner, segment_seq)
-        if live is None or not state.progress.is_archived(segment_seq):
+        if live is None or segment_seq not in state.progress.archived:
             return
         held = runs_of(sorted(live.states.held(indexes, token)[0]))
         for notice in losses.lose_archived(state, [(segment_seq, *run, reason) for run in held]):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.model import check_id
-from quiver_actors.base.protocol.subscriber_messages import ArchivedStart
+from quiver_actors.base.protocol.archived_start import ArchivedStart
 from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from quiver_actors.errors import UsageError
 from quiver_actors.store.engine.events import GapFound
@@ -126,7 +126,7 @@ class Registrations:
             return False
         progress = registry.get(subscriber).progress
         numbers = progress.archived.numbers if segment_seq is None else [segment_seq]
-        return any(progress.is_archived(number) for number in numbers)
+        return any(number in progress.archived and number in progress.segments for number in numbers)
 
     def _resolved_before(self, unix_ns: int) -> dict[int, SegmentProgress]:
         """What of everything appended so far was ingested before that time."""

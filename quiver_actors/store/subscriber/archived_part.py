@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from quiver_actors.base.model import SEGMENT_BUNDLES_MAX
-from quiver_actors.base.protocol.subscriber_messages import ARCHIVED_SEGMENTS_MAX, GAP_REASONS, ArchivedStart
+from quiver_actors.base.protocol.archived_start import ARCHIVED_SEGMENTS_MAX, GAP_REASONS, ArchivedStart
 from quiver_actors.base.ranges import Runs, runs_of
 from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.store.subscriber import bitmap as bitmaps
@@ -43,6 +43,12 @@ class Archived:
     def __init__(self, segments: ArchivedSegments) -> None:
         self.numbers = {number for first, count in segments.runs for number in range(first, first + count)}
         self.mean_bytes = segments.mean_bytes
+
+    def begin(self, part: ArchivedPart, awaited: dict[int, SegmentProgress]) -> None:
+        """Let a new subscriber get that part. Its segments are `awaited` until they are added."""
+        awaited.update(part.progress)
+        self.numbers.update(part.progress)
+        self.mean_bytes = part.mean_bytes
 
     def __contains__(self, segment_seq: int) -> bool:
         return segment_seq in self.numbers

@@ -15,7 +15,7 @@ from quiver_actors.base.ranges import Runs
 from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from quiver_actors.errors import UsageError
 from quiver_actors.store.subscriber import bitmap as bitmaps
-from quiver_actors.store.subscriber.archived_part import Archived, ArchivedPart
+from quiver_actors.store.subscriber.archived_part import Archived
 from quiver_actors.store.subscriber.awaited import Awaited
 from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.changes import Changes, tell_nobody
@@ -108,17 +108,6 @@ class ProgressState:
         """Count these bundles as resolved."""
         self.awaited = Awaited(progress)
         self.changes.note()
-
-    def begin_in_archive(self, part: ArchivedPart) -> None:
-        """Count these segments as owed, too. They are added like others then."""
-        self.awaited.entries.update(part.progress)
-        self.archived.numbers.update(part.progress)
-        self.archived.mean_bytes = part.mean_bytes
-        self.changes.note()
-
-    def is_archived(self, segment_seq: int) -> bool:
-        """Whether the segment is read from the archive, and something of it is unresolved."""
-        return segment_seq in self.archived and segment_seq in self.segments
 
     def belong(self, ownership: Ownership) -> None:
         """Set who owns the subscriber, and with whom it is shared."""

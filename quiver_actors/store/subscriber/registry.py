@@ -126,7 +126,7 @@ class SubscriberRegistry:
         else:
             state.progress.start_with(begin)
         if archived is not None:
-            state.progress.begin_in_archive(archived)
+            state.progress.archived.begin(archived, state.progress.awaited.entries)
         return self._adopt(state)
 
     def _new(self, subscriber: str) -> SubscriberState:

@@ -70,7 +70,7 @@ def described(tmp_path: Path, contents: list[bytes]) -> Iterator[Counted]:
 
 @pytest.fixture
 def bare(tmp_path: Path, contents: list[bytes]) -> Iterator[Counted]:
-    """As an older program has archived it."""
+    """The same archive, made by an older program."""
     made = Counted(tmp_path, contents, None)
     yield made
     made.archive.close()

@@ -16,7 +16,7 @@ from quiver_actors.archive import merging
 from quiver_actors.archive.checking import check_segment
 from quiver_actors.archive.errors import ArchiveError, ArchiveFenced
 from quiver_actors.archive.expiry import expire_stream
-from quiver_actors.archive.manifest import Owner, Segment, key_of, merged
+from quiver_actors.archive.manifest import PACKED_VERSION, Owner, Segment, key_of, merged
 from quiver_actors.archive.manifest_store import ManifestWriter, read_head, read_part
 from quiver_actors.archive.merging import KEPT_NS, PAUSE_NS, Merging
 from quiver_actors.archive.object_store import ObjectStore
@@ -46,7 +46,9 @@ def _small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
 def contents(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """Segments of two bundles each."""
     batches = [pa.record_batch({"id": [number]}) for number in range(2 * SMALL)]
-    pairs = [[{0: batches[2 * at]}, {0: batches[2 * at + 1]}] for at in range(SMALL)]
+    pairs: list[list[dict[str | int, pa.RecordBatch]]] = [
+        [{0: batches[2 * at]}, {0: batches[2 * at + 1]}] for at in range(SMALL)
+    ]
     return sealed_segments(tmp_path_factory.mktemp("store"), pairs)
 
 
@@ -337,6 +339,6 @@ def test_merged_parts_keep_the_version_that_packs_need(writer: ArchiveWriter) ->
     Merger(writer.store).run(writer.manifest)
     (stream,) = writer.manifest.head.streams
     part = read_part(writer.store, stream.parts[0])
-    assert part.version == merging.PACKED_VERSION
+    assert part.version == PACKED_VERSION
     plain = type(part)(topic=part.topic, incarnation=part.incarnation, core=part.core)
-    assert merged([plain, part]).version == merging.PACKED_VERSION
+    assert merged([plain, part]).version == PACKED_VERSION

@@ -172,6 +172,8 @@ def test_segments_whose_values_cannot_match_are_left_out_unread(store: Store, da
         ((pc.field("page") > "q"), 0),
     ):
         assert dataset.filter(condition).count_rows() == rows
+        travelled = pc.Expression.from_substrait(condition.to_substrait(dataset.full_schema))
+        assert dataset.filter(travelled).count_rows() == rows
     assert [len(list(dataset.get_fragments(pc.field("id") < limit))) for limit in (0, 1, 1001, 9999)] == [0, 1, 2, 4]
     assert store.sql("SELECT count(*) AS n FROM clicks WHERE id > 2000").read_all().to_pydict() == {"n": [40]}
 

@@ -162,6 +162,7 @@ def worker_messages() -> list[messages.Message]:
         messages.SegmentOpened(0, "default", 1, 4096),
         messages.Deliver("default", "exporter", 1, b"\0\0\0\0", 1 << 62, b"\1\0", 77),
         messages.SegmentRetired("default", "exporter", 1),
+        messages.SegmentArchived("default", 1, "0a" * 16),
         messages.Gap("default", "exporter", 7, 1, 0, 2, 3, 30, "damaged"),
         messages.NotResolved(5, "default", "exporter", 1, 1 << 62, [messages.Refusal("fenced", bytes(4))]),
         messages.Extended(6, 77, bytes(8)),

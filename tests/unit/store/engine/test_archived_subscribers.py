@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from quiver_actors.base.protocol.subscriber_messages import ARCHIVED_SEGMENTS_MAX, ArchivedSegment, ArchivedStart
+from quiver_actors.base.protocol.archived_start import ARCHIVED_SEGMENTS_MAX, ArchivedSegment, ArchivedStart
 from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.store.subscriber.archived_part import BUNDLES_MAX
 from tests.disks.crashes import CrashMode

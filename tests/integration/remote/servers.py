@@ -80,7 +80,7 @@ class Stalling:
     """A server in a process of its own that stores and does not answer."""
 
     def __init__(self, node: ClientNode) -> None:
-        command = command_line("tests.integration.stalling_server", str(node.directories.run), "0")
+        command = command_line("tests.integration.remote.stalling_server", str(node.directories.run), "0")
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self._said = self._process.stdout

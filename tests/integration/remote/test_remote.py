@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import quiver_actors
-from quiver_actors.aio import connect_remote as connect_remote_of_asyncio
 from quiver_actors.client import Client, GapNotice
 from quiver_actors.errors import (
     AlreadyResolved,
@@ -25,27 +22,8 @@ from quiver_actors.errors import (
     UsageError,
 )
 from quiver_actors.flight.not_remote import NotRemote
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers
-from tests.integration.remote_servers import CONFIG, DEADLINE_SECONDS, Served, stored
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2, config=CONFIG) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def local(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
-
-
-@pytest.fixture
-def served(node: ClientNode, tmp_path: Path) -> Iterator[Served]:
-    made = Served(node, tmp_path)
-    yield made
-    made.kill()
+from tests.integration.client_node import first_id, numbers
+from tests.integration.remote.servers import DEADLINE_SECONDS, Served, stored
 
 
 def test_a_client_with_tls_and_a_token_does_what_a_local_one_does(served: Served, local: Client) -> None:
@@ -150,16 +128,25 @@ def test_a_number_is_stored_once(served: Served, local: Client) -> None:
         assert [receipt.bundle_id for receipt in again][:3] == [receipt.bundle_id for receipt in first]
 
 
-def test_what_is_not_there_refuses_by_its_name(served: Served) -> None:
-    with served.connect() as client, client.subscribe("names") as deliveries:
-        for name in ("dataset", "stage", "create_topic", "unsubscribe", "hold"):
-            with pytest.raises(NotRemote, match=name):
+def test_what_is_not_there_refuses_by_its_name_and_says_what_to_do(served: Served) -> None:
+    instead = {
+        "stage": "producer= and sequence=",
+        "transaction": "producer= and sequence=",
+        "create_topic": "quiver topics",
+        "unsubscribe": "quiver subscribers",
+        "hold": r"subscribe\(\)",
+        "read_segment": r"read\(\)",
+        "schemas": r"schema\(\)",
+        "core_for": r"connect\(\) on the node's host",
+    }
+    with served.connect() as client, client.subscribe("names", order="newest") as deliveries:
+        for name, what in instead.items():
+            with pytest.raises(NotRemote, match=rf"no {name}\(\).*{what}"):
                 getattr(client, name)
-        with pytest.raises(NotRemote, match="batches"):
-            deliveries.batches()
+        with pytest.raises(NotRemote, match=r"close\(\)"):
+            deliveries.abort()
+        assert deliveries.order == "newest"
         assert not hasattr(client, "nothing_at_all")
-        with pytest.raises(UsageError, match="asyncio"):
-            connect_remote_of_asyncio(served.url)
 
 
 def test_gap_notices_are_told_until_they_were_taken(served: Served, local: Client) -> None:

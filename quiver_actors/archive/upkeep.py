@@ -1,0 +1,52 @@
+"""What the archiver does beside archiving: it deletes objects that no manifest names any more, expires, and merges.
+
+Owner: the archiver, on its one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from quiver_actors.archive.expiry import UnhurriedClock, expire_stream
+from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.merging import Merging
+from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.base.clock import SystemClock
+from quiver_actors.base.config import TopicSettings
+from quiver_actors.base.units import SECOND_NS
+
+UPKEEP_NS = 3600 * SECOND_NS
+
+
+class Upkeep:
+    """See above."""
+
+    def __init__(self, store: ObjectStore, merging: Merging) -> None:
+        self._store = store
+        self._merging = merging
+        self._clock = UnhurriedClock(SystemClock())
+        self._due_ns = 0
+        self._garbage: frozenset[str] = frozenset()
+        """Objects that no head named any more at the last time: readers have had an hour since."""
+
+    def advance(self, writer: ManifestWriter, settings: Mapping[str, TopicSettings]) -> None:
+        """Do what is due. Raises ArchiveError: the next call goes on."""
+        now_ns = time.monotonic_ns()
+        if not self._due_ns or now_ns >= self._due_ns:
+            self._due_ns = now_ns + UPKEEP_NS
+            self._clear(writer, settings)
+        self._merging.advance(writer)
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._merging.close()
+
+    def _clear(self, writer: ManifestWriter, settings: Mapping[str, TopicSettings]) -> None:
+        """Delete what no head has named for an hour, as far as this process has seen it, and expire what is over age."""
+        writer.collect_garbage(self._garbage)
+        for stream in writer.head.streams:
+            expire_ns = settings.get(stream.topic, TopicSettings()).archive.expire_ns
+            if expire_ns:
+                expire_stream(self._store, writer, stream, self._clock.unix_ns() - expire_ns)
+        self._garbage = frozenset(writer.head.garbage)
