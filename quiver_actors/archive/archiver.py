@@ -129,6 +129,8 @@ class Archiver:
             writer = become_owner(self._disk, self._store, self._node)
             log_event("archive.owned", {"url": self._store.url, "epoch": writer.head.owner.epoch})
             self._state.begin_again(writer)
+            for archive in self._archives.values():
+                archive.begin_again()
             self._writer = writer
             self._publish(epoch=writer.head.owner.epoch)
         settings = self._topics()

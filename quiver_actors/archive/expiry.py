@@ -13,6 +13,22 @@ from quiver_actors.archive.manifest import Part, PartRef, Segment, StreamRef, ow
 from quiver_actors.archive.manifest_store import ManifestWriter, read_part
 from quiver_actors.archive.object_store import Metadata
 from quiver_actors.archive.packs import left_without
+from quiver_actors.base.clock import Clock
+
+
+class UnhurriedClock:
+    """Tells the time by which the archive's segments age: a clock that is set ahead while this lives makes nothing older.
+
+    Guarantee: `unix_ns` is never later than the clock says, and goes on no faster than the monotonic clock.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead_ns = clock.unix_ns() - clock.monotonic_ns()
+
+    def unix_ns(self) -> int:
+        """UNIX nanoseconds."""
+        return min(self._clock.unix_ns(), self._clock.monotonic_ns() + self._ahead_ns)
 
 
 class OverAge(NamedTuple):

@@ -30,6 +30,8 @@ from quiver_actors.store.wal import layout
 from quiver_actors.store.wal.codec import Identity, encode_header
 
 logger = logging.getLogger("quiver.archive")
+TURN_BYTES = 64 << 20
+"""Bytes of stages that are sent before segments have their turn again."""
 
 
 def stream_of(engine: EngineState) -> StreamKey:
@@ -109,9 +111,11 @@ class StagedBundles:
         self._disk = disk
         self._store = store
         self._throttle = throttle
+        self.sent: set[str] = set()
+        """The keys of parts that were uploaded, and of which no state may say so yet."""
 
-    def upload(self, state: NodeState, known: frozenset[str]) -> frozenset[str]:
-        """Upload what of the prepared stages of a state is not archived.
+    def upload(self, state: NodeState, known: frozenset[str]) -> tuple[frozenset[str], bool]:
+        """Upload what of the prepared stages of a state is not archived: `TURN_BYTES` and a part at a time, as segments wait meanwhile.
 
         A part that is not there any more, or is not what was prepared, is passed over: its stage was published or dropped, or the node's
         next start finds the damage.
@@ -120,16 +124,20 @@ class StagedBundles:
             known: the keys of parts that the store has.
 
         Returns:
-            The keys of all parts in the store, the known ones included. Raises ArchiveError.
+            The keys of all parts in the store, the known ones included; and whether nothing is left for the next call. Raises ArchiveError.
         """
-        done = set(known)
-        for engine in state.engines:
-            paths = EnginePaths(engine.directory)
-            for record in filter(None, map(record_of, engine.prepared)):
-                for index, key in enumerate(keys_of_stage(state.node, stream_of(engine), record)):
-                    if key not in done and self._upload_part(paths, record, index, key):
-                        done.add(key)
-        return frozenset(done)
+        wanted = list(_parts_of(state))
+        self.sent &= {key for *_, key in wanted}
+        left_bytes = TURN_BYTES
+        for paths, record, index, key in wanted:
+            if key in known or key in self.sent:
+                continue
+            if left_bytes <= 0:
+                return known | self.sent, False
+            if self._upload_part(paths, record, index, key):
+                self.sent.add(key)
+                left_bytes -= record.parts[index].size_bytes
+        return known | self.sent, True
 
     def _upload_part(self, paths: EnginePaths, record: PreparedRecord, index: int, key: str) -> bool:
         part = record.parts[index]
@@ -160,7 +168,15 @@ class StagedBundles:
 
     def left_over(self, node: str, named: frozenset[str]) -> list[str]:
         """The keys of parts that no state names: archivers that were killed have left them. Raises ArchiveError."""
-        return sorted({info.key for info in self._store.objects(f"{node}/{STAGES_NAME}")} - named)
+        return sorted({info.key for info in self._store.objects(f"{node}/{STAGES_NAME}")} - named - self.sent)
+
+
+def _parts_of(state: NodeState) -> Iterator[tuple[EnginePaths, PreparedRecord, int, str]]:
+    """The parts of all prepared stages, each with its place and key."""
+    for engine in state.engines:
+        for record in filter(None, map(record_of, engine.prepared)):
+            for index, key in enumerate(keys_of_stage(state.node, stream_of(engine), record)):
+                yield EnginePaths(engine.directory), record, index, key
 
 
 def _pieces(file: DiskFile, header: bytes, part: PartRecord) -> Iterator[bytes]:

@@ -124,7 +124,7 @@ class StateKeeper:
         behind = _not_archived(writer, archives)
         shape = frozenset(directories), frozenset(behind), read_file(self._disk, CATALOGUE_NAME) or b""
         now_ns = time.monotonic_ns()
-        if shape == self._shape and now_ns < self._due_ns:
+        if shape == self._shape and now_ns < min(self._due_ns, self._stages_due_ns):
             return
         keys = self._upload_stages(writer, directories, now_ns)
         state = described(take_state(self._disk, writer.head.node, directories, behind), keys, self._own_log)
@@ -142,8 +142,8 @@ class StateKeeper:
         known = frozenset() if self._recorded is None else keys_in(self._recorded)
         if now_ns < self._stages_due_ns:
             return known
-        known = self._staged.upload(take_state(self._disk, writer.head.node, directories), known)
-        self._stages_due_ns = now_ns + self._interval_ns
+        known, is_all = self._staged.upload(take_state(self._disk, writer.head.node, directories), known)
+        self._stages_due_ns = now_ns + self._interval_ns if is_all else now_ns
         return known
 
     def _upload_of(self, state: NodeState) -> StateUpload:

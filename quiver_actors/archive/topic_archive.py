@@ -87,7 +87,11 @@ def plan(held: HeldCore, archived_through: int) -> Step:
     last = new[-1].segment_seq if len(new) < len(ready) else None
     return Step(
         new,
-        [info for info in held.segments if info.segment_seq <= archived_through],
+        [
+            info
+            for info in held.segments
+            if held.oldest is not None and held.oldest[0] <= info.segment_seq <= archived_through
+        ],
         [gap for gap in held.gaps if is_settled(gap.segment_seq) and (last is None or gap.segment_seq <= last)],
         missing,
         held.unsealed,
@@ -164,6 +168,10 @@ class TopicArchive:
         self._seals_next = self._is_late(held, settings.archive)
         return more
 
+    def begin_again(self) -> None:
+        """Read the manifest anew with the next step: others may have changed it."""
+        self.streams.clear()
+
     def close(self) -> None:
         """Let go of the connections; the hold's subscriber stays."""
         self._hold.close()
@@ -179,6 +187,7 @@ class TopicArchive:
         known = self._known(store, writer, stream)
         step = plan(held, known.archived_through)
         self._check_known(store, writer, stream, step.known)
+        self.streams[stream.core] = known
         if step.new:
             writer.check_owner()
         described = self._upload(store, stream, step.new, settings)
@@ -238,10 +247,11 @@ class TopicArchive:
     # --- what is known of a stream -------------------------------------------------------------------------------------------
 
     def _known(self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey) -> ArchivedStream:
-        """What the manifest has of a stream; read from the store when the stream is first met."""
+        """What the manifest has of a stream; read from the store when the stream is first met. It is shown only when it was compared with
+        the disk: where the directory is not the one that was archived, equal numbers are other segments."""
         found = self.streams.get(stream.core)
         if found is None or found.incarnation != stream.incarnation:
-            found = self.streams[stream.core] = read_stream(store, writer, stream)
+            return read_stream(store, writer, stream)
         return found
 
     def _check_known(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from quiver_actors.archive.expiry import expire_stream
+from quiver_actors.archive.expiry import UnhurriedClock, expire_stream
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.merging import Merging
 from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.base.clock import SystemClock
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.units import SECOND_NS
 
@@ -24,6 +25,7 @@ class Upkeep:
     def __init__(self, store: ObjectStore, merging: Merging) -> None:
         self._store = store
         self._merging = merging
+        self._clock = UnhurriedClock(SystemClock())
         self._due_ns = 0
         self._garbage: frozenset[str] = frozenset()
         """Objects that no head named any more at the last time: readers have had an hour since."""
@@ -46,5 +48,5 @@ class Upkeep:
         for stream in writer.head.streams:
             expire_ns = settings.get(stream.topic, TopicSettings()).archive.expire_ns
             if expire_ns:
-                expire_stream(self._store, writer, stream, time.time_ns() - expire_ns)
+                expire_stream(self._store, writer, stream, self._clock.unix_ns() - expire_ns)
         self._garbage = frozenset(writer.head.garbage)

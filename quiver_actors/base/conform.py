@@ -79,7 +79,26 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
         return _cast_map(array, target)
     if is_list(source) and (types.is_list(target) or types.is_large_list(target)):
         return _cast_list(array, target)
-    return array.cast(target, safe=not _cuts_nanoseconds(source))
+    found = array.cast(target, safe=not _cuts_nanoseconds(source))
+    if _may_change(source, target) and not _is_same(array, found.cast(source)):
+        raise pa.ArrowInvalid(f"not every value is one of {target}")
+    return found
+
+
+def _may_change(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether Arrow casts between the two without a word about values that do not fit (pyarrow 26)."""
+    if types.is_floating(target):
+        return bool(types.is_decimal(source) or (types.is_floating(source) and source.bit_width > target.bit_width))
+    if types.is_boolean(target):
+        return bool(types.is_integer(source) or types.is_floating(source) or types.is_decimal(source))
+    return bool(types.is_timestamp(source) and types.is_date(target))
+
+
+def _is_same(one: pa.Array, other: pa.Array) -> bool:
+    same = pc.equal(one, other)
+    if types.is_floating(one.type):
+        same = pc.or_(same, pc.and_(pc.is_nan(one), pc.is_nan(other)))
+    return bool(pc.all(same).as_py() is not False)
 
 
 def _taken(values: pa.Array, places: pa.Array, target: pa.DataType) -> pa.Array:

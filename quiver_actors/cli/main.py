@@ -69,7 +69,19 @@ _EXIT_CODES: tuple[tuple[type[QuiverError], ExitCode], ...] = (
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of every command. Its error for a wrong choice suggests the nearest right one."""
+    """The parser of every command. Its error for a wrong choice suggests the nearest right one. Options may stand between the words of a
+    list."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse like `ArgumentParser`, which leaves over the words of a list that stand behind an option: they belong to the list."""
+        found, left = super().parse_known_args(args, namespace)
+        lists = [action.dest for action in self._actions if not action.option_strings and action.nargs == "*"]
+        if lists and left and not any(word.startswith("-") for word in left):
+            setattr(found, lists[0], [*getattr(found, lists[0]), *left])
+            left = []
+        return found, left
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is None or value in action.choices:

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.protocol.archive_messages import (
     BLOCKS_MAX,
     ArchiveAnswer,
@@ -207,7 +208,7 @@ class DoorFile:
     def __init__(self, door: ArchiveDoor, request: OpenArchived) -> None:
         self._door = door
         self._request = request
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         opened, descriptor, self._generation = door.ask_open(request)
         self._file = opened.file
         self._opened = opened

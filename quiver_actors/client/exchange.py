@@ -21,12 +21,12 @@ import itertools
 import os
 import queue
 import select
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import later
 from quiver_actors.errors import ClosedError, QuiverError, UsageError, WorkerUnavailable
@@ -320,7 +320,7 @@ class Exchange:
         self._waiting.clear()
 
     def _renew(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         """The lock of all channels. Hold it by `with`, for a moment, and then call `check_open`. A forked child has another one."""
         self._poller = None
         self._waiting.clear()

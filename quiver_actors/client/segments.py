@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -11,6 +10,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from quiver_actors.base.envelope import trace_in
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.model import ENVELOPE_SLOT
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.protocol.places import PLACE
@@ -143,7 +143,7 @@ class MappedSegment:
         self.projection = projection
         self._open_reader = open_reader
         self._reader: BundleReader | None = None
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @classmethod
     def sealed(

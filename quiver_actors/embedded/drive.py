@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.embedded.exchange import StoreExchange
 from quiver_actors.embedded.wire import ClientEnd
 from quiver_actors.embedded.worker import CommitThread, EmbeddedWorker
@@ -69,7 +70,7 @@ class Drive:
         Args:
             gave_up: told, under the lock, of a worker whose life is over, why, and whether the next one may begin at once.
         """
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         self.alarm = Alarm()
         self.worker: EmbeddedWorker | None = None
         self.is_closing = False

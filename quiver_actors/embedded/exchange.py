@@ -14,6 +14,7 @@ import select
 import threading
 from typing import Protocol, TypeVar
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.client.exchange import Exchange, Flow, Watched, seconds_until
 from quiver_actors.errors import ClosedError
 
@@ -175,7 +176,7 @@ class StoreExchange(Exchange):
 
     def renew_in_child(self) -> None:
         """Refuse everything from now on: a fork has no part in the store."""
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         if not self.is_closed:
             self.is_closed = True
             self._forked_from = self._forked_from or os.getppid()

@@ -19,6 +19,7 @@ import msgspec
 
 from quiver_actors.base.config.reading import Resolved
 from quiver_actors.base.core_dirs import find_core_dirs
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.protocol.topic_requests import Request, TopicReply
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client.exchange import Flow, deadline_after
@@ -283,7 +284,7 @@ class EmbeddedNode:
     def let_go_in_child(self) -> None:
         """Drop, in a forked child, what must be the parent's alone."""
         self.is_closed = True
-        self.drive.lock = threading.Lock()
+        self.drive.lock = new_lock()
         self.drive.is_closing = True
         self._disk.let_go_in_child()
         self._life_lock.release()

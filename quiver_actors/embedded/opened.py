@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections.abc import Callable
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.embedded.node import EmbeddedNode
 from quiver_actors.errors import AlreadyRunning
 
@@ -14,7 +14,7 @@ from quiver_actors.errors import AlreadyRunning
 class _Doorway:
     """One thread opens or looks at a time."""
 
-    lock = threading.Lock()
+    lock = new_lock()
 
 
 _open: dict[str, EmbeddedNode] = {}
@@ -49,7 +49,7 @@ def close_all() -> None:
 
 
 def _let_go_in_child() -> None:
-    _Doorway.lock = threading.Lock()
+    _Doorway.lock = new_lock()
     for node in _open.values():
         node.let_go_in_child()
     _open.clear()

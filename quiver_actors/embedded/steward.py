@@ -6,13 +6,13 @@ Owner: the store's clock thread, and whoever changes topics; each part has a loc
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from quiver_actors.base.config.reading import Resolved
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.metrics.figures import FIGURES_VERSION
 from quiver_actors.base.protocol.topic_requests import SUBJECT, Change, Create, Request, TopicReply, reply_in
 from quiver_actors.errors import ConfigError
@@ -52,7 +52,7 @@ class Steward:
         Raises:
             FormatError, ConfigError, DiskError: as `TopicKeeper`; ConfigError: a topic's durability is `archived`.
         """
-        self._topics_lock = threading.Lock()
+        self._topics_lock = new_lock()
         self._topics_due_ns: int | None = 0
         self.keeper = TopicKeeper(
             disk,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 import weakref
 from collections.abc import Iterable
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import Any, NoReturn, Unpack
 import msgspec
 
 from quiver_actors.base.envelope import TraceContext, parse_trace
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.client import Client, Receipts
@@ -94,7 +94,7 @@ class RemoteClient(RemoteReading):
         self._known: dict[str, TopicInfo] = {}
         """Topics that were pushed to, as the server described them."""
         self._subscriptions: weakref.WeakSet[RemoteSubscription] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._node = self._greet(is_retried=False).node
 
     @property

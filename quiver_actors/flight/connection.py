@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.errors import (
     ClosedError,
     ConfigError,
@@ -69,7 +69,7 @@ class FlightConnection:
         self._client: fl.FlightClient | None = None
         self._is_closed = False
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def ask(self, request: Any, answer: type[T], timeout_seconds: float, *, is_retried: bool = False) -> T:
         """Send a request as the action of its name, and return the answer.

@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client.grants import Bundles
 from quiver_actors.client.slots import TopicSlots
@@ -61,8 +62,8 @@ class ConsumerLink:
         self._lost = 0
         self._is_closed = False
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._sending = threading.Lock()
+        self._lock = new_lock()
+        self._sending = new_lock()
         self._woken = threading.Event()
         self._attach()
         threading.Thread(target=self._tend, name="quiver-remote-consumer", daemon=True).start()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.base.rights import TokenHolder
@@ -78,8 +78,8 @@ class RemoteConsumer:
         """Calls that are under way."""
         self.heard_ns = time.monotonic_ns()
         self._subscription = subscription
-        self._taking = threading.Lock()
-        self._lock = threading.Lock()
+        self._taking = new_lock()
+        self._lock = new_lock()
         self._numbered = 0
         self._held: dict[int, Delivery] = {}
         self._tickets: OrderedDict[int, Ticket] = OrderedDict()
@@ -239,7 +239,7 @@ class Consumers:
         self.idle_seconds = idle_seconds
         self._client = client
         self._open: dict[str, RemoteConsumer] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def open(self, holder: TokenHolder, request: rc.Subscribe) -> rc.Subscribed:
         """Attach a consumer.

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import pyarrow as pa
 
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client import GapNotice
 from quiver_actors.client.grants import Grant, Parcel
@@ -46,8 +47,8 @@ class RemoteInbox(Generic[D]):
         self._wanted = wanted
         self._kind = kind
         self._waiting: deque[D | GapNotice] = deque()
-        self._taking = threading.Lock()
-        self._lock = threading.Lock()
+        self._taking = new_lock()
+        self._lock = new_lock()
         self._take_number = 0
         self._generation = link.generation
         self._tended_ns = time.monotonic_ns()

@@ -64,7 +64,7 @@ class Term(NamedTuple):
             return column.is_valid()
         values = self.values_as(column.type)
         if self.kind == "IN":
-            return pc.is_in(column, value_set=pa.array([value.as_py() for value in values], column.type))
+            return pc.is_in(column, value_set=_array(values))
         return COMPARISONS[self.kind](column, values[0])
 
     def expression(self, kind: pa.DataType) -> pc.Expression:
@@ -76,7 +76,7 @@ class Term(NamedTuple):
             return column.is_valid()
         values = self.values_as(kind)
         if self.kind == "IN":
-            return column.isin(pa.array([value.as_py() for value in values], values[0].type))
+            return column.isin(_array(values))
         return COMPARISONS[self.kind](column, values[0])
 
     def values_as(self, kind: pa.DataType) -> list[Any]:
@@ -89,6 +89,11 @@ class Term(NamedTuple):
             return [pa.scalar(value).cast(kind) for value in self.values]
         except pa.ArrowException as error:
             raise UsageError(f"where: {self.column} is {kind}: {error}") from error
+
+
+def _array(values: Iterable[pa.Scalar]) -> pa.Array:
+    """Scalars of one type as an array; Python has not all of their values."""
+    return pa.concat_arrays([pa.repeat(value, 1) for value in values])
 
 
 def parse_terms(text: str) -> tuple[Term, ...]:

@@ -21,6 +21,7 @@ from quiver_actors.archive.manifest import Owner, Part, key_of
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_head, read_parts
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
+from quiver_actors.archive.ownership import become_owner, take_over
 from quiver_actors.archive.state_keeper import StateKeeper
 from quiver_actors.archive.topic_archive import TopicArchive
 from quiver_actors.archive.uploads import Throttle
@@ -327,6 +328,30 @@ def test_a_copy_of_a_data_directory_is_fenced_until_it_takes_over(store: ObjectS
                 lambda: (found := status_of(node)) is not None and found.state == "fenced", "the first is fenced"
             )
         assert archived_ids(store) == [0, 1]
+
+
+def test_a_take_over_under_a_running_node_takes_no_segment_of_another_directory_for_its_own(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    with archiving_node(store.url) as node, node.connect() as client:
+        push(client, range(3))
+        client.flush(until="archived", timeout=60)
+        copy = PosixDisk(str(tmp_path))
+        take_over(copy, store, "anode")
+        writer = become_owner(copy, store, "anode")
+        (stream,) = writer.head.streams
+        others = a_segment(stream.archived_through + 1)
+        writer.commit({stream.key: Addition([others], [], others.segment_seq)})
+        receipt = client.push(numbers(3))
+        client.flush()
+        wait_until(lambda: (found := status_of(node)) is not None and found.state == "fenced", "the node is fenced")
+        where = ["--archive", store.url, "--node", "anode", "--data-dir", str(node.directories.data)]
+        assert main(["archive", "take-over", *where, "--yes"]) == 0
+        wait_until(lambda: (found := status_of(node)) is not None and found.state == "refused", "it is told", 60)
+        with pytest.raises(NotArchived, match="is not the one that was archived under this number"):
+            client.wait_archived([receipt], timeout=1)
+        assert [each for part in archived_parts(store) for each in part.segments][-1] == others
+        copy.close()
 
 
 def owner_of(store: ObjectStore) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import reduce
 from typing import Any, NamedTuple
@@ -110,7 +110,9 @@ def segments(draw: st.DrawFn) -> tuple[list[list[Stream]], tuple[Any, ...]]:
     return found, values
 
 
-def conditions(draw: st.DrawFn, kind: pa.DataType, choices: list[pa.Scalar], depth: int = 0) -> pc.Expression:
+def conditions(
+    draw: Callable[[st.SearchStrategy[Any]], Any], kind: pa.DataType, choices: list[pa.Scalar], depth: int = 0
+) -> pc.Expression:
     """An expression about column c."""
     shape = draw(
         st.sampled_from(["compare", "compare", "in", "null", "valid", *(["not", "and", "or"] if depth < 2 else [])])

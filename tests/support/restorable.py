@@ -69,7 +69,7 @@ def made_archive(base: Path) -> Path:
     stream = StreamKey("default", identity.incarnation.hex(), 0)
     behind = {stream: Behind([], [info(2, 1)], 3)}
     state = take_state(disk, NODE, engine_directories(disk, "default"), behind)
-    staged = StagedBundles(disk, open_store(url), Throttle(0, print)).upload(state, frozenset())
+    staged, _ = StagedBundles(disk, open_store(url), Throttle(0, print)).upload(state, frozenset())
     state = described(state, staged, "")
     with quiver_actors.open(data) as store:
         for number in (4, 6):

@@ -6,12 +6,12 @@ itself; its bytes go with the reader. Any thread may ask.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
 
 from quiver_actors.archive.reading.cached_file import CachedFile
+from quiver_actors.base.locks import new_lock
 
 Make = Callable[[Callable[[int], None]], CachedFile]
 """Makes a file; is given what the file calls with the number of bytes that it stores."""
@@ -28,7 +28,7 @@ class BlockCache:
         self._size_max_bytes = size_max_bytes
         self._files: OrderedDict[Hashable, CachedFile] = OrderedDict()
         self._sizes: dict[Hashable, int] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @property
     def size_bytes(self) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from quiver_actors.archive.blocks import BlockSums
 from quiver_actors.base.checksum import crc32
+from quiver_actors.base.locks import new_lock
 from quiver_actors.errors import ChecksumMismatch, DiskError, Truncated
 from quiver_actors.store.segment.mapping import SegmentMapping
 
@@ -58,7 +58,7 @@ class CachedFile:
         self._read = read
         self._where = where
         self._tell_stored = tell_stored or _tell_nobody
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._present: set[int] = set()
         mapped_bytes = max(1, sums.size_bytes)
         try:

@@ -6,7 +6,6 @@ then the head is read again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from quiver_actors.archive.keys import HEAD_NAME, StreamKey, head_key
 from quiver_actors.archive.manifest import Head, Hole, Part, PartRef, Segment, StreamRef, merged
 from quiver_actors.archive.manifest_store import read_head, read_part
 from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.base.locks import new_lock
 from quiver_actors.errors import InvalidFormat, UsageError
 
 _ATTEMPTS = 5
@@ -47,7 +47,7 @@ class NodeContents:
         self.node = node
         self._store = store
         self._parts: dict[str, Part] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._head = self._read_head()
 
     def refresh(self) -> None:

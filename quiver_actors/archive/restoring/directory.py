@@ -41,6 +41,8 @@ from quiver_actors.store.staged.keys import KeyRun
 
 FETCHES_AT_ONCE = 8
 """Segments that are fetched, and held in memory, at a time."""
+_LOST_AND_FOUND = "lost+found"
+"""What a file system has in its root from the beginning."""
 RESERVE_BYTES = 64 << 20
 """Room that a node needs to start, beside the segments."""
 
@@ -85,7 +87,8 @@ def check_directory(disk: Disk, beside: Iterable[str]) -> bool:
     if read_file(disk, VERSION_FILE) == UNFINISHED_RESTORE:
         return True
     # The version file is the first; a restore that was cut off in front of it has left its temporary name.
-    names = sorted(set(disk.list_directory(".")) - {*beside, f"{VERSION_FILE}{TEMPORARY_SUFFIX}"})
+    mine = {*beside, f"{VERSION_FILE}{TEMPORARY_SUFFIX}", _LOST_AND_FOUND}
+    names = sorted(set(disk.list_directory(".")) - mine)
     if names:
         raise UsageError(
             f"the data directory is not empty: {', '.join(names[:3])}{' and more' if len(names) > 3 else ''} is there. A restore takes "

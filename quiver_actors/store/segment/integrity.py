@@ -16,7 +16,6 @@ says, whatever it holds (the CRC of a body that its own CRC follows is always th
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quiver_actors.base.checksum import crc32, crc32_combine, crc32_of_run
+from quiver_actors.base.locks import new_lock
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat, StreamNotFound
 from quiver_actors.store.segment.arrow_file import FILE_START, read_file_footer, read_footer_counts
 from quiver_actors.store.segment.blocks import Spans, are_inside, unpack_blocks
@@ -130,7 +130,7 @@ class InPlace:
         self._ends: Sequence[int] = (starts + np.maximum(sizes, _LENGTH_BYTES)).data
         self._unproven = set(contents.streams)
         """Streams whose dictionaries, if they have any, were not proven yet."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def check(self, index: int) -> None:
         """Check the CRC of the log entry that holds the bundle. Raises ChecksumMismatch."""
@@ -268,7 +268,7 @@ class _Contiguous:
         self._contents = contents
         self._view = contents.view
         self._streams: dict[int, _Stream] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._ref_ends = manifest.ref_ends
         self._ref_chunks = np.asarray(manifest.ref_chunks)
         streams = np.asarray(manifest.ref_streams)

@@ -83,7 +83,7 @@ def test_bundles_of_earlier_messages_are_not_said_to_be_lost(served: Served, loc
         served.connect() as client,
         pytest.raises(DurabilityUnknown, match="the first 1 bundles of this push are stored"),
     ):
-        client.push_many(bundles(), topic="lost", timeout=1.0)
+        client.push_many(bundles(), topic="lost", timeout=8.0)
     assert [stored(local, "lost").count(number) for number in (90, 91, 92)] == [1, 0, 0]
 
 

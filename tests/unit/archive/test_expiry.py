@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.archive.errors import ArchiveUnavailable
-from quiver_actors.archive.expiry import expire_stream
+from quiver_actors.archive.expiry import UnhurriedClock, expire_stream
 from quiver_actors.archive.keys import crc_key
 from quiver_actors.archive.manifest import key_of
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
 from quiver_actors.cli.main import main
+from tests.support.engine_driver import ManualClock
 from tests.unit.archive.test_manifest_store import STREAM, a_hole, a_segment, own, rows
 
 
@@ -64,6 +65,16 @@ def test_what_is_archived_after_that_goes_behind_it(store: ObjectStore) -> None:
     writer.commit({STREAM: Addition([a_segment(6)], [], 6)})
     assert rows(store)[0] == [3, 4, 5, 6]
     assert expire_stream(store, writer, writer.head.streams[0], 35) == 0
+
+
+def test_a_clock_that_is_set_ahead_expires_nothing_and_one_that_is_set_back_keeps_more() -> None:
+    wall = ManualClock(1000)
+    clock = UnhurriedClock(wall)
+    wall.wrong_by_ns = 10**18
+    wall.advance(5)
+    assert clock.unix_ns() == 1005
+    wall.wrong_by_ns = -100
+    assert clock.unix_ns() == 905
 
 
 def test_the_command_shows_and_does_it_beside_a_running_archiver(

@@ -220,6 +220,12 @@ def test_a_directory_with_anything_in_it_is_refused_and_stays_as_it_is(objects: 
     assert tree(objects) == before
 
 
+def test_the_root_of_a_new_file_system_is_empty(objects: SimDisk) -> None:
+    disk = SimDisk()
+    disk.make_directory("lost+found")
+    assert run(disk, store_on(objects)).segment_count
+
+
 def test_no_program_opens_a_directory_that_is_not_whole(objects: SimDisk, tmp_path: Path) -> None:
     data = tmp_path / "restored"
     data.mkdir(mode=0o700)

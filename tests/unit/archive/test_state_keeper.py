@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import quiver_actors
+from quiver_actors.archive import staged_bundles
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_state
@@ -111,6 +112,32 @@ def test_between_two_intervals_only_another_shape_is_uploaded(store: ObjectStore
     keeper.begin_again(writer)
     keep(keeper, writer, {stream: Behind()})
     assert writer.head.commit == first.commit + 2
+
+
+def test_stages_are_uploaded_some_at_a_time_and_segments_have_turns_in_between(
+    store: ObjectStore, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_bundles, "TURN_BYTES", 1)
+    with quiver_actors.open(data) as opened:
+        for number in (1, 2, 3):
+            with opened.stage(f"txn-{number}") as stage:
+                stage.push(batch(number))
+                stage.prepare()
+        disk, writer = PosixDisk(str(data)), own(store)
+        keeper = StateKeeper(disk, store, HOUR_NS)
+        for count in (1, 2, 3, 3):
+            keep(keeper, writer, {stream_of(disk): Behind()})
+            (engine,) = state_in(writer, store).engines
+            assert [stage.is_archived for stage in engine.prepared] == [True] * count + [False] * (3 - count)
+        assert len(list(store.objects("node/manifest.stages"))) == 3
+
+
+def test_parts_of_stages_that_no_state_names_go(store: ObjectStore, data: Path) -> None:
+    disk, writer = PosixDisk(str(data)), own(store)
+    left = "node/manifest.stages/default/ab/core_0/0000000000000001.0000.00000000.stage"
+    store.put(left, [b"left"], 4)
+    keep(StateKeeper(disk, store, HOUR_NS), writer, {stream_of(disk): Behind()})
+    assert left in writer.head.garbage
 
 
 def test_before_workers_were_asked_no_state_takes_the_place_of_a_better_one(store: ObjectStore, data: Path) -> None:

@@ -16,8 +16,13 @@ def gap(segment_seq: int) -> Gap:
     return Gap("topic", "quiver-archive", segment_seq, segment_seq, 0, 3, 4, 12, "evicted")
 
 
-def held(segments: list[SegmentInfo], gaps: list[Gap] | None = None, unsettled: list[int] | None = None) -> HeldCore:
-    return HeldCore(segments, [], gaps or [], None, unsettled or [], 100, "17", False)
+def held(
+    segments: list[SegmentInfo],
+    gaps: list[Gap] | None = None,
+    unsettled: list[int] | None = None,
+    oldest: tuple[int, int] | None = None,
+) -> HeldCore:
+    return HeldCore(segments, [], gaps or [], oldest, unsettled or [], 100, "17", False)
 
 
 def numbers(infos: list[SegmentInfo]) -> list[int]:
@@ -25,8 +30,10 @@ def numbers(infos: list[SegmentInfo]) -> list[int]:
 
 
 def test_segments_behind_the_archived_ones_are_next_and_others_are_known() -> None:
-    step = plan(held([info(3), info(4), info(5)]), 3)
+    segments = [info(number) for number in (2, 3, 4, 5)]
+    step = plan(held(segments, oldest=(3, 7)), 3)
     assert (numbers(step.known), numbers(step.new), numbers(step.missing)) == ([3], [4, 5], [4, 5])
+    assert plan(held(segments), 3).known == [], "all of them are acknowledged"
 
 
 def test_nothing_behind_what_is_still_to_come_is_archived() -> None:

@@ -60,6 +60,27 @@ def test_a_word_that_is_like_no_command_is_answered_with_all_of_them(capsys: pyt
     assert "expected one of up, status, " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "topics create t slots=a=0 priority=1 --run-dir r",
+        "topics create t --run-dir r slots=a=0 priority=1",
+        "topics create t slots=a=0 --run-dir r priority=1",
+        "topics create --run-dir r t slots=a=0 priority=1",
+    ],
+)
+def test_options_stand_anywhere_between_the_words_of_a_list(line: str) -> None:
+    parsed = build_parser("topics").parse_args(line.split())
+    assert (parsed.topic, parsed.settings, parsed.run_dir) == ("t", ["slots=a=0", "priority=1"], "r")
+
+
+def test_a_word_too_many_and_an_unknown_option_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, left in (("topics create t a=1 --nonsense", "--nonsense"), ("topics show t u", "u")):
+        with pytest.raises(SystemExit):
+            build_parser("topics").parse_args(line.split())
+        assert f"unrecognized arguments: {left}" in capsys.readouterr().err
+
+
 def test_durations_are_seconds_or_carry_a_unit() -> None:
     assert duration_ns("10") == duration_ns("10s") == 10_000_000_000
     assert duration_ns("0") == 0

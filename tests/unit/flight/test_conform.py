@@ -181,3 +181,35 @@ def test_the_same_table_is_stored_under_one_schema_whatever_spark_says_of_nulls_
     stored = conform(pa.RecordBatch.from_pylist(rows, schema=strict), storable_schema(strict))
     stored.validate(full=True)
     assert stored.to_pylist() == rows
+
+
+NOON = datetime.datetime(2013, 1, 1, 12)
+CHANGED: list[tuple[pa.Array, pa.DataType]] = [
+    (pa.array([0.1]), pa.float32()),
+    (pa.array([1e300]), pa.float32()),
+    (pa.array([0.1], pa.float32()), pa.float16()),
+    (pa.array([decimal.Decimal("12345678901234567890.1")]), pa.float64()),
+    (pa.array([5]), pa.bool_()),
+    (pa.array([0.5]), pa.bool_()),
+    (pa.array([NOON]), pa.date32()),
+    (pa.array([NOON], pa.timestamp("ns")), pa.date64()),
+]
+KEPT: list[tuple[pa.Array, pa.DataType]] = [
+    (pa.array([2.5, None, float("nan"), float("-inf"), -0.0]), pa.float32()),
+    (pa.array([decimal.Decimal("0.5"), None]), pa.float64()),
+    (pa.array([0, 1, None]), pa.bool_()),
+    (pa.array([NOON.replace(hour=0), None]), pa.date32()),
+]
+
+
+@pytest.mark.parametrize(("values", "target"), CHANGED, ids=lambda value: str(getattr(value, "type", value)))
+def test_a_value_that_arrow_would_change_without_a_word_is_refused(values: pa.Array, target: pa.DataType) -> None:
+    with pytest.raises(UnsupportedType, match="'v'"):
+        conform(pa.record_batch({"v": values}), pa.schema([("v", target)]))
+
+
+@pytest.mark.parametrize(("values", "target"), KEPT, ids=lambda value: str(getattr(value, "type", value)))
+def test_values_that_are_the_same_in_a_narrower_type_are_read(values: pa.Array, target: pa.DataType) -> None:
+    found = conform(pa.record_batch({"v": values}), pa.schema([("v", target)])).column("v")
+    assert found.type == target
+    assert str(found.cast(values.type)) == str(values)

@@ -17,6 +17,7 @@ BATCH = pa.record_batch(
         "price": pa.array([1.5, float("nan"), 2.5, None]),
         "day": pa.array([0, 1, 2, None], pa.date32()),
         "at": pa.array([0, 1_000_000, 2_000_000, None], pa.timestamp("us", "UTC")),
+        "ancient": pa.array([-62_135_596_801, 0, None, 1], pa.timestamp("s")),
         "kind": pa.array(["a", "b", "a", None]).dictionary_encode(),
         "view": pa.array(["a", "b", "c", None], pa.string_view()),
         "odd name": pa.array([1, 1, 2, 2], pa.int32()),
@@ -40,6 +41,7 @@ BATCH = pa.record_batch(
         ("price > 1e0", [0, 2]),
         ("day == '1970-01-02'", [1]),
         ("at > '1970-01-01T00:00:00Z'", [1, 2]),
+        ("ancient IN ('0000-12-31 23:59:59')", [0]),  # Python has no such time
         ("`odd name` = 2 AND id = 3", [2]),
         ("kind = 'a' AND n > 0", [2]),
         ("kind IN ('b', 'a')", [0, 1, 2]),
