@@ -241,15 +241,21 @@ def scratch(options: argparse.Namespace) -> Iterator[str]:
 
 @contextlib.contextmanager
 def running_node(
-    directory: str, config: str = "", cores: int = 1, *, ready_seconds: float = 30, data_dir: str = ""
+    directory: str,
+    config: str = "",
+    cores: int = 1,
+    *,
+    ready_seconds: float = 30,
+    data_dir: str = "",
+    program: Sequence[str] = ("quiver_actors.cli.main", "up"),
 ) -> Iterator[str]:
     """A supervisor with its workers on fresh directories; yields the run directory. All data is removed at the end, except what was
-    there before in a `data_dir`."""
+    there before in a `data_dir`. `program`: another module that takes the options of `quiver up`."""
     root = tempfile.mkdtemp(prefix="node-", dir=directory)
     config_path = Path(root, "quiver.toml")
     config_path.write_text(config)
     run_dir = os.path.join(root, "run")
-    command = [sys.executable, "-m", "quiver_actors.cli.main", "up", "--config", str(config_path)]
+    command = [sys.executable, "-m", *program, "--config", str(config_path)]
     command += ["--data-dir", data_dir or os.path.join(root, "data"), "--run-dir", run_dir, "--cores", str(cores)]
     with open(os.path.join(root, "log"), "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -40,6 +40,8 @@ MODULES = (
     "subscribers",
     "trickle",
     "archive",
+    "store_away",
+    "slow_cold",
     "remote",
     "backlog",
     "spark",
@@ -52,6 +54,8 @@ IN_TIME_BOX = {
     "subscribers": ["--gigabytes", "1"],
     "footprint": ["--rounds", "3"],
     "backlog": ["--bundles", "300000"],
+    "store_away": ["--seconds", "15"],
+    "slow_cold": ["--seconds", "15"],
 }
 """Shorter where rounds alone do not make it so."""
 WEIGHTS = {

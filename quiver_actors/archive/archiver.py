@@ -9,6 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -17,7 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
+from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.merging import Merging
 from quiver_actors.archive.object_store import ObjectStore
@@ -197,6 +198,11 @@ class Archiver:
             log_event("archive.failed", {"state": state, "error": str(error)}, _LEVELS[state])
         if isinstance(error, ArchiveFenced):
             self._writer = None
+        if isinstance(error, ArchiveError):
+            # The workers go on, and how far it is behind is what an operator wants to see now.
+            with contextlib.suppress(QuiverError):
+                for archive in self._archives.values():
+                    archive.note_lag()
         self._publish(
             state=state, error=str(error), error_unix_ns=time.time_ns(), error_count=self._status.error_count + 1
         )

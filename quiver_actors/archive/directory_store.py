@@ -87,7 +87,7 @@ class DirectoryStore:
         except ObjectMissing:
             return None
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
         """Read ranges of the file. Raises ObjectMissing."""
         with _explained(key):
             file = self._disk.open_read(key)

@@ -91,7 +91,7 @@ class ObjectStore(Metadata, Protocol):
     def head(self, key: str) -> ObjectInfo | None:
         """Return the size of an object; None where there is none."""
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
         """Read the ranges `(start, end)` of one object. A range beyond the end of the object yields fewer bytes. Raises ObjectMissing."""
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:

@@ -52,7 +52,7 @@ def pack(node: str, stream: StreamKey, segments: Iterable[tuple[Segment, bytes]]
 
 def read_packed(store: ObjectStore, packed: Packed, start: int, end: int) -> bytes:
     """The bytes `[start, end)` of a segment that lies in a pack. Raises ObjectMissing, ArchiveError."""
-    return store.get_ranges(packed.key, [(packed.offset + start, packed.offset + end)])[0]
+    return bytes(store.get_ranges(packed.key, [(packed.offset + start, packed.offset + end)])[0])
 
 
 def read_sums(
@@ -70,7 +70,7 @@ def read_sums(
     if packed is not None:
         start, end = packed.sums_offset, packed.offset
         content = read(packed.key, start, end) if read else store.get_ranges(packed.key, [(start, end)])[0]
-        return decode_sums(content)
+        return decode_sums(bytes(content))
     found = store.get(crc_key(key))
     if found is None:
         raise ObjectMissing(f"{store.url}: object {crc_key(key)} is missing")

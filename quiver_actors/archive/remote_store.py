@@ -113,11 +113,11 @@ class RemoteStore:
         except ObjectMissing:
             return None
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
         """Read ranges of the object, several at a time. Raises ObjectMissing."""
         with self._explained(key):
             starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
-            return [bytes(each) for each in self._store.get_ranges(key, starts=starts, ends=ends)]
+            return [memoryview(each) for each in self._store.get_ranges(key, starts=starts, ends=ends)]
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects of a prefix."""

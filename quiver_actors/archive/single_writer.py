@@ -50,7 +50,7 @@ class SingleWriterStore:
         """Ask for the size of the object; None where there is none."""
         return self._behind.head(key)
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
         """Read ranges of the object. Raises ObjectMissing."""
         return self._behind.get_ranges(key, ranges)
 

@@ -168,6 +168,15 @@ class TopicArchive:
         self._seals_next = self._is_late(held, settings.archive)
         return more
 
+    def note_lag(self) -> None:
+        """Note what the workers hold by now, while nothing of it can be archived. Raises QuiverError: they cannot be asked."""
+        for core, held in self._hold.look().items():
+            known = self.streams.get(core)
+            if known is not None and known.incarnation == held.incarnation:
+                step = plan(held, known.archived_through)
+                stream = StreamKey(self.topic, held.incarnation, core)
+                self._note(stream, known, [], [], known.archived_through, step)
+
     def begin_again(self) -> None:
         """Read the manifest anew with the next step: others may have changed it."""
         self.streams.clear()

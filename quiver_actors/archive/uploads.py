@@ -19,9 +19,11 @@ from quiver_actors.archive.keys import GENERATION_MAX, StreamKey, crc_key, segme
 from quiver_actors.archive.manifest import INDEX_STRIDE, Segment
 from quiver_actors.archive.manifest_store import create_once
 from quiver_actors.archive.object_store import PART_BYTES, ObjectExists, ObjectStore
+from quiver_actors.base.checksum import crc32
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import FormatError
+from quiver_actors.store.segment.layout import CRC
 from quiver_actors.store.segment.outline import read_outline
 from quiver_actors.store.segment.reader import SegmentReader
 
@@ -79,8 +81,9 @@ def upload(
         ArchiveError: the store did not take it; the same call may be made again.
     """
     reader = SegmentReader(view, segment_seq=info.segment_seq)
-    reader.verify_checksum()
     sums = sums_of(view)
+    if crc32(view[-CRC.size :], reader.footer.crc32) != sums.crc32:
+        reader.verify_checksum()  # says what is wrong
     generation = _reserve(store, node, stream, info.segment_seq, sums)
     key = segment_key(node, stream, info.segment_seq, generation)
     return Segment(

@@ -6,15 +6,16 @@ IEEE polynomial: the results are those of `zlib.crc32`. It comes from isal, whic
     crc32_combine(a, b, length_b) -> int           CRC of A + B from the CRCs of A and of B, 0.2 us at any length
     crc32_of_run(crc, length, count) -> int        CRC of so many pieces that each have that CRC and that length
     crc32_of_range(read, start, end) -> int        CRC of a part of a file
+    crc32_of_pieces(crcs, piece_bytes, size_bytes) CRC of pieces of one length, of which the last may be shorter, from their CRCs
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from isal.isal_zlib import crc32, crc32_combine
 
-__all__ = ["crc32", "crc32_combine", "crc32_of_range", "crc32_of_run"]
+__all__ = ["crc32", "crc32_combine", "crc32_of_pieces", "crc32_of_range", "crc32_of_run"]
 
 _PIECE_BYTES = 1 << 20
 
@@ -27,6 +28,14 @@ def crc32_of_run(crc_of_one: int, piece_bytes: int, count: int) -> int:
         if digit == "1":
             crc, length = crc32_combine(crc, crc_of_one, piece_bytes), length + piece_bytes
     return int(crc)
+
+
+def crc32_of_pieces(crcs: Sequence[int], piece_bytes: int, size_bytes: int) -> int:
+    """CRC-32 of `size_bytes` bytes that lie in pieces of `piece_bytes`, of which the last one may be shorter, from the CRC of each."""
+    found = 0
+    for number, crc in enumerate(crcs):
+        found = crc32_combine(found, crc, min(piece_bytes, size_bytes - number * piece_bytes))
+    return int(found)
 
 
 def crc32_of_range(read: Callable[[int, int], bytes], start: int, end: int) -> int:

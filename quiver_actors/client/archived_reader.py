@@ -55,9 +55,13 @@ class ArchivedSegment(NamedTuple):
 class ArchivedReader:
     """A `BundleReader` of one segment; it also has the segment's streams."""
 
-    def __init__(self, segment: ArchivedSegment, open_copy: OpenCopy) -> None:
+    def __init__(
+        self, segment: ArchivedSegment, open_copy: OpenCopy, note_read: Callable[[], None] | None = None
+    ) -> None:
+        """`note_read` is called for each bundle that was proven, and must not raise."""
         self._segment = segment
         self._open_copy = open_copy
+        self._note_read = note_read
         self._lock = threading.RLock()
         self._reader: RangedReader | None = None
         self._copy = 0
@@ -103,9 +107,15 @@ class ArchivedReader:
             ChecksumMismatch: every copy of it is damaged.
             ArchiveError: the store cannot be read.
         """
-        if self.is_lost(index):
+        if not self._segment.is_archived or not self._ask(lambda reader: _has_proven(reader, index)):
             raise self._loss(index)
-        self._ask(lambda reader: reader.check(index))
+        if self._note_read is not None:
+            self._note_read()
+
+    def fetch(self, index: int) -> None:
+        """Fetch what `check` will want of a bundle and of those that follow. Raises as `check`, but nothing for a lost bundle."""
+        if not self.is_lost(index):
+            self._ask(lambda reader: reader.fetch(index))
 
     def bundle(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
         """The record batches of a bundle by slot id, after `check`; none of a lost one."""
@@ -190,3 +200,11 @@ class ArchivedReader:
             f"bundle {index} of {self._segment.where} is not archived ({reason}): nothing of it is stored in the archive",
             reason,
         )
+
+
+def _has_proven(reader: RangedReader, index: int) -> bool:
+    """Prove a bundle; False where nothing of it is archived."""
+    if reader.is_lost(index):
+        return False
+    reader.check(index)
+    return True

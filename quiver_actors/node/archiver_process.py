@@ -1,6 +1,9 @@
 """Beside the supervisor: the process of the archiver, started as a program of its own, and again after it has ended.
 
 Owner: the process of `quiver up`. The archiver ends with it, whatever ends it: the kernel kills a child whose parent is gone.
+
+It runs at a lower priority than the workers. Where a push and the archiver want the same processor, the push gets it; where a processor is
+idle, the archiver is as fast as at any priority.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ MODULE = "quiver_actors.archive"
 LOOK_INTERVAL_NS = SECOND_NS
 RESTART_FIRST_NS = SECOND_NS
 RESTART_MAX_NS = 60 * SECOND_NS
+NICENESS = 15
+"""How much nicer it is than the node: beside a busy worker it gets about a thirtieth of the processor."""
 _STOP_MS = 2_000
 
 
@@ -133,6 +138,7 @@ class ArchiverProcess:
                 setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
             )
             self._pidfd = os.pidfd_open(self._pid)
+            _give_way(self._pid)
         except OSError as error:
             self._start_ns = now_ns + self._pause_ns
             log_event("archive.not_started", {"reason": error.strerror}, logging.ERROR)
@@ -145,3 +151,10 @@ class ArchiverProcess:
     def _forget(self) -> None:
         os.close(self._pidfd)
         self._pidfd, self._pid = -1, 0
+
+
+def _give_way(pid: int) -> None:
+    """Lower the priority of a process that has just been started; the threads that it starts have the same one."""
+    with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS))
+        os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))

@@ -22,6 +22,8 @@ EXPECTED = {
     "seal": {"seal/64KiB/16schemas/equal", "compact/64KiB/16schemas/equal"},
     "latency": {"latency/1KiB/200per_s/loaded/p99.9", "latency/1KiB/200per_s/loaded/stalls"},
     "archive --store directory": {"archive/upload", "archive/read", "archive/ingest", "archive/push/p50"},
+    "store_away": {"store_away/push", "store_away/lag/segments", "store_away/catch_up", "store_away/missing"},
+    "slow_cold --latency 0.5": {"slow_cold/push/p99", "slow_cold/get/p99", "slow_cold/moved/quick"},
     "trickle": {"trickle/5s/seals", "trickle/3600s/reserved_at_most"},
     "remote": {"remote/push/local", "remote/push/remote", "remote/subscribe/remote"},
     "handoff": {"handoff/1KiB", "handoff/8MiB"},

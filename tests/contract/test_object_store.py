@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -28,27 +26,11 @@ from quiver_actors.archive.object_store import (
 from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.single_writer import SingleWriterStore
 from quiver_actors.forward import ParquetFiles
+from tests.increments import counted_in_processes, counted_in_threads
 from tests.support.faulty_objects import UnconditionalStore
 from tests.support.object_servers import KINDS, serving
 from tests.unit.forward.stored import Stored
 from tests.unit.forward.test_parquet_files import offer
-
-_COUNT = """
-import sys
-from quiver_actors.archive.object_store import ObjectChanged
-from quiver_actors.archive.opening import open_store
-url, key, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-store = open_store(url)
-for _ in range(count):
-    while True:
-        found = store.get(key)
-        try:
-            store.replace(key, b"%d" % (int(found.content) + 1), found.version)
-            break
-        except ObjectChanged:
-            pass
-"""
-
 
 ALONE = "alone"
 """An object store without conditional puts, behind the fallback for one."""
@@ -131,45 +113,14 @@ def test_of_many_threads_that_create_one_object_exactly_one_does(store: Metadata
 
 
 def test_increments_of_several_processes_are_all_counted(store: Metadata, server: tuple[str, str], url: str) -> None:
+    """`python -m tests.increments` is the long form."""
     if server[0] in ("memory", ALONE):
         threads, count = (16, 1000) if server[0] == "memory" else (4, 10)
-        count_in_threads(store, threads, count)
+        assert counted_in_threads(store, threads, count) == threads * count
         return
     # moto compares and puts in two steps, and its threads come in between: nobody else may write.
-    processes, count = {"directory": (16, 20), "moto": (1, 10)}.get(server[0], (4, 50))
-    store.create("node/count", b"0")
-    command = [sys.executable, "-c", _COUNT, url, "node/count", str(count)]
-    running = [subprocess.Popen(command) for _ in range(processes)]
-    assert [each.wait(240) for each in running] == [0] * processes
-    assert_count(store, processes * count)
-
-
-def count_in_threads(store: Metadata, threads: int, count: int) -> None:
-    store.create("node/count", b"0")
-
-    def run() -> None:
-        for _ in range(count):
-            while True:
-                found = store.get("node/count")
-                assert found is not None
-                try:
-                    store.replace("node/count", b"%d" % (int(found.content) + 1), found.version)
-                    break
-                except ObjectChanged:
-                    pass
-
-    running = [threading.Thread(target=run) for _ in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    assert_count(store, threads * count)
-
-
-def assert_count(store: Metadata, expected: int) -> None:
-    found = store.get("node/count")
-    assert found is not None
-    assert int(found.content) == expected
+    processes, count = {"directory": (16, 20), "moto": (1, 10)}.get(server[0], (16, 50))
+    assert counted_in_processes(store, url, processes, count, 240) == processes * count
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 100_000, MULTIPART_BYTES + PART_BYTES + 1], ids=str)

@@ -40,7 +40,7 @@ class Counting:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def get_ranges(self, key: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: list[tuple[int, int]]) -> list[bytes | memoryview]:
         self.ranges += ranges
         return self._store.get_ranges(key, ranges)
 

@@ -57,7 +57,7 @@ class FaultyStore:
     def head(self, key: str) -> ObjectInfo | None:
         return self._call("head", lambda: self.inner.head(key))
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
         return self._call("get_ranges", lambda: self.inner.get_ranges(key, ranges))
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -56,6 +57,14 @@ class Server:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise RuntimeError(f"{command[0]} did not begin to listen on port {port}")
+
+    def pause(self) -> None:
+        """Stop its process: requests are taken and not answered."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Kill the server and wait for its end."""

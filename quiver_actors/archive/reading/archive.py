@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.gaps import GapNotice
 from quiver_actors.client.projection import EVERYTHING, Asked, Projection
 from quiver_actors.client.ranges import SegmentPart
+from quiver_actors.client.read_ahead import BackgroundFetches, RangePart, ReadAhead
 from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import statistics_in
@@ -115,6 +116,7 @@ class Archive(QueryingArchive):
         self._store = store
         self._contents = contents
         self._files = SegmentFiles(store, contents.node, cache_dir, cache_bytes)
+        self._fetches = BackgroundFetches()
 
     @property
     def url(self) -> str:
@@ -260,6 +262,7 @@ class Archive(QueryingArchive):
 
     def close(self) -> None:
         """Forget what was fetched, and close connections. Bundles that were read stay readable. Idempotent."""
+        self._fetches.close()
         self._files.close()
         self._store.close()
 
@@ -319,16 +322,29 @@ class Archive(QueryingArchive):
     def _read(
         self, contents: StreamContents, pieces: list[Piece], slots: TopicSlots, projection: Projection
     ) -> Iterator[StoredBundle]:
-        for numbered, first, end in pieces:
-            reader = self._reader(contents.key, numbered, projection, end)
+        ahead = ReadAhead(partial(self._range_parts, contents.key, pieces, projection), self._fetches)
+        for part in ahead:
             segment = MappedSegment(
-                partial(_itself, reader), numbered.segment_seq, slots, contents.key.core, projection
+                partial(_itself, part.reader), part.segment_seq, slots, contents.key.core, projection
             )
-            for index in range(first, end):
+            for index in range(part.first, part.end):
                 yield StoredBundle(segment, index)
 
+    def _range_parts(
+        self, key: StreamKey, pieces: list[Piece], projection: Projection, note_read: Callable[[], None]
+    ) -> Iterator[RangePart]:
+        for numbered, first, end in pieces:
+            size_bytes = numbered.info.size_bytes * (end - first) // max(1, numbered.bundle_count)
+            reader = self._reader(key, numbered, projection, end, note_read)
+            yield RangePart(numbered.segment_seq, first, end, size_bytes, reader)
+
     def _reader(
-        self, key: StreamKey, numbered: Numbered, projection: Projection = EVERYTHING, end: int | None = None
+        self,
+        key: StreamKey,
+        numbered: Numbered,
+        projection: Projection = EVERYTHING,
+        end: int | None = None,
+        note_read: Callable[[], None] | None = None,
     ) -> ArchivedReader:
         return ArchivedReader(
             ArchivedSegment(
@@ -339,6 +355,7 @@ class Archive(QueryingArchive):
                 numbered.loss_reason,
             ),
             partial(self._open_copy, key, numbered, projection, end),
+            note_read,
         )
 
     def _open_copy(

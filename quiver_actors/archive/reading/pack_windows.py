@@ -52,7 +52,7 @@ class PackWindows:
                 known.served.append((start, end))
                 return known.content[start:end]
         first = number * WINDOW_BYTES
-        content = self._store.get_ranges(key, [(first, first + WINDOW_BYTES)])[0]
+        content = bytes(self._store.get_ranges(key, [(first, first + WINDOW_BYTES)])[0])
         with self._lock:
             self._windows[key, number] = _Window(content, [(start, end)])
             self._windows.move_to_end((key, number))

@@ -81,7 +81,7 @@ class SegmentFiles:
             raise ChecksumMismatch(f"object {place.key} has the checksums of another content than the manifest names")
         return CachedFile(self._cache_dir, sums, partial(self._read_range, place), f"object {place.key}", tell)
 
-    def _read_range(self, place: Place, start: int, end: int) -> bytes:
+    def _read_range(self, place: Place, start: int, end: int) -> bytes | memoryview:
         try:
             if place.packed is not None:
                 return self._windows.read(place.key, place.packed.offset + start, place.packed.offset + end)

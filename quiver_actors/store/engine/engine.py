@@ -271,7 +271,9 @@ class Engine:
         if isinstance(job, ColdJob):
             return [*self._parts.relocation.finish(job), *self._parts.cold.files.take_events()]
         if isinstance(job, CommitJob):
+            steps = job.steps
             happened = self.group_commit.finish(job)
+            self.readable_end.retired([step.log for step in steps if step.retire_as is not None])
         elif isinstance(job, EmptyLogJob):
             return self.group_commit.finish_empty_log(job)
         else:

@@ -15,7 +15,7 @@ from quiver_actors.base.units import SECOND_NS
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.cold_segments import ColdSegments
 from quiver_actors.store.engine.condition import Condition
-from quiver_actors.store.engine.events import Event, Replaced
+from quiver_actors.store.engine.events import ColdOpened, Event, Replaced
 from quiver_actors.store.engine.repair import Repair
 from quiver_actors.store.engine.retention import Retention
 from quiver_actors.store.engine.sealed_segments import SealedSegments
@@ -223,9 +223,11 @@ class Relocation:
         return self.cold.flip_job(busy)
 
     def finish_flip(self, job: ColdFlipJob) -> list[Event]:
-        """Take back the job that wrote the list: segments are read from where they are now."""
+        """Take back the job that wrote the list: segments are read from where they are now, and whoever has waited for that asks again."""
         returned = self.cold.finish_flip(job)
+        self._repair.moved_to_cold(job.flipped)
         for segment_seq, damage in returned.items():  # rescued like any other
             self._repair.cold_suspects.pop(segment_seq, None)
             self._repair.damaged[segment_seq] = damage
-        return [Replaced(segment_seq) for segment_seq in (*job.flipped, *returned)]
+        replaced = [Replaced(segment_seq) for segment_seq in (*job.flipped, *returned)]
+        return [*replaced, *(ColdOpened(segment_seq) for segment_seq in job.flipped)]

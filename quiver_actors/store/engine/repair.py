@@ -116,6 +116,13 @@ class Repair:
         elif segment_seq in self._sealed_segments.segments and segment_seq not in self._sealed_segments.waiting:
             self._suspects.setdefault(segment_seq, {}).update(dict.fromkeys(bundles))
 
+    def moved_to_cold(self, segment_seqs: Iterable[int]) -> None:
+        """Have those suspects checked where they are now: in their former place they would count as deleted by somebody."""
+        for segment_seq in segment_seqs:
+            bundles = self._suspects.pop(segment_seq, None)
+            if bundles is not None:
+                self.suspect(segment_seq, bundles)
+
     @property
     def suspects(self) -> Collection[int]:
         """Segments that are not to be deleted before they were checked."""

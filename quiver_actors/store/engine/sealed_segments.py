@@ -19,6 +19,7 @@ from quiver_actors.base.ranges import Runs
 from quiver_actors.errors import DiskError, NotStored, StorageUnavailable
 from quiver_actors.store.disk.held import lock_for_reader, unlock_for_guest
 from quiver_actors.store.disk.protocol import Disk, DiskFile
+from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
 from quiver_actors.store.engine.cold_segments import ColdSegments
 from quiver_actors.store.engine.deletions import Deletions
 from quiver_actors.store.engine.events import Claimable, Event, GapFound, Resumed, Sealed
@@ -249,6 +250,7 @@ class SealedSegments:
         """
         Raises:
             NotStored: it is being deleted.
+            ColdStorageUnavailable: it has just been moved to the cold disk; `ColdOpened` tells when it can be opened there.
             StorageUnavailable: its file cannot be opened now; that is looked into.
         """
         try:
@@ -256,6 +258,11 @@ class SealedSegments:
         except DiskError as error:
             if error.errno == errno.ENOENT and segment_seq in self.deletions.going:
                 raise NotStored(f"segment {segment_seq} is being deleted: every subscriber has resolved it") from error
+            if error.errno == errno.ENOENT and self._cold.is_moving(segment_seq):
+                # Nobody has deleted it: the job that moves it has, and was not taken back yet.
+                raise ColdStorageUnavailable(
+                    f"segment {segment_seq} is being moved to the cold disk: try again", is_coming=True
+                ) from error
             self.suspect(segment_seq)
             raise StorageUnavailable(
                 f"segment {segment_seq} cannot be opened now, it is being checked: {error}; try again"
@@ -264,10 +271,13 @@ class SealedSegments:
     def ingestion_times(self, segment_seq: int) -> npt.NDArray[np.int64]:
         """UNIX nanoseconds of its bundles, from its manifest only; 0 where it does not say. A cold segment is not read for that: all of
         its bundles count as ingested when its last one was, so that what is asked for from some time on begins with its first bundle."""
-        if segment_seq in self.segments.cold:
+        try:
+            if segment_seq in self.segments.cold:
+                raise ColdStorageUnavailable("it is not read")
+            file = self._open(segment_seq)
+        except ColdStorageUnavailable:
             info = self.segments[segment_seq]
             return np.full(info.bundle_count, info.last_ingestion_ts_nanos, np.int64)
-        file = self._open(segment_seq)
         try:
             return ingestion_times_of(file)
         finally:

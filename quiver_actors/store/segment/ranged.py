@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from quiver_actors.base.model import ENVELOPE_SLOT
-from quiver_actors.errors import InvalidFormat, SlotNotInBundle
+from quiver_actors.errors import FormatError, InvalidFormat, SlotNotInBundle
 from quiver_actors.store.segment.arrow_file import read_file_footer
 from quiver_actors.store.segment.blocks import Spans, are_inside, unpack_blocks
 from quiver_actors.store.segment.column_buffers import Range, column_ranges
@@ -69,6 +69,10 @@ class RangedReader:
         self._blocks = blocks = ProvenBlocks(source, self._where)
         self._view = view = blocks.view
         self._messages: dict[int, _Messages] = {}
+        self._fetched: set[int] = set()
+        """Bundles of which all that is wanted was fetched and proven."""
+        self._tried: set[int] = set()
+        """Bundles whose neighbours were fetched with them, or were found to be damaged."""
         self._checked: set[int] = set()
         self._lock = threading.RLock()
         blocks.need([(view.nbytes - _END_BLOCKS * blocks.block_bytes, view.nbytes)])
@@ -139,13 +143,18 @@ class RangedReader:
             And as `BlockSource.fetch`.
         """
         with self._lock:
-            wanted = self._ranges([index], self._slots)
             if index in self._checked:
+                wanted = self._ranges([index], self._slots)
                 self._blocks.doubt(wanted)
-            elif not self._blocks.have(wanted):
-                self._blocks.need(self._ranges(self._window(index), self._slots))
-            self._blocks.need(wanted)
-            self._checked.add(index)
+                self._blocks.need(wanted)
+            else:
+                self._fetch(index)
+                self._checked.add(index)
+
+    def fetch(self, index: int) -> None:
+        """Fetch and prove what `check` will want of a bundle, and of those that follow. Raises as `check`."""
+        with self._lock:
+            self._fetch(index)
 
     def bundle(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
         """The record batches of a bundle by slot id, after `check`. Raises as `SegmentReader.bundle`."""
@@ -180,6 +189,19 @@ class RangedReader:
         """The columns that were fetched."""
         names = self._columns.get(slot_id)
         return batch if names is None else batch.select(_numbers(batch.schema, names))
+
+    def _fetch(self, index: int) -> None:
+        if index in self._fetched:
+            return
+        window = list(self._window(index)) if index not in self._tried else [index]
+        self._tried.update(window)
+        try:
+            self._blocks.need(self._ranges(window, self._slots))
+        except FormatError:
+            # Another bundle may be the damaged one: what is whole is read.
+            self._blocks.need(self._ranges([index], self._slots))
+            window = [index]
+        self._fetched.update(window)
 
     def _window(self, index: int) -> Iterator[int]:
         """The bundles that are fetched together with one."""

@@ -44,18 +44,18 @@ def cached(directory: Path, source: Object, tell: Callable[[int], None] | None =
     return CachedFile(str(directory), source.sums, source.read, "object x", tell)
 
 
-def test_blocks_that_lie_close_come_with_one_request_of_4_mib_at_most(tmp_path: Path) -> None:
-    source = Object(10 << 20)
+def test_blocks_that_lie_close_come_with_one_request_of_16_mib_at_most(tmp_path: Path) -> None:
+    source = Object(20 << 20)
     file = cached(tmp_path, source)
-    file.fetch(range(100))
-    assert sorted(source.asked) == [(0, 64 * BLOCK), (64 * BLOCK, 100 * BLOCK)]
-    assert file.memory[: 100 * BLOCK] == source.content[: 100 * BLOCK]
+    file.fetch(range(300))
+    assert sorted(source.asked) == [(0, 256 * BLOCK), (256 * BLOCK, 300 * BLOCK)]
+    assert file.memory[: 300 * BLOCK] == source.content[: 300 * BLOCK]
     source.asked.clear()
-    file.fetch([5, 101, 110, 112, 159])
-    assert sorted(source.asked) == [(n * BLOCK, m * BLOCK) for n, m in ((101, 102), (110, 113), (159, 160))]
-    assert file.memory[110 * BLOCK : 113 * BLOCK] == source.content[110 * BLOCK : 113 * BLOCK]
+    file.fetch([5, 301, 310, 312, 319])
+    assert sorted(source.asked) == [(n * BLOCK, m * BLOCK) for n, m in ((301, 302), (310, 313), (319, 320))]
+    assert file.memory[310 * BLOCK : 313 * BLOCK] == source.content[310 * BLOCK : 313 * BLOCK]
     source.asked.clear()
-    file.fetch([5, 101, 111, 159])
+    file.fetch([5, 301, 311, 319])
     assert source.asked == []
 
 

@@ -16,6 +16,7 @@ from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
 from quiver_actors.store.engine.events import ColdDiskFaulted, ColdOpened, GapFound
+from quiver_actors.store.jobs.cold import ColdFlipJob
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.support.engine_driver import EngineDriver, topic_settings
 
@@ -210,6 +211,47 @@ def test_a_damaged_cold_segment_is_brought_back_and_rescued(disk: Disk, tmp_path
     assert driver.take_gaps("s"), "what cannot be saved is told"
     assert 0 not in driver.engine._parts.sealed_segments.segments.cold or driver.read(0).bundle_count
     assert driver.claim_numbers("s")[-4:] == [2, 3, 4, 5]
+
+
+def flipped(driver: EngineDriver) -> ColdFlipJob:
+    """The job that has moved segments and deleted their hot files, before the loop has taken it back."""
+    for _ in range(1_000):
+        driver.events += driver.engine.tick()
+        for job in (driver.engine.next_commit(), driver.engine.storage.next_cold(), driver.engine.next_background()):
+            if job is None:
+                continue
+            job.run()
+            if isinstance(job, ColdFlipJob) and job.flipped:
+                return job
+            driver.events += driver.engine.finish(job)
+        driver.clock.now_ns += SECOND_NS // 100
+    raise AssertionError("no segment was moved")
+
+
+@pytest.mark.parametrize("asked", ["opened", "found unreadable", "asked for by time"])
+def test_a_segment_that_is_wanted_in_the_moment_of_its_move_does_not_count_as_deleted(
+    disk: Disk, tmp_path: Path, asked: str
+) -> None:
+    driver = driver_of(disk, tmp_path)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 3)
+    job = flipped(driver)
+    (moved,) = job.flipped
+    assert moved not in hot_of(tmp_path)
+    if asked == "opened":
+        with pytest.raises(ColdStorageUnavailable) as put_off:
+            driver.engine.open_segment(moved)
+        assert put_off.value.is_coming
+    elif asked == "asked for by time":
+        assert driver.engine.owed.bundle_time(moved, 0)
+    else:
+        driver.engine.check_segment(moved)
+    driver.events += driver.engine.finish(job)
+    assert ColdOpened(moved) in driver.events, "whoever waits asks again"
+    driver.run_for(60 * SECOND_NS)
+    assert gaps_of(driver) == []
+    assert numbers_through_descriptors(driver, [0, 1, 2]) == list(range(6))
+    assert driver.claim_numbers("s") == list(range(6))
 
 
 def test_a_cold_file_that_somebody_deleted_is_told_as_lost(disk: Disk, tmp_path: Path) -> None:

@@ -46,6 +46,21 @@ def test_a_bundle_is_shown_with_its_sync_and_not_before() -> None:
     assert driver.engine.segments() == [], "nothing is sealed"
 
 
+def test_a_log_that_one_commit_publishes_and_retires_is_shown_before_its_seal() -> None:
+    driver = driver_on()
+    driver.engine.registrations.register("s", "earliest")
+    driver.push_numbered(0, 3)
+    driver.engine.seal_now()
+    driver.push_numbered(3)
+    driver.commit()
+    assert shown(driver) == [(0, 3), (1, 1)]
+    assert driver.engine.readable_end.covers(driver.engine.group_commit.acknowledges[0])
+    assert [info.bundle_count for info in driver.engine.readable_end.infos()] == [3, 1]
+    assert driver.engine.segments() == [], "nothing is sealed"
+    assert driver.claim_numbers("s") == [0, 1, 2, 3]
+    assert [info.bundle_count for info in driver.engine.segments()] == [3]
+
+
 def test_with_a_flush_interval_a_bundle_is_shown_at_its_sync() -> None:
     driver = driver_on(wal_flush_interval_ns=25 * MILLISECOND_NS)
     driver.engine.registrations.register("s", "earliest")

@@ -157,3 +157,21 @@ def test_a_file_that_is_no_segment_is_refused() -> None:
         RangedReader(Blocks(b"no segment" * 100))
     with pytest.raises(FormatError):
         RangedReader(Blocks(b""))
+
+
+@pytest.mark.parametrize("damaged", range(4))
+def test_a_damaged_bundle_spoils_none_that_is_fetched_with_it(damaged: int) -> None:
+    log = LogFile()
+    for number in range(4):
+        log.push({0: pa.record_batch({"id": np.full(1000, number)})})
+    content = log.seal()
+    whole = SegmentReader(content)
+    sent = bytearray(content)
+    sent[content.index(np.full(1000, damaged).tobytes()) + 4000] ^= 1
+    reader = RangedReader(Blocks(content, sent=bytes(sent)))
+    for index in range(4):
+        if index == damaged:
+            with pytest.raises(ChecksumMismatch):
+                reader.bundle(index)
+        else:
+            assert reader.bundle(index) == whole.bundle(index)
