@@ -143,7 +143,7 @@ def counted_reads(url: str) -> Iterator[dict[str, list[tuple[int, int]]]]:
     kind = type(open_store(url))
     plain = kind.get_ranges
 
-    def noted(self: ObjectStore, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def noted(self: ObjectStore, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
         asked.setdefault(key, []).extend(ranges)
         return plain(self, key, ranges)
 

@@ -57,7 +57,7 @@ def run_slow_worker(context: WorkerContext, latency_seconds: float, error_share:
     from quiver_actors.store.engine import Engine
 
     opened = partial(Engine.open, cold_disks=slow_cold_disks(latency_seconds, error_share))
-    Engine.open = staticmethod(opened)  # type: ignore[method-assign,assignment]
+    Engine.open = staticmethod(opened)  # type: ignore[method-assign]
     return run_worker(context)
 
 

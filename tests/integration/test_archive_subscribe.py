@@ -21,7 +21,7 @@ from quiver_actors.client.subscribe_request import SubscribeOptions
 from quiver_actors.errors import DataLost, FormatError, NotStored, UsageError
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node
-from tests.integration.remote_servers import Served
+from tests.integration.remote.servers import Served
 from tests.integration.test_archive import CONFIG, archiver_pids, archiving_node
 from tests.integration.test_archive_one_read import MORE, PUSHED, beginning, bundle, first_on_disk, push
 
@@ -49,7 +49,7 @@ def info_of(client: Client, name: str) -> SubscriberInfo:
 
 def take(client: Client, name: str, count: int, start: BundleId | int = 0) -> list[int]:
     """The next bundles of a subscriber, each acknowledged for good."""
-    found = []
+    found: list[int] = []
     with client.subscribe(name, topic="wide", start=start) as deliveries:
         while len(found) < count and (delivery := deliveries.get(20)) is not None:
             with delivery:
@@ -85,6 +85,11 @@ def test_a_subscriber_gets_archive_disk_and_open_log_in_order(node: ClientNode) 
             client.unsubscribe(name, topic="wide")
 
 
+def kill_node(node: ClientNode) -> None:
+    node.kill_supervisor()
+    node.restart()
+
+
 def test_progress_over_the_archive_survives_kills_of_everybody(node: ClientNode) -> None:
     """Every second bundle is acknowledged first, so that what is durable is not a beginning; then each process is killed once."""
     done: list[int] = []
@@ -93,7 +98,7 @@ def test_progress_over_the_archive_survives_kills_of_everybody(node: ClientNode)
     kills = [
         lambda: node.kill_worker(0),
         lambda: os.kill(archiver_pids(node)[0], signal.SIGKILL),
-        lambda: (node.kill_supervisor(), node.restart()),
+        lambda: kill_node(node),
         lambda: None,
     ]
     for turn, kill in enumerate(kills):
