@@ -41,7 +41,14 @@ from quiver_actors.base.protocol.framing import FrameReader, encode_frame
 from quiver_actors.base.protocol.messages import Done, Refused
 from quiver_actors.base.rights import User, require
 from quiver_actors.base.topics import Catalogue
-from quiver_actors.errors import NotStored, ProtocolError, QuiverError, StorageUnavailable, UnknownTopic, UsageError
+from quiver_actors.errors import (
+    NotStored,
+    ProtocolError,
+    QuiverError,
+    StorageUnavailable,
+    UnknownTopic,
+    UsageError,
+)
 from quiver_actors.node.worker.listener import Listener
 from quiver_actors.node.worker.peer import peer_of
 
@@ -112,6 +119,9 @@ class ArchiveReads:
 
     def opened(self, request: OpenArchived) -> CachedFile:
         """The file of one copy of a segment. Raises NotStored, and as `SegmentFiles.file`."""
+        if request.copy:
+            # Another one is damaged or missing. It may have left the archive by its age since the manifest was read.
+            self._manifest().refresh()
         stream = _stream_of(request)
         contents = self._manifest().contents(stream)
         found = numbered_in(contents).get(request.segment_seq)

@@ -107,7 +107,7 @@ class Datasets:
                     "anew; make another one, which holds what is stored then"
                 )
             opened.used_ns = time.monotonic_ns()
-        reader = opened.dataset.scanner(columns=ticket.columns, filter=_condition(ticket.where)).to_reader()
+        reader = opened.dataset.reader(ticket.columns, _condition(ticket.where))
         return pa.RecordBatchReader.from_batches(reader.schema, self._scanned(opened, reader))
 
     def close_some(self, holder: TokenHolder, datasets: Sequence[str]) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from quiver_actors.archive.manifest_store import read_head
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.opening import open_store
 from quiver_actors.client import Client
 from quiver_actors.errors import TransactionAborted, TransactionLost
 from quiver_actors.transactions import Decisions, Token
+from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode
 from tests.integration.test_archive import archived_ids
 from tests.integration.test_restore import node_of, run_restore, state_of, wait_for_state
@@ -43,6 +45,11 @@ def archived_stages(store: ObjectStore) -> set[str]:
 
 def stage_objects(store: ObjectStore, token: Token) -> list[str]:
     return [each.key for each in store.objects("anode/manifest.stages") if f"/{token.number:016d}." in each.key]
+
+
+def state_key(store: ObjectStore) -> str | None:
+    head = read_head(store, "anode")
+    return None if head is None or head.state is None else head.state.key
 
 
 def lose(node: ClientNode, copy: Path | None = None) -> None:
@@ -113,7 +120,10 @@ def test_a_segment_is_recorded_with_a_state_that_does_not_call_its_stage_prepare
             wait_for_state(store, lambda _: archived_stages(store) == {"txn"})
         copy = tmp_path / "copy"
         lose(node, copy)
+    before = state_key(store)
     with node_of(store.url, copy, interval="1h") as node:
+        wait_until(lambda: state_key(store) != before, "the only state of this node in this hour", 60)
+        assert archived_stages(store) == {"txn"}
         with node.connect() as client:
             client.publish(client.decide("txn", 0, [token]).tokens)
             client.flush(until="archived", timeout=60)

@@ -124,12 +124,9 @@ def conditions(
         return pc.field("c").is_null() if shape == "null" else pc.field("c").is_valid()
     if shape == "in":
         some = draw(st.lists(st.sampled_from(choices), min_size=1, max_size=3))
-        values = (
-            pa.array([each.as_py() for each in some], kind)
-            if draw(st.booleans())
-            else pa.array([None, some[0].as_py()], kind)
-        )
-        return pc.field("c").isin(values)
+        # Python has not all of the values.
+        parts = [pa.repeat(each, 1) for each in some] + ([pa.nulls(1, kind)] if draw(st.booleans()) else [])
+        return pc.field("c").isin(pa.concat_arrays(parts))
     sides = [pc.field("c"), pc.scalar(draw(st.sampled_from(choices)))]
     return draw(st.sampled_from(COMPARISONS))(*(sides if draw(st.booleans()) else reversed(sides)))
 

@@ -78,7 +78,7 @@ TOPICS = int(os.environ.get("QUIVER_AGREEING_TOPICS", "50"))
 _numbers = itertools.count()
 
 
-@pytest.mark.timeout(300 + TOPICS)
+@pytest.mark.timeout(300 + 10 * TOPICS)
 @settings(max_examples=TOPICS, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bundles=topics())
 def test_everybody_gets_the_same_rows(store: Store, bundles: list[tuple[pa.RecordBatch, bool]]) -> None:

@@ -5,7 +5,7 @@ The others are defined beside this one by their subject, and all are imported fr
     module                tags of the client  tags of the worker  subject
     messages              1, 50               64, 67, 68, 120     greeting, topics, answers that say no more than yes or no
     push_messages         2-5, 41, 48         65, 66              arenas, schemas, bundles and their receipts
-    segment_messages      6-7, 20, 24, 26-27, 39  69, 70, 81, 82      segments, their schemas and their descriptors
+    segment_messages      6-7, 20, 24, 26-27, 39  69, 70, 81-83      segments, their schemas and their descriptors
     subscriber_messages   8-19, 22-23, 25     71-80               registration, claims, acknowledgements, gap notices
     stage_messages        40, 42-47           90-92               transactions
 

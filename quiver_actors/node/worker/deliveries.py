@@ -93,8 +93,7 @@ class Deliveries:
         is_new, guest, settings = known is None, session.guest, self._engine.settings
         sets_terms = guest is None or may_set_terms(guest.caller(settings, subscriber, known))
         ownership = guest.user.owns_when_new(settings, subscriber) if guest is not None else OF_TOPICS_OWNER
-        archived = message.archived if message.reads_archive else None
-        ticket = self._engine.registrations.register(subscriber, message.start, ownership, archived)
+        ticket = self._engine.registrations.register(subscriber, message.start, ownership, message.archived)
         is_taken = known is not None and is_guests(known, settings) and (guest is None or guest.user.rules(settings))
         if is_taken:
             # Its progress stays, the rights of the guest that came first end.
@@ -336,15 +335,16 @@ class Deliveries:
         subscriber, segment_seq = message.subscriber, message.segment_seq
         if message.lost:
             self._engine.claims.lose_archived(subscriber, session, segment_seq, message.token, indexes, message.lost)
-            return self._dispatcher.wake(subscriber)
+            self._dispatcher.wake(subscriber)
+            return
         refused, set_aside = self._engine.cannot_read(
             subscriber, session, segment_seq, message.token, indexes, UNREADABLE_DELAY_NS
         )
         self._journal.error("segment.unreadable", message.reason, topic=self._topic, segment=segment_seq)
         for index in set_aside:
             reason = (
-                f"subscriber {subscriber!r} of topic {self._topic!r} could not read bundle {segment_seq}/{index} {TRIES_MAX} times, and the"
-                f" worker can: it is set aside as the subscriber's terms say, others get it ({message.reason})"
+                f"subscriber {subscriber!r} of topic {self._topic!r} could not read bundle {segment_seq}/{index} {TRIES_MAX} times: it is"
+                f" not damaged on the disk, and is set aside as the subscriber's terms say, others get it ({message.reason})"
             )
             self._journal.error("subscriber.set_aside", reason, topic=self._topic, subscriber=subscriber)
         self._refuse(session, message, refused)
@@ -384,7 +384,7 @@ class Deliveries:
 
 def _archived_error(subscriber: str, topic: str) -> UsageError:
     return UsageError(
-        f"subscriber {subscriber!r} of topic {topic!r} still gets bundles from the archive: only consumers of quiver_actors.connect have them"
+        f"subscriber {subscriber!r} of topic {topic!r} still gets bundles from the archive: only consumers of quiver_actors.connect can"
     )
 
 

@@ -57,6 +57,11 @@ def rows(first: int) -> pa.RecordBatch:
     )
 
 
+def same(found: pa.Table, expected: pa.Table) -> bool:
+    """Whether two tables have the same columns and rows, however these are cut, and whatever the order in their dictionaries."""
+    return found.schema.equals(expected.schema) and found.to_pylist() == expected.to_pylist()
+
+
 def test_a_dataset_is_the_local_one_s(client: RemoteClient, local: Client) -> None:
     with topic(local, "asked", event_time="at") as name:
         receipts = [local.push(rows(10 * number), topic=name) for number in range(20)]
@@ -72,17 +77,17 @@ def test_a_dataset_is_the_local_one_s(client: RemoteClient, local: Client) -> No
         for choice in choices:
             near, far = local.dataset(name, **choice), client.dataset(name, **choice)  # type: ignore[arg-type]
             assert far.schema.equals(near.schema, check_metadata=True), choice
-            assert far.to_table().equals(near.to_table()), choice
+            assert same(far.to_table(), near.to_table()), choice
             assert (far.count_rows(), far.slot_id, far.is_complete) == (near.count_rows(), 0, True)
         for filter in (where, pc.field("kind") == "k1", pc.field("note").is_null() & (pc.field("_quiver_bundle") > 3)):
             columns = {"twice": pc.field("id") * 2, "kind": pc.field("kind")}
             near, far = local.dataset(name), client.dataset(name)
-            assert far.to_table(["note", "id"], filter=filter).equals(near.to_table(["note", "id"], filter=filter))
-            assert far.to_table(columns, filter=filter).equals(near.to_table(columns, filter=filter))
+            assert same(far.to_table(["note", "id"], filter=filter), near.to_table(["note", "id"], filter=filter))
+            assert same(far.to_table(columns, filter=filter), near.to_table(columns, filter=filter))
             assert far.filter(filter).count_rows() == near.filter(filter).count_rows() > 0
         wider = pa.schema([("id", pa.float64()), ("more", pa.string())])
-        assert far.replace_schema(wider).to_table().equals(near.replace_schema(wider).to_table())
-        assert far.head(3).equals(near.head(3))
+        assert same(far.replace_schema(wider).to_table(), near.replace_schema(wider).to_table())
+        assert same(far.head(3), near.head(3))
         assert far.take([3, 1])["id"].to_pylist() == [3, 1]
 
 

@@ -12,7 +12,7 @@ import socket
 
 from quiver_actors.base.protocol import messages as m
 from quiver_actors.base.protocol.framing import encode_frame
-from quiver_actors.base.protocol.subscriber_messages import Terms
+from quiver_actors.base.protocol.terms import Terms
 from tests.sim.node.actors import Place, World
 from tests.sim.node.looking import incarnation_of
 from tests.sim.node.machine import Machine

@@ -126,8 +126,7 @@ def test_files_on_the_disk_do_not_concern_archived_segments() -> None:
     drop_segment(driver.engine, GONE + 2, "evicted")
     driver.settle()
     assert take(driver) == ALL[:-2]
-    (notice,) = driver.take_gaps("late", "other") or [None]
-    assert notice is None or notice.segment_seq == GONE + 2
+    assert {notice.segment_seq for notice in driver.take_gaps("late", "other")} <= {GONE + 2}
 
 
 def test_a_list_from_before_a_segment_left_the_disk_is_refused() -> None:
