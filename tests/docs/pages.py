@@ -28,6 +28,10 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=ind
 
 ELSEWHERE: dict[tuple[str, str], str] = {
     (
+        "archive",
+        "since = datetime.datetime(2026, 1, 1",
+    ): "needs bundles that have left the disk; tests/integration/test_archive_subscribe.py makes some",
+    (
         "delivery",
         "for delivery in deliveries:\n    try:",
     ): "needs a damaged file under a running node; tests/integration/test_live_damage.py makes one",
