@@ -30,6 +30,7 @@ from quiver_actors.flight.consumer_link import ConsumerLink
 from quiver_actors.flight.received_delivery import ReceivedDelivery
 from quiver_actors.flight.received_parcel import ReceivedParcel
 from quiver_actors.flight.remote_subscription import RemoteSubscription as Subscription
+from quiver_actors.flight.subscription_state import KnownSubscription, portion_of
 
 T = TypeVar("T")
 
@@ -83,48 +84,19 @@ class RemoteBatch(BaseBatch[RemoteDelivery, RemoteBatchTicket]):
     _ticket_type = RemoteBatchTicket
 
 
-class RemoteSubscription:
+class RemoteSubscription(KnownSubscription):
     """Deliveries of one subscriber: iterate, or call `get`. Made by `RemoteClient.subscribe`. Each method does what its namesake of
     `quiver_actors.client.Subscription` does. Any number of tasks may share it."""
 
     def __init__(self, made: Subscription) -> None:
         """`made`: attached, with deliveries of the class `RemoteDelivery`."""
+        super().__init__(made.state)
         self._made = made
         self._fetching = ThreadPoolExecutor(1, "quiver-remote-fetch")
 
-    @property
-    def topic(self) -> str:
-        """Name of the topic."""
-        return self._made.topic
-
-    @property
-    def subscriber(self) -> str:
-        """Name of the durable subscriber."""
-        return self._made.subscriber
-
-    @property
-    def order(self) -> str:
-        """The order in which this consumer gets bundles: `oldest`, `newest` or `newest_backfill`."""
-        return self._made.wanted.terms.order
-
-    @property
-    def claims_lost(self) -> int:
-        """Bundles that were resolved too late, or not given out: they are delivered again."""
-        return self._made.claims_lost
-
-    @property
-    def refused_count(self) -> int:
-        """Resolutions that workers refused, as far as it was heard of."""
-        return self._made.refused_count
-
-    @property
-    def gap_count(self) -> int:
-        """Gap notices that were handed over."""
-        return self._made.gap_count
-
     async def get(self, timeout: float | None = None) -> Any:
         """The next bundle, or None if none came within `timeout` seconds; see `quiver_actors.client.Subscription.get`."""
-        deadline_ns, inbox = deadline_after(timeout), self._made.inbox
+        deadline_ns, inbox = deadline_after(timeout), self.state.inbox
         while True:
             if due := inbox.due():
                 await self._in_thread(inbox.extend, due)
@@ -140,7 +112,7 @@ class RemoteSubscription:
         check_bundles_max(bundles_max)
         found = [first] if (first := await self.get(timeout)) is not None else []
         while 0 < len(found) < bundles_max and not isinstance(found[-1], GapNotice):
-            item = self._made.inbox.take(only_bundles=True)
+            item = self.state.inbox.take(only_bundles=True)
             if item is None:
                 break
             found.append(item)
@@ -148,12 +120,12 @@ class RemoteSubscription:
 
     def batches(self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT) -> AsyncIterator[Any]:
         """Yield many bundles at a time; with gaps="deliver" notices come between them."""
-        link = cast("Resolutions[Any]", self._made.link)
+        link = cast("Resolutions[Any]", self.state.link)
 
         def make(parcel: Parcel, index: int, delivery_count: int) -> RemoteDelivery:
             return RemoteDelivery(link, parcel, index, delivery_count)
 
-        gathering = Gathering(max_rows, max_wait, self._made.wanted.idle_timeout, make)
+        gathering = Gathering(max_rows, max_wait, self.state.wanted.idle_timeout, make)
         return gathered(gathering, self._portion, lambda parts, tables: RemoteBatch(link, parts, tables))
 
     async def claim(self, bundle_id: BundleId, timeout: float = 10.0) -> RemoteDelivery:
@@ -162,7 +134,7 @@ class RemoteSubscription:
 
     async def run(self) -> int:
         """Call `on_bundle`, a function or a coroutine function, with one delivery after the other."""
-        return await called_with_each(self, self._made.wanted.on_bundle, lambda: self._made.is_closed)
+        return await called_with_each(self, self.state.wanted.on_bundle, lambda: self.state.link.is_closed)
 
     async def flush(self, timeout: float = 10.0) -> list[RefusedResolution]:
         """Return when everything acknowledged or rejected so far is durable."""
@@ -197,7 +169,7 @@ class RemoteSubscription:
         await asyncio.to_thread(self._made.close)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return events_of(self.get, self._made.wanted.idle_timeout)
+        return events_of(self.get, self.state.wanted.idle_timeout)
 
     async def __aenter__(self) -> RemoteSubscription:
         return self
@@ -207,15 +179,12 @@ class RemoteSubscription:
     ) -> None:
         await self.close()
 
-    def __repr__(self) -> str:
-        return repr(self._made)
-
     async def _filled(self, deadline_ns: int) -> bool:
         """Wait until a bundle or notice is here; returns whether there is one. Raises as `get`."""
         while True:
             until_ns = min(deadline_ns, time.monotonic_ns() + _FILL_NS)
             try:
-                if await self._in_thread(self._made.inbox.fill, until_ns):
+                if await self._in_thread(self.state.inbox.fill, until_ns):
                     return True
             except WorkerUnavailable:
                 if until_ns == deadline_ns:
@@ -225,20 +194,20 @@ class RemoteSubscription:
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         # A thread of its own: a wait for bundles must not take one from other calls.
-        if self._made.is_closed:
+        if self.state.link.is_closed:
             raise ClosedError("it was closed: subscribe again")
         return await asyncio.get_running_loop().run_in_executor(self._fetching, partial(call, *arguments))
 
     async def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
-        event = await self.get(timeout)
-        return event.portion if isinstance(event, RemoteDelivery) else event
+        found: Portion | GapNotice | None = portion_of(await self.get(timeout))
+        return found
 
     async def _tell(self, notice: GapNotice) -> bool:
-        on_gap = self._made.wanted.on_gap
+        on_gap = self.state.wanted.on_gap
         if on_gap is not None:
             try:
                 await called(on_gap, notice)
             except BaseException:
-                self._made.inbox.put_back(notice)
+                self.state.inbox.put_back(notice)
                 raise
-        return self._made.note_told(notice)
+        return self.state.note_told(notice)

@@ -49,7 +49,7 @@ class BackgroundFetches:
         self._is_closed = False
         self._pid = os.getpid()
 
-    def begin(self, fetch: Callable[[], None]) -> bool:
+    def begin(self, fetch: Callable[[], object]) -> bool:
         """Call `fetch` on a thread of its own. Returns False if that is not done: enough is under way, or it comes behind `close`, or in a
         child of the owner."""
         thread = threading.Thread(target=self._run, args=(fetch,), name="quiver-read-ahead")
@@ -65,11 +65,16 @@ class BackgroundFetches:
         """Begin no more, and wait for those that are under way. Idempotent."""
         with self._lock:
             self._is_closed = True
+        self.join()
+
+    def join(self) -> None:
+        """Wait for those that are under way."""
+        with self._lock:
             running = list(self._running) if self._pid == os.getpid() else []
         for thread in running:
             thread.join()
 
-    def _run(self, fetch: Callable[[], None]) -> None:
+    def _run(self, fetch: Callable[[], object]) -> None:
         started = time.monotonic()
         try:
             with contextlib.suppress(QuiverError, IndexError):

@@ -11,7 +11,6 @@ sent ahead.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -38,11 +37,10 @@ from quiver_actors.flight.not_remote import not_there
 from quiver_actors.flight.received_delivery import ReceivedDelivery
 from quiver_actors.flight.remote_delivery import RemoteBatch, RemoteDelivery
 from quiver_actors.flight.remote_inbox import RemoteInbox
+from quiver_actors.flight.subscription_state import KnownSubscription, SubscriptionState, portion_of
 
-logger = logging.getLogger("quiver.client")
 
-
-class RemoteSubscription:
+class RemoteSubscription(KnownSubscription):
     """Deliveries of one subscriber: iterate, or call `get`. Made by `RemoteClient.subscribe`. With gaps="deliver" `get` returns gap notices
     too, in the places of the lost bundles. A method of `Subscription` that is not here refuses by its name."""
 
@@ -57,43 +55,12 @@ class RemoteSubscription:
         kind: type[ReceivedDelivery[Any]] = RemoteDelivery,
     ) -> None:
         """Attaches to the subscriber. `kind`: class of the deliveries. Raises as `RemoteClient.subscribe`."""
-        self.wanted = SubscribeRequest.parse(topic, subscriber, gaps, options)
-        request = rc.Subscribe(rc.REMOTE_VERSION, topic, subscriber, _travelling(options, self.wanted))
-        self._link = ConsumerLink(connection, request, timeout_seconds)
-        self.inbox = RemoteInbox(self._link, self.wanted, kind)
-        self._gap_count = 0
+        wanted = SubscribeRequest.parse(topic, subscriber, gaps, options)
+        request = rc.Subscribe(rc.REMOTE_VERSION, topic, subscriber, _travelling(options, wanted))
+        self._link = link = ConsumerLink(connection, request, timeout_seconds)
+        super().__init__(SubscriptionState(wanted, link, RemoteInbox(link, wanted, kind)))
         # Also at the end of the program, and where nobody closes it.
         self._ending = weakref.finalize(self, self._link.close)
-
-    @property
-    def topic(self) -> str:
-        """Name of the topic."""
-        return self.wanted.topic
-
-    @property
-    def subscriber(self) -> str:
-        """Name of the durable subscriber."""
-        return self.wanted.subscriber
-
-    @property
-    def order(self) -> str:
-        """The order in which this consumer gets bundles: `oldest`, `newest` or `newest_backfill`."""
-        return self.wanted.terms.order
-
-    @property
-    def claims_lost(self) -> int:
-        """Bundles that were resolved too late, or not given out, because the server or their lease was lost: they are delivered again."""
-        return self._link.late_count + self.inbox.lost_count
-
-    @property
-    def refused_count(self) -> int:
-        """Resolutions that workers refused, as the claim was gone, as far as it was heard of."""
-        return self._link.refused_count
-
-    @property
-    def gap_count(self) -> int:
-        """Gap notices that were handed over."""
-        return self._gap_count
 
     def get(self, timeout: float | None = None) -> Any:
         """The next bundle, a `Delivery`; None when none came within `timeout` seconds (None: wait for ever, 0: do not wait).
@@ -107,11 +74,11 @@ class RemoteSubscription:
         """
         deadline_ns = deadline_after(timeout)
         while True:
-            if due := self.inbox.due():
-                self.inbox.extend(due)
-            item = self.inbox.take()
+            if due := self.state.inbox.due():
+                self.state.inbox.extend(due)
+            item = self.state.inbox.take()
             if item is None:
-                if not self.inbox.fill(deadline_ns):
+                if not self.state.inbox.fill(deadline_ns):
                     return None
             elif not isinstance(item, GapNotice) or self._tell(item):
                 return item
@@ -124,7 +91,7 @@ class RemoteSubscription:
         check_bundles_max(bundles_max)
         found = [first] if (first := self.get(timeout)) is not None else []
         while 0 < len(found) < bundles_max and not isinstance(found[-1], GapNotice):
-            item = self.inbox.take(only_bundles=True)
+            item = self.state.inbox.take(only_bundles=True)
             if item is None:
                 break
             found.append(item)
@@ -135,14 +102,14 @@ class RemoteSubscription:
         if bundle_id.topic != self.topic:
             raise UsageError(f"{bundle_id} is not of topic {self.topic!r}")
         ticket = rc.ClaimTicket("", *bundle_id[1:], round(timeout * SECOND_NS))
-        (delivery,) = self.inbox.items(self._link.read(ticket, timeout))
+        (delivery,) = self.state.inbox.items(self._link.read(ticket, timeout))
         assert not isinstance(delivery, GapNotice)
         return delivery
 
     def run(self) -> int:
         """Call `on_bundle` with each delivery, until the subscription is closed or nothing came for its `idle_timeout`; see
         `Subscription.run`."""
-        return called_with_each(self, self.wanted.on_bundle, lambda: self.is_closed)
+        return called_with_each(self, self.state.wanted.on_bundle, lambda: self._link.is_closed)
 
     def batches(self, max_rows: int = ROWS_MAX_DEFAULT, max_wait: float = WAIT_SECONDS_DEFAULT) -> Iterator[Any]:
         """Yield many bundles at a time, with their rows as one Arrow table for each slot; see `Subscription.batches`.
@@ -158,7 +125,7 @@ class RemoteSubscription:
         def make(parcel: Parcel, index: int, delivery_count: int) -> RemoteDelivery:
             return RemoteDelivery(link, parcel, index, delivery_count)
 
-        gathering = Gathering(max_rows, max_wait, self.wanted.idle_timeout, make)
+        gathering = Gathering(max_rows, max_wait, self.state.wanted.idle_timeout, make)
         return gathered(gathering, self._portion, lambda parts, tables: RemoteBatch(link, parts, tables))
 
     def flush(self, timeout: float = 10.0) -> list[RefusedResolution]:
@@ -216,7 +183,7 @@ class RemoteSubscription:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield what `get` returns, until the subscription is closed, or until nothing came for its `idle_timeout`."""
-        return events_of(self.get, self.wanted.idle_timeout)
+        return events_of(self.get, self.state.wanted.idle_timeout)
 
     def __enter__(self) -> RemoteSubscription:
         return self
@@ -226,29 +193,6 @@ class RemoteSubscription:
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        state = "closed" if self._link.is_closed else f"waiting={len(self.inbox)}"
-        return f"<RemoteSubscription {self.subscriber} topic={self.topic} {state}>"
-
-    # --- for the asynchronous form -------------------------------------------------------------------------------------------
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._link.is_closed
-
-    @property
-    def link(self) -> ConsumerLink:
-        """The line to the server."""
-        return self._link
-
-    def note_told(self, notice: GapNotice) -> bool:
-        """Note that a notice was handed over; returns whether `get` returns it."""
-        logger.warning("quiver.subscription.gap subscriber=%s %s", self.subscriber, notice)
-        self._gap_count += 1
-        self.inbox.was_told()
-        return self.wanted.are_gaps_delivered
-
     # --- private -------------------------------------------------------------------------------------------------------------
 
     def _standing(self, timeout: float) -> rc.Standing:
@@ -257,18 +201,18 @@ class RemoteSubscription:
 
     def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
         """The next bundle, or the next notice that `get` would return; None when nothing came in time. Raises as `get`."""
-        event = self.get(timeout)
-        return event.portion if isinstance(event, RemoteDelivery) else event
+        found: Portion | GapNotice | None = portion_of(self.get(timeout))
+        return found
 
     def _tell(self, notice: GapNotice) -> bool:
         """Pass a notice to `on_gap`; returns whether `get` returns it."""
-        if self.wanted.on_gap is not None:
+        if self.state.wanted.on_gap is not None:
             try:
-                self.wanted.on_gap(notice)
+                self.state.wanted.on_gap(notice)
             except BaseException:
-                self.inbox.put_back(notice)
+                self.state.inbox.put_back(notice)
                 raise
-        return self.note_told(notice)
+        return self.state.note_told(notice)
 
 
 def _travelling(options: SubscribeOptions, wanted: SubscribeRequest) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -25,11 +24,9 @@ from quiver_actors.base.checksum import crc32
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.cli.main import main
 from quiver_actors.client import Client, NotArchived
-from quiver_actors.node.archiver_process import NICENESS
 from quiver_actors.store.segment.checked import CheckedReader
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, numbers, take
-from tests.support.object_servers import moto
 
 CONFIG = """
 node = "anode"
@@ -134,39 +131,6 @@ def test_an_archiver_that_is_killed_goes_on_and_archives_nothing_twice(store: Ob
 def kill_archiver(node: ClientNode) -> None:
     for pid in archiver_pids(node):
         node.kill_pid(pid)
-
-
-def test_it_gives_way_to_the_workers(tmp_path: Path) -> None:
-    with archiving_node(f"file://{tmp_path}/archive") as node, node.connect() as client:
-        client.push(numbers(1))
-        client.flush(until="archived", timeout=60)
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        (archiver,) = archiver_pids(node)
-        threads = [int(each) for each in os.listdir(f"/proc/{archiver}/task")]
-        assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {min(19, own + NICENESS)}
-        assert {os.sched_getscheduler(each) for each in threads} == {os.SCHED_BATCH}
-        assert os.getpriority(os.PRIO_PROCESS, node.pids[0]) == own
-
-
-def test_how_far_it_is_behind_is_shown_while_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = moto(tmp_path)
-    try:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        with archiving_node(f"{server.url}/away", 'request_timeout = "1s"\n') as node, node.connect() as client:
-            client.push(numbers(0))
-            client.flush(until="archived", timeout=60)
-            server.pause()
-            for number in range(1, 5):
-                push(client, range(number, number + 1))
-            wait_until(
-                lambda: (found := status_of(node)) is not None and found.lag_segments == 4, "the lag to be shown"
-            )
-            server.resume()
-            wait_until(lambda: (found := status_of(node)) is not None and not found.lag_segments, "it to catch up", 60)
-            client.flush(until="archived", timeout=60)
-    finally:
-        server.stop()
 
 
 def archiver_pids(node: ClientNode) -> list[int]:

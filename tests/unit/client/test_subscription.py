@@ -45,7 +45,10 @@ from tests.unit.store.segment.logfile import TIME
 def test_subscribe_registers_on_all_workers_and_gives_credit(two_cores: Peer) -> None:
     with connect(two_cores.run_dir) as client, client.subscribe("exporter", topic="travel", prefetch=10):
         two_cores.wait_for(lambda: len([m for _, m in two_cores.received if isinstance(m, Credit)]) == 2)
-        assert two_cores.of_type(Register) == [Register(1, "travel", "exporter", "latest", Terms())] * 2
+        assert (
+            two_cores.of_type(Register)
+            == [Register(1, "travel", "exporter", "latest", Terms(), reads_archive=True)] * 2
+        )
         assert two_cores.of_type(Credit) == [Credit("travel", "exporter", 10)] * 2
 
 

@@ -77,24 +77,21 @@ def test_what_follows_is_fetched_within_the_limit_while_a_program_reads(opened: 
 
 
 def test_over_a_slow_line_one_segment_is_fetched_ahead_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    fetches, may_end, begun = read_ahead.BackgroundFetches(), threading.Event(), threading.Semaphore(0)
-
-    def fetch() -> None:
-        begun.release()
-        may_end.wait(30)
-
-    assert fetches.begin(fetch)
-    assert not fetches.begin(fetch), "nobody knows yet that the line is quick"
+    fetches, may_end = read_ahead.BackgroundFetches(), threading.Event()
+    monkeypatch.setattr(read_ahead, "QUICK_SECONDS", float("inf"))
+    assert fetches.begin(may_end.wait)
+    assert not fetches.begin(may_end.wait), "nobody knows yet that the line is quick"
     may_end.set()
     wait_until(lambda: fetches.begin(lambda: None), "the first one to end")
     may_end.clear()
-    wait_until(lambda: fetches.begin(fetch) and fetches.begin(fetch), "two at a time after a quick one")
+    wait_until(lambda: fetches.begin(may_end.wait), "the second one to end")
+    assert fetches.begin(may_end.wait), "two at a time after a quick one"
     monkeypatch.setattr(read_ahead, "QUICK_SECONDS", 0.0)
     may_end.set()
-    wait_until(lambda: fetches.begin(lambda: None), "all to end")
+    fetches.join()
     may_end.clear()
-    wait_until(lambda: fetches.begin(fetch), "the last one to end")
-    assert not fetches.begin(fetch)
+    assert fetches.begin(may_end.wait)
+    assert not fetches.begin(may_end.wait)
     may_end.set()
     fetches.close()
 
