@@ -90,15 +90,20 @@ def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksu
             f"topic {topic!r} has {len(wanted):,} segments in that span, and a dataset holds {SEGMENTS_MAX:,}: give start= or end="
         )
     pins = (_pinned(requests, slots, *each, verifies_checksums=verifies_checksums) for each in wanted)
+    all_pinned = yield from side_by_side(pins, _PINS_AT_ONCE)
     parts = [
         _part(*each, pinned, statistics.get(each[0], {}).get(each[1].segment_seq))
-        for each, pinned in zip(wanted, (yield from side_by_side(pins, _PINS_AT_ONCE)), strict=True)
+        for each, pinned in zip(wanted, all_pinned, strict=True)
         if pinned is not None
     ]
+    gone = {
+        (core, info.segment_seq) for (core, info, _), pinned in zip(wanted, all_pinned, strict=True) if pinned is None
+    }
     stored = _numbers(found)
-    if len(parts) < len(wanted):
+    if gone:
         # Some were deleted, and perhaps older ones behind them that are pinned already: what is left now is one moment's.
-        stored = _numbers((yield from _readable(requests, topic)))
+        # A worker still lists a segment whose file it has just deleted: that one is not on the disk any more.
+        stored = _numbers((yield from _readable(requests, topic))) - gone
         parts = [part for part in parts if (part.core, part.segment_seq) in stored]
     if (yield from _info(requests, topic)).incarnation != info.incarnation:
         # Numbers of a topic's segments are used again by one that is made in its place: what is known may be of either.

@@ -19,10 +19,12 @@ import pytest
 from quiver_actors.base.model import BundleId
 from quiver_actors.client import Client
 from quiver_actors.client.exchange import Flow
+from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.requests import Requests
+from quiver_actors.client.segments import MappedSegment
 from quiver_actors.client.snapshots import Taken, taking_snapshot
 from quiver_actors.client.statistics import SegmentStatistics
-from quiver_actors.errors import StorageUnavailable
+from quiver_actors.errors import NotStored, StorageUnavailable
 from quiver_actors.query.dataset import TopicDataset
 from quiver_actors.query.span import Span
 from tests.integration.client_node import ClientNode, client_node
@@ -198,6 +200,32 @@ def test_segments_that_go_faster_than_they_are_looked_at_are_an_error(node: Clie
             snapshot_beside(client, "fleeting", replace)
         assert len(looks) == 5
         assert len(client.dataset("fleeting").to_table()) == ROWS_EACH
+
+
+class Deleting(Overtaken):
+    """Requests of a client while a worker has deleted the file of one segment, and not yet taken the job back: it still lists it."""
+
+    def __init__(self, requests: Requests, segment_seq: int) -> None:
+        super().__init__(requests, lambda: None)
+        self._segment_seq = segment_seq
+
+    def mapped_part(self, wanted: Any, part: SegmentPart, **options: Any) -> Flow[MappedSegment]:
+        if part.segment_seq == self._segment_seq:
+            raise NotStored(f"segment {part.segment_seq} is being deleted")
+        return (yield from self._requests.mapped_part(wanted, part, **options))
+
+
+def test_a_segment_that_is_being_deleted_is_not_said_to_be_on_the_disk(node: ClientNode) -> None:
+    """What a snapshot has not from the disk is looked for in the archive; what it says to be on the disk is not."""
+    with short_lived(node, "going") as (client, _, store, _):
+        store()
+        store()
+        ((core, (first, second)),) = client.segments("going").items()
+        requests = cast(Requests, Deleting(client._requests, first.segment_seq))
+        taken = client._exchange.run(taking_snapshot(requests, "going", Span(), verifies_checksums=True))
+        assert [part.segment_seq for part in taken.snapshot.parts] == [second.segment_seq]
+        assert [info.segment_seq for info in taken.on_disk[core].segments] == [second.segment_seq]
+        assert taken.on_disk[core].newest_segment_seq == second.segment_seq
 
 
 def test_an_empty_topic_is_an_empty_snapshot(node: ClientNode) -> None:
