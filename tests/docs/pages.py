@@ -64,10 +64,6 @@ ELSEWHERE: dict[tuple[str, str], str] = {
         "archive",
         'with quiver_actors.open_archive("s3://bucket/quiver", node="worker-7") as archive:\n    late = ',
     ): "a bucket; tests/integration/test_archive_queries.py asks one",
-    (
-        "archive",
-        'deliveries = client.subscribe("exporter", topic="travel", start="earliest")',
-    ): "a bucket; tests/integration/test_archive_queries.py reads what has left the disk",
     ("developing", "make check     # lint"): "runs these tests",
     ("getting-started", "python3 -m venv .venv"): "installs the package from an index; make fresh-user runs it",
     ("getting-started", "pip install 'quiver-actors[spark"): "the same",

@@ -249,14 +249,10 @@ class RangedReader:
             raise InvalidFormat(f"{self._where} has a stream that ends behind the file's {self._view.nbytes} bytes")
         self._blocks.need([(end - _STREAM_END_BYTES, end) for _, end in ends])
         # The footers of all of them with one request, not one after the other.
-        self._blocks.need([(max(info.byte_offset, end - self._footer_bytes(end)), end) for info, end in ends])
+        self._blocks.need([(max(info.byte_offset, end - _footer_bytes(self._view, end)), end) for info, end in ends])
         found = {info.stream_id: self._messages_of(info) for info in infos}
         self._blocks.need([piece for each in found.values() for piece in _pieces(each.dictionaries)])
         self._messages.update(found)
-
-    def _footer_bytes(self, end: int) -> int:
-        length = int.from_bytes(self._view[end - _STREAM_END_BYTES :][:4], "little", signed=True)
-        return max(0, length) + _STREAM_END_BYTES
 
     def _messages_of(self, info: StreamInfo) -> _Messages:
         end = info.byte_offset + info.byte_length
@@ -273,6 +269,12 @@ class RangedReader:
             raise InvalidFormat(f"{self._where}: stream {info.stream_id} refers to messages outside of it")
         spans[:, 0] += info.byte_offset
         return spans
+
+
+def _footer_bytes(view: memoryview, end: int) -> int:
+    """The length of the footer of the stream that ends there, as the stream says it."""
+    length = int.from_bytes(view[end - _STREAM_END_BYTES :][:4], "little", signed=True)
+    return max(0, length) + _STREAM_END_BYTES
 
 
 def _selected(batch: pa.RecordBatch, names: Sequence[str] | None) -> pa.RecordBatch:

@@ -21,6 +21,9 @@ TOPIC = TopicSettings(name="open", owner_uid=OWNER, allowed_uids=(GUEST, OTHER),
 SECURITY_PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 
 
+TICKETS = ("ReadTicket", "ScanTicket", "TableTicket", "BundlesTicket")
+
+
 def names_of(union: object) -> list[str]:
     return [kind.__name__ for kind in typing.get_args(union)]
 
@@ -33,14 +36,14 @@ def test_every_message_of_a_client_has_a_row(name: str) -> None:
 
 def test_every_request_at_another_door_has_a_row() -> None:
     wanted = {f"topics.{name}" for name in names_of(TopicRequest)}
-    wanted |= {f"flight.{name}" for name in [*FLIGHT_REQUESTS, "ReadTicket", "TableTicket", "BundlesTicket", "Push"]}
+    wanted |= {f"flight.{name}" for name in [*FLIGHT_REQUESTS, *TICKETS, "Push"]}
     wanted |= {f"archive.{name}" for name in names_of(ArchiveRequest)}
     assert wanted <= rights.TABLE.keys()
 
 
 def test_no_row_is_of_a_request_that_does_not_exist() -> None:
     known = {*names_of(ClientMessage), *(f"topics.{name}" for name in names_of(TopicRequest))}
-    known |= {f"flight.{name}" for name in [*FLIGHT_REQUESTS, "ReadTicket", "TableTicket", "BundlesTicket", "Push"]}
+    known |= {f"flight.{name}" for name in [*FLIGHT_REQUESTS, *TICKETS, "Push"]}
     known |= {f"archive.{name}" for name in names_of(ArchiveRequest)}
     assert {name.partition(":")[0] for name in rights.TABLE} <= known
 
