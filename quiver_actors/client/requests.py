@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +38,7 @@ from quiver_actors.base.protocol.messages import (
     Unregister,
 )
 from quiver_actors.base.protocol.places import PLACE, PLACES_MAX
+from quiver_actors.base.units import MILLISECOND_NS
 from quiver_actors.client.calls import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
 from quiver_actors.client.exchange import Flow
@@ -52,6 +54,9 @@ from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoint
 from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.query.snapshot import TellPruned
 
+COMPLETE_NS = 250 * MILLISECOND_NS
+"""How long to wait for what was acknowledged and is not shown yet."""
+COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
 REASON_MAX = 1000
 """Characters of what a worker is told of damage."""
 
@@ -181,13 +186,19 @@ class Requests:
         return list(found.values())
 
     def on_disk(self, topic: str, core: int, asked: Asked) -> Flow[OnDisk]:
-        """Find out what one core has of a topic that can be read now."""
+        """Find out what one core has of a topic that can be read. Between two logs what was just acknowledged is not shown for a moment,
+        which is waited for."""
         slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
         projection = asked.resolve(slots)
-        call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
-        listed = call.answer
-        assert isinstance(listed, SegmentList), "only this answers ListSegments"
-        return OnDisk(_readable_in(call), listed.incarnation, core, slots, projection)
+        deadline_ns = time.monotonic_ns() + COMPLETE_NS
+        while True:
+            call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
+            listed = call.answer
+            assert isinstance(listed, SegmentList), "only this answers ListSegments"
+            now_ns = time.monotonic_ns()
+            if listed.is_complete or now_ns > deadline_ns:
+                return OnDisk(_readable_in(call), listed.incarnation, core, slots, projection)
+            yield now_ns + COMPLETE_LOOK_NS
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
         """Open and map the segment of a part, sealed or not."""

@@ -12,7 +12,7 @@ from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client.exchange import Flow, side_by_side
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.ranges import SegmentPart
-from quiver_actors.client.requests import Requests, WantedRange
+from quiver_actors.client.requests import COMPLETE_LOOK_NS, COMPLETE_NS, Requests, WantedRange
 from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import SegmentStatistics
@@ -28,8 +28,6 @@ _LOOKS_MAX = 5
 """How often to begin again where everything that was listed had been deleted before any of it was mapped."""
 _PINS_AT_ONCE = 32
 """Segments that are asked for before the first of them is there."""
-_COMPLETE_NS = 250 * MILLISECOND_NS
-_COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
 
 
 class CoreOnDisk(NamedTuple):
@@ -133,13 +131,13 @@ def _info(requests: Requests, topic: str) -> Flow[TopicInfo]:
 
 def _readable(requests: Requests, topic: str) -> Flow[dict[int, ReadableSegments]]:
     """List what can be read. Between two logs what was just acknowledged is not shown for a moment, which is waited for."""
-    deadline_ns = time.monotonic_ns() + _COMPLETE_NS
+    deadline_ns = time.monotonic_ns() + COMPLETE_NS
     while True:
         found = yield from requests.readable(topic)
         now_ns = time.monotonic_ns()
         if all(each.is_complete for each in found.values()) or now_ns > deadline_ns:
             return found
-        yield now_ns + _COMPLETE_LOOK_NS
+        yield now_ns + COMPLETE_LOOK_NS
 
 
 def _part(

@@ -271,9 +271,10 @@ class Engine:
         if isinstance(job, ColdJob):
             return [*self._parts.relocation.finish(job), *self._parts.cold.files.take_events()]
         if isinstance(job, CommitJob):
-            steps = job.steps
+            steps = job.steps if job.rotates else ()
             happened = self.group_commit.finish(job)
-            self.readable_end.retired([step.log for step in steps if step.retire_as is not None])
+            if steps:
+                self.readable_end.retired([step.log for step in steps if step.retire_as is not None])
         elif isinstance(job, EmptyLogJob):
             return self.group_commit.finish_empty_log(job)
         else:

@@ -143,7 +143,9 @@ def names_of_the_page() -> Iterator[str]:
     sections = re.split(r"^##+ ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     by_title = {section.partition("\n")[0]: section for section in sections}
     for line in by_title["1. Files and their codecs"].splitlines():
-        yield from re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| `") else ()
+        yield from (
+            re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| `") and "`<node>/" not in line else ()
+        )
     yield from re.findall(
         r"^- `([^`/]+|[^`]+[^`/])`", by_title["3.7 Other files in an engine's directory"], re.MULTILINE
     )
