@@ -45,7 +45,7 @@ from quiver_actors.shm.counters import CountersPage
 from quiver_actors.shm.names import new_name
 from quiver_actors.store.disk.posix import PosixDisk
 
-PUSHES = 200
+PUSHES = 500
 _REST_SECONDS = 60.0
 _RESTING = ("poll", "eventfd_read", "get")
 """C functions in which threads wait for work."""
