@@ -25,7 +25,7 @@ class Pack(NamedTuple):
     key: str
     content: bytes
     segments: tuple[Segment, ...]
-    """Its segments as the manifest will have them."""
+    """Segments of the pack, as the manifest will have them."""
 
     def pieces(self) -> Iterator[memoryview]:
         """The content in pieces of `PART_BYTES`."""

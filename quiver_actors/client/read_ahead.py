@@ -95,9 +95,9 @@ class ReadAhead:
         self._parts = open_parts(self.note_read)
         self._fetches = fetches
         self._upcoming: deque[RangePart] = deque()
-        """Taken from `parts`; not given out yet."""
+        """Parts that were taken from the iterator and not given out yet."""
         self._waiting: deque[RangePart] = deque()
-        """Those of them that are not being fetched."""
+        """Upcoming parts that are not being fetched."""
         self._lock = new_lock()
         self._reads = 0
         self._is_due = True

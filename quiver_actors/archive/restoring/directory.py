@@ -68,7 +68,7 @@ class Restored(NamedTuple):
 
     @property
     def damaged_stages(self) -> list[LostStage]:
-        """Those that are damaged or missing in the store."""
+        """Lost stages whose record or data is damaged or missing in the store."""
         return [each for each in self.lost_stages if each.problem != NOT_ARCHIVED]
 
 

@@ -115,10 +115,10 @@ def runs_of(numbers: Sequence[int], gap: int = 0, count_max: int = 1 << 62) -> I
 def damaged_blocks(
     content: memoryview, checksums: Sequence[int], block_bytes: int, first: int, stop: int, start: int = 0
 ) -> list[int]:
-    """Those of the blocks `[first, stop)` that do not have their checksums.
+    """Return the numbers of the blocks in `[first, stop)` that do not have their checksums.
 
     Args:
-        content: holds them; its first byte is the byte `start` of the file.
+        content: holds the blocks; its first byte is the byte `start` of the file.
         checksums: of all blocks of the file.
     """
     piece = content[first * block_bytes - start : stop * block_bytes - start]

@@ -60,7 +60,7 @@ class Archived:
         return sorted(self.numbers)
 
     def segments_of(self, numbers: Iterable[int]) -> ArchivedSegments:
-        """Those archived segments, as a progress file names them."""
+        """Return the archived segments of these numbers, as a progress file names them."""
         return ArchivedSegments(tuple(runs_of(numbers)), self.mean_bytes)
 
 

@@ -126,7 +126,7 @@ class SubscriberProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Whether every segment below `oldest_incomplete_seg` is complete; if not (Rust's files) the field says nothing."""
     ownership: Ownership = OF_TOPICS_OWNER
     archived: ArchivedSegments = ArchivedSegments()
-    """Those among `entries` that are read from the archive."""
+    """The segments among `entries` that are read from the archive."""
     unknown_flags: int = 0
     """Flag bits of the file that this version does not know: worth a warning, never written back."""
     by_other_writer: bool = False

@@ -16,7 +16,7 @@ from quiver_actors.errors import DurabilityUnknown
 from quiver_actors.node.worker.budgets import NEVER_NS
 from quiver_actors.node.worker.doors import Poll
 from quiver_actors.node.worker.entry import Worker
-from quiver_actors.node.worker.lone_syncs import QUICK_COMMITS, QUICK_NS, CarryOut, LoneSyncs, input_of
+from quiver_actors.node.worker.lone_syncs import CarryOut, LoneSyncs, input_of
 from quiver_actors.node.worker.threads import JobThread
 from tests.unit.node.worker.faulty_disk import FaultyDisk
 from tests.unit.node.worker.harness import WireClient, WorkerThread, running, table, until
@@ -80,8 +80,9 @@ def test_the_loop_syncs_after_enough_quick_commits_of_lone_pushes(tmp_path: Path
 
 def test_the_loop_leaves_a_slow_disk_to_the_thread(tmp_path: Path, disk: FaultyDisk) -> None:
     with running(tmp_path, disk=disk, kind=Hasty) as worker:
-        warmed(worker, disk)
-        assert set(disk.faults.syncing) <= {"quiver-sync"}
+        client = warmed(worker, disk)
+        push_alone(client, 1)
+        assert disk.faults.syncing == ["quiver-sync"]
 
 
 def test_another_commit_gives_the_next_ones_back_to_the_thread(tmp_path: Path, disk: FaultyDisk) -> None:
@@ -145,7 +146,3 @@ def test_to_look_for_input_takes_no_edge_away_from_the_loop() -> None:
     assert not has_input()
     poll.close()
     os.close(wake_fd)
-
-
-def test_the_limits_are_those_that_the_documentation_names() -> None:
-    assert (QUICK_COMMITS, QUICK_NS) == (100, 1_000_000)
