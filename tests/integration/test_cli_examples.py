@@ -113,7 +113,9 @@ def fitted(example: str, place: Path, node: ClientNode) -> str:
 
 CODES = {
     "quiver doctor": {0, 4},
-    "quiver subscribers export": {3},  # it wants a node that is stopped: tests/unit/cli/commands/test_export_progress.py
+    "quiver subscribers export": {
+        3
+    },  # it wants a node that is stopped: tests/unit/cli/commands/test_export_progress.py
 }
 """What the command may exit with, where it may be something else than 0."""
 

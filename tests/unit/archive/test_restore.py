@@ -33,24 +33,11 @@ from tests.support.faulty_objects import FAULTS, FaultyStore
 from tests.support.restorable import (
     PATHS,
     batch,
-    made_archive,
-    objects_of,
     put_state,
     run,
     store_on,
     tree,
 )
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_archive(tmp_path_factory.mktemp("archive"))
-
-
-@pytest.fixture
-def objects(archive: Path) -> SimDisk:
-    return objects_of(archive)
-
 
 # --- what is in it -------------------------------------------------------------------------------------------------------
 

@@ -20,24 +20,12 @@ from quiver_actors.store.staged.records import PreparedRecord, decode_prepared, 
 from quiver_actors.transactions import Decisions, Token
 from tests.disks.simulated import SimDisk
 from tests.support.restorable import (
-    made_archive,
-    objects_of,
     put_state,
     run,
     state_in,
     store_on,
     tree,
 )
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_archive(tmp_path_factory.mktemp("archive"))
-
-
-@pytest.fixture
-def objects(archive: Path) -> SimDisk:
-    return objects_of(archive)
 
 
 def staged_path(objects: SimDisk) -> str:
