@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -54,9 +54,11 @@ from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoint
 from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.query.snapshot import TellPruned
 
-COMPLETE_NS = 250 * MILLISECOND_NS
+F = TypeVar("F")
+
+_COMPLETE_NS = 250 * MILLISECOND_NS
 """How long to wait for what was acknowledged and is not shown yet."""
-COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
+_COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
 REASON_MAX = 1000
 """Characters of what a worker is told of damage."""
 
@@ -186,19 +188,15 @@ class Requests:
         return list(found.values())
 
     def on_disk(self, topic: str, core: int, asked: Asked) -> Flow[OnDisk]:
-        """Find out what one core has of a topic that can be read. Between two logs what was just acknowledged is not shown for a moment,
-        which is waited for."""
+        """Find out what one core has of a topic that can be read."""
         slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
         projection = asked.resolve(slots)
-        deadline_ns = time.monotonic_ns() + COMPLETE_NS
-        while True:
-            call = yield from self._ask(core, lambda tag: ListSegments(tag, topic))
-            listed = call.answer
-            assert isinstance(listed, SegmentList), "only this answers ListSegments"
-            now_ns = time.monotonic_ns()
-            if listed.is_complete or now_ns > deadline_ns:
-                return OnDisk(_readable_in(call), listed.incarnation, core, slots, projection)
-            yield now_ns + COMPLETE_LOOK_NS
+
+        def look() -> Flow[ReadableSegments]:
+            return _readable_segments_in((yield from self._ask(core, lambda tag: ListSegments(tag, topic))))
+
+        found = yield from waiting_for_all(look, lambda found: found.is_complete)
+        return OnDisk(found.infos, found.incarnation, core, slots, projection)
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
         """Open and map the segment of a part, sealed or not."""
@@ -338,9 +336,18 @@ class Requests:
         return call
 
 
-def _readable_in(call: Call) -> list[SegmentInfo]:
-    assert isinstance(call.answer, SegmentList), "only this answers ListSegments"
-    return [*call.answer.segments, *call.answer.open_segments]
+def waiting_for_all(look: Callable[[], Flow[F]], is_complete: Callable[[F], bool]) -> Flow[F]:
+    """Look until all that was acknowledged can be read, but no longer than `_COMPLETE_NS`, and return what was found last.
+
+    Between two logs what was just acknowledged is not shown for a moment.
+    """
+    deadline_ns = time.monotonic_ns() + _COMPLETE_NS
+    while True:
+        found = yield from look()
+        now_ns = time.monotonic_ns()
+        if is_complete(found) or now_ns > deadline_ns:
+            return found
+        yield now_ns + _COMPLETE_LOOK_NS
 
 
 def _readable_segments_in(call: Call) -> ReadableSegments:

@@ -12,7 +12,7 @@ from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client.exchange import Flow, side_by_side
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.ranges import SegmentPart
-from quiver_actors.client.requests import COMPLETE_LOOK_NS, COMPLETE_NS, Requests, WantedRange
+from quiver_actors.client.requests import Requests, WantedRange, waiting_for_all
 from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import SegmentStatistics
@@ -130,14 +130,9 @@ def _info(requests: Requests, topic: str) -> Flow[TopicInfo]:
 
 
 def _readable(requests: Requests, topic: str) -> Flow[dict[int, ReadableSegments]]:
-    """List what can be read. Between two logs what was just acknowledged is not shown for a moment, which is waited for."""
-    deadline_ns = time.monotonic_ns() + COMPLETE_NS
-    while True:
-        found = yield from requests.readable(topic)
-        now_ns = time.monotonic_ns()
-        if all(each.is_complete for each in found.values()) or now_ns > deadline_ns:
-            return found
-        yield now_ns + COMPLETE_LOOK_NS
+    return waiting_for_all(
+        lambda: requests.readable(topic), lambda found: all(each.is_complete for each in found.values())
+    )
 
 
 def _part(
