@@ -7,7 +7,8 @@ Rules
 - A file gets a name that recovery reads (anything but `*.tmp`) only when all that was written to it before is synced. The active log
   may have been appended to since its sync: what it then holds is acknowledged later.
   The summaries of segments are made anew where their checksum is wrong, and are not synced.
-- No file takes a name that another one still needs: one whose new name is not durable yet.
+- No file takes a name that another one still needs: one whose new name is not durable yet. A second name in `held/` is needed by no
+  start: it counts what somebody has open now.
 - A file is not written after a failed write, and not written, synced or named after a failed sync. Running out of space in a write
   is no failure of the file.
 - A file that had blocks reserved is written only within them: a full disk is met before a write.
@@ -30,6 +31,7 @@ _HISTORY_CALLS = 400
 _ACTIVE_LOG = "/quiver.wal"
 _SEGMENT = ".qseg"
 _TEMPORARY = ".tmp"
+_HELD = "/held/"
 _MADE_ANEW = "/quiver.summaries"
 
 
@@ -188,8 +190,9 @@ class OrderMonitor(InterposedDisk):
         elif call.kind == "link":
             if call.path not in self._by_name:
                 self._track(call.path, is_durable=True)
-            tracked = self._by_name[call.target] = self._by_name[call.path]
-            tracked.name = call.target
+            if _HELD not in call.target:
+                tracked = self._by_name[call.target] = self._by_name[call.path]
+                tracked.name = call.target
         elif call.kind == "rename":
             self._lose_name(call.target)
             if call.path not in self._by_name:

@@ -1,9 +1,11 @@
 """Scenes in which something touches the files of a running engine: a segment is deleted, damaged further while it is rescued, kept by a
-guest who has it open, or holds a bundle that another writer made and Arrow cannot decode."""
+guest who has it open, or holds a bundle that another writer made and Arrow cannot decode. Or guests have had the logs since before a
+start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quiver_actors.store.disk.interposed import Call
@@ -22,9 +24,11 @@ from tests.sim.recorder import Recorder
 from tests.sim.scenes import (
     Judge,
     Scene,
+    Work,
     _announced_judge,
     _compact,
     _damaged_world,
+    _interrupted_scene,
     _world_to_compact,
     open_and_settle,
 )
@@ -71,6 +75,23 @@ def _delete_what_a_guest_has(disk: Disk, oracle: Oracle) -> None:
     guests.clear()
     clock.now_ns += LOOK_INTERVAL_NS
     _delete_what_is_due(engine)
+
+
+def _kept_logs_scene(name: str, seed: int) -> Scene:
+    """A start replaces and deletes logs that guests have had open since the former process, and lets them go with their guests."""
+    scene = _interrupted_scene("log with entries, that only memory has", seed)
+    return replace(scene, name=name, work=lambda disk: _start_while_guests_have_the_logs(disk, scene.work))
+
+
+def _start_while_guests_have_the_logs(disk: Disk, start: Work) -> None:
+    below = _innermost(disk)
+    below.shows_descriptors = True  # else nobody can have a file
+    guests = [below.guests_of(path) for path in paths(below, ".wal")]
+    for each in guests:
+        each.add("guest")
+    start(disk)
+    for each in guests:
+        each.clear()
 
 
 def _delete_what_is_due(engine: Engine) -> None:
@@ -182,6 +203,7 @@ def _innermost(disk: Any) -> SimDisk:
 SCENES: dict[str, Callable[[str, int], Scene]] = {
     "segment deleted under a running engine": _deleted_scene,
     "segment deleted that a guest has open": _kept_scene,
+    "logs kept by guests at a start": _kept_logs_scene,
     "compacted segment damaged while it is copied": _damaged_again_scene,
     "segment sealed in place damaged while it is copied": _entry_damaged_again_scene,
     "bundle that cannot be decoded": _undecodable_scene,

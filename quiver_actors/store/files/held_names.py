@@ -55,12 +55,8 @@ def name_if_held(disk: Disk, paths: EnginePaths, path: str) -> None:
     """Give a file that is about to lose its name another one, as `set_aside` does, at a start: `find_held` takes it over, or removes the
     name if the file has kept its own."""
     held = set_aside(disk, paths, path)
-    if held is None:
-        return
-    held.close()
-    if held.path is not None:
-        with contextlib.suppress(DiskError):  # then its bytes may be forgotten by a power loss, and are free
-            disk.sync_directory(paths.held)
+    if held is not None:
+        held.close()
 
 
 def is_given_back(held: HeldFile, *, is_overdue: bool) -> bool:
