@@ -59,7 +59,14 @@ def figures_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return figures
 
 
-LONG = {"store_away", "slow_cold --latency 0.5", "trickle", "scale --only claims", "handoff", "live --only ingest catchup"}
+LONG = {
+    "store_away",
+    "slow_cold --latency 0.5",
+    "trickle",
+    "scale --only claims",
+    "handoff",
+    "live --only ingest catchup",
+}
 """Forms of ten seconds and more, in `make test-long`."""
 
 
