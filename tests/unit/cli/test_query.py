@@ -123,6 +123,8 @@ def test_a_terminal_gets_the_first_rows_and_pipes_get_all(capsys: pytest.Capture
     assert len(on_terminal("--data-dir", str(data_dir), statement, "--limit", "0").splitlines()) == 152
     assert len(ask(capsys, data_dir, statement)[0]) == 152
     assert ask(capsys, data_dir, statement, "--limit", "2", "--json")[0] == ['{"id": 0}', '{"id": 1}']
+    with pytest.raises(SystemExit, match="2"):
+        ask(capsys, data_dir, statement, "--limit", "-1")
 
 
 def test_follow_runs_it_until_it_is_interrupted(data_dir: Path) -> None:
