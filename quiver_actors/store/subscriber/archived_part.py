@@ -8,6 +8,7 @@ concern them.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from quiver_actors.store.subscriber.progress import ARCHIVED_RUNS_MAX, ArchivedS
 
 BUNDLES_MAX = 1 << 24
 """Bundles in the archived segments of one subscriber on one core: each flush of its progress writes a bit for each."""
+_NONE = ArchivedSegments()
 
 
 class ArchivedPart(NamedTuple):
@@ -40,8 +42,9 @@ class Archived:
         mean_bytes: bytes of one of their bundles, on average.
     """
 
-    def __init__(self, segments: ArchivedSegments) -> None:
-        self.numbers = {number for first, count in segments.runs for number in range(first, first + count)}
+    def __init__(self, segments: ArchivedSegments = _NONE, entries: Mapping[int, SegmentProgress] = {}) -> None:
+        """`entries`: those of the progress file that names the segments."""
+        self.numbers = {seq for seq, entry in entries.items() if not entry.is_complete and seq in segments}
         self.mean_bytes = segments.mean_bytes
 
     def begin(self, part: ArchivedPart, awaited: dict[int, SegmentProgress]) -> None:
@@ -59,9 +62,23 @@ class Archived:
             self.numbers.intersection_update(known)
         return sorted(self.numbers)
 
-    def segments_of(self, numbers: Iterable[int]) -> ArchivedSegments:
-        """Return the archived segments of these numbers, as a progress file names them."""
-        return ArchivedSegments(tuple(runs_of(numbers)), self.mean_bytes)
+    def segments_of(self, numbers: Iterable[int], entries: Mapping[int, SegmentProgress]) -> ArchivedSegments:
+        """Return the archived segments of these rising numbers, as a progress file with these entries names them.
+
+        Runs reach over numbers that have no entry, or a complete one: so there are never more of them than at the beginning, in whatever
+        order segments are resolved.
+        """
+        archived = list(numbers)
+        others = sorted({seq for seq, entry in entries.items() if not entry.is_complete}.difference(archived))
+        runs: Runs = []
+        for number in archived:
+            first = runs[-1][0] if runs else number
+            is_near = bool(runs) and number - sum(runs[-1]) < ARCHIVED_SEGMENTS_MAX
+            if is_near and bisect.bisect(others, first) == bisect.bisect(others, number):
+                runs[-1] = first, number - first + 1
+            else:
+                runs.append((number, 1))
+        return ArchivedSegments(tuple(runs), self.mean_bytes)
 
 
 def plan_archived(start: ArchivedStart, here: Collection[int], next_segment_seq: int) -> ArchivedPart:
