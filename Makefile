@@ -107,7 +107,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 unit: $(STAMP)
-	$(PYTEST) tests/unit
+	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile tests/unit
 
 docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --strict --quiet
