@@ -58,9 +58,9 @@ class ArchivedBundles:
         """Whether they are here already, which they are not: they are fetched when they are read."""
         return False
 
-    def narrowed(self, slot_id: int, columns: Sequence[str]) -> ArchivedBundles:
-        """The bundles for one scan: only these columns of the slot are fetched."""
-        projection = Projection(frozenset({slot_id}), {slot_id: tuple(columns)})
+    def narrowed(self, slot_id: int, columns: Sequence[str] | None) -> ArchivedBundles:
+        """The bundles for one scan: only these columns of the slot are fetched; None: all."""
+        projection = Projection(frozenset({slot_id}), {} if columns is None else {slot_id: tuple(columns)})
         return ArchivedBundles(self._open, self._near_ns, self._open(projection))
 
     def check(self, index: int) -> None:

@@ -17,8 +17,8 @@ from quiver_actors.query.dataset import dataset_of
 from quiver_actors.query.engines import Table
 from quiver_actors.query.node_tables import NODE_SCHEMA, node_tables
 from quiver_actors.query.rows import METADATA
-from quiver_actors.query.schemas import names_of, slots_of
-from quiver_actors.query.snapshot import Snapshot
+from quiver_actors.query.schemas import slots_of
+from quiver_actors.query.snapshot import Snapshot, names_of
 from quiver_actors.query.span import Span
 
 

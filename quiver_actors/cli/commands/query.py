@@ -44,7 +44,7 @@ exit codes:
   1    unexpected error
   2    wrong arguments or statement, a topic that has no common schema, or the extra `query` is not installed
   3    not running
-  5    a bundle that the statement reads is damaged or lost; --skip-damaged leaves it out
+  5    a bundle that the statement reads is damaged, lost, or has two columns of a name that it reads; --skip-damaged leaves it out
 """
 
 
@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None and (form in ("table", "json") or arguments.follow):
         raise UsageError("--output is for one result in --format csv, arrow or parquet")
     load_without_pandas()
+    from quiver_actors.base.widening import AmbiguousColumns
+
     try:
         archive = archives.opened_archive(arguments)
         with archive or run_dir.connect_to_node(arguments) as client:
@@ -102,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
                     return 0
                 print(end="\n" if form == "table" else "", flush=True)
                 time.sleep(arguments.follow)
-    except (FormatError, DataLost) as error:
+    except (FormatError, DataLost, AmbiguousColumns) as error:
         print(f"quiver: {error} (--skip-damaged)", file=sys.stderr)
         return DAMAGE
     except KeyboardInterrupt:
