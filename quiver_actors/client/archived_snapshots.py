@@ -23,9 +23,9 @@ from quiver_actors.client.segments import BundleReader, MappedSegment
 from quiver_actors.client.snapshots import CoreOnDisk, Gathered, Taken
 from quiver_actors.client.statistics import SegmentStatistics, statistics_in
 from quiver_actors.errors import UsageError
+from quiver_actors.query.material import Material
 from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot, SnapshotPart
 from quiver_actors.query.span import Span
-from quiver_actors.query.sql import Material
 
 OpenSegment = Callable[[SegmentPart, Projection], MappedSegment]
 """Makes a reader of some archived bundles, and of what is wanted of them. Nothing is fetched yet."""

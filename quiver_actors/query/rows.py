@@ -18,6 +18,7 @@ from quiver_actors.base.widening import AmbiguousColumns, ambiguous_columns
 from quiver_actors.errors import DataLost, FormatError, QuiverError, SlotNotInBundle
 from quiver_actors.query.snapshot import Snapshot, SnapshotPart, names_of
 from quiver_actors.query.span import Span
+from quiver_actors.store.segment.reader import SegmentReader
 
 METADATA = pa.schema(
     [
@@ -69,11 +70,29 @@ class Rows:
             part = whole._replace(bundles=whole.bundles.narrowed(self.slot_id, names))
             if not schema.names:
                 # Whoever asks for no column counts rows: one batch a segment is enough.
-                yield _rows_without_columns(sum(batch.num_rows for _, batch, _ in self._read(part, names)))
+                known = self.known_row_count(part)
+                yield _rows_without_columns(
+                    sum(batch.num_rows for _, batch, _ in self._read(part, names)) if known is None else known
+                )
                 continue
             for indexes, batch, rows_each in self._read(part, names):
                 if batch.num_rows:
                     yield _placed(self._conformed(batch, wanted, part), schema, part, indexes, rows_each)
+
+    def known_row_count(self, part: SnapshotPart) -> int | None:
+        """Return how many rows a part has, by the table of contents of its segment; None: its bundles have to be read for it.
+
+        The table of contents is proven, the bundles are not. With `skips_damaged` they are read, to count what a scan gives.
+        """
+        if self.skips_damaged or self.span.start_ns is not None or self.span.end_ns is not None:
+            return None
+        reader = part.bundles.reader if part.bundles.is_mapped else None
+        if not isinstance(reader, SegmentReader) or (part.first, part.end) != (0, reader.bundle_count):
+            return None
+        ends = np.asarray(reader.manifest.ref_ends)
+        if (ends[1:] == ends[:-1]).any():
+            return None  # Some are lost, which whoever reads them is told.
+        return sum(stream.row_count for stream in reader.streams if stream.slot_id == self.slot_id)
 
     def _read(
         self, part: SnapshotPart, columns: Sequence[str] | None
