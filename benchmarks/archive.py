@@ -7,7 +7,9 @@ Method: an object store on this host (`--store`: `moto`, an S3 server in Python;
     read       all bundles of these segments by `open_archive`, against obstore's `get_ranges` of the same ranges: nothing is proven or
                decoded there
     requests   calls to the store for each GB of such segments, and for each 1,000 pushes that wait for the archive one after the other
-    ingest     bundles of 64 KiB into a node that archives into its archiver's memory, against the same node without an archive
+    ingest     bundles of 64 KiB into a node that archives into its archiver's memory, against the same node without an archive; against
+               itself (`same_twice`: what the machine's noise is); and the CPU time of its workers and of its archiver, which is at work
+               before the clock starts
     push       single pushes into a topic with `durability = "archived"`, whose segments are cut each 250 ms
 
 Aims: upload and read 0.8, ingest 0.95.
@@ -24,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 
 import quiver_actors
@@ -32,12 +35,14 @@ from benchmarks.harness import (
     Measurements,
     Report,
     begun,
+    cpu_seconds,
     parser,
     percentile,
     push_patiently,
     read_options,
     run_interleaved,
     running_node,
+    workers_of,
 )
 from benchmarks.ingest import make_batches
 from quiver_actors.archive.keys import StreamKey
@@ -172,21 +177,44 @@ def counted_reads(url: str) -> Iterator[dict[str, list[tuple[int, int]]]]:
 
 
 def measure_ingest(report: Report, directory: str, megabytes: int, rounds: int) -> None:
-    """Show what an archiver takes of the pushes beside it."""
+    """Show what an archiver takes of the pushes beside it. It has started and archived a segment before the clock starts."""
     batches = make_batches(64 << 10)
     group = [batches[number % len(batches)] for number in range(64)]
 
-    def ingest(config: str) -> Measurements:
+    def ingest(config: str, *, is_archived: bool) -> Measurements:
         with running_node(directory, config) as run_dir, quiver_actors.connect(run_dir) as client:
             push_patiently(client, group)
+            if is_archived:
+                client.flush(until="archived", timeout=120)
+            others, archivers = node_processes(run_dir)
+            before, archiver_before = cpu_seconds(*others), cpu_seconds(*archivers)
             started = time.perf_counter()
             for _ in range(megabytes // 4):
                 push_patiently(client, group)
-            return {"rate": megabytes / (time.perf_counter() - started)}
+            took, node = time.perf_counter() - started, cpu_seconds(*others) - before
+            if is_archived:
+                client.flush(until="archived", timeout=600)
+            archiver = cpu_seconds(*archivers) - archiver_before
+        return {"rate": megabytes / took, "node": node / megabytes * 1e3, "archiver": archiver / megabytes * 1e3}
 
     with_archive = CONFIG + ARCHIVE.format(url="memory://bench")
-    found = run_interleaved({"archived": lambda: ingest(with_archive), "alone": lambda: ingest(CONFIG)}, rounds)
-    report.show_rounds("archive/ingest", found["archived"], "rate", "MB/s", "synced", ("alone", found["alone"]))
+    candidates = {
+        "archived": lambda: ingest(with_archive, is_archived=True),
+        "alone": lambda: ingest(CONFIG, is_archived=False),
+        "alone again": lambda: ingest(CONFIG, is_archived=False),
+    }
+    found = run_interleaved(candidates, rounds)
+    alone = "alone", found["alone"]
+    report.show_rounds("archive/ingest", found["archived"], "rate", "MB/s", "synced", alone)
+    report.show_rounds("archive/ingest/same_twice", found["alone again"], "rate", "MB/s", "synced", alone)
+    report.show_rounds("archive/ingest/cpu/node", found["archived"], "node", "s/GB", "synced", alone)
+    report.show_rounds("archive/ingest/cpu/archiver", found["archived"], "archiver", "s/GB", "synced")
+
+
+def node_processes(run_dir: str) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """The node's workers, and its archivers."""
+    archivers = [each for each in workers_of(run_dir) if "quiver_actors.archive" in each.cmdline()]
+    return [each for each in workers_of(run_dir) if each not in archivers], archivers
 
 
 def measure_pushes(report: Report, directory: str, url: str, pushes: int) -> None:
@@ -209,7 +237,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--store", default="moto", help="moto, versitygw or directory (default: moto)")
     found = read_options(options, rounds=3)
-    count, megabytes, pushes = (1, 16, 3) if found.quick else (6, 512, 40)
+    count, megabytes, pushes = (1, 128, 3) if found.quick else (6, 1024, 40)
     with begun(found) as (report, directory), serving(found.store, Path(directory)) as (url, environment):
         os.environ.update(environment)
         report.note(f"object store: {found.store}")
