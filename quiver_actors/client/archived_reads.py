@@ -16,12 +16,12 @@ from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.archive_messages import ArchivedHole, OpenArchived
 from quiver_actors.base.protocol.messages import SegmentInfo, StatisticsList
 from quiver_actors.client.archive_door import ArchiveDoor
+from quiver_actors.client.archived_bundles import ArchivedBundles
 from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
 from quiver_actors.client.projection import Projection
 from quiver_actors.client.ranges import SegmentPart
-from quiver_actors.client.segments import MappedSegment
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import NotStored
+from quiver_actors.errors import NotStored, StorageUnavailable
 from quiver_actors.store.segment.ranged import RangedReader
 
 
@@ -142,27 +142,33 @@ class ArchivedReads:
 
     def segment(
         self, stream: ArchivedStream, part: SegmentPart, slots: TopicSlots, projection: Projection
-    ) -> MappedSegment:
+    ) -> ArchivedBundles:
         """Some bundles of one archived segment, of which what is wanted is fetched when it is asked for."""
         reader = self.reader(stream, part, projection)
-        return MappedSegment(lambda: reader, part.segment_seq, slots, stream.core, projection)
+        return ArchivedBundles(lambda: reader, part.segment_seq, slots, stream.core, projection)
 
     def later(
         self, stream: ArchivedStream, segment_seq: int, slots: TopicSlots, projection: Projection
-    ) -> MappedSegment:
+    ) -> ArchivedBundles:
         """An archived segment that is looked for when something of it is first asked for; raises then, as `again`. Does not wait."""
 
         def opened() -> ArchivedReader:
             found = self._found(stream, segment_seq)
             return self.reader(found, SegmentPart(segment_seq, 0, found.segments[segment_seq].bundle_count), projection)
 
-        return MappedSegment(opened, segment_seq, slots, stream.core, projection)
+        return ArchivedBundles(opened, segment_seq, slots, stream.core, projection)
 
     def _found(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
         """The list that has a segment: the one of before, as one list names many."""
         key = stream.topic, stream.core, stream.incarnation
         listed = self._lists.get(key)
         if listed is None or segment_seq not in listed.segments:
+            if not self.has_archiver:
+                # It is not gone for that: with an archiver again it can be had.
+                raise StorageUnavailable(
+                    f"segment {segment_seq} of topic {stream.topic!r}, core {stream.core}, has left the disk and is in the archive, and "
+                    "the node has no archiver: set archive.url again"
+                )
             listed = self._lists[key] = self.again(stream, segment_seq)
         return listed
 

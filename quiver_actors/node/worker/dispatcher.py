@@ -25,7 +25,7 @@ from quiver_actors.node.worker.journal import Journal
 from quiver_actors.node.worker.session import Session
 from quiver_actors.store.engine import Engine
 from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
-from quiver_actors.store.engine.events import Retired
+from quiver_actors.store.engine.events import LeftDisk, Retired
 from quiver_actors.store.subscriber.claim_order import OLDEST
 from quiver_actors.store.subscriber.grants import Grant
 
@@ -154,6 +154,14 @@ class Dispatcher:
                 session.announced.discard(key)
                 session.announced_logs.discard(key)
                 session.send(SegmentRetired(self._topic, event.subscriber, event.segment_seq))
+
+    def left_disk(self, event: LeftDisk) -> None:
+        """The subscriber gets a segment from the archive from now on: its connections can unmap the file, which keeps its blocks else."""
+        key = (self._topic, event.segment_seq)
+        for session in [attachment.session for attachment in self._attachments.of(event.subscriber)]:
+            if key in session.announced:
+                session.announced.discard(key)
+                self._announce_archived(session, event.segment_seq)
 
     def shown(self, segment_seq: int) -> bool:
         """More bundles of a segment that is not sealed can be read. Returns whether anybody is attached."""

@@ -13,6 +13,7 @@ from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.metrics.latency import Histogram, Latency
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.errors import EngineFailed, QuiverError
+from quiver_actors.node.worker.archive_readers import note_readers
 from quiver_actors.node.worker.attachments import Attachments
 from quiver_actors.node.worker.cold_answers import ColdAnswers
 from quiver_actors.node.worker.dead_letters import DeadLetters
@@ -236,6 +237,7 @@ class EngineHost:
         """See `Engine.change_settings`."""
         self.engine.change_settings(settings)
         self.deliveries.detach_refused()
+        note_readers(self.engine, self.deliveries.attachments, self.deliveries.attachments.subscribers)
         self.touch()
 
     def give_up(self, reason: QuiverError, when_gone: Callable[[], object]) -> None:
@@ -317,6 +319,8 @@ class EngineHost:
                     self.dispatcher.cold_changed()
                 case events.Retired():
                     self.dispatcher.retired(event)
+                case events.LeftDisk():
+                    self.dispatcher.left_disk(event)
                 case _:
                     # Durable, Failed and Resumed are seen in the engine's own state, every turn.
                     continue

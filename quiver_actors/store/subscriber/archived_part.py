@@ -1,6 +1,7 @@
 """The archived part of a subscriber's bundles: segments that have left the disk, and that it gets from the archive. Pure.
 
-A new subscriber that begins in the archive is told which segments lie there before what is on the disk. They are segments of its progress
+A new subscriber that begins in the archive is told which segments lie there before what is on the disk. Segments that leave the disk before
+a subscriber has resolved them follow, if the archive has them and its consumers read the archive. They are segments of its progress
 like all others, so their bundles are claimed, leased, resolved and made durable in the same way. Only their files are elsewhere: they are
 written down as archived with the progress, so that a start does not take them for lost, and what becomes of files on the disk does not
 concern them.
@@ -16,6 +17,7 @@ from quiver_actors.base.protocol.archived_start import ARCHIVED_SEGMENTS_MAX, GA
 from quiver_actors.base.ranges import Runs, runs_of
 from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.store.subscriber import bitmap as bitmaps
+from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.progress import ARCHIVED_RUNS_MAX, ArchivedSegments, SegmentProgress
 
 BUNDLES_MAX = 1 << 24
@@ -38,9 +40,11 @@ class Archived:
     Attributes:
         numbers: their segment numbers, also of some that are resolved by now.
         mean_bytes: bytes of one of their bundles, on average.
+        is_read: whether its consumers read the archive, as far as they have said: what leaves the disk may follow.
     """
 
     def __init__(self, segments: ArchivedSegments) -> None:
+        self.is_read = segments.is_read
         self.numbers = {number for first, count in segments.runs for number in range(first, first + count)}
         self.mean_bytes = segments.mean_bytes
 
@@ -49,6 +53,23 @@ class Archived:
         awaited.update(part.progress)
         self.numbers.update(part.progress)
         self.mean_bytes = part.mean_bytes
+        self.is_read = True
+
+    def follow(self, segment_seq: int, size_bytes: int, segments: Mapping[int, BundleStates]) -> bool:
+        """A segment leaves the disk: get it from the archive from now on. Returns whether the subscriber does.
+
+        Args:
+            segments: those that the subscriber has not resolved, that one among them.
+        """
+        known = [segments[seq].bundle_count for seq in self.among(segments)]
+        before, count = sum(known), segments[segment_seq].bundle_count
+        runs = runs_of(sorted({*self.numbers, segment_seq})) if len(known) >= ARCHIVED_RUNS_MAX else ()
+        is_too_much = len(known) >= ARCHIVED_SEGMENTS_MAX or before + count > BUNDLES_MAX
+        if is_too_much or len(runs) > ARCHIVED_RUNS_MAX or not self.is_read:
+            return False
+        self.mean_bytes = (self.mean_bytes * before + size_bytes) // max(1, before + count)
+        self.numbers.add(segment_seq)
+        return True
 
     def __contains__(self, segment_seq: int) -> bool:
         return segment_seq in self.numbers
@@ -61,7 +82,7 @@ class Archived:
 
     def segments_of(self, numbers: Iterable[int]) -> ArchivedSegments:
         """Return the archived segments of these numbers, as a progress file names them."""
-        return ArchivedSegments(tuple(runs_of(numbers)), self.mean_bytes)
+        return ArchivedSegments(tuple(runs_of(numbers)), self.mean_bytes, self.is_read)
 
 
 def plan_archived(start: ArchivedStart, here: Collection[int], next_segment_seq: int) -> ArchivedPart:

@@ -36,6 +36,12 @@ def counting(states: Iterable[SubscriberState], archive: ArchiveSettings) -> Ite
     return (state for state in states if archive.enabled or state.subscriber != ARCHIVE_SUBSCRIBER)
 
 
+def has(archiver: SubscriberState | None, archive: ArchiveSettings, segment_seq: int) -> bool:
+    """Whether the archive has what it will ever have of a segment, so that its manifest names it. What the archiver has lost of it, all
+    subscribers have lost at the same time."""
+    return archive.enabled and archiver is not None and archiver.progress.is_complete(segment_seq)
+
+
 def unarchived(states: Iterable[SubscriberState], archive: ArchiveSettings, segment_seqs: Iterable[int]) -> set[int]:
     """The segments among these that must not be lost because they are not in the archive; none where it is not required."""
     if not (archive.enabled and archive.require):

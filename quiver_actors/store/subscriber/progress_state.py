@@ -115,7 +115,22 @@ class ProgressState:
             self.ownership = ownership
             self.changes.note()
 
+    def read_archive(self, *, is_read: bool) -> None:
+        """Set whether what leaves the disk may be had from the archive."""
+        if is_read != self.archived.is_read:
+            self.archived.is_read = is_read
+            self.changes.note()
+
     # --- segments ----------------------------------------------------------------------------------------------------------
+
+    def follow(self, segment_seq: int, size_bytes: int) -> bool:
+        """An archived segment leaves the disk. Returns whether what is unresolved of it is had from the archive from now on."""
+        if segment_seq not in self.segments or segment_seq in self.archived:
+            return False
+        has_followed = self.archived.follow(segment_seq, size_bytes, self.segments)
+        if has_followed:
+            self.changes.note()
+        return has_followed
 
     def add(self, segment_seq: int, bundle_count: int, size_bytes: int) -> BundleStates | None:
         """A segment is sealed. Returns its bundles if it is new and something of it is unresolved.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from quiver_actors.base.config import ArchiveSettings
-from quiver_actors.base.model import check_id
+from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, check_id
 from quiver_actors.base.ranges import Runs
 from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from quiver_actors.errors import UnknownSubscriber, UsageError
@@ -152,6 +152,8 @@ class SubscriberRegistry:
         for segment_seq in sorted(self._segments.sealed):
             state.add_segment(segment_seq, *self._segments.sealed[segment_seq])
         for segment_seq in sorted([*self._segments.sealed, *self._segments.open]):
+            if segment_seq in state.progress.archived:
+                continue
             for run in _drop(state, segment_seq, self._segments.lost.get(segment_seq, ())):
                 state.gaps.add(segment_seq, *run, -1, "damaged", state.progress.changes.version)
         return state
@@ -211,6 +213,17 @@ class SubscriberRegistry:
         for state in self._states.values():
             state.grow_segment(segment_seq, bundle_count, sizes)
 
+    def follow(self, segment_seq: int) -> list[str]:
+        """A segment leaves the disk: if it is in the archive, whoever reads the archive gets it there. Must be made durable before it goes.
+
+        Returns:
+            The subscribers that do, and were to get it from the disk until now.
+        """
+        if not archiving.has(self._states.get(ARCHIVE_SUBSCRIBER), self.archive, segment_seq):
+            return []
+        size_bytes = self._segments.sealed.get(segment_seq, (0, 0))[1]
+        return [state.subscriber for state in self if state.progress.follow(segment_seq, size_bytes)]
+
     def give_up(
         self,
         segment_seq: int,
@@ -219,7 +232,7 @@ class SubscriberRegistry:
         rows: Callable[[int, int], int],
         lost: Iterable[tuple[int, int]] | None = None,
     ) -> list[tuple[str, GapNotice]]:
-        """Record the bundles of a segment, or the `lost` ones of it, as lost for each subscriber that was owed them.
+        """Record the bundles of a segment, or the `lost` ones of it, as lost for each subscriber that was owed them from the disk.
 
         Args:
             bundle_count: how many bundles the segment has; 0 if nobody knows.
