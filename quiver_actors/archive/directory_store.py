@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import xxhash
@@ -24,7 +23,6 @@ from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import DirectoryLock, Disk
 
 LOCK_SECONDS = 30.0
-_LOCK_PAUSE_SECONDS = 0.002
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
 _FINAL_ERRNOS = frozenset([errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP])
@@ -63,13 +61,19 @@ class DirectoryStore:
 
     def replace(self, key: str, content: bytes, version: Version) -> Version:
         """Write the object if it has that version. Raises ObjectChanged."""
+        with _explained(key):
+            # Also before the lock: whoever came too late does not wait for those who did not.
+            self._check_version(key, version)
         with _explained(key), self._locked(key):
-            found = self.get(key)
-            if found is None or found.version != version:
-                raise ObjectChanged(f"{self.url}: object {key} was changed by somebody else")
+            self._check_version(key, version)
             self._disk.rename(self._write(key, [content]), key)
             self._disk.sync_directory(_parent(key))
         return Version(_etag(content))
+
+    def _check_version(self, key: str, version: Version) -> None:
+        found = self.get(key)
+        if found is None or found.version != version:
+            raise ObjectChanged(f"{self.url}: object {key} was changed by somebody else")
 
     def put(self, key: str, parts: Iterable[bytes | memoryview], size_bytes: int) -> str:
         """Write the object, whatever has its name."""
@@ -173,11 +177,9 @@ class DirectoryStore:
             lock.release()
 
     def _lock(self, path: str) -> DirectoryLock:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while (lock := self._disk.lock(path)) is None:
-            if time.monotonic() > deadline:
-                raise ArchiveUnavailable(f"{self.url}: {path} was held by others for {LOCK_SECONDS:.0f} s: try again")
-            time.sleep(_LOCK_PAUSE_SECONDS)
+        lock = self._disk.lock(path, LOCK_SECONDS)
+        if lock is None:
+            raise ArchiveUnavailable(f"{self.url}: {path} was held by others for {LOCK_SECONDS:.0f} s: try again")
         return lock
 
     def _files(self, directory: str) -> Iterator[str]:

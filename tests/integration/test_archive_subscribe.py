@@ -227,6 +227,7 @@ def test_asyncio_begins_in_the_archive(node: ClientNode) -> None:
             cancelled = asyncio.ensure_future(deliveries.get(20))
             await asyncio.sleep(0)
             cancelled.cancel()
+            assert isinstance((await asyncio.gather(cancelled, return_exceptions=True))[0], asyncio.CancelledError)
             found += [number_of(delivery) for delivery in await deliveries.get_many(3, 20)]
             assert found == list(range(len(found)))
             with await deliveries.claim(BundleId("wide", 0, 4, 0)) as claimed:
