@@ -74,16 +74,13 @@ class ReadingClient:
         archived = await asyncio.to_thread(self._archived.before, *asked)
         parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)
         wanted = WantedRange(parts, core, found.slots, found.projection)
+        gone = [part for part in parts if part.segment_seq in archived.gone]
+        ahead = self._archived.segments(archived, gone, wanted.slots, wanted.projection)
         for part in parts:
-            segment = None if part.segment_seq in archived.gone else await self._mapped(wanted, part)
-            if segment is not None:
-                for index in range(part.first, part.end):
-                    yield StoredBundle(segment, index)
-                continue
-            stream = archived
-            if part.segment_seq not in archived.gone:
+            segment = next(ahead) if part.segment_seq in archived.gone else await self._mapped(wanted, part)
+            if segment is None:
                 stream = await asyncio.to_thread(self._archived.again, archived, part.segment_seq)
-            segment = self._archived.segment(stream, part, wanted.slots, wanted.projection)
+                segment = self._archived.segment(stream, part, wanted.slots, wanted.projection)
             for index in range(part.first, part.end):
                 await fetch_bundles(segment, [index])
                 yield StoredBundle(segment, index)

@@ -31,11 +31,11 @@ class ArchivedBundles(MappedSegment):
         self._failures: dict[int, Exception] = {}
 
     def fetch(self, indexes: Iterable[int]) -> None:
-        """Fetch and prove bundles. Waits, and raises nothing: `check` raises for each of them what failed, until it is fetched again."""
+        """Fetch bundles. Waits, and raises nothing: `check` raises for each of them what failed, until it is fetched again."""
         for index in indexes:
             self._failures.pop(index, None)
             try:
-                super().check(index)
+                self._reader_of_archive().fetch(index)
             except (QuiverError, IndexError) as error:
                 self._failures[index] = error
 
@@ -45,6 +45,11 @@ class ArchivedBundles(MappedSegment):
         if failure is not None:
             raise failure
         super().check(index)
+
+    def _reader_of_archive(self) -> ArchivedReader:
+        reader = self.reader
+        assert isinstance(reader, ArchivedReader), "it opens nothing else"
+        return reader
 
     def runs(self, indexes: Sequence[int]) -> list[Run]:
         """Return no runs: archived bundles are read one by one."""

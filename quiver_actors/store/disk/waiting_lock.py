@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -16,6 +17,9 @@ def wait_for_lock(descriptor: int, wait_seconds: float) -> bool:
     Raises:
         OSError: the file cannot be locked.
     """
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
     errors: list[OSError] = []
     # The lock is that of the open file: it lasts while the caller's descriptor does, and no longer.
     own = os.dup(descriptor)
