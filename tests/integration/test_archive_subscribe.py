@@ -192,7 +192,7 @@ def test_who_cannot_read_the_archive_is_refused_by_name(node: ClientNode) -> Non
 
 
 def test_what_expires_on_the_disk_before_a_subscriber_has_it_comes_from_the_archive(node: ClientNode) -> None:
-    """Also across a kill of the worker; a consumer that has mapped files goes on with them or with the archive."""
+    """The worker is killed on the way; a consumer that has mapped files goes on with them or with the archive."""
     gaps: list[GapNotice] = []
     with node.connect() as client:
         client.create_topic("aged", {"retention.max_age": "1s", "slots": {"page": 0, "view": 1}})

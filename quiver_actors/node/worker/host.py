@@ -317,10 +317,8 @@ class EngineHost:
                 case events.ColdOpened() | events.ColdDiskFaulted():
                     self.cold_answers.look_again()
                     self.dispatcher.cold_changed()
-                case events.Retired():
+                case events.Retired() | events.LeftDisk():
                     self.dispatcher.retired(event)
-                case events.LeftDisk():
-                    self.dispatcher.left_disk(event)
                 case _:
                     # Durable, Failed and Resumed are seen in the engine's own state, every turn.
                     continue

@@ -122,9 +122,11 @@ class Registrations:
     def read_archive(self, subscriber: str, *, is_read: bool) -> None:
         """Note whether all consumers of a known subscriber read the archive. Then what leaves the disk of an archived topic is not lost
         to it."""
-        state = self._progress.registry.get(subscriber)
-        state.progress.read_archive(is_read=is_read and self._progress.registry.archive.enabled)
-        if self._progress.registry.flushes.is_dirty:
+        progress = self._progress.registry.get(subscriber).progress
+        is_read &= self._progress.registry.archive.enabled
+        if is_read != progress.archived.is_read:
+            progress.archived.is_read = is_read
+            progress.changes.note()
             self._progress.changed()
 
     def is_archived(self, subscriber: str, segment_seq: int | None = None) -> bool:

@@ -34,6 +34,7 @@ from quiver_actors.store.jobs.upkeep import Upkeep
 from quiver_actors.store.recovery import Recovered
 from quiver_actors.store.retention.losses import Losses
 from quiver_actors.store.segment.stored_manifest import ingestion_times_of
+from quiver_actors.store.subscriber import archiving
 
 
 class SealedSegments:
@@ -185,7 +186,8 @@ class SealedSegments:
         info = self.segments.get(segment_seq)
         if info is None or segment_seq in self.waiting or segment_seq in self.deletions.going:
             return
-        for subscriber in self._progress.registry.follow(segment_seq):
+        registry = self._progress.registry
+        for subscriber in archiving.follow(registry, registry.archive, info):
             self._progress.tell(LeftDisk(subscriber, segment_seq))
         self.give_up(segment_seq, info, reason)
         self.deletions.drop(segment_seq, reason)

@@ -17,7 +17,6 @@ from quiver_actors.base.protocol.archived_start import ARCHIVED_SEGMENTS_MAX, GA
 from quiver_actors.base.ranges import Runs, runs_of
 from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.store.subscriber import bitmap as bitmaps
-from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.progress import ARCHIVED_RUNS_MAX, ArchivedSegments, SegmentProgress
 
 BUNDLES_MAX = 1 << 24
@@ -38,47 +37,61 @@ class Archived:
     """Which segments of one subscriber are archived ones.
 
     Attributes:
-        numbers: their segment numbers, also of some that are resolved by now.
+        numbers: their segment numbers.
         mean_bytes: bytes of one of their bundles, on average.
         is_read: whether its consumers read the archive, as far as they have said: what leaves the disk may follow.
     """
 
-    def __init__(self, segments: ArchivedSegments) -> None:
+    def __init__(self, segments: ArchivedSegments, entries: Mapping[int, SegmentProgress] = {}) -> None:
+        """`entries`: the progress of the segments, by number."""
         self.is_read = segments.is_read
-        self.numbers = {number for first, count in segments.runs for number in range(first, first + count)}
+        self.numbers: set[int] = set()
         self.mean_bytes = segments.mean_bytes
+        self._run_count = self._bundle_count = 0
+        for first, count in segments.runs:
+            for number in range(first, first + count):
+                self._add(number, entries[number].bundle_count if number in entries else 0)
 
     def begin(self, part: ArchivedPart, awaited: dict[int, SegmentProgress]) -> None:
         """Let a new subscriber get that part. Its segments are `awaited` until they are added."""
         awaited.update(part.progress)
-        self.numbers.update(part.progress)
+        for segment_seq, progress in part.progress.items():
+            self._add(segment_seq, progress.bundle_count)
         self.mean_bytes = part.mean_bytes
         self.is_read = True
 
-    def follow(self, segment_seq: int, size_bytes: int, segments: Mapping[int, BundleStates]) -> bool:
-        """A segment leaves the disk: get it from the archive from now on. Returns whether the subscriber does.
-
-        Args:
-            segments: those that the subscriber has not resolved, that one among them.
-        """
-        known = [segments[seq].bundle_count for seq in self.among(segments)]
-        before, count = sum(known), segments[segment_seq].bundle_count
-        runs = runs_of(sorted({*self.numbers, segment_seq})) if len(known) >= ARCHIVED_RUNS_MAX else ()
-        is_too_much = len(known) >= ARCHIVED_SEGMENTS_MAX or before + count > BUNDLES_MAX
-        if is_too_much or len(runs) > ARCHIVED_RUNS_MAX or not self.is_read:
+    def follow(self, segment_seq: int, bundle_count: int, size_bytes: int) -> bool:
+        """A segment leaves the disk: get it from the archive from now on. Returns whether the subscriber does: it may be too much."""
+        before, after = self._bundle_count, self._bundle_count + bundle_count
+        run_count = self._run_count + 1 - self._neighbours(segment_seq)
+        is_too_much = len(self.numbers) >= ARCHIVED_SEGMENTS_MAX or after > BUNDLES_MAX or run_count > ARCHIVED_RUNS_MAX
+        if is_too_much or not self.is_read:
             return False
-        self.mean_bytes = (self.mean_bytes * before + size_bytes) // max(1, before + count)
-        self.numbers.add(segment_seq)
+        self.mean_bytes = (self.mean_bytes * before + size_bytes) // max(1, after)
+        self._add(segment_seq, bundle_count)
         return True
+
+    def finish(self, segment_seq: int, bundle_count: int) -> None:
+        """Forget a segment, if it is one of them: nothing of it is wanted any more."""
+        if segment_seq in self.numbers:
+            self.numbers.remove(segment_seq)
+            self._run_count -= 1 - self._neighbours(segment_seq)
+            self._bundle_count -= bundle_count
+
+    def _add(self, segment_seq: int, bundle_count: int) -> None:
+        self._run_count += 1 - self._neighbours(segment_seq)
+        self._bundle_count += bundle_count
+        self.numbers.add(segment_seq)
+
+    def _neighbours(self, segment_seq: int) -> int:
+        return (segment_seq - 1 in self.numbers) + (segment_seq + 1 in self.numbers)
 
     def __contains__(self, segment_seq: int) -> bool:
         return segment_seq in self.numbers
 
     def among(self, known: Collection[int]) -> list[int]:
-        """The archived segments that are among those, ascending; the others are forgotten."""
-        if self.numbers:
-            self.numbers.intersection_update(known)
-        return sorted(self.numbers)
+        """The archived segments that are among those, ascending."""
+        return sorted(self.numbers.intersection(known)) if self.numbers else []
 
     def segments_of(self, numbers: Iterable[int]) -> ArchivedSegments:
         """Return the archived segments of these numbers, as a progress file names them."""

@@ -72,7 +72,7 @@ class ProgressState:
         """Take over what a progress file says."""
         self.completed.floor = progress.watermark
         self.awaited = Awaited(progress.entries)
-        self.archived = Archived(progress.archived)
+        self.archived = Archived(progress.archived, progress.entries)
         self.ownership = progress.ownership
 
     def load_lost(self, segment_seq: int, first: int, count: int) -> None:
@@ -115,22 +115,7 @@ class ProgressState:
             self.ownership = ownership
             self.changes.note()
 
-    def read_archive(self, *, is_read: bool) -> None:
-        """Set whether what leaves the disk may be had from the archive."""
-        if is_read != self.archived.is_read:
-            self.archived.is_read = is_read
-            self.changes.note()
-
     # --- segments ----------------------------------------------------------------------------------------------------------
-
-    def follow(self, segment_seq: int, size_bytes: int) -> bool:
-        """An archived segment leaves the disk. Returns whether what is unresolved of it is had from the archive from now on."""
-        if segment_seq not in self.segments or segment_seq in self.archived:
-            return False
-        has_followed = self.archived.follow(segment_seq, size_bytes, self.segments)
-        if has_followed:
-            self.changes.note()
-        return has_followed
 
     def add(self, segment_seq: int, bundle_count: int, size_bytes: int) -> BundleStates | None:
         """A segment is sealed. Returns its bundles if it is new and something of it is unresolved.
@@ -156,6 +141,7 @@ class ProgressState:
         states = BundleStates(bundle_count, found.bitmap, size_bytes // max(1, bundle_count))
         if states.is_complete:
             self.completed.find(segment_seq, bundle_count)
+            self.archived.finish(segment_seq, bundle_count)
             return None
         self.segments[segment_seq] = states
         self.unresolved_count += bundle_count - states.resolved_count
@@ -211,6 +197,7 @@ class ProgressState:
             self.segments.pop(segment_seq, None)
             self._touched.discard(segment_seq)
             self.completed.add(segment_seq, states.bundle_count)
+            self.archived.finish(segment_seq, states.bundle_count)
         else:
             self._touched.add(segment_seq)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from quiver_actors.base.config import ArchiveSettings
-from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, check_id
+from quiver_actors.base.model import check_id
 from quiver_actors.base.ranges import Runs
 from quiver_actors.base.rights import OF_TOPICS_OWNER, Ownership
 from quiver_actors.errors import UnknownSubscriber, UsageError
@@ -212,17 +212,6 @@ class SubscriberRegistry:
         self._segments.open[segment_seq] = bundle_count, sizes
         for state in self._states.values():
             state.grow_segment(segment_seq, bundle_count, sizes)
-
-    def follow(self, segment_seq: int) -> list[str]:
-        """A segment leaves the disk: if it is in the archive, whoever reads the archive gets it there. Must be made durable before it goes.
-
-        Returns:
-            The subscribers that do, and were to get it from the disk until now.
-        """
-        if not archiving.has(self._states.get(ARCHIVE_SUBSCRIBER), self.archive, segment_seq):
-            return []
-        size_bytes = self._segments.sealed.get(segment_seq, (0, 0))[1]
-        return [state.subscriber for state in self if state.progress.follow(segment_seq, size_bytes)]
 
     def give_up(
         self,
