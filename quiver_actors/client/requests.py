@@ -195,7 +195,7 @@ class Requests:
         def look() -> Flow[ReadableSegments]:
             return _readable_segments_in((yield from self._ask(core, lambda tag: ListSegments(tag, topic))))
 
-        found = yield from waiting_for_all(look, lambda found: found.is_complete)
+        found = yield from waiting_for_all(look, lambda found: found.is_complete, slots.unsynced_ns)
         return OnDisk(found.infos, found.incarnation, core, slots, projection)
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
@@ -336,16 +336,20 @@ class Requests:
         return call
 
 
-def waiting_for_all(look: Callable[[], Flow[F]], is_complete: Callable[[F], bool]) -> Flow[F]:
+def waiting_for_all(look: Callable[[], Flow[F]], is_complete: Callable[[F], bool], unsynced_ns: int) -> Flow[F]:
     """Look until all that was acknowledged can be read, but no longer than `_COMPLETE_NS`, and return what was found last.
 
-    Between two logs what was just acknowledged is not shown for a moment.
+    Between two logs what was just acknowledged is not shown for a moment. Where bundles are acknowledged long before they are synced, and
+    so can be read, nobody waits: the first look will do.
+
+    Args:
+        unsynced_ns: how long a bundle may be acknowledged and not synced; see `TopicSlots`.
     """
-    deadline_ns = time.monotonic_ns() + _COMPLETE_NS
+    deadline_ns = time.monotonic_ns() + (_COMPLETE_NS if unsynced_ns < _COMPLETE_NS else 0)
     while True:
         found = yield from look()
         now_ns = time.monotonic_ns()
-        if is_complete(found) or now_ns > deadline_ns:
+        if is_complete(found) or now_ns >= deadline_ns:
             return found
         yield now_ns + _COMPLETE_LOOK_NS
 

@@ -78,9 +78,9 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
 
 def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[tuple[Taken, bool]]:
     """Returns a snapshot, and whether everything that was listed for it is deleted, so that a newer list may have more."""
-    found = yield from _readable(requests, topic)
     info = yield from _info(requests, topic)
     slots = TopicSlots(info)
+    found = yield from _readable(requests, slots)
     statistics = yield from requests.statistics(topic)
     wanted = _wanted(found, span)
     if len(wanted) > SEGMENTS_MAX:
@@ -101,7 +101,7 @@ def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksu
     if gone:
         # Some were deleted, and perhaps older ones behind them that are pinned already: what is left now is one moment's.
         # A worker still lists a segment whose file it has just deleted: that one is not on the disk any more.
-        stored = _numbers((yield from _readable(requests, topic))) - gone
+        stored = _numbers((yield from _readable(requests, slots))) - gone
         parts = [part for part in parts if (part.core, part.segment_seq) in stored]
     if (yield from _info(requests, topic)).incarnation != info.incarnation:
         # Numbers of a topic's segments are used again by one that is made in its place: what is known may be of either.
@@ -129,9 +129,11 @@ def _info(requests: Requests, topic: str) -> Flow[TopicInfo]:
     return topics[topic]
 
 
-def _readable(requests: Requests, topic: str) -> Flow[dict[int, ReadableSegments]]:
+def _readable(requests: Requests, slots: TopicSlots) -> Flow[dict[int, ReadableSegments]]:
     return waiting_for_all(
-        lambda: requests.readable(topic), lambda found: all(each.is_complete for each in found.values())
+        lambda: requests.readable(slots.topic),
+        lambda found: all(each.is_complete for each in found.values()),
+        slots.unsynced_ns,
     )
 
 

@@ -88,11 +88,10 @@ class ReadableEnd:
 
     def retired(self, logs: Sequence[Log]) -> None:
         """Open logs that the commit which was just taken back has retired, some of them as it published them: no seal has begun yet.
-        Otherwise their bundles, which are acknowledged now, could not be read before the seal is done."""
-        if len(self._registry):
-            for log in logs:
-                if log.retired and log.segment_seq not in self._open:
-                    self._open_file(log)
+        Otherwise their bundles, which are acknowledged now, could not be read before the seal is done, by whoever asks for them then."""
+        for log in logs:
+            if log.retired and log.segment_seq not in self._open:
+                self._open_file(log)
 
     def _show(self, log: Log, bundle_count: int) -> bool:
         """Show the first so many bundles of a log. Returns whether any of them are new."""
