@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from quiver_actors.base.widening import is_large_list, is_list, plain_type
+from quiver_actors.base.widening import AmbiguousColumns, ambiguous_columns, is_large_list, is_list, plain_type
 from quiver_actors.errors import UnsupportedType
 
 
@@ -21,7 +21,8 @@ def conform(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         The same batch where nothing differs; value buffers are shared wherever the layouts agree.
 
     Raises:
-        UnsupportedType: a value does not fit, a null where `target` allows none, or two columns of one name.
+        UnsupportedType: a value does not fit, or a null where `target` allows none.
+        AmbiguousColumns: two columns, or two fields of a struct, have the name of one that is wanted.
     """
     if batch.schema.equals(target):
         return batch
@@ -32,10 +33,14 @@ def conform(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     found = batch.schema.get_all_field_indices(field.name)
     if len(found) > 1:
-        raise UnsupportedType(f"{len(found)} columns are called {field.name!r}: no reader can tell them apart")
+        raise AmbiguousColumns(f"{len(found)} columns are called {field.name!r}: no reader can tell them apart")
     try:
         array = _cast(batch.column(found[0]), field.type) if found else _nulls(batch.num_rows, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if ambiguous_columns(pa.schema([batch.schema.field(index) for index in found])):
+            raise AmbiguousColumns(
+                f"column {field.name!r} has a struct with several fields of one name: no reader can tell them apart"
+            ) from error
         raise UnsupportedType(f"column {field.name!r} cannot be read as {field.type}: {error}") from error
     if not field.nullable and array.null_count:
         raise UnsupportedType(f"column {field.name!r} holds nulls, but the schema asked for says NOT NULL")
@@ -113,8 +118,10 @@ def _cuts_nanoseconds(source: pa.DataType) -> bool:
 def _cast_struct(array: pa.StructArray, target: pa.StructType) -> pa.Array:
     children = []
     for field in target:
-        index = array.type.get_field_index(field.name)
-        children.append(_cast(array.field(index), field.type) if index >= 0 else _nulls(len(array), field.type))
+        found = array.type.get_all_field_indices(field.name)
+        if len(found) > 1:
+            raise pa.ArrowInvalid(f"{len(found)} fields are called {field.name!r}")
+        children.append(_cast(array.field(found[0]), field.type) if found else _nulls(len(array), field.type))
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
 

@@ -148,8 +148,6 @@ def answer(
 ) -> pa.RecordBatchReader:
     """Run a statement over what was taken for it, and over what is archived before that. Waits for the archiver."""
     from quiver_actors.client.archived_snapshots import whole_material
-    from quiver_actors.query.engines import run_statement
-    from quiver_actors.query.sql import tables_of
+    from quiver_actors.query.answering import answer_of
 
-    material = whole_material(archived, gathered)
-    return run_statement(engine, statement, tables_of(statement, material, skip_damaged=skip_damaged))
+    return answer_of(engine, statement, whole_material(archived, gathered), skip_damaged=skip_damaged)

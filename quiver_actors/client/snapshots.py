@@ -17,9 +17,9 @@ from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.errors import NotStored, StorageUnavailable, UsageError
+from quiver_actors.query.material import Mentions
 from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot, SnapshotPart
 from quiver_actors.query.span import Span
-from quiver_actors.query.sql import Mentions
 
 _READABLE_NS = 60 * SECOND_NS
 """How long to wait for a worker that has just started: it looks at what it has before it shows any of it."""
@@ -49,7 +49,7 @@ class Taken(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What a statement may be about; see `query.sql.Material`."""
+    """What a statement may be about; see `query.material.Material`."""
 
     topics: Mapping[str, TopicInfo]
     taken: Mapping[str, Taken]

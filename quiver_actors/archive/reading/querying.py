@@ -71,15 +71,15 @@ class QueryingArchive:
         Raises:
             As `Client.sql` and `dataset`.
         """
-        from quiver_actors.query.engines import run_statement
+        from quiver_actors.query.answering import answer_of
+        from quiver_actors.query.material import Material, Mentions
         from quiver_actors.query.span import Span
-        from quiver_actors.query.sql import Material, Mentions, tables_of
 
         span, mentions, topics = Span.parse_times(start, end), Mentions(statement), self.topics()
         snapshots = {topic: self._snapshot(topic, span) for topic in mentions.topics(topics)}
         segments = {topic: self.segments(topic) for topic in topics} if mentions.asks_about("segments") else {}
         material = Material(topics, snapshots, segments, span=span)
-        return run_statement(engine, statement, tables_of(statement, material, skip_damaged=skip_damaged))
+        return answer_of(engine, statement, material, skip_damaged=skip_damaged)
 
     def topics(self) -> Mapping[str, TopicInfo]:
         """See `Archive`."""
