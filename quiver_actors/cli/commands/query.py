@@ -76,7 +76,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--limit",
         metavar="N",
-        type=int,
+        type=_row_count,
         help=f"most rows of the result; 0: all ({LIMIT_ON_TERMINALS} on a terminal, else 0)",
     )
     parser.add_argument(
@@ -84,6 +84,12 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--skip-damaged", action="store_true", help="leave out bundles that are damaged or lost")
     parser.set_defaults(run=run)
+
+
+def _row_count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows: expected 0 or more")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
