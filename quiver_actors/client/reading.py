@@ -39,7 +39,9 @@ class ReadingClient:
         return self._exchange.run(self._requests.segments(topic))
 
     def readable(self, topic: str = DEFAULT_TOPIC) -> dict[int, ReadableSegments]:
-        """What can be read of a topic now, sealed or not, by the core that has it. Raises as `flush`."""
+        """What can be read of a topic, sealed or not, by the core that has it: everything that was acknowledged before the call, but for
+        what its topic syncs at the seal only (`ReadableSegments.is_complete`). Raises as `flush`.
+        """
         return self._exchange.run(self._requests.readable(topic))
 
     def archived(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
@@ -156,31 +158,35 @@ class ReadingClient:
 
         Args:
             start: None: the first that is on the disk.
-            end: None: up to the last that can be read: what is durable need not be sealed.
+            end: None: up to the last that was acknowledged before the call; of a topic with `durability = "segment_only"`, up to the last
+                that can be read: it syncs at the seal.
             slots, columns: as of `subscribe`.
 
         Raises:
             NotStored: a bundle of the range is not stored any more, or cannot be read yet.
+            StorageUnavailable: there is no `end`, and something acknowledged could not be read for seconds; the message says why.
             UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: see `quiver_actors.errors`.
         """
         found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
+        found.check_end(end)
         archived = self._archived.before(topic, core, start, found.segments, found.incarnation)
         parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)
         wanted = WantedRange(parts, core, found.slots, found.projection)
         return StoredRange(lambda: self._read(wanted, archived))
 
     def _read(self, wanted: WantedRange, archived: ArchivedStream) -> Iterator[StoredBundle]:
+        gone = [part for part in wanted.parts if part.segment_seq in archived.gone]
+        ahead = self._archived.segments(archived, gone, wanted.slots, wanted.projection)
         for part in wanted.parts:
-            segment = self._segment(wanted, part, archived)
+            segment = next(ahead) if part.segment_seq in archived.gone else self._segment(wanted, part, archived)
             for index in range(part.first, part.end):
                 yield StoredBundle(segment, index)
 
     def _segment(self, wanted: WantedRange, part: SegmentPart, archived: ArchivedStream) -> MappedSegment:
-        """The segment of a part: from the disk, else from the archive."""
-        if part.segment_seq not in archived.gone:
-            try:
-                flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
-                return self._exchange.run(flow)
-            except NotStored:
-                archived = self._archived.again(archived, part.segment_seq)
+        """The segment of a part that was on the disk: from there, else from the archive."""
+        try:
+            flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
+            return self._exchange.run(flow)
+        except NotStored:
+            archived = self._archived.again(archived, part.segment_seq)
         return self._archived.segment(archived, part, wanted.slots, wanted.projection)

@@ -12,7 +12,7 @@ from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client.exchange import Flow, side_by_side
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.ranges import SegmentPart
-from quiver_actors.client.requests import Requests, WantedRange, waiting_for_all
+from quiver_actors.client.requests import Requests, WantedRange, check_obstacle
 from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import SegmentStatistics
@@ -78,7 +78,10 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
 
 def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[tuple[Taken, bool]]:
     """Returns a snapshot, and whether everything that was listed for it is deleted, so that a newer list may have more."""
-    found = yield from _readable(requests, topic)
+    found = yield from requests.readable(topic)
+    for core, readable in found.items():
+        if span.end_ns is None and core not in span.ends:
+            check_obstacle(topic, core, readable.obstacle)
     info = yield from _info(requests, topic)
     slots = TopicSlots(info)
     statistics = yield from requests.statistics(topic)
@@ -101,7 +104,7 @@ def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksu
     if gone:
         # Some were deleted, and perhaps older ones behind them that are pinned already: what is left now is one moment's.
         # A worker still lists a segment whose file it has just deleted: that one is not on the disk any more.
-        stored = _numbers((yield from _readable(requests, topic))) - gone
+        stored = _numbers((yield from requests.readable(topic))) - gone
         parts = [part for part in parts if (part.core, part.segment_seq) in stored]
     if (yield from _info(requests, topic)).incarnation != info.incarnation:
         # Numbers of a topic's segments are used again by one that is made in its place: what is known may be of either.
@@ -127,12 +130,6 @@ def _info(requests: Requests, topic: str) -> Flow[TopicInfo]:
     if topic not in topics:
         raise unknown_topic(topic, topics)
     return topics[topic]
-
-
-def _readable(requests: Requests, topic: str) -> Flow[dict[int, ReadableSegments]]:
-    return waiting_for_all(
-        lambda: requests.readable(topic), lambda found: all(each.is_complete for each in found.values())
-    )
 
 
 def _part(

@@ -62,6 +62,7 @@ REQUESTS: dict[str, type[Request | RemoteRequest]] = {
     )
 }
 _HOLDS_LOOKED_AT_SECONDS = 10.0
+_PAUSE_SECONDS = 0.1
 
 
 class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -156,6 +157,10 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         self._node.remote_clients.close()
         super().shutdown()
 
+    def __exit__(self, *_: object) -> None:
+        # The one of Flight calls its own shutdown, not this class's.
+        self.shutdown()
+
     def _answer(self, request: Request) -> Any:
         node = self._node
         match request:
@@ -179,7 +184,7 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
 
     def _tend_holds(self) -> None:
         remote_clients = self._node.remote_clients
-        while not self._ended.wait(min(_HOLDS_LOOKED_AT_SECONDS, remote_clients.idle_seconds / 4)):
+        while not self._ended.wait(max(_PAUSE_SECONDS, min(_HOLDS_LOOKED_AT_SECONDS, remote_clients.idle_seconds / 4))):
             self._node.close_idle_holds()
             remote_clients.close_idle()
 

@@ -1,6 +1,7 @@
 """The archived part of a subscriber's bundles: segments that have left the disk, and that it gets from the archive. Pure.
 
-A new subscriber that begins in the archive is told which segments lie there before what is on the disk. They are segments of its progress
+A new subscriber that begins in the archive is told which segments lie there before what is on the disk. Segments that leave the disk before
+a subscriber has resolved them follow, if the archive has them and its consumers read the archive. They are segments of its progress
 like all others, so their bundles are claimed, leased, resolved and made durable in the same way. Only their files are elsewhere: they are
 written down as archived with the progress, so that a start does not take them for lost, and what becomes of files on the disk does not
 concern them.
@@ -36,32 +37,65 @@ class Archived:
     """Which segments of one subscriber are archived ones.
 
     Attributes:
-        numbers: their segment numbers, also of some that are resolved by now.
+        numbers: their segment numbers.
         mean_bytes: bytes of one of their bundles, on average.
+        is_read: whether its consumers read the archive, as far as they have said: what leaves the disk may follow.
     """
 
-    def __init__(self, segments: ArchivedSegments) -> None:
-        self.numbers = {number for first, count in segments.runs for number in range(first, first + count)}
+    def __init__(self, segments: ArchivedSegments, entries: Mapping[int, SegmentProgress] = {}) -> None:
+        """`entries`: the progress of the segments, by number."""
+        self.is_read = segments.is_read
+        self.numbers: set[int] = set()
         self.mean_bytes = segments.mean_bytes
+        self._run_count = self._bundle_count = 0
+        for first, count in segments.runs:
+            for number in range(first, first + count):
+                self._add(number, entries[number].bundle_count if number in entries else 0)
 
     def begin(self, part: ArchivedPart, awaited: dict[int, SegmentProgress]) -> None:
         """Let a new subscriber get that part. Its segments are `awaited` until they are added."""
         awaited.update(part.progress)
-        self.numbers.update(part.progress)
+        for segment_seq, progress in part.progress.items():
+            self._add(segment_seq, progress.bundle_count)
         self.mean_bytes = part.mean_bytes
+        self.is_read = True
+
+    def follow(self, segment_seq: int, bundle_count: int, size_bytes: int) -> bool:
+        """A segment leaves the disk: get it from the archive from now on. Returns whether the subscriber does: it may be too much."""
+        before, after = self._bundle_count, self._bundle_count + bundle_count
+        run_count = self._run_count + 1 - self._neighbours(segment_seq)
+        is_too_much = len(self.numbers) >= ARCHIVED_SEGMENTS_MAX or after > BUNDLES_MAX or run_count > ARCHIVED_RUNS_MAX
+        if is_too_much or not self.is_read:
+            return False
+        self.mean_bytes = (self.mean_bytes * before + size_bytes) // max(1, after)
+        self._add(segment_seq, bundle_count)
+        return True
+
+    def finish(self, segment_seq: int, bundle_count: int) -> None:
+        """Forget a segment, if it is one of them: nothing of it is wanted any more."""
+        if segment_seq in self.numbers:
+            self.numbers.remove(segment_seq)
+            self._run_count -= 1 - self._neighbours(segment_seq)
+            self._bundle_count -= bundle_count
+
+    def _add(self, segment_seq: int, bundle_count: int) -> None:
+        self._run_count += 1 - self._neighbours(segment_seq)
+        self._bundle_count += bundle_count
+        self.numbers.add(segment_seq)
+
+    def _neighbours(self, segment_seq: int) -> int:
+        return (segment_seq - 1 in self.numbers) + (segment_seq + 1 in self.numbers)
 
     def __contains__(self, segment_seq: int) -> bool:
         return segment_seq in self.numbers
 
     def among(self, known: Collection[int]) -> list[int]:
-        """The archived segments that are among those, ascending; the others are forgotten."""
-        if self.numbers:
-            self.numbers.intersection_update(known)
-        return sorted(self.numbers)
+        """The archived segments that are among those, ascending."""
+        return sorted(self.numbers.intersection(known)) if self.numbers else []
 
     def segments_of(self, numbers: Iterable[int]) -> ArchivedSegments:
         """Return the archived segments of these numbers, as a progress file names them."""
-        return ArchivedSegments(tuple(runs_of(numbers)), self.mean_bytes)
+        return ArchivedSegments(tuple(runs_of(numbers)), self.mean_bytes, self.is_read)
 
 
 def plan_archived(start: ArchivedStart, here: Collection[int], next_segment_seq: int) -> ArchivedPart:

@@ -2,8 +2,8 @@
 
 Source: docs/formats.md section 3.5, "Progress", section 3.6, "Owner of a subscriber", and section 7.4, "Progress files of two writers".
 
-The file is a header, the owner where the subscriber has one, its archived segments where it has some, entries (each with its bitmap behind
-it), and a checksum. Readers of version 1 skip what stands behind the header's 32 bytes by header_size.
+The file is a header, the owner where the subscriber has one, its archived segments where its consumers read the archive, entries (each with
+its bitmap behind it), and a checksum. Readers of version 1 skip what stands behind the header's 32 bytes by header_size.
 
 Archived segments are those that the subscriber gets from the archive: no file of them is on the disk, and a start must not take them for
 lost. Each of them has an entry, which says how many bundles it has.
@@ -74,7 +74,7 @@ ARCHIVED_TABLE = FieldTable(
     Field(
         "run_count",
         "I",
-        "runs of consecutive segment numbers follow, each a u64 (the first one) and a u32 (how many)",
+        "runs of consecutive segment numbers follow, each a u64 (the first one) and a u32 (how many); may be 0",
         since="1+",
     ),
     Field("mean_bytes", "Q", "bytes of a bundle on average, for windows in bytes", since="1+"),
@@ -111,6 +111,8 @@ class ArchivedSegments(NamedTuple):
     """Runs of consecutive numbers, as (first, how many), rising."""
     mean_bytes: int = 0
     """Bytes of one of their bundles, on average."""
+    is_read: bool = False
+    """Whether the subscriber's consumers read the archive: segments that leave the disk may follow. True where there are any."""
 
     def __contains__(self, segment_seq: object) -> bool:
         return isinstance(segment_seq, int) and any(0 <= segment_seq - first < count for first, count in self.runs)
@@ -208,8 +210,8 @@ def _decode_owner(header: memoryview) -> Ownership:
 
 
 def _encode_archived(archived: ArchivedSegments) -> bytes:
-    """What stands behind the header and the owner; nothing for a subscriber that gets everything from the disk."""
-    if not archived.runs:
+    """What stands behind the header and the owner; nothing for a subscriber whose consumers do not read the archive."""
+    if not (archived.runs or archived.is_read):
         return b""
     if len(archived.runs) > ARCHIVED_RUNS_MAX:
         raise UsageError(
@@ -236,7 +238,7 @@ def _decode_archived(header: memoryview) -> ArchivedSegments:
     at += _ARCHIVED.size
     if run_count > ARCHIVED_RUNS_MAX or at + run_count * _RUN.size > len(header):
         raise InvalidFormat(f"progress header of {len(header)} bytes: {run_count} runs of segments do not fit in it")
-    return ArchivedSegments(tuple(_RUN.iter_unpack(header[at : at + run_count * _RUN.size])), mean_bytes)
+    return ArchivedSegments(tuple(_RUN.iter_unpack(header[at : at + run_count * _RUN.size])), mean_bytes, is_read=True)
 
 
 def _entry_parts(segment_seq: int, bundle_count: int, bitmap: bytes) -> tuple[bytes, bytes]:

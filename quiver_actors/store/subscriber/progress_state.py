@@ -72,7 +72,7 @@ class ProgressState:
         """Take over what a progress file says."""
         self.completed.floor = progress.watermark
         self.awaited = Awaited(progress.entries)
-        self.archived = Archived(progress.archived)
+        self.archived = Archived(progress.archived, progress.entries)
         self.ownership = progress.ownership
 
     def load_lost(self, segment_seq: int, first: int, count: int) -> None:
@@ -141,6 +141,7 @@ class ProgressState:
         states = BundleStates(bundle_count, found.bitmap, size_bytes // max(1, bundle_count))
         if states.is_complete:
             self.completed.find(segment_seq, bundle_count)
+            self.archived.finish(segment_seq, bundle_count)
             return None
         self.segments[segment_seq] = states
         self.unresolved_count += bundle_count - states.resolved_count
@@ -196,6 +197,7 @@ class ProgressState:
             self.segments.pop(segment_seq, None)
             self._touched.discard(segment_seq)
             self.completed.add(segment_seq, states.bundle_count)
+            self.archived.finish(segment_seq, states.bundle_count)
         else:
             self._touched.add(segment_seq)
 

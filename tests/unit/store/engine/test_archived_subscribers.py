@@ -121,7 +121,7 @@ def test_files_on_the_disk_do_not_concern_archived_segments() -> None:
     driver.flush_progress()
     begin(driver, *segments)
     assert take(driver) == ALL
-    # An eviction concerns what is delivered from the disk, and that alone.
+    # An eviction concerns what is delivered from the disk, and that alone; nobody has archived it.
     driver.engine.claims.release("owner")
     drop_segment(driver.engine, GONE + 2, "evicted")
     driver.settle()
@@ -188,11 +188,11 @@ def test_what_the_archive_will_never_have_is_told_once_in_its_place() -> None:
     assert take(last) == ALL[6:]
 
 
-def test_a_subscriber_in_the_archive_is_not_moved_and_may_be_dropped() -> None:
+def test_a_subscriber_in_the_archive_is_not_moved_to_a_time_and_may_be_dropped() -> None:
     driver = with_gone_segments()
     begin(driver)
     with pytest.raises(UsageError, match="still gets bundles from the archive"):
-        driver.engine.registrations.seek("late", "latest")
+        driver.engine.registrations.seek("late", "time:1")
     assert driver.engine.registrations.unregister("late")[1] == len(ALL)
     driver.settle()
     assert crashed(driver).engine.registrations.names() == ["keeper"]
