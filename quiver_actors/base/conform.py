@@ -2,12 +2,13 @@
 
 Only indexes, widths and units are rewritten. No cast changes a value: one that does not fit is an error. The only exception is what Spark
 needs: nanoseconds are cut where the wanted unit is coarser.
+
+`pyarrow.compute` is loaded when it is first needed, which takes a twentieth of the time of a command.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types
 
 from quiver_actors.base.widening import AmbiguousColumns, ambiguous_columns, is_large_list, is_list, plain_type
@@ -75,6 +76,8 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
     if types.is_dictionary(source):
         return _taken(array.dictionary, array.indices, target)
     if types.is_run_end_encoded(source):
+        import pyarrow.compute as pc
+
         # Arrow decodes few types itself (pyarrow 26): not views, nor dictionaries.
         places = pa.RunEndEncodedArray.from_arrays(array.run_ends, pa.array(range(len(array.values)), pa.int64()))
         return _taken(array.values, pc.run_end_decode(places.slice(array.offset, len(array))), target)
@@ -100,6 +103,8 @@ def _may_change(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _is_same(one: pa.Array, other: pa.Array) -> bool:
+    import pyarrow.compute as pc
+
     same = pc.equal(one, other)
     if types.is_floating(one.type):
         same = pc.or_(same, pc.and_(pc.is_nan(one), pc.is_nan(other)))
@@ -139,6 +144,8 @@ def _plain_list(array: pa.Array, *, is_large: bool) -> pa.ListArray | pa.LargeLi
         return array
     if not (types.is_list_view(source) or types.is_large_list_view(source)):
         return array.cast((pa.large_list if is_large else pa.list_)(source.value_field))
+    import pyarrow.compute as pc
+
     # Arrow's own cast from a view leaves the last offset out (pyarrow 26): its result points outside its buffers.
     kind, offset_type = (pa.LargeListArray, pa.int64()) if is_large else (pa.ListArray, pa.int32())
     lengths = pc.fill_null(pc.list_value_length(array), 0).cast(offset_type)

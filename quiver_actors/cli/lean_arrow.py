@@ -16,6 +16,6 @@ class _Leaner(MetaPathFinder):
 
 
 def load_lean_arrow() -> None:
-    """From now on pandas and cloudpickle count as not installed in this process, unless Arrow was loaded before."""
+    """Make pandas and cloudpickle count as not installed in this process, unless Arrow was loaded before."""
     if "pyarrow" not in sys.modules:
         sys.meta_path.insert(0, _Leaner())

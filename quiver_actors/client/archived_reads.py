@@ -210,8 +210,8 @@ class ArchivedReads:
         """The list that has a segment: the one of before, as one list names many.
 
         Raises:
-            StorageUnavailable: the archive does not know the segment. It did before, and it tells of what has expired: so nothing says that
-                the segment is lost.
+            StorageUnavailable: the archive does not know the segment. It did when the segment left the disk, and it tells of what has
+                expired: so nothing says that the segment is lost.
         """
         key = stream.topic, stream.core, stream.incarnation
         listed = self._lists.get(key)
@@ -226,8 +226,8 @@ class ArchivedReads:
                 listed = self._lists[key] = self.again(stream, segment_seq)
         if listed is None or segment_seq not in listed.segments or listed.was_never_archived(segment_seq):
             raise StorageUnavailable(
-                f"segment {segment_seq} of topic {stream.topic!r}, core {stream.core}, has left the disk, and the node's archive does not "
-                "know it, though it was archived: are archive.url and the node's name what they were?"
+                f"segment {segment_seq} of topic {stream.topic!r}, core {stream.core}, was in the archive when it left the disk, and the "
+                "node's archive does not know it: are archive.url and the node's name what they were?"
             )
         return listed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow as pa
 from quiver_actors.query.material import NODE_SCHEMA, Material
 from quiver_actors.query.rows import Rows
 from quiver_actors.query.schemas import slots_of, stored_schema
-from quiver_actors.query.snapshot import Snapshot, names_of
+from quiver_actors.query.snapshot import Progress, Snapshot, names_of
 
 _NAME = r'("(?:[^"]|"")+"|[a-z_][a-z0-9_]*)'
 _COUNT = re.compile(
@@ -19,8 +20,12 @@ _COLUMN = {"duckdb": "count_star()", "datafusion": "count(*)"}
 """What each engine calls the count that has no name."""
 
 
-def answer_of(engine: str, statement: str, material: Material, *, skip_damaged: bool) -> pa.RecordBatchReader:
+def answer_of(
+    engine: str, statement: str, material: Material, *, skip_damaged: bool, progress: Progress | None = None
+) -> pa.RecordBatchReader:
     """Run a statement and return its rows, which are computed as they are read. Raises as `run_statement` and `tables_of`."""
+    if progress is not None:
+        material = _watched(material, progress)
     counted = _counted(engine, statement, material, skip_damaged=skip_damaged)
     if counted is not None:
         return counted.to_reader()
@@ -28,6 +33,19 @@ def answer_of(engine: str, statement: str, material: Material, *, skip_damaged: 
     from quiver_actors.query.sql import tables_of
 
     return run_statement(engine, statement, tables_of(statement, material, skip_damaged=skip_damaged))
+
+
+def _watched(material: Material, progress: Progress) -> Material:
+    """The same material, whose segments are counted when they have been read."""
+    total = sum(len(snapshot.parts) for snapshot in material.snapshots.values())
+    done = itertools.count(1)
+
+    def count_one() -> None:
+        # A table that a statement names twice is read twice.
+        progress(min(next(done), total), total)
+
+    snapshots = {topic: each._replace(tell_read=count_one) for topic, each in material.snapshots.items()}
+    return material._replace(snapshots=snapshots)
 
 
 def _counted(engine: str, statement: str, material: Material, *, skip_damaged: bool) -> pa.Table | None:

@@ -74,10 +74,11 @@ class Rows:
                 yield _rows_without_columns(
                     sum(batch.num_rows for _, batch, _ in self._read(part, names)) if known is None else known
                 )
-                continue
-            for indexes, batch, rows_each in self._read(part, names):
-                if batch.num_rows:
-                    yield _placed(self._conformed(batch, wanted, part), schema, part, indexes, rows_each)
+            else:
+                for indexes, batch, rows_each in self._read(part, names):
+                    if batch.num_rows:
+                        yield _placed(self._conformed(batch, wanted, part), schema, part, indexes, rows_each)
+            self.snapshot.tell_read()
 
     def known_row_count(self, part: SnapshotPart) -> int | None:
         """Return how many rows a part has, by the table of contents of its segment; None: its bundles have to be read for it.

@@ -77,6 +77,15 @@ def tell_nobody(counts: Mapping[int, int]) -> None:
     """Do nothing: nobody counts what is left out."""
 
 
+Progress: TypeAlias = Callable[[int, int], object]
+"""Is told how many segments have been read, and how many the topics of a statement have; some of these may be left out. Is called from any
+thread, must return at once, and must not raise."""
+
+
+def note_nothing() -> None:
+    """Do nothing: nobody counts what is read."""
+
+
 class SnapshotPart(NamedTuple):
     """The bundles `[first, end)` of one segment."""
 
@@ -106,6 +115,8 @@ class Snapshot(NamedTuple):
     event_time: str = ""
     """The topic's column of event times; empty: there is none."""
     tell_pruned: TellPruned = tell_nobody
+    tell_read: Callable[[], None] = note_nothing
+    """Is called when a part has been read, from any thread."""
 
 
 def names_of(table: SlotTable, slot_ids: Iterable[int]) -> list[str]:

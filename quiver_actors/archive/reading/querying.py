@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from quiver_actors.query.dataset import TopicDataset
     from quiver_actors.query.event_times import EventBound
-    from quiver_actors.query.snapshot import Snapshot
+    from quiver_actors.query.snapshot import Progress, Snapshot
     from quiver_actors.query.span import Bound, Span
 
 
@@ -63,6 +63,7 @@ class QueryingArchive:
         start: Bound = None,
         end: Bound = None,
         skip_damaged: bool = False,
+        progress: Progress | None = None,
     ) -> pa.RecordBatchReader:
         """Run one reading SQL statement over what is archived; see `Client.sql`.
 
@@ -79,7 +80,7 @@ class QueryingArchive:
         snapshots = {topic: self._snapshot(topic, span) for topic in mentions.topics(topics)}
         segments = {topic: self.segments(topic) for topic in topics} if mentions.asks_about("segments") else {}
         material = Material(topics, snapshots, segments, span=span)
-        return answer_of(engine, statement, material, skip_damaged=skip_damaged)
+        return answer_of(engine, statement, material, skip_damaged=skip_damaged, progress=progress)
 
     def topics(self) -> Mapping[str, TopicInfo]:
         """See `Archive`."""

@@ -6,11 +6,14 @@ import argparse
 import gc
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli import archives, run_dir
 from quiver_actors.cli.durations import positive_duration_seconds
 from quiver_actors.cli.lean_arrow import load_lean_arrow
+from quiver_actors.cli.progress_bar import StatusLine
 from quiver_actors.cli.times import moment
 from quiver_actors.errors import DataLost, FormatError, UsageError
 
@@ -126,17 +129,35 @@ def _show(client: Any, arguments: argparse.Namespace, form: str) -> None:
     from quiver_actors.cli.query_output import print_json, print_table, write_file
 
     choice = {"engine": arguments.engine, "start": arguments.start, "skip_damaged": arguments.skip_damaged}
-    reader = client.sql(arguments.statement, **choice)
-    gc.enable()
     limit = arguments.limit
     if limit is None and arguments.output is None and sys.stdout.isatty():
         limit = LIMIT_ON_TERMINALS
     limit = limit or None
-    if form == "table":
-        print_table(reader, limit)
-    elif form == "json":
-        print_json(reader, limit)
-    else:
-        row_count = write_file(reader, limit, form, arguments.output)
-        if arguments.output is not None:
-            print(f"{arguments.output}: {row_count:,} rows")
+    # Rows that come to the terminal as they are computed would stand in the line.
+    is_quiet = form in ("json", "csv") and arguments.output is None and sys.stdout.isatty()
+    with StatusLine() as line:
+        reader = client.sql(arguments.statement, **choice, progress=None if is_quiet else partial(_say, line))
+        gc.enable()
+        if form == "table":
+            print_table(_until_read(reader, line), limit)
+        elif form == "json":
+            print_json(reader, limit)
+        else:
+            row_count = write_file(reader, limit, form, arguments.output)
+    if arguments.output is not None:
+        print(f"{arguments.output}: {row_count:,} rows")
+
+
+def _say(line: StatusLine, done: int, total: int) -> None:
+    line.say(f"{done:,} of {total:,} segments read")
+
+
+def _until_read(reader: Any, line: StatusLine) -> Any:
+    """The same rows. The line is gone when all of them have been computed."""
+    import pyarrow as pa
+
+    def batches() -> Iterator[Any]:
+        yield from reader
+        line.clear()
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())

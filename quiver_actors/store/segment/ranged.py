@@ -77,7 +77,7 @@ class RangedReader:
         self._fetched: set[int] = set()
         """Bundles of which all that is wanted was fetched and proven."""
         self._tried: set[int] = set()
-        """Bundles whose neighbours were fetched with them, or were found to be damaged."""
+        """Bundles whose peers were fetched with them, or were found to be damaged."""
         self._checked: set[int] = set()
         self._lock = threading.RLock()
         if is_all_wanted and view.nbytes <= WHOLE_BYTES:

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types
 
 from quiver_actors.errors import InvalidFormat
@@ -110,6 +109,8 @@ def _columns(schema: pa.Schema, columns: list[tuple[int, Any, Any]]) -> Iterator
 
 def _bounds(kind: pa.DataType, columns: Sequence[pa.Array]) -> tuple[Any, Any] | None:
     """The smallest and the largest value; None: there is no value; (None, None): no bounds are to be had."""
+    import pyarrow.compute as pc  # Those who only read statistics do without it.
+
     if types.is_dictionary(kind):
         return _bounds(kind.value_type, [column.dictionary for column in columns if len(column) > column.null_count])
     if not _has_bounds(kind):
@@ -152,6 +153,8 @@ def _float_bounds(columns: Sequence[pa.Array]) -> tuple[Any, Any] | None:
 
 
 def _min_max(chunked: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    import pyarrow.compute as pc
+
     found = pc.min_max(chunked).as_py()
     return None if found["min"] is None else (found["min"], found["max"])
 
@@ -160,6 +163,8 @@ def _null_count(column: pa.Array) -> int:
     """Rows without a value. Arrow does not count those that point to a null among the values of a dictionary."""
     if not types.is_dictionary(column.type) or not column.dictionary.null_count:
         return int(column.null_count)
+    import pyarrow.compute as pc
+
     return len(column) - (pc.sum(column.dictionary.is_valid().take(column.indices)).as_py() or 0)
 
 

@@ -22,8 +22,6 @@ from quiver_actors.store.subscriber.progress import ARCHIVED_RUNS_MAX, ArchivedS
 
 BUNDLES_MAX = 1 << 24
 """Bundles in the archived segments of one subscriber on one core: each flush of its progress writes a bit for each."""
-_RUN_MAX = (1 << 32) - 1
-"""Numbers of one run: they are counted in 32 bits."""
 _NONE = ArchivedSegments()
 
 
@@ -49,9 +47,9 @@ class Archived:
     def __init__(self, segments: ArchivedSegments = _NONE, entries: Mapping[int, SegmentProgress] = {}) -> None:
         """`entries`: those of the progress file that names the segments."""
         self.is_read = segments.is_read
-        self.mean_bytes = segments.mean_bytes
         self.numbers: set[int] = set()
-        self._bundle_count = 0
+        self.mean_bytes = segments.mean_bytes
+        self._run_count = self._bundle_count = 0
         for segment_seq, entry in entries.items():
             if not entry.is_complete and segment_seq in segments:
                 self._add(segment_seq, entry.bundle_count)
@@ -64,10 +62,19 @@ class Archived:
         self.mean_bytes = part.mean_bytes
         self.is_read = True
 
-    def follow(self, segment_seq: int, bundle_count: int, size_bytes: int) -> bool:
-        """A segment leaves the disk: get it from the archive from now on. Returns whether the subscriber does: it may be too much."""
+    def follow(self, segment_seq: int, bundle_count: int, size_bytes: int, owed: Collection[int] = ()) -> bool:
+        """A segment leaves the disk: get it from the archive from now on. Returns whether the subscriber does: it may be too much.
+
+        Args:
+            owed: numbers of all segments that the subscriber has not resolved.
+        """
         before, after = self._bundle_count, self._bundle_count + bundle_count
-        if len(self.numbers) >= ARCHIVED_SEGMENTS_MAX or after > BUNDLES_MAX or not self.is_read:
+        run_count = self._run_count + 1 - self._adjacent(segment_seq)
+        if run_count > ARCHIVED_RUNS_MAX:
+            numbers = self.numbers | {segment_seq}
+            run_count = len(_runs_between(sorted(numbers), set(owed) - numbers))
+        is_too_much = len(self.numbers) >= ARCHIVED_SEGMENTS_MAX or after > BUNDLES_MAX or run_count > ARCHIVED_RUNS_MAX
+        if is_too_much or not self.is_read:
             return False
         self.mean_bytes = (self.mean_bytes * before + size_bytes) // max(1, after)
         self._add(segment_seq, bundle_count)
@@ -77,11 +84,16 @@ class Archived:
         """Forget a segment, if it is one of them: nothing of it is wanted any more."""
         if segment_seq in self.numbers:
             self.numbers.remove(segment_seq)
+            self._run_count -= 1 - self._adjacent(segment_seq)
             self._bundle_count -= bundle_count
 
     def _add(self, segment_seq: int, bundle_count: int) -> None:
+        self._run_count += 1 - self._adjacent(segment_seq)
         self._bundle_count += bundle_count
         self.numbers.add(segment_seq)
+
+    def _adjacent(self, segment_seq: int) -> int:
+        return (segment_seq - 1 in self.numbers) + (segment_seq + 1 in self.numbers)
 
     def __contains__(self, segment_seq: int) -> bool:
         return segment_seq in self.numbers
@@ -93,19 +105,26 @@ class Archived:
     def segments_of(self, numbers: Iterable[int], entries: Mapping[int, SegmentProgress]) -> ArchivedSegments:
         """Return the archived segments of these rising numbers, as a progress file with these entries names them.
 
-        Runs reach over numbers that have no entry, or a complete one: so there are few of them, in whatever order segments are resolved.
+        Runs reach over numbers that have no entry, or a complete one: so there are never more of them than at the beginning, in whatever
+        order segments are resolved.
         """
         archived = list(numbers)
-        others = sorted({seq for seq, entry in entries.items() if not entry.is_complete}.difference(archived))
-        runs: Runs = []
-        for number in archived:
-            first = runs[-1][0] if runs else number
-            is_near = bool(runs) and number - first < _RUN_MAX
-            if is_near and bisect.bisect(others, first) == bisect.bisect(others, number):
-                runs[-1] = first, number - first + 1
-            else:
-                runs.append((number, 1))
-        return ArchivedSegments(tuple(runs), self.mean_bytes, self.is_read)
+        others = {seq for seq, entry in entries.items() if not entry.is_complete}.difference(archived)
+        return ArchivedSegments(tuple(_runs_between(archived, others)), self.mean_bytes, self.is_read)
+
+
+def _runs_between(numbers: Iterable[int], others: Iterable[int]) -> Runs:
+    """Runs of these rising numbers that reach over all numbers but the others, none of which is among them."""
+    bounds = sorted(others)
+    runs: Runs = []
+    for number in numbers:
+        first = runs[-1][0] if runs else number
+        is_near = bool(runs) and number - sum(runs[-1]) < ARCHIVED_SEGMENTS_MAX
+        if is_near and bisect.bisect(bounds, first) == bisect.bisect(bounds, number):
+            runs[-1] = first, number - first + 1
+        else:
+            runs.append((number, 1))
+    return runs
 
 
 def plan_archived(start: ArchivedStart, here: Collection[int], next_segment_seq: int) -> ArchivedPart:

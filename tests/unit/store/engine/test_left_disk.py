@@ -9,12 +9,16 @@ import pytest
 
 from quiver_actors.base.config import ArchiveSettings, RetentionSettings
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER
-from quiver_actors.base.protocol.archived_start import ARCHIVED_SEGMENTS_MAX
 from quiver_actors.errors import UsageError
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.events import LeftDisk
 from quiver_actors.store.subscriber import archived_part
-from quiver_actors.store.subscriber.progress import ArchivedSegments, decode_progress, encode_progress
+from quiver_actors.store.subscriber.progress import (
+    ARCHIVED_RUNS_MAX,
+    ArchivedSegments,
+    decode_progress,
+    encode_progress,
+)
 from tests.disks.crashes import CrashMode
 from tests.disks.faulty import FaultyDisk, SimulatedCrash
 from tests.disks.monitor import OrderMonitor
@@ -294,12 +298,15 @@ def test_whatever_happens_nothing_archived_is_lost_and_nothing_durable_comes_aga
 
 def test_limits_hold_for_what_is_unresolved_alone() -> None:
     archived = archived_part.Archived(ArchivedSegments(is_read=True))
-    most = ARCHIVED_SEGMENTS_MAX
-    assert all(archived.follow(2 * seq, 3, 30) for seq in range(most)), "however many runs they make up"
-    assert not archived.follow(2 * most, 3, 30), "one too many"
-    archived.finish(4, 3)
-    archived.finish(4, 3)
+    runs = ARCHIVED_RUNS_MAX
+    owed = range(2 * runs + 2)
+    assert all(archived.follow(2 * seq, 3, 30, owed) for seq in range(runs))
+    assert not archived.follow(2 * runs, 3, 30, owed), "one run too many"
+    assert archived.follow(1, 3, 90, owed), "it joins two"
+    assert archived.follow(2 * runs, 3, 30, owed)
     assert archived.mean_bytes == 10
-    assert not archived.follow(2 * most, archived_part.BUNDLES_MAX, 0)
-    assert archived.follow(1, 3, 30)
-    assert archived.among([0, 1, 5, 4]) == [0, 1]
+    archived.finish(4, 3)
+    archived.finish(4, 3)
+    assert archived.follow(4, 3, 30, owed)
+    assert not archived.follow(4 * runs, archived_part.BUNDLES_MAX, 0)
+    assert archived.among([0, 1, 5, 4]) == [0, 1, 4]
