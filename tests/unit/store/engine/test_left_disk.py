@@ -13,7 +13,12 @@ from quiver_actors.errors import UsageError
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.events import LeftDisk
 from quiver_actors.store.subscriber import archived_part
-from quiver_actors.store.subscriber.progress import ArchivedSegments, decode_progress, encode_progress
+from quiver_actors.store.subscriber.progress import (
+    ARCHIVED_RUNS_MAX,
+    ArchivedSegments,
+    decode_progress,
+    encode_progress,
+)
 from tests.disks.crashes import CrashMode
 from tests.disks.faulty import FaultyDisk, SimulatedCrash
 from tests.disks.monitor import OrderMonitor
@@ -293,7 +298,7 @@ def test_whatever_happens_nothing_archived_is_lost_and_nothing_durable_comes_aga
 
 def test_limits_hold_for_what_is_unresolved_alone() -> None:
     archived = archived_part.Archived(ArchivedSegments(is_read=True))
-    runs = archived_part.ARCHIVED_RUNS_MAX
+    runs = ARCHIVED_RUNS_MAX
     assert all(archived.follow(2 * seq, 3, 30) for seq in range(runs))
     assert not archived.follow(2 * runs, 3, 30), "one run too many"
     assert archived.follow(1, 3, 90), "it joins two"
