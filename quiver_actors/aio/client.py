@@ -227,7 +227,7 @@ class Client(ReadingClient, SubscribingClient, QueryingClient, ArchiveWaiting):
         return await self._exchange.complete(self._requests.segments(topic))
 
     async def readable(self, topic: str = DEFAULT_TOPIC) -> dict[int, ReadableSegments]:
-        """Return what can be read of a topic now, sealed or not, by core."""
+        """Return what can be read of a topic, sealed or not, by core; see `Client.readable` of threads."""
         return await self._exchange.complete(self._requests.readable(topic))
 
     async def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:

@@ -70,6 +70,7 @@ class ReadingClient:
         The range is fixed and checked when the first bundle is asked for.
         """
         found = await self._exchange.complete(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
+        found.check_end(end)
         asked = (topic, core, start, found.segments, found.incarnation)
         archived = await asyncio.to_thread(self._archived.before, *asked)
         parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)

@@ -26,6 +26,7 @@ from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import DirectoryLock, Disk
 
 LOCK_SECONDS = 30.0
+_READ_BYTES = 1 << 20
 _WAIT_SECONDS_MIN = 0.001
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
@@ -102,6 +103,16 @@ class DirectoryStore:
             file = self._disk.open_read(key)
             try:
                 return [file.read(end - start, start) for start, end in ranges]
+            finally:
+                file.close()
+
+    def read(self, key: str, start: int, end: int) -> Iterator[bytes | memoryview]:
+        """Yield a range of the file in pieces. Raises ObjectMissing."""
+        with _explained(key):
+            file = self._disk.open_read(key)
+            try:
+                for offset in range(start, end, _READ_BYTES):
+                    yield file.read(min(_READ_BYTES, end - offset), offset)
             finally:
                 file.close()
 

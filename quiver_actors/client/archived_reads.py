@@ -6,6 +6,7 @@ looked at first: what leaves it afterwards was archived before, and is found in 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from quiver_actors.base.protocol.messages import SegmentInfo, StatisticsList
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived_bundles import ArchivedBundles
 from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
+from quiver_actors.client.gaps import NEVER_ARCHIVED
 from quiver_actors.client.projection import Projection
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.read_ahead import BackgroundFetches, RangePart, ReadAhead
@@ -51,6 +53,10 @@ class ArchivedStream(NamedTuple):
     def is_of_unknown_length(self, segment_seq: int) -> bool:
         """Whether nobody knows how many bundles a lost segment had."""
         return any(hole.segment_seq == segment_seq and hole.bundle_count == 0 for hole in self.holes)
+
+    def was_never_archived(self, segment_seq: int) -> bool:
+        """Whether the archive has other segments alone, and nothing that tells of this one."""
+        return any(hole.segment_seq == segment_seq and hole.reason == NEVER_ARCHIVED for hole in self.holes)
 
     def loss_reason(self, segment_seq: int, index: int) -> str:
         """Why a bundle of which nothing is stored is lost."""
@@ -201,7 +207,12 @@ class ArchivedReads:
         return ArchivedBundles(opened, segment_seq, slots, stream.core, projection)
 
     def _found(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
-        """The list that has a segment: the one of before, as one list names many."""
+        """The list that has a segment: the one of before, as one list names many.
+
+        Raises:
+            StorageUnavailable: the archive does not know the segment. It did when the segment left the disk, and it tells of what has
+                expired: so nothing says that the segment is lost.
+        """
         key = stream.topic, stream.core, stream.incarnation
         listed = self._lists.get(key)
         if listed is None or segment_seq not in listed.segments:
@@ -211,7 +222,13 @@ class ArchivedReads:
                     f"segment {segment_seq} of topic {stream.topic!r}, core {stream.core}, has left the disk and is in the archive, and "
                     "the node has no archiver: set archive.url again"
                 )
-            listed = self._lists[key] = self.again(stream, segment_seq)
+            with contextlib.suppress(NotStored):
+                listed = self._lists[key] = self.again(stream, segment_seq)
+        if listed is None or segment_seq not in listed.segments or listed.was_never_archived(segment_seq):
+            raise StorageUnavailable(
+                f"segment {segment_seq} of topic {stream.topic!r}, core {stream.core}, was in the archive when it left the disk, and the "
+                "node's archive does not know it: are archive.url and the node's name what they were?"
+            )
         return listed
 
     def close(self) -> None:

@@ -39,7 +39,9 @@ class ReadingClient:
         return self._exchange.run(self._requests.segments(topic))
 
     def readable(self, topic: str = DEFAULT_TOPIC) -> dict[int, ReadableSegments]:
-        """What can be read of a topic now, sealed or not, by the core that has it. Raises as `flush`."""
+        """What can be read of a topic, sealed or not, by the core that has it: everything that was acknowledged before the call, but for
+        what its topic syncs at the seal only (`ReadableSegments.is_complete`). Raises as `flush`.
+        """
         return self._exchange.run(self._requests.readable(topic))
 
     def archived(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
@@ -156,14 +158,17 @@ class ReadingClient:
 
         Args:
             start: None: the first that is on the disk.
-            end: None: up to the last that can be read: what is durable need not be sealed.
+            end: None: up to the last that was acknowledged before the call; of a topic with `durability = "segment_only"`, up to the last
+                that can be read: it syncs at the seal.
             slots, columns: as of `subscribe`.
 
         Raises:
             NotStored: a bundle of the range is not stored any more, or cannot be read yet.
+            StorageUnavailable: there is no `end`, and something acknowledged could not be read for seconds; the message says why.
             UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: see `quiver_actors.errors`.
         """
         found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
+        found.check_end(end)
         archived = self._archived.before(topic, core, start, found.segments, found.incarnation)
         parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)
         wanted = WantedRange(parts, core, found.slots, found.projection)

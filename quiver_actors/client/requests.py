@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -38,27 +37,23 @@ from quiver_actors.base.protocol.messages import (
     Unregister,
 )
 from quiver_actors.base.protocol.places import PLACE, PLACES_MAX
-from quiver_actors.base.units import MILLISECOND_NS
 from quiver_actors.client.calls import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
 from quiver_actors.client.exchange import Flow
 from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.projection import EVERYTHING, Asked, Projection
 from quiver_actors.client.questions import dropped_by, raise_known, seeking, starting
-from quiver_actors.client.ranges import SegmentPart, parts_of
+from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.schemas import HeldSchema, held_schema, of_slot, schemas_in
 from quiver_actors.client.segments import BundleReader, MappedLog, MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import SegmentStatistics, statistics_in
 from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoints
-from quiver_actors.errors import NotStored, UsageError
+from quiver_actors.errors import NotStored, StorageUnavailable, UsageError
 from quiver_actors.query.snapshot import TellPruned
 
-F = TypeVar("F")
-
-_COMPLETE_NS = 250 * MILLISECOND_NS
-"""How long to wait for what was acknowledged and is not shown yet."""
-_COMPLETE_LOOK_NS = 2 * MILLISECOND_NS
+_PATIENCE_SHARE = 0.9
+"""Part of the timeout that a worker may take to make everything readable that was acknowledged; the rest is for its answer."""
 REASON_MAX = 1000
 """Characters of what a worker is told of damage."""
 
@@ -80,6 +75,15 @@ class WantedRange(NamedTuple):
     projection: Projection
 
 
+def check_obstacle(topic: str, core: int, obstacle: str) -> None:
+    """Raise StorageUnavailable where something keeps bundles of a core from being read that were acknowledged."""
+    if obstacle:
+        raise StorageUnavailable(
+            f"topic {topic!r} on core {core}: some bundles are acknowledged and cannot be read yet: {obstacle}; try again, or read up to an"
+            " end that is older"
+        )
+
+
 class OnDisk(NamedTuple):
     """The segments of a topic that one core can be asked for now, and what is wanted of them."""
 
@@ -90,11 +94,17 @@ class OnDisk(NamedTuple):
     slots: TopicSlots
     projection: Projection
     """The slots and columns that are asked for."""
+    obstacle: str = ""
+    """Why some of what was acknowledged cannot be read; see `ReadableSegments`."""
 
-    def between(self, start: BundleId | None, end: BundleId | None) -> WantedRange:
-        """The bundles from `start` up to, not including, `end`. Raises as `parts_of`."""
-        parts = parts_of(self.segments, start, end, self.slots.topic, self.core)
-        return WantedRange(parts, self.core, self.slots, self.projection)
+    def check_end(self, end: BundleId | None) -> None:
+        """Check that everything acknowledged is among `segments`, for a range without an end.
+
+        Raises:
+            StorageUnavailable: something keeps it from being read.
+        """
+        if end is None:
+            check_obstacle(self.slots.topic, self.core, self.obstacle)
 
 
 class Requests:
@@ -103,6 +113,7 @@ class Requests:
     def __init__(self, channels: ChannelSet[Any], timeout_seconds: float) -> None:
         self._channels = channels
         self._timeout_seconds = timeout_seconds
+        self._patience_ms = int(1000 * _PATIENCE_SHARE * timeout_seconds)
 
     # --- the node --------------------------------------------------------------------------------------------------------
 
@@ -126,8 +137,8 @@ class Requests:
         return {core: _segments_in(call) for core, call in calls.items()}
 
     def readable(self, topic: str) -> Flow[dict[int, ReadableSegments]]:
-        """Return what can be read of a topic by core, sealed or not."""
-        calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic))
+        """Return what can be read of a topic by core, sealed or not: all that was acknowledged, but for what is synced at its seal."""
+        calls = yield from self.ask_all(lambda tag: ListSegments(tag, topic, self._patience_ms))
         return {core: _readable_segments_in(call) for core, call in calls.items()}
 
     def opened_segment(self, core: int, topic: str, segment_seq: int) -> Flow[tuple[int, int]]:
@@ -188,15 +199,12 @@ class Requests:
         return list(found.values())
 
     def on_disk(self, topic: str, core: int, asked: Asked) -> Flow[OnDisk]:
-        """Find out what one core has of a topic that can be read."""
+        """Find out what one core has of a topic that can be read; waits as `readable`."""
         slots = yield from self._channels.finding(core, topic, self._timeout_seconds)
         projection = asked.resolve(slots)
-
-        def look() -> Flow[ReadableSegments]:
-            return _readable_segments_in((yield from self._ask(core, lambda tag: ListSegments(tag, topic))))
-
-        found = yield from waiting_for_all(look, lambda found: found.is_complete, slots.unsynced_ns)
-        return OnDisk(found.infos, found.incarnation, core, slots, projection)
+        call = yield from self._ask(core, lambda tag: ListSegments(tag, topic, self._patience_ms))
+        found = _readable_segments_in(call)
+        return OnDisk(found.infos, found.incarnation, core, slots, projection, found.obstacle)
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
         """Open and map the segment of a part, sealed or not."""
@@ -336,29 +344,13 @@ class Requests:
         return call
 
 
-def waiting_for_all(look: Callable[[], Flow[F]], is_complete: Callable[[F], bool], unsynced_ns: int) -> Flow[F]:
-    """Look until all that was acknowledged can be read, but no longer than `_COMPLETE_NS`, and return what was found last.
-
-    Between two logs what was just acknowledged is not shown for a moment. Where bundles are acknowledged long before they are synced, and
-    so can be read, nobody waits: the first look will do.
-
-    Args:
-        unsynced_ns: how long a bundle may be acknowledged and not synced; see `TopicSlots`.
-    """
-    deadline_ns = time.monotonic_ns() + (_COMPLETE_NS if unsynced_ns < _COMPLETE_NS else 0)
-    while True:
-        found = yield from look()
-        now_ns = time.monotonic_ns()
-        if is_complete(found) or now_ns >= deadline_ns:
-            return found
-        yield now_ns + _COMPLETE_LOOK_NS
-
-
 def _readable_segments_in(call: Call) -> ReadableSegments:
     listed = call.answer
     assert isinstance(listed, SegmentList), "only this answers ListSegments"
     opened, complete = list(listed.open_segments), listed.is_complete
-    return ReadableSegments(listed.segments, opened, complete, listed.incarnation, listed.next_segment_seq)
+    return ReadableSegments(
+        listed.segments, opened, complete, listed.incarnation, listed.next_segment_seq, listed.obstacle
+    )
 
 
 def _segments_in(call: Call) -> list[SegmentInfo]:

@@ -77,12 +77,15 @@ class ReadableSegments(NamedTuple):
     unsealed: list[SegmentInfo]
     """Oldest first, behind them: the bundles that can be read already. Rows are not counted: `row_count` is -1."""
     is_complete: bool
-    """Everything that was acknowledged is in one of the two lists. `flush` makes it so where the topic acknowledges before its sync, or
-    where a publish is under way."""
+    """Everything that was acknowledged is in one of the two lists. False: some of it can be read only once it is sealed, as where
+    `durability` is "segment_only", and `flush` makes it so; or see `obstacle`."""
     incarnation: str = ""
     """Incarnation of the core's directory; empty: not known."""
     next_segment_seq: int = -1
     """No segment has had this number or a higher one; -1: not known."""
+    obstacle: str = ""
+    """Why some of what was acknowledged could not be read within seconds, as while a publish in front of it is stuck; empty: nothing is in
+    the way."""
 
     @property
     def infos(self) -> list[SegmentInfo]:
@@ -220,7 +223,7 @@ class MappedSegment:
         """Whether it is a mapped file, which it is."""
         return True
 
-    def narrowed(self, slot_id: int, columns: Sequence[str]) -> MappedSegment:
+    def narrowed(self, slot_id: int, columns: Sequence[str] | None) -> MappedSegment:
         """The same bundles: what a scan does not name of a mapped file costs nothing."""
         return self
 

@@ -19,21 +19,15 @@ from quiver_actors.errors import InvalidBundle, UnknownSlot
 from quiver_actors.store.staged.keys import without_key
 
 Bundle: TypeAlias = "Batch | Mapping[str | int, Batch]"
-_UNTIL_SEALED_NS = 1 << 62
 
 
 class TopicSlots:
-    """The slots of one topic as a producer or a subscriber sees them. Immutable.
+    """The slots of one topic as a producer or a subscriber sees them. Immutable."""
 
-    Attributes:
-        unsynced_ns: how long a bundle of the topic may be acknowledged and not synced; with `segment_only`, as good as for ever.
-    """
-
-    __slots__ = ("only_slot", "table", "topic", "unsynced_ns")
+    __slots__ = ("only_slot", "table", "topic")
 
     def __init__(self, info: TopicInfo) -> None:
         self.topic = info.name
-        self.unsynced_ns = _UNTIL_SEALED_NS if info.durability == "segment_only" else info.flush_interval_ns
         self.table = SlotTable(info.slots)
         declared = list(self.table.declared.values())
         self.only_slot = declared[0] if len(declared) == 1 else None if declared else 0
@@ -94,7 +88,6 @@ class TracedSlots(TopicSlots):
 
     def __init__(self, slots: TopicSlots, trace: Mapping[str, str]) -> None:
         self.topic = slots.topic
-        self.unsynced_ns = slots.unsynced_ns
         self.table = slots.table
         self._slots = slots
         self._trace = trace

@@ -44,6 +44,7 @@ from quiver_actors.flight.contract import (
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.remote_clients import RemoteRequest
 from quiver_actors.flight.remote_contract import (
+    AskStatus,
     AskSubscribers,
     CloseDatasets,
     Consume,
@@ -57,7 +58,7 @@ REQUESTS: dict[str, type[Request | RemoteRequest]] = {
     kind.__name__: kind
     for kind in (
         *(Look, AskSchemas, AskSlotRows, AskWeights, Acknowledge, ConfirmGap, Publish, DropRun),
-        *(Greet, Subscribe, Consume, OpenDataset, CloseDatasets, AskSubscribers),
+        *(Greet, Subscribe, Consume, OpenDataset, CloseDatasets, AskSubscribers, AskStatus),
     )
 }
 _HOLDS_LOOKED_AT_SECONDS = 10.0

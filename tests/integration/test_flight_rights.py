@@ -195,6 +195,7 @@ WHATEVER_TOPIC = {
     "flight.Consume": "held",
     "flight.ScanTicket": "held",
     "flight.CloseDatasets": "held",
+    "flight.AskStatus": "seen",
 }
 """Rows that are about no topic, with the verdict that lets the call through."""
 
@@ -213,6 +214,7 @@ CALLS: dict[str, Callable[[Asker, str], object]] = {
     "flight.ScanTicket": lambda node, topic: list(node.read(cast(c.ReadTicket, rc.ScanTicket("nothing", [])))),
     "flight.CloseDatasets": lambda node, topic: act(node, rc.CloseDatasets(["nothing"])),
     "flight.AskSubscribers": lambda node, topic: act(node, rc.AskSubscribers(topic)),
+    "flight.AskStatus": lambda node, topic: act(node, rc.AskStatus()),
     "flight.BundlesTicket": lambda node, topic: list(node.read(cast(c.ReadTicket, rc.BundlesTicket(topic, 0)))),
     "flight.Push": put,
     "flight.Subscribe": lambda node, topic: act(node, rc.Subscribe(rc.REMOTE_VERSION, topic, "s", {})),

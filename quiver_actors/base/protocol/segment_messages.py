@@ -14,6 +14,9 @@ class ListSegments(Message, tag=6, frozen=True):
 
     tag: int
     topic: str
+    patience_ms: int = 0
+    """How long the answer may wait until everything can be read that was acknowledged before and need not be sealed for it; 0: the answer
+    comes at once."""
 
 
 class OpenSegment(Message, tag=7, frozen=True):
@@ -105,8 +108,10 @@ class SegmentList(Message, tag=69, frozen=True):
     """The segments that are not sealed, oldest first, as far as they can be read: bundles, bytes of their entries, and ingestion times of
     the first and the last of these. Their rows are not counted: `row_count` is -1."""
     is_complete: bool = False
-    """Everything that was acknowledged is in one of the two lists. False: some of it can be read only once it is synced or sealed, or a
-    publish in front of it is done; or not said."""
+    """Everything that had been acknowledged when the request came is in one of the two lists. False: some of it can be read only once it
+    is synced or sealed, or a publish in front of it is done; or not said."""
+    obstacle: str = ""
+    """Why some of what was acknowledged cannot be read after all the patience of the request, where no seal is waited for by design."""
 
 
 class SchemaInfo(msgspec.Struct, array_like=True, frozen=True):

@@ -15,7 +15,6 @@ from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.errors import EngineFailed, QuiverError
 from quiver_actors.node.worker.archive_readers import note_readers
 from quiver_actors.node.worker.attachments import Attachments
-from quiver_actors.node.worker.cold_answers import ColdAnswers
 from quiver_actors.node.worker.dead_letters import DeadLetters
 from quiver_actors.node.worker.deliveries import Deliveries
 from quiver_actors.node.worker.dispatcher import Dispatcher
@@ -26,6 +25,7 @@ from quiver_actors.node.worker.ingest import Ingest
 from quiver_actors.node.worker.journal import Journal
 from quiver_actors.node.worker.lone_lane import LoneLane
 from quiver_actors.node.worker.lone_syncs import CarryOut
+from quiver_actors.node.worker.readers import Readers
 from quiver_actors.node.worker.run_queue import RunQueue
 from quiver_actors.node.worker.session import Session
 from quiver_actors.node.worker.staging import Staging
@@ -102,7 +102,7 @@ class EngineHost:
         self.staging = Staging(engine, self.touch, lambda: ingest.closed_by, ask, own_log)
         terms = attachments.terms, attachments.set_by
         self._dead_letters = DeadLetters(engine, *terms, host_of, background, cold, journal, self.dispatcher.wake)
-        self.cold_answers = ColdAnswers(engine)
+        self.readers = Readers(engine)
         self.deadline_ns: int | None = None
         """Monotonic time when `turn` must be called again, whatever happens."""
         self._run_queue = run_queue
@@ -203,6 +203,8 @@ class EngineHost:
         self.ingest.acknowledge()
         self.dispatcher.tell_withdrawn()
         self.deliveries.answers.settle()
+        if self.readers.lists.deadline_ns is not None:
+            self.readers.lists.look_again(now_ns)
         self._deliver()
         if self.engine.state is _FAILED and not self.is_failed:
             self._fail()
@@ -250,7 +252,7 @@ class EngineHost:
         self.ingest.give_up(reason)
         self.staging.give_up(reason)
         self.deliveries.give_up(reason)
-        self.cold_answers.give_up(reason)
+        self.readers.give_up(reason)
         self.jobs.remove_cold()
         self.jobs.end(partial(self._close, when_gone))
 
@@ -279,6 +281,8 @@ class EngineHost:
                 ]
                 if any(is_shown) or job.error is not None or self._easing.pressure.steps or not self.ingest.is_flowing:
                     self.touch_push()
+                if self.readers.lists.deadline_ns is not None:
+                    self.touch()
                 return
         self._event_log.finished(job)
         self._apply(happened)
@@ -315,7 +319,7 @@ class EngineHost:
                     # Notices that became durable with progress can be told.
                     self.dispatcher.wake()
                 case events.ColdOpened() | events.ColdDiskFaulted():
-                    self.cold_answers.look_again()
+                    self.readers.files.look_again()
                     self.dispatcher.cold_changed()
                 case events.Retired() | events.LeftDisk():
                     self.dispatcher.retired(event)
@@ -329,6 +333,7 @@ class EngineHost:
             self.engine.next_deadline_ns(),
             self.ingest.waiting.next_until_ns,
             self.staging.pushes.deadline_ns,
+            self.readers.lists.deadline_ns,
             letters_at_ns,
         )
         wanted = [at for at in deadlines if at is not None]

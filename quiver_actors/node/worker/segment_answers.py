@@ -9,8 +9,13 @@ from quiver_actors.node.worker.session import Session
 from quiver_actors.store.engine.engine import Engine
 
 
-def segment_list(engine: Engine, tag: int) -> SegmentList:
-    """Everything of a topic that can be read here."""
+def segment_list(engine: Engine, tag: int, acknowledged: int, obstacle: str = "") -> SegmentList:
+    """Everything of a topic that can be read here.
+
+    Args:
+        acknowledged: pushes below that sequence had been acknowledged when the request came.
+        obstacle: as of `SegmentList`.
+    """
     open_segments = tuple(engine.readable_end.infos())
     return SegmentList(
         tag,
@@ -19,7 +24,8 @@ def segment_list(engine: Engine, tag: int) -> SegmentList:
         engine.next_segment_seq,
         engine.incarnation.hex(),
         open_segments,
-        engine.readable_end.covers(engine.group_commit.acknowledges[0]),
+        engine.readable_end.covers(acknowledged),
+        obstacle,
     )
 
 

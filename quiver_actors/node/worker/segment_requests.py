@@ -17,7 +17,6 @@ from quiver_actors.base.protocol.messages import (
     OpenSegment,
 )
 from quiver_actors.node.worker.host import EngineHost
-from quiver_actors.node.worker.segment_answers import segment_list
 from quiver_actors.node.worker.session import Session
 
 _Handler = Callable[[Session, Any, int], None]
@@ -48,7 +47,7 @@ class SegmentRequests:
         }
 
     def _list_segments(self, session: Session, message: ListSegments, now_ns: int) -> None:
-        session.send(segment_list(self._host_of(message.topic, session).engine, message.tag))
+        self._host_of(message.topic, session).readers.lists.answer(session, message, now_ns)
 
     def _list_schemas(self, session: Session, message: ListSchemas, now_ns: int) -> None:
         session.send(self._host_of(message.topic, session).engine.owed.schemas(message.tag))
@@ -58,7 +57,7 @@ class SegmentRequests:
 
     def _open_segment(self, session: Session, message: OpenSegment, now_ns: int) -> None:
         host = self._host_of(message.topic, session)
-        host.cold_answers.answer(session, message)
+        host.readers.files.answer(session, message)
         host.touch()  # a file on the cold disk is opened by a job
 
     def _bundle_time(self, session: Session, message: BundleTime, now_ns: int) -> None:

@@ -53,6 +53,7 @@ class GroupCommit:
         self._logs = logs
         self._commit: CommitJob | EmptyLogJob | None = None
         self._lone = LoneCommit(disk, paths)
+        self._is_sync_wanted = False
         self._empty_at = numbers.position
         """Log position of the empty log that stands ready for any writer, or for which there was no room."""
 
@@ -91,6 +92,19 @@ class GroupCommit:
             return reached, Durability.OPEN_SEGMENT
         return reached, Durability.WRITTEN
 
+    @property
+    def readable_unsealed(self) -> int:
+        """Pushes below that sequence are acknowledged, and readers get them before their seal: all but those in the open log of a topic
+        that syncs at the seal."""
+        sequence = self.acknowledges[0]
+        if self._settings.durability != "segment_only":
+            return sequence
+        return min([sequence, *(log.identity.first_sequence for log in self._logs if not log.closed)])
+
+    def want_sync(self) -> None:
+        """Have the next commit sync what is written, where the topic would wait for its flush interval: a reader waits for it."""
+        self._is_sync_wanted = True
+
     def next(self) -> CommitJob | EmptyLogJob | None:
         """The next commit, None if nothing is to be made durable or one is under way. Where all logs are on their way to segments, an empty
         one is left behind them."""
@@ -103,6 +117,7 @@ class GroupCommit:
             step = self._step(log)
             if step is not None:
                 steps.append(step)
+        self._is_sync_wanted = False
         self._commit = CommitJob(self._disk, self._paths, steps) if steps else self._empty_log_job()
         return self._commit
 
@@ -140,7 +155,8 @@ class GroupCommit:
             return True
         if self._settings.durability == "segment_only":
             return False
-        return self._clock.monotonic_ns() - log.dirty_since_ns >= self._settings.wal.flush_interval_ns
+        waited_ns = self._clock.monotonic_ns() - log.dirty_since_ns
+        return self._is_sync_wanted or waited_ns >= self._settings.wal.flush_interval_ns
 
     def finish(self, job: CommitJob) -> list[Event]:
         """Take back a commit: return the events of what is durable now, or fail the engine if the job failed."""

@@ -88,7 +88,8 @@ class ReadableEnd:
 
     def retired(self, logs: Sequence[Log]) -> None:
         """Open logs that the commit which was just taken back has retired, some of them as it published them: no seal has begun yet.
-        Otherwise their bundles, which are acknowledged now, could not be read before the seal is done, by whoever asks for them then."""
+        Otherwise their bundles, which are acknowledged now, could not be read before the seal is done, also by those who are no
+        subscribers."""
         for log in logs:
             if log.retired and log.segment_seq not in self._open:
                 self._open_file(log)
@@ -146,6 +147,22 @@ class ReadableEnd:
             if shown < min(sequence, log.sequence_end):
                 return False
         return True
+
+    def obstacle(self, sequence: int) -> str:
+        """Why bundles of the logs with a lower sequence are not all shown, for an error; empty: they are."""
+        before = self._first_publishing()
+        for log in self._logs:
+            shown = log.identity.first_sequence + self.shown_count(log.segment_seq)
+            if shown >= min(sequence, log.sequence_end):
+                continue
+            if before is not None and log.segment_seq > before:
+                return f"segment {before}, in front of segment {log.segment_seq}, is still being published"
+            if log.synced_sequence < min(sequence, log.sequence_end):
+                return f"segment {log.segment_seq} is not synced yet"
+            return (
+                f"there was no file descriptor left for segment {log.segment_seq}, which can be read once it is sealed"
+            )
+        return ""
 
     def infos(self) -> list[SegmentInfo]:
         """Counts, sizes and times of what can be read of each log, oldest first; rows are not counted (-1). See

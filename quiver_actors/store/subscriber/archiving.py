@@ -53,7 +53,7 @@ def follow(states: Iterable[SubscriberState], archive: ArchiveSettings, info: Se
     for state in states:
         progress = state.progress
         is_owed = segment_seq in progress.segments and segment_seq not in progress.archived
-        if is_owed and progress.archived.follow(segment_seq, info.bundle_count, info.size_bytes):
+        if is_owed and progress.archived.follow(segment_seq, info.bundle_count, info.size_bytes, progress.segments):
             progress.changes.note()
             following.append(state.subscriber)
     return following

@@ -20,7 +20,7 @@ from quiver_actors.store.subscriber.awaited import Awaited
 from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.changes import Changes, tell_nobody
 from quiver_actors.store.subscriber.completed import Completed
-from quiver_actors.store.subscriber.progress import ArchivedSegments, SegmentProgress, SubscriberProgress
+from quiver_actors.store.subscriber.progress import SegmentProgress, SubscriberProgress
 
 Position = tuple[int, int]
 """A place in the store, as (segment_seq, bundle index)."""
@@ -54,7 +54,7 @@ class ProgressState:
         self.segments: dict[int, BundleStates] = {}
         self.completed = Completed(self.changes, on_complete)
         self.awaited = Awaited({})
-        self.archived = Archived(ArchivedSegments())
+        self.archived = Archived()
         self.unresolved_count = 0
         self.ownership = OF_TOPICS_OWNER
         self._incomplete: list[int] = []  # heap of the keys of segments, and of some that have left it
@@ -317,7 +317,7 @@ class ProgressState:
             entries=entries,
             trusted_watermark=True,
             ownership=self.ownership,
-            archived=self.archived.segments_of(archived),
+            archived=self.archived.segments_of(archived, entries),
         )
 
     def _entry(self, segment_seq: int) -> SegmentProgress:

@@ -95,11 +95,12 @@ def plan_seek(
     for segment_seq in archived:
         # Nothing on the disk says how many bundles it has.
         entries.setdefault(segment_seq, SegmentProgress(stored[segment_seq], bitmaps.bitmap_of(0, stored[segment_seq])))
+    entries = {seq: entry for seq, entry in entries.items() if seq >= floor}
     progress = SubscriberProgress(
         oldest_incomplete_seg=floor,
-        entries={seq: entry for seq, entry in entries.items() if seq >= floor},
+        entries=entries,
         trusted_watermark=True,
-        archived=state.progress.archived.segments_of(archived),
+        archived=state.progress.archived.segments_of(archived, entries),
     )
     return SeekPlan(progress, skipped, withdrawn, skipped_count, again_count)
 

@@ -25,7 +25,7 @@ from quiver_actors.client.projection import Projection
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.segments import MappedSegment
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import NotStored, UsageError, WorkerUnavailable
+from quiver_actors.errors import NotStored, StorageUnavailable, UsageError, WorkerUnavailable
 from tests.unit.client.feeding import BUNDLES, Feeder, batch, take
 from tests.unit.client.peer import Peer, PeerSession
 from tests.unit.store.segment.logfile import contiguous
@@ -191,6 +191,22 @@ def test_read_gives_the_same_bundles_again_without_a_claim(peer: Peer, client: C
         assert all(bundle[3].equals(batch(number)) for number, bundle in enumerate(found, 5))
     with pytest.raises(NotStored):
         client.read("travel", 0, at(4, 5), at(5, 25))
+
+
+def test_a_read_without_an_end_says_what_keeps_bundles_from_being_read(peer: Peer, client: Client) -> None:
+    asked: list[ListSegments] = []
+
+    def give(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, ListSegments)
+        asked.append(message)
+        session.send(SegmentList(message.tag, [info(4, BUNDLES)], obstacle="segment 5 is not synced yet"))
+        return True
+
+    peer.handlers[ListSegments] = give
+    with pytest.raises(StorageUnavailable, match="segment 5 is not synced yet; try again, or read up to an end"):
+        client.read("travel", 0)
+    client.read("travel", 0, None, at(4, 25))
+    assert {message.patience_ms for message in asked} == {9000}, "nine tenths of the timeout"
 
 
 def test_read_of_a_core_that_is_not_there(peer: Peer) -> None:

@@ -299,13 +299,14 @@ def test_whatever_happens_nothing_archived_is_lost_and_nothing_durable_comes_aga
 def test_limits_hold_for_what_is_unresolved_alone() -> None:
     archived = archived_part.Archived(ArchivedSegments(is_read=True))
     runs = ARCHIVED_RUNS_MAX
-    assert all(archived.follow(2 * seq, 3, 30) for seq in range(runs))
-    assert not archived.follow(2 * runs, 3, 30), "one run too many"
-    assert archived.follow(1, 3, 90), "it joins two"
-    assert archived.follow(2 * runs, 3, 30)
+    owed = range(2 * runs + 2)
+    assert all(archived.follow(2 * seq, 3, 30, owed) for seq in range(runs))
+    assert not archived.follow(2 * runs, 3, 30, owed), "one run too many"
+    assert archived.follow(1, 3, 90, owed), "it joins two"
+    assert archived.follow(2 * runs, 3, 30, owed)
     assert archived.mean_bytes == 10
     archived.finish(4, 3)
     archived.finish(4, 3)
-    assert archived.follow(4, 3, 30)
+    assert archived.follow(4, 3, 30, owed)
     assert not archived.follow(4 * runs, archived_part.BUNDLES_MAX, 0)
     assert archived.among([0, 1, 5, 4]) == [0, 1, 4]

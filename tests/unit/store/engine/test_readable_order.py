@@ -56,8 +56,12 @@ def test_nothing_behind_a_publish_is_shown_before_it() -> None:
     driver.commit()
     driver.commit()
     assert driver.engine.claims.claimable_count("s") == 1, "the bundle behind the publish is durable"
+    acknowledged = driver.engine.group_commit.acknowledges[0]
+    obstacle = driver.engine.readable_end.obstacle(acknowledged)
+    assert obstacle == "segment 1, in front of segment 2, is still being published"
     driver.settle()
     assert driver.claim_numbers("s") == [0, 10, 11, 1]
+    assert driver.engine.readable_end.obstacle(acknowledged) == ""
 
 
 def two_sealed_bundles(disk: SimDisk) -> EngineDriver:
