@@ -153,6 +153,8 @@ def _float_bounds(columns: Sequence[pa.Array]) -> tuple[Any, Any] | None:
 
 
 def _min_max(chunked: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    import pyarrow.compute as pc
+
     found = pc.min_max(chunked).as_py()
     return None if found["min"] is None else (found["min"], found["max"])
 
