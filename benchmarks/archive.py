@@ -58,7 +58,7 @@ from tests.support.object_servers import serving
 NODE, GB = "bench", 1e9
 SEGMENT_BYTES = 32 << 20
 READERS = 8
-"""As many objects as a read of the archive fetches at a time."""
+"""A read of the archive fetches so many objects at a time."""
 BATCH_SEGMENTS = 16
 CONFIG = 'node = "bench"\n[retention]\nmin_free = "16MiB"\n'
 ARCHIVE = '[archive]\nenabled = true\nurl = "{url}"\n'
