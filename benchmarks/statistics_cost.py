@@ -42,7 +42,7 @@ CONFIG = '[segment]\ncompaction = "off"\n'
 
 
 def group_of(count: int) -> list[Bundle]:
-    """So many bundles, some of them more than once."""
+    """Return so many bundles, some of them more than once."""
     return list(itertools.islice(itertools.cycle(make_batches(BUNDLE_BYTES)), count))
 
 
