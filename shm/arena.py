@@ -119,9 +119,11 @@ class ArenaOwner:
             raise ShmError(
                 f"position {position} cannot follow {self._released_position} in a ring of {self.size_bytes} bytes"
             )
+        if self._mapping is None:
+            raise ShmError("the arena is closed")
         if WEAKLY_ORDERED:
             fence()
-        self._released.store(0, position)  # SYNC: credit. Stored after the last read of the bytes before it.
+        self._released.words[0] = position  # SYNC: credit. Stored after the last read of the bytes before it.
         self._released_position = position
 
     def used_bytes(self) -> int:
@@ -228,13 +230,24 @@ class ArenaProducer:
 
         Returns:
             Its offset and the position behind it; None as `reserve`.
+
+        Raises:
+            ShmError: larger than the ring, a reservation is open, or closed.
         """
-        size_bytes = len(content)
-        offset = self.reserve(size_bytes)
+        size_bytes, allocator = len(content), self._allocator
+        if self._mapping is None:
+            raise ShmError("the arena is closed")
+        offset = allocator.reserve(size_bytes, self._released.words[0])  # SYNC: credit
         if offset is None:
             return None
+        if WEAKLY_ORDERED:
+            fence()
         self.ring[offset : offset + size_bytes] = content
-        return offset, self.commit(size_bytes)
+        position = allocator.commit(size_bytes)
+        if WEAKLY_ORDERED:
+            fence()
+        self._head.words[0] = position
+        return offset, position
 
     def cancel(self) -> None:
         """Forget the open reservation, if there is one."""

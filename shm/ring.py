@@ -89,7 +89,7 @@ class RingAllocator:
         if self._open_offset == 0:
             self._lap_before = self._lap
             self._lap = self.head
-        self.head += align_up(used_bytes, SPAN_ALIGNMENT_BYTES)
+        self.head += (used_bytes + SPAN_ALIGNMENT_BYTES - 1) & -SPAN_ALIGNMENT_BYTES
         self._open_bytes = 0
         return self.head
 

@@ -48,11 +48,14 @@ class Words:
     Args:
         memory: a view of bytes that starts at an address divisible by 8 (a mapping does); kept alive by the words.
 
+    Attributes:
+        words: the memory itself, for who can spare no call; it raises IndexError and ValueError.
+
     Raises:
         ShmError: the words are not aligned or not inside the memory.
     """
 
-    __slots__ = ("_words",)
+    __slots__ = ("words",)
 
     def __init__(self, memory: memoryview, offset_bytes: int, count: int) -> None:
         end_bytes = offset_bytes + count * WORD_BYTES
@@ -60,25 +63,25 @@ class Words:
             raise ShmError(
                 f"{count} words at byte {offset_bytes} are not aligned inside {memory.nbytes} bytes of memory"
             )
-        self._words = memory[offset_bytes:end_bytes].cast("Q")
+        self.words = memory[offset_bytes:end_bytes].cast("Q")
 
     def load(self, index: int) -> int:
         """Read one word. Raises ShmError outside the words or after `release`."""
         try:
-            return self._words[index]
+            return self.words[index]
         except (IndexError, ValueError) as error:
             raise self._refusal(index, error) from None
 
     def store(self, index: int, value: int) -> None:
         """Write one word, 0..2**64-1. Raises ShmError for another value, outside the words, or after `release`."""
         try:
-            self._words[index] = value
+            self.words[index] = value
         except (IndexError, TypeError, ValueError) as error:
             raise self._refusal(index, error) from None
 
     def add(self, index: int, delta: int) -> None:
         """Add to one word: a load and a store, atomic for readers but not between writers."""
-        words = self._words
+        words = self.words
         try:
             words[index] = words[index] + delta
         except (IndexError, TypeError, ValueError) as error:
@@ -87,14 +90,14 @@ class Words:
     def load_many(self, index: int, count: int) -> list[int]:
         """Read `count` words from `index` on; each is whole, together they are a snapshot only under a sequence lock."""
         try:
-            found: list[int] = self._words[index : index + count].tolist()
+            found: list[int] = self.words[index : index + count].tolist()
         except ValueError as error:
             raise self._refusal(index, error) from None
         return found
 
     def release(self) -> None:
         """Release the memory; every later use raises ShmError. Idempotent."""
-        self._words.release()
+        self.words.release()
 
     def _refusal(self, index: int, error: Exception) -> ShmError:
         return ShmError(f"shared word {index}: {error}")

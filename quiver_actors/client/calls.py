@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from typing import TypeAlias
@@ -97,19 +98,18 @@ class Call:
 
 
 class PendingCalls:
-    """The calls that are under way on a connection. Used under the lock of the channel's exchange."""
+    """The calls that are under way on a connection. Used under the lock of the channel's exchange.
+
+    Attributes:
+        next_tag: returns a tag that no message of this channel has had, on any connection.
+    """
 
     def __init__(self) -> None:
-        self._tag = 0
+        self.next_tag = itertools.count(1).__next__
         self._calls: dict[int, Call] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
-
-    def next_tag(self) -> int:
-        """Return a tag that no message of this channel has had, on any connection."""
-        self._tag += 1
-        return self._tag
 
     def begin(self, call: Call) -> Message:
         """Enter a call, and return its request."""

@@ -50,8 +50,8 @@ class WorkerConnection(Protocol):
     def send(self, messages: Iterable[Message]) -> None:
         """Send messages in order, now or as soon as it is possible. A loss is reported by `lost`."""
 
-    def send_frames(self, frames: bytes) -> None:
-        """`send` of whole frames."""
+    def send_frames(self, frames: bytes) -> bool:
+        """`send` of whole frames. Returns whether some wait until they can be sent."""
 
     def receive_ack(self) -> LoneAck | None:
         """Read once. Returns the acknowledgement of a lone push if that is all that there is; else what has come is left for `receive`."""
@@ -104,16 +104,17 @@ class Connection:
         """Send messages, now or as soon as the socket takes them. A loss is reported by `lost`."""
         self.send_frames(b"".join(map(encode_frame, messages)))
 
-    def send_frames(self, frames: bytes) -> None:
-        """`send` of whole frames."""
+    def send_frames(self, frames: bytes) -> bool:
+        """`send` of whole frames. Returns whether some wait for the socket to become writable."""
         if self._lost is not None:
-            return
+            return False
         if self._out:
             self._out += frames
-            return
+            return True
         sent = self._write(frames)
         if sent < len(frames):
             self._out += memoryview(frames)[sent:]
+        return bool(self._out)
 
     def flush(self) -> None:
         """Send waiting messages, as far as the socket takes them."""
@@ -142,8 +143,7 @@ class Connection:
     def receive_ack(self) -> LoneAck | None:
         """Read once. Returns the acknowledgement of a lone push if that is all that there is; else what has come is left for `receive`."""
         try:
-            self._read_once()
-            return self._reader.take_ack()
+            return self._reader.take_ack(self._receive_into(self._reader.writable()))
         except ProtocolError as error:
             self._lost = error
             return None
@@ -181,13 +181,21 @@ class Connection:
         if self._lost is not None:
             return False
         target = self._reader.writable()
+        size = self._receive_into(target)
+        self._reader.advance(size)
+        return size == len(target)
+
+    def _receive_into(self, target: memoryview) -> int:
+        """Read once into the reader's room, and take descriptors aside. Returns how many bytes came: 0 at the end, or if none are there."""
+        if self._lost is not None:
+            return 0
         try:
             size, ancillary, flags, _ = self._socket.recvmsg_into([target], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
-            return False
+            return 0
         except OSError as error:
             self._lost = WorkerUnavailable(f"receiving from the worker failed: {error.strerror}")
-            return False
+            return 0
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._descriptors.extend(fd for (fd,) in _DESCRIPTOR.iter_unpack(data[: len(data) & -_DESCRIPTOR.size]))
@@ -198,9 +206,7 @@ class Connection:
             )
         if size == 0:
             self._lost = WorkerUnavailable("the worker closed the connection")
-            return False
-        self._reader.advance(size)
-        return size == len(target)
+        return size
 
     def _descriptor_of(self, message: WorkerMessage) -> int | None:
         if type(message) not in DESCRIPTORS_CARRIED:

@@ -270,10 +270,6 @@ class Exchange:
         self._poller = waiter
         return True
 
-    def poll_alone(self, waiter: Waiter, timeout_seconds: float) -> None:
-        """Poll, without the lock, after `begin_poll`."""
-        waiter.ready = self._epoll.poll(timeout_seconds)
-
     def end_poll(self, waiter: Waiter, number: int) -> bool:
         """End what `begin_poll` began, with the lock held. True: nothing but `number` is readable, and the caller reads it; else what has
         arrived was handled. Idempotent."""
@@ -325,6 +321,8 @@ class Exchange:
         self._poller = None
         self._waiting.clear()
         self._epoll = select.epoll(select.EPOLL_CLOEXEC)
+        self.poll = self._epoll.poll
+        """Waits at most so many seconds and returns what is ready, without the lock, between `begin_poll` and `end_poll`."""
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._close_wakeup = weakref.finalize(self, os.close, self._wakeup)
         self._epoll.register(self._wakeup, select.EPOLLIN)

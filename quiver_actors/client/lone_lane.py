@@ -61,7 +61,7 @@ class LoneLane:
         self._directory = directory
         self._channel = channel
         self._cores = directory.push_cores
-        self._generation = channel.generation
+        self._generation, self._number = channel.generation, channel.number
         self._slot_id = slots.only_slot
         self._streams = streams
         self._group = LoneGroup(streams.topic)
@@ -73,14 +73,9 @@ class LoneLane:
     def is_open(self) -> bool:
         """Whether the lane leads where a push without a key goes, and a worker that knows it is there."""
         channel = self._channel
-        return (
-            not self._is_used
-            and channel.generation == self._generation
-            and channel.is_open
-            and bool(channel.features & LONE_PUSHES)
-            and channel.has_lone_lane
-            and self._directory.push_cores is self._cores
-        )
+        is_present = channel.generation == self._generation and self._directory.push_cores is self._cores
+        is_known = channel.is_open and bool(channel.features & LONE_PUSHES) and channel.has_lone_lane
+        return is_present and is_known and not self._is_used
 
     def push(self, bundle: Bundle, item_count: int | None, timeout_seconds: float) -> Receipt | float:
         """Store one bundle, or return the seconds that are left of the timeout: it has to go the general way, and was perhaps stored.
@@ -90,7 +85,7 @@ class LoneLane:
             PushTimeout: not acknowledged in time; it may still become durable.
             QuiverError: what the worker refused it for.
         """
-        exchange, waiter = self._exchange, self._waiter
+        exchange, waiter, channel = self._exchange, self._waiter, self._channel
         if type(timeout_seconds) not in (int, float) or not 0 < timeout_seconds < TIMEOUT_SECONDS_MAX:
             return timeout_seconds
         lone = lone_entry(bundle, self._slot_id, self._streams, item_count)
@@ -101,10 +96,12 @@ class LoneLane:
         is_midway = False
         try:
             with exchange.lock:
-                if not self.is_open or not exchange.begin_poll(waiter):
+                # `is_open` without the questions that `send_lone` asks, and those that a new connection alone changes.
+                is_present = channel.generation == self._generation and self._directory.push_cores is self._cores
+                if self._is_used or not is_present or not exchange.begin_poll(waiter):
                     return timeout_seconds
                 is_midway = self._is_used = True
-                tag = self._channel.send_lone(self._group, lone, patience_ms)
+                tag = channel.send_lone(self._group, lone, patience_ms)
                 if not tag:
                     self._is_used = False
                     exchange.end_poll(waiter, -1)
@@ -118,17 +115,18 @@ class LoneLane:
     def _answer(self, tag: int, deadline_ns: int, timeout_seconds: float) -> Receipt | float:
         """Wait for the answer to a push: at first as the thread that polls, and if something else comes, as all threads do."""
         exchange, waiter, channel, group = self._exchange, self._waiter, self._channel, self._group
-        number = channel.number
-        exchange.poll_alone(waiter, timeout_seconds)
+        waiter.ready = exchange.poll(timeout_seconds)
         with exchange.lock:
-            if exchange.end_poll(waiter, number):
+            if exchange.end_poll(waiter, self._number):
                 ack = channel.receive_lone(tag)
                 if ack is not None:
                     self._is_used = False
                     _, _, _, durability, bundle_index, _, segment_seq, sequence = ack
-                    return self._receipt(segment_seq, bundle_index, sequence, durability)
+                    bundle_id = _new_id((group.topic, channel.core, segment_seq, bundle_index))
+                    return _new_receipt((bundle_id, sequence, _DURABILITIES[durability], False))
         exchange.run(self._answered(deadline_ns, timeout_seconds))
         acks, error, archives_as = group.acks.copy(), group.error, group.archives_as
+        group.begin()
         self._is_used = False
         if acks:
             ((run, durability),) = acks

@@ -197,12 +197,10 @@ class PushChannel(Channel):
         if placed is None:
             return 0
         tag = self._calls.next_tag()
-        group.begin()
         self._groups[tag] = group
         start = LONE_PUSH_LENGTH, LONE_MARK, KIND_PUSH, padding_bytes, crc, tag
         rest = len(entry), stream.handle, row_count, metadata_bytes, patience_ms, item_count
-        connection.send_frames(LONE_PUSH.pack(*start, *placed, *rest))
-        if connection.wants_to_write:
+        if connection.send_frames(LONE_PUSH.pack(*start, *placed, *rest)):
             self._exchange.watch_writable(connection.fileno(), wanted=True)
         return tag
 

@@ -150,15 +150,14 @@ class FrameReader:
         self.advance(size_bytes)
         return None
 
-    def take_ack(self) -> LoneAck | None:
-        """Take the acknowledgement of a lone push, if that is all that there is."""
-        if self._end - self._start != LONE_ACK.size:
-            return None
-        fields: LoneAck = LONE_ACK.unpack_from(self._view, self._start)
-        if fields[:3] != _ACK_START:
-            return None
-        self._start = self._end
-        return fields
+    def take_ack(self, size_bytes: int) -> LoneAck | None:
+        """Count like `advance`; the acknowledgement of a lone push, which is then taken, if that is all that there is."""
+        if size_bytes == LONE_ACK.size and not self._end:
+            fields: LoneAck = LONE_ACK.unpack_from(self._view)
+            if fields[:3] == _ACK_START:
+                return fields
+        self.advance(size_bytes)
+        return None
 
     def feed(self, received: bytes | bytearray | memoryview) -> None:
         """Take bytes that were received elsewhere. Frames given out before become invalid.

@@ -59,6 +59,8 @@ class Connections:
         doors: where clients come in.
         unsent: sessions with answers that no send was tried for yet.
         paused: sessions that are not read from until they may go on.
+        unfinished: sessions of the node's own user with postponed frames, the next one to serve first.
+        budgets: of the users; other users wait in them for their turn.
         peer_of: asks the kernel who is at the other end; a simulation has no kernel with several users.
     """
 
@@ -91,9 +93,8 @@ class Connections:
         """Connections to an adopted core."""
         self._reads_left: dict[Session, int] = {}
         """How often sessions of the node's own user are still read from whose clients take no more answers."""
-        self._unfinished: dict[Session, None] = {}
-        """Sessions of the node's own user with postponed frames, the next one to serve first."""
-        self._budgets: Budgets[Session] = Budgets()
+        self.unfinished: dict[Session, None] = {}
+        self.budgets: Budgets[Session] = Budgets()
         self._turn = 0
 
     # --- one turn ------------------------------------------------------------------------------------------------------
@@ -118,21 +119,21 @@ class Connections:
                         self._note_guest(session, mask, now_ns)
             elif (door := self.doors.at(fd)) is not None:
                 self._accept(now_ns, *door)
-        if self._unfinished:
-            for session in [session for session in self._unfinished if session not in self.paused]:
+        if self.unfinished:
+            for session in [session for session in self.unfinished if session not in self.paused]:
                 self._parse(session, now_ns)
 
     @property
     def due_ns(self) -> int:
         """Monotonic time when there is work although nothing arrives: not after now if there is some already."""
-        if self._unfinished and not self._unfinished.keys() <= self.paused:
+        if self.unfinished and not self.unfinished.keys() <= self.paused:
             return 0
-        return self._budgets.due_ns if self._budgets.in_turn else NEVER_NS
+        return self.budgets.due_ns if self.budgets.in_turn else NEVER_NS
 
     def serve_guests(self) -> None:
         """Serve other users within their budgets. Last in a turn: their pushes are written in the next turn, which follows at once."""
-        if self._budgets.in_turn:
-            self._budgets.serve(monotonic_ns(), self._serve_guest)
+        if self.budgets.in_turn:
+            self.budgets.serve(monotonic_ns(), self._serve_guest)
             if self.unsent:
                 self.flush()
 
@@ -196,7 +197,7 @@ class Connections:
 
     def _admit(self, accepted: Any, now_ns: int, adopted: AdoptedCore | None) -> None:
         connection, peer = self._connection_of(accepted)
-        budget = self._budgets.of(peer.uid, is_guest=not self._access.trusts(peer))
+        budget = self.budgets.of(peer.uid, is_guest=not self._access.trusts(peer))
         budget.left_ns -= CONNECTION_COST_NS
         guest, refusal = None, None
         try:
@@ -231,7 +232,7 @@ class Connections:
             if mask & (select.EPOLLHUP | select.EPOLLERR):
                 self._end(session)
             return
-        self._budgets.want(session)
+        self.budgets.want(session)
         if session.budget.due_ns > now_ns + _LONG_DEBT_NS:
             session.is_unheard = True
             self._watch(session)
@@ -292,7 +293,7 @@ class Connections:
         """Handle every whole frame, up to a fair share."""
         budget, budget_bytes = session.budget, TURN_PUSH_BYTES
         budget.begin(self._turn)
-        self._unfinished.pop(session, None)
+        self.unfinished.pop(session, None)
         if session.waits_for_budget and budget.left_ns <= 0:
             self._put_off(session)
             return
@@ -366,9 +367,9 @@ class Connections:
         session.is_unfinished = True
         session.waits_for_budget = session.budget.left_ns <= 0
         if session.guest is None:
-            self._unfinished[session] = None
+            self.unfinished[session] = None
         else:
-            self._budgets.want(session)
+            self.budgets.want(session)
         self._watch(session)
         self._figures.beat()
 
@@ -381,8 +382,8 @@ class Connections:
         self._part(session, error, tag)
         self.paused.discard(session)
         self._reads_left.pop(session, None)
-        self._unfinished.pop(session, None)
-        self._budgets.leave(session)
+        self.unfinished.pop(session, None)
+        self.budgets.leave(session)
         self._foreign.pop(session, None)
         for host in session.hosts:
             if not host.is_given_up:

@@ -63,11 +63,6 @@ class EngineJobs:
             self._in_flight += 1
             self._commit(commit, partial(self._back, commit))
 
-    @property
-    def is_eased(self) -> bool:
-        """Whether commits may have to wait for more pushes, or none are begun any more."""
-        return self._has_ended or bool(self._easing.pressure.steps)
-
     def begin_lone(self, commit: LoneCommit) -> Callable[[], None]:
         """Note that the commit of a lone push is under way; the caller has it carried out, and calls what is returned when it is done."""
         self._in_flight += 1

@@ -94,9 +94,8 @@ class EngineHost:
         clock = SystemClock()
         attachments = Attachments(clock)
         self.dispatcher = Dispatcher(engine, attachments, journal, self.latencies[Latency.DELIVER], clock)
-        self.lone = LoneLane(
-            engine, ingest, self.jobs, commit_lone, self.dispatcher, self.latencies[Latency.PUSH], run_queue, self
-        )
+        parts = ingest, self.jobs, commit_lone, self.dispatcher, self.latencies[Latency.PUSH], run_queue, self
+        self.lone = LoneLane(engine, *parts, self._easing.pressure)
         self.jobs.finished_lone = self.lone.finished
         self.deliveries = Deliveries(engine, attachments, self.dispatcher, journal, clock)
         self.staging = Staging(engine, self.touch, lambda: ingest.closed_by, ask, own_log)

@@ -54,6 +54,7 @@ class Lifecycle:
     Attributes:
         drain_is_requested: stop in good order; seen by the next turn.
         intake_stop_is_requested: take no more pushes, go on with everything else; seen by the next turn.
+        is_moving: whether `advance` has more to look at than hosts that have failed; whoever requests something sets it, for good.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Lifecycle:
         self.phase = Phase.SERVING
         self.drain_is_requested = False
         self.intake_stop_is_requested = False
+        self.is_moving = False
         self.intake_is_stopped = False
         self._since_ns = 0
         self._topics = topics
@@ -142,6 +144,6 @@ class Lifecycle:
 
     def _enter(self, phase: Phase, now_ns: int) -> None:
         assert phase in PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
-        self.phase = phase
+        self.phase, self.is_moving = phase, True
         self._since_ns = now_ns
         self._journal.event(f"worker.{phase.value}", sessions=len(self._connections.sessions))

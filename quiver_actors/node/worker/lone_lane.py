@@ -27,6 +27,7 @@ from quiver_actors.store.encoding.lone import LONE_BYTES_MAX
 from quiver_actors.store.engine import Engine
 from quiver_actors.store.engine.events import Shown
 from quiver_actors.store.jobs.commits import LoneCommit
+from quiver_actors.store.retention.pressure import Pressure
 from quiver_actors.store.wal.lone import LoneStream
 
 CARE_NS = 5 * MILLISECOND_NS
@@ -55,10 +56,12 @@ class LoneLane:
         latency: Histogram,
         run_queue: RunQueue[Any],
         host: LoneHost,
+        pressure: Pressure,
     ) -> None:
         """
         Args:
             latency: gets the time from each push's arrival to its acknowledgement.
+            pressure: of the worker: under any, commits may have to wait for more pushes.
         """
         self._engine = engine
         self._ingest = ingest
@@ -68,6 +71,7 @@ class LoneLane:
         self._latency = latency
         self._run_queue = run_queue
         self._host = host
+        self._pressure = pressure
         self._session: Session | None = None
         """Session of the push that is under way; None: there is none, or it came from inside of the process."""
         self._memory: memoryview = np.empty(LONE_BYTES_MAX, dtype=np.uint8).data
@@ -76,7 +80,13 @@ class LoneLane:
         """Take a push of the node's own user. False: nothing has happened, and it has to go the general way."""
         _, _, _, padding, crc, tag, offset, end_position, length, _, rows, metadata_bytes, _, item_count = fields
         ingest, jobs, arena = self._ingest, self._jobs, session.arena
-        if length > LONE_BYTES_MAX or not ingest.may_be_lone or jobs.is_eased:
+        if (
+            length > LONE_BYTES_MAX
+            or ingest.waiting.count
+            or ingest.unacknowledged
+            or ingest.closed_by is not None
+            or self._pressure.steps
+        ):
             return False
         source = arena.lone_span(offset, length, end_position)
         if source is None:
@@ -95,18 +105,22 @@ class LoneLane:
         run = AckRun(tag, taken.segment_seq, taken.bundle_index, taken.sequence, 1)
         ingest.unacknowledged.append((taken.sequence + 1, session, [run], now_ns))
         if commit.error is None:
-            self._run_queue.turn_by(self._host, now_ns + CARE_NS)
+            host = self._host
+            if host.deadline_ns is None or host.deadline_ns > now_ns + CARE_NS:
+                self._run_queue.turn_by(host, now_ns + CARE_NS)
             self._carry_out(commit, jobs.begin_lone(commit))
         else:
             self._host.touch_push()
         return True
 
-    def finished(self, commit: LoneCommit) -> None:
+    def finished(self, _: LoneCommit) -> None:
         """Take back a commit that succeeded. Only the sender of the push waits for it, unless other pushes have come meanwhile."""
-        happened = self._engine.finish(commit)
+        engine = self._engine
+        engine.group_commit.finish_lone()
+        shown = engine.readable_end.advance() if engine.progress.registry.states else ()
         is_more = not self._acknowledge()
         self._run_queue.note_activity(self._host)
-        for event in happened:
+        for event in shown:
             if isinstance(event, Shown) and self._dispatcher.shown(event.segment_seq):
                 self._host.touch_push()
         if is_more:

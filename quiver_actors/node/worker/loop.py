@@ -97,12 +97,12 @@ class WorkerLoop:
 
     def request_drain(self) -> None:
         """Stop in good order. May be called by a signal handler or another thread."""
-        self.life.drain_is_requested = True
+        self.life.drain_is_requested = self.life.is_moving = True
         self._wake.wake()
 
     def request_intake_stop(self) -> None:
         """Take no more pushes, go on with everything else. May be called by a signal handler or another thread."""
-        self.life.intake_stop_is_requested = True
+        self.life.intake_stop_is_requested = self.life.is_moving = True
         self._wake.wake()
 
     def run(self) -> ChildExit:
@@ -118,7 +118,8 @@ class WorkerLoop:
         """Do one turn, at once or when there is something to do; False: the loop has ended."""
         if self.life.phase is _LEAVING and self.life.has_ended:
             return False
-        ready = self._epoll.poll(self._timeout_seconds() if waits else 0, _EVENTS_PER_TURN)
+        wait_ns = self.next_turn_ns() - monotonic_ns() if waits else 0
+        ready = self._epoll.poll(wait_ns / _NS_PER_SECOND if wait_ns > 0 else 0, _EVENTS_PER_TURN)
         started_ns = monotonic_ns()
         self._turn(ready, started_ns)
         took_ns = monotonic_ns() - started_ns
@@ -130,8 +131,10 @@ class WorkerLoop:
 
     def _turn(self, ready: Sequence[tuple[int, int]], now_ns: int) -> None:
         self._turns += 1
-        self.finish_jobs()
-        connections = self.connections
+        for thread in self._threads:
+            if thread.done:
+                self.finish_jobs()
+        connections, life = self.connections, self.life
         connections.take(ready, now_ns)
         turned = self._run_queue.due(now_ns)
         for host in turned:
@@ -143,8 +146,10 @@ class WorkerLoop:
             connections.flush()
         if connections.paused:
             connections.resume_paused()
-        self.life.advance(turned, now_ns)
-        connections.serve_guests()
+        if turned or life.is_moving:
+            life.advance(turned, now_ns)
+        if connections.budgets.in_turn:
+            connections.serve_guests()
         if now_ns >= self._share.early_ns:
             self._share.turn(now_ns)
         if now_ns >= self._publish_at_ns - _PUBLISH_EARLY_NS:
@@ -174,11 +179,10 @@ class WorkerLoop:
 
     def next_turn_ns(self) -> int:
         """Monotonic time at which there is something to do although nothing arrives."""
-        return self._run_queue.next_ns(min(self._publish_at_ns, self._share.deadline_ns, self.connections.due_ns))
-
-    def _timeout_seconds(self) -> float:
-        wait_ns = self.next_turn_ns() - monotonic_ns()
-        return wait_ns / _NS_PER_SECOND if wait_ns > 0 else 0.0
+        connections, latest_ns = self.connections, min(self._publish_at_ns, self._share.deadline_ns)
+        if connections.unfinished or connections.budgets.in_turn:
+            latest_ns = min(latest_ns, connections.due_ns)
+        return self._run_queue.next_ns(latest_ns)
 
     # --- now and then --------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ _FILE_MODE = 0o640
 _LOCK_TRIES = 10
 _LOCK_PAUSE_SECONDS = 0.002
 _DIRECTORY_MODE = 0o700
+_CLOSED = (1 << 31) - 1
+"""Stands for the descriptor of a closed file: the kernel never gives it, and so refuses every call with EBADF."""
 
 
 def _disk_error(operation: str, path: str, error: OSError) -> DiskError:
@@ -45,19 +47,17 @@ class PosixFile:
         """Write all buffers at `offset` by pwritev, in as many calls as that takes."""
         try:
             for first in range(0, len(buffers), _IOVECS_MAX):
-                offset = self._write_group(buffers[first : first + _IOVECS_MAX], offset)
+                group = buffers[first : first + _IOVECS_MAX]
+                wanted = sum(map(len, group))
+                written = os.pwritev(self._descriptor, group, offset)
+                if written < wanted:
+                    self._write_rest(b"".join(group), written, offset)
+                if self._is_syncing and wanted >= _WRITEBACK_BYTES_MIN:
+                    # The sync that covers these bytes comes after this one: until then the disk can have them already.
+                    start_writeback(self._descriptor, offset, wanted)
+                offset += wanted
         except OSError as error:
             raise _disk_error("write", self.path, error) from error
-
-    def _write_group(self, buffers: Sequence[Buffer], offset: int) -> int:
-        wanted = sum(map(len, buffers))
-        written = os.pwritev(self._descriptor, buffers, offset)
-        if written < wanted:
-            self._write_rest(b"".join(buffers), written, offset)
-        if self._is_syncing and wanted >= _WRITEBACK_BYTES_MIN:
-            # The sync that covers these bytes comes after this one: until then the disk can have them already.
-            start_writeback(self._descriptor, offset, wanted)
-        return offset + wanted
 
     def _write_rest(self, joined: bytes, written: int, offset: int) -> None:
         """Finish a short write; the kernel says why it stopped at the next call."""
@@ -90,7 +90,7 @@ class PosixFile:
         length = min(length, max(0, self.size() - offset))
         try:
             # The kernel drops the pages that it takes for clean, also where a sync has failed before.
-            os.posix_fadvise(self._open_descriptor(), offset, length, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
         except OSError as error:
             raise _disk_error("read", self.path, error) from error
         return None if is_in_memory(self._descriptor, length, offset) else self.read(length, offset)
@@ -116,7 +116,7 @@ class PosixFile:
         """Make the written bytes durable by fdatasync, beside writes of the owner."""
         self._is_syncing = True
         try:
-            os.fdatasync(self._open_descriptor())
+            os.fdatasync(self._descriptor)
         except OSError as error:
             raise _disk_error("fdatasync", self.path, error) from error
         finally:
@@ -125,15 +125,9 @@ class PosixFile:
     def fsync(self) -> None:
         """Make the bytes and metadata of the file durable by fsync."""
         try:
-            os.fsync(self._open_descriptor())
+            os.fsync(self._descriptor)
         except OSError as error:
             raise _disk_error("fsync", self.path, error) from error
-
-    def _open_descriptor(self) -> int:
-        """The descriptor. Raises OSError (EBADF) if the file is closed: system calls raise ValueError for a negative number."""
-        if self._descriptor < 0:
-            raise OSError(errno.EBADF, "the file is closed")
-        return self._descriptor
 
     def make_read_only(self) -> None:
         """Set mode 0440; a file system without modes, or without room for the change, leaves the mode as it is."""
@@ -153,7 +147,7 @@ class PosixFile:
     def has_name(self) -> bool:
         """Whether the file's link count is above 0."""
         try:
-            return link_count(self._open_descriptor()) > 0
+            return link_count(self._descriptor) > 0
         except OSError as error:
             raise _disk_error("stat", self.path, error) from error
 
@@ -161,19 +155,19 @@ class PosixFile:
         """Open the same file once more through /proc, for reading, whatever its name is now."""
         try:
             # A duplicate would share the position, the access mode and the locks of this one.
-            descriptor = os.open(f"/proc/self/fd/{self._open_descriptor()}", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise _disk_error("open", self.path, error) from error
         return PosixFile(descriptor, self.path)
 
     def fileno(self) -> int:
         """Return the descriptor, which the file keeps owning; -1 once it is closed."""
-        return self._descriptor
+        return self._descriptor if self._descriptor != _CLOSED else -1
 
     def close(self) -> None:
         """Close the descriptor without a sync. Idempotent."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
+        descriptor, self._descriptor = self._descriptor, _CLOSED
+        if descriptor != _CLOSED:
             os.close(descriptor)
 
 

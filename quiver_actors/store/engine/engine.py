@@ -291,7 +291,7 @@ class Engine:
         due = [Claimable(subscriber) for subscriber in self.progress.registry.due(self._parts.clock.monotonic_ns())]
         if due:
             self.progress.note_given_back()
-        return [*shown, *expired, *self.progress.take_events(), *due]
+        return [*shown, *expired, *self.progress.take_events(), *self._parts.cold.files.take_events(), *due]
 
     def next_deadline_ns(self) -> int | None:
         """When `tick`, `next_commit` and `next_background` should be called even if nothing else happens."""

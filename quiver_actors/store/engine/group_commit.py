@@ -14,7 +14,7 @@ from quiver_actors.store.engine.events import Durable, Event
 from quiver_actors.store.engine.log_queue import LogQueue
 from quiver_actors.store.engine.numbers import Numbers
 from quiver_actors.store.files.paths import EnginePaths
-from quiver_actors.store.jobs.commits import CommitJob, CommitStep, EmptyLogJob, LoneCommit
+from quiver_actors.store.jobs.commits import CommitJob, CommitStep, EmptyLogJob, LoneCommit, new_step
 from quiver_actors.store.wal.codec import encode_empty_header
 from quiver_actors.store.wal.contract import segment_cfg_hash
 from quiver_actors.store.wal.log import Log
@@ -57,16 +57,27 @@ class GroupCommit:
         self._empty_at = numbers.position
         """Log position of the empty log that stands ready for any writer, or for which there was no room."""
 
-    @property
-    def may_be_lone(self) -> bool:
-        """Whether no commit is under way, and each syncs, which is all that pushes wait for."""
-        return self._commit is None and self._may_be_lone
-
-    def begin_lone(self, log: Log, size_bytes: int) -> LoneCommit:
-        """Begin the commit of another bundle of that size, which is about to be written, while `may_be_lone`. It comes back by `finish`."""
-        self._commit = commit = self._lone
-        commit.begin(log, log.end + size_bytes, log.sequence_end + 1)
+    def begin_lone(self, log: Log, size_bytes: int) -> LoneCommit | None:
+        """Begin the commit of another bundle of that size, which is about to be written behind others that are all durable. It comes back
+        by `finish_lone` or `finish`. None: a commit is under way, or a sync is not what pushes wait for."""
+        if self._commit is not None or not self._may_be_lone or self.sequence_durable != log.sequence_end:
+            return None
+        commit = self._commit = self._lone
+        commit.error = None
+        commit.steps = (new_step((log, log.end + size_bytes, log.sequence_end + 1, True, False, None)),)
         return commit
+
+    def finish_lone(self) -> None:
+        """Take back the commit of a lone push, which succeeded: `finish`, where all in front of that push was durable before."""
+        job = self._lone
+        log, sync_end, sequence_end = job.steps[0][:3]
+        job.steps = ()  # it stays, and would keep the books of its log in memory
+        self._commit = None
+        self.syncs += 1
+        self.sync_ns_last = job.took_ns
+        log.synced_end, log.synced_sequence = sync_end, sequence_end
+        log.dirty_since_ns = self._clock.monotonic_ns()
+        self.sequence_durable = sequence_end
 
     def change_settings(self, settings: TopicSettings) -> None:
         """Use these settings from now on: pushes that are not acknowledged yet are acknowledged by the new rule."""

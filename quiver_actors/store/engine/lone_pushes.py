@@ -80,10 +80,13 @@ class LonePushes(Intake):
             or not is_sound(span, stream, crc, row_count, metadata_bytes, body_bytes)
         ):
             return None
+        commit = self._group_commit.begin_lone(log, size_bytes)
+        if commit is None:
+            return None
         builder = log.builder
         self.segment_seq, self.bundle_index = builder.segment_seq, builder.bundle_count
         self.sequence = log.sequence_end
-        clock, commit = self._clock, self._group_commit.begin_lone(log, size_bytes)
+        clock = self._clock
         try:
             log.write_lone(
                 span,
@@ -106,14 +109,14 @@ class LonePushes(Intake):
         return commit
 
     def _may_take(self, log: Log, size_bytes: int) -> bool:
-        """Whether nothing else is under way, and the log stays open with the entry."""
+        """Whether nothing else is in the log that is not durable, and the log stays open with the entry."""
         builder, limits, end = log.builder, self._logs.settings.segment, log.end + size_bytes
         bundle_count = builder.bundle_count
         return (
             self._condition.takes_bundles
-            and self._group_commit.may_be_lone
-            and log.is_clean
-            and len(self._logs) == 1
+            and log.published
+            and not (log.closed or log.has_staged)
+            and log.synced_end == log.end > layout.HEADER_BYTES
             and end + layout.END_MARK_BYTES <= log.capacity_bytes
             and end - layout.HEADER_BYTES < limits.target_size_bytes
             and bundle_count <= _BUNDLES_MAX

@@ -29,6 +29,10 @@ class CommitStep(NamedTuple):
     """The path that the log is renamed to when it is retired, None while it stays active."""
 
 
+# Without the constructor's Python code.
+new_step: Callable[[tuple[object, ...]], CommitStep] = partial(tuple.__new__, CommitStep)
+
+
 class CommitJob(Job):
     """Group commit and rotation, oldest log first: sync, then the renames, each made durable before the next log's.
 
@@ -61,32 +65,25 @@ class CommitJob(Job):
 
 
 class LoneCommit(CommitJob):
-    """A commit that only syncs one log, for a push that travels alone. Made once, and used again when it has come back."""
+    """A commit that only syncs one log, for a push that travels alone. Made once, and used again when it has come back: its one step is set
+    then."""
 
     def __init__(self, disk: Disk, paths: EnginePaths) -> None:
         super().__init__(disk, paths, ())
-
-    def begin(self, log: Log, sync_end: int, sequence_end: int) -> None:
-        """Sync that log, which was written so far."""
-        self.error = None
-        self.steps = (_new_step((log, sync_end, sequence_end, True, False, None)),)
 
     def run(self) -> None:
         """Sync, and measure `took_ns`. Errors go into `error`."""
         started = time.monotonic_ns()
         log = self.steps[0][0]
+        file = log.file
         try:
-            log.file.fdatasync()
-            if not log.file.has_name():
+            file.fdatasync()
+            if not file.has_name():
                 _check_named(log)
         except QuiverError as error:
             # Without the error's frames: they refer to the job, which would so refer to itself.
             self.error = error.with_traceback(None)
         self.took_ns = time.monotonic_ns() - started
-
-
-# Without the constructor's Python code.
-_new_step: Callable[[tuple[object, ...]], CommitStep] = partial(tuple.__new__, CommitStep)
 
 
 def _check_named(log: Log) -> None:

@@ -12,6 +12,7 @@ Cost: `append` of a bundle of one slot without dictionaries takes about 1 us.
 from __future__ import annotations
 
 import itertools
+import operator
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -42,6 +43,8 @@ _BUNDLE_FIELDS = np.dtype(
 _BLOCK_FIELDS = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("padding", "<i4"), ("body_bytes", "<i8")])
 """The fields of a packed `BLOCK`."""
 _REF = struct.Struct("<III")
+_schema_of = operator.itemgetter(0)
+"""The schema of a `SlotPlacement`."""
 _LATEST_TIME = (1 << 63) - 1
 _UNPACKED_MAX = 4096
 """Bundles of runs that wait to be entered in the tables."""
@@ -114,6 +117,7 @@ class SegmentBuilder:
 
     Attributes:
         bundle_count: bundles appended so far; not to be changed from outside.
+        stream_count: Arrow streams that the segment has so far; likewise.
     """
 
     def __init__(self, segment_seq: int, read: Read) -> None:
@@ -127,6 +131,7 @@ class SegmentBuilder:
         self._unpacked: list[tuple[list[Stream], BundleRun]] = []
         """Runs behind everything else that are counted, and not in the tables yet."""
         self.bundle_count = 0
+        self.stream_count = 0
         self._row_count = 0
         self._earliest_ts = _LATEST_TIME
         self._latest_ts = -_LATEST_TIME
@@ -162,7 +167,7 @@ class SegmentBuilder:
             self.pack()
         plain = self._plain
         try:
-            streams = [plain[slot[0]] for slot in slots]
+            streams = list(map(plain.__getitem__, map(_schema_of, slots)))
         except KeyError:
             streams = self._find_streams(slots)
         for stream, (_, rows, offset, metadata_bytes, body_bytes, _) in zip(streams, slots, strict=True):
@@ -249,8 +254,9 @@ class SegmentBuilder:
         return self._streams[dictionaries.stream_id]
 
     def _new_stream(self, schema: StreamSchema, dictionaries: DictionarySet | None) -> Stream:
-        stream = Stream(len(self._streams), schema, dictionaries)
+        stream = Stream(self.stream_count, schema, dictionaries)
         self._streams.append(stream)
+        self.stream_count += 1
         return stream
 
     # --- what is in it -------------------------------------------------------------------------------------------------------
@@ -260,11 +266,6 @@ class SegmentBuilder:
         """The streams in the order of their numbers."""
         self.pack()
         return self._streams
-
-    @property
-    def stream_count(self) -> int:
-        """Number of Arrow streams that the segment has so far."""
-        return len(self._streams)
 
     @property
     def row_count(self) -> int:

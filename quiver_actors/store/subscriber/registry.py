@@ -52,6 +52,7 @@ class SubscriberRegistry:
 
     Attributes:
         flushes: what of them is to be made durable.
+        states: their states by name; only the registry changes it.
         attention: which of them need attention, and when.
         archive: whether the archiver counts among them, and for what.
     """
@@ -61,23 +62,23 @@ class SubscriberRegistry:
         Args:
             sizes_of: the exact sizes of a sealed segment's bundles, for windows in bytes; None where they are not known.
         """
-        self._states: dict[str, SubscriberState] = {}
+        self.states: dict[str, SubscriberState] = {}
         self._segments = _Segments({}, {}, {})
         self._sizes_of = sizes_of
         self._version_start = 0
         self.archive = ArchiveSettings()
         self._tokens = TokenSource()
         self.attention = Attention[SubscriberState]()
-        self.flushes = Flushes(self._states, self.attention)
+        self.flushes = Flushes(self.states, self.attention)
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self.states)
 
     def __iter__(self) -> Iterator[SubscriberState]:
-        return iter(self._states.values())
+        return iter(self.states.values())
 
     def __contains__(self, subscriber: str) -> bool:
-        return subscriber in self._states
+        return subscriber in self.states
 
     def get(self, subscriber: str) -> SubscriberState:
         """The state of a known subscriber.
@@ -85,10 +86,10 @@ class SubscriberRegistry:
         Raises:
             UnknownSubscriber: it is neither loaded nor registered.
         """
-        state = self._states.get(subscriber)
+        state = self.states.get(subscriber)
         if state is None:
             raise UnknownSubscriber(
-                f"subscriber {subscriber!r} is not registered here: register it first; known: {sorted(self._states)}"
+                f"subscriber {subscriber!r} is not registered here: register it first; known: {sorted(self.states)}"
             )
         return state
 
@@ -100,7 +101,7 @@ class SubscriberRegistry:
         Raises:
             UsageError: it is known already.
         """
-        if subscriber in self._states:
+        if subscriber in self.states:
             raise UsageError(f"subscriber {subscriber!r} is loaded already")
         state = self._new(subscriber)
         state.load_files(progress, gaps)
@@ -139,7 +140,7 @@ class SubscriberRegistry:
         )
 
     def _adopt(self, state: SubscriberState) -> SubscriberState:
-        self._states[state.subscriber] = state
+        self.states[state.subscriber] = state
         self.flushes.unsettle()
         if (due_ns := state.next_due_ns()) is not None:
             self.attention.call_at(state, due_ns)
@@ -164,7 +165,7 @@ class SubscriberRegistry:
         Returns:
             The notices of what it skips.
         """
-        old = self._states.pop(subscriber)
+        old = self.states.pop(subscriber)
         for notice in plan.withdrawn:
             old.gaps.withdraw(notice.notice)
         self._version_start = max(self._version_start, old.progress.changes.version)
@@ -191,7 +192,7 @@ class SubscriberRegistry:
         """
         state = self.get(subscriber)
         state.leases.withdraw_all()
-        del self._states[subscriber]
+        del self.states[subscriber]
         self.attention.forget(state)
         self.flushes.unsettle()
         # A flush of it may be under way: a new subscriber of that id must not take the answer for its own.
@@ -210,7 +211,7 @@ class SubscriberRegistry:
     def grow_segment(self, segment_seq: int, bundle_count: int, sizes: OpenSizes) -> None:
         """The first so many bundles of a segment that is not sealed can be read: every subscriber that is not past it is owed them."""
         self._segments.open[segment_seq] = bundle_count, sizes
-        for state in self._states.values():
+        for state in self.states.values():
             state.grow_segment(segment_seq, bundle_count, sizes)
 
     def give_up(
@@ -330,9 +331,9 @@ class SubscriberRegistry:
 
     def completed_since(self) -> list[tuple[str, int]]:
         """Take the segments that subscribers have completed since the last call, as (subscriber, segment)."""
-        completing = [name for name in self.attention.completing if name in self._states]
+        completing = [name for name in self.attention.completing if name in self.states]
         self.attention.completing.clear()
-        return [(name, seq) for name in completing for seq in self._states[name].progress.completed.take_new()]
+        return [(name, seq) for name in completing for seq in self.states[name].progress.completed.take_new()]
 
     # --- owners and time -------------------------------------------------------------------------------------------------
 

@@ -202,12 +202,6 @@ class Log:
             sequence += 1
         self.crc = crc_of_file
 
-    @property
-    def is_clean(self) -> bool:
-        """Whether the log has its name and all of it is synced, at least one entry."""
-        own_end = self._bytes.written_end
-        return self.published and not self.closed and self.synced_end == own_end == self.end > layout.HEADER_BYTES
-
     def write_lone(
         self,
         span: memoryview,

@@ -116,6 +116,7 @@ class SimProducer:
         channel, group = lane._channel, lane._group
         lone = lone_entry(bundle, lane._slot_id, lane._streams, None)
         assert lone is not None
+        group.begin()
         if not channel.send_lone(group, lone, 0):
             return None
         while not (group.is_acked or group.is_lost or group.error is not None):

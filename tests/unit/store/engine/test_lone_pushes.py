@@ -51,7 +51,7 @@ def test_a_power_loss_takes_no_acknowledged_bundle(mode: CrashMode, synced: int)
         assert commit is not None
         assert driver.engine.group_commit.sequence_durable == number, "not before its sync"
         commit.run()
-        driver.engine.finish(commit)
+        driver.engine.group_commit.finish_lone()
         assert driver.engine.group_commit.sequence_durable == number + 1
     assert take(driver, numbered_batch(synced + 1)) is not None, "written, and never synced"
     driver.engine.close()
@@ -71,12 +71,31 @@ def test_while_anything_is_under_way_a_push_goes_the_general_way() -> None:
     assert take(driver, numbered_batch(2)) is None, "a commit is out"
     driver.push_numbered(2)
     first.run()
-    driver.engine.finish(first)
+    driver.engine.group_commit.finish_lone()
     assert driver.engine.group_commit.sequence_durable == 2
     assert take(driver, numbered_batch(3)) is None, "what came during the commit is not synced"
     driver.commit()
     assert driver.engine.group_commit.sequence_durable == 3
     assert take(driver, numbered_batch(3)) is not None
+
+
+@pytest.mark.parametrize("mode", list(CrashMode))
+def test_a_log_that_waits_for_its_seal_is_not_in_the_way(mode: CrashMode) -> None:
+    disk = SimDisk()
+    driver = opened(disk)
+    driver.engine.seal_now()
+    driver.push_numbered(1)
+    assert take(driver, numbered_batch(2)) is None, "neither log is synced"
+    driver.commit()
+    assert driver.engine.segments() == [], "the first one is not sealed"
+    commit = take(driver, numbered_batch(2))
+    assert commit is not None
+    commit.run()
+    driver.engine.group_commit.finish_lone()
+    assert driver.engine.group_commit.sequence_durable == 3
+    after = EngineDriver(disk.crash(mode))
+    after.settle()
+    assert after.claim_numbers("s") == [0, 1, 2]
 
 
 @pytest.mark.parametrize("operation", ["write", "fdatasync"])
