@@ -21,12 +21,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs fresh-user test test-failed test-demo test-cluster test-servers test-spark-versions test-spark-4.1 test-spark-4.2 check lint types unit torture soak mutation coverage bench bench-peers install clean
+.PHONY: help demo docs fresh-user test test-failed test-long test-demo test-cluster test-servers test-spark-versions test-spark-4.1 test-spark-4.2 check lint types unit torture soak mutation coverage bench bench-peers install clean
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
 	@echo 'make test    lint, types and every test: about 20 minutes on 2 cores'
 	@echo 'make test-failed          the tests that failed in the last run, one at a time'
+	@echo 'make test-long            the tests that take half a minute and more each: about 3 minutes'
 	@echo 'make test-demo            the demo, and that its closing line says what it must'
 	@echo 'make test-cluster         Spark on a standalone cluster of two hosts, with kills: about 3 GB of memory'
 	@echo 'make test-servers         the archive against versitygw (S3) and azurite (Azure), as far as Go and npm are there to install them'
@@ -47,12 +48,17 @@ demo: $(STAMP)
 
 # Several at a time: many of them wait for processes and disks. A file's tests stay together, those of a Spark session too (tests/conftest.py).
 # In the order of the tree, so that the longest files, which have few tests, do not come last.
-test: lint types
+# One process compiles the tests beside mypy; else each of the processes that run them would.
+test: lint
+	@$(PYTEST) --collect-only tests >/dev/null 2>&1 & $(MAKE) --no-print-directory types; types=$$?; wait; exit $$types
 	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder tests
 
 # The tests that failed in the run before, one at a time. Without a run before there is nothing to do, which is a failure.
 test-failed: $(STAMP)
 	$(PYTEST) --last-failed --last-failed-no-failures none tests
+
+test-long: $(STAMP)
+	$(PYTEST) -m long -n $(TESTS_AT_ONCE) --dist load tests
 
 test-demo: $(STAMP)
 	$(PYTEST) -m demo tests/integration/test_demo.py
@@ -101,7 +107,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 unit: $(STAMP)
-	$(PYTEST) tests/unit
+	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile tests/unit
 
 docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --strict --quiet

@@ -7,7 +7,9 @@ Method: an object store on this host (`--store`: `moto`, an S3 server in Python;
     read       all bundles of these segments by `open_archive`, against obstore's `get_ranges` of the same ranges: nothing is proven or
                decoded there
     requests   calls to the store for each GB of such segments, and for each 1,000 pushes that wait for the archive one after the other
-    ingest     bundles of 64 KiB into a node that archives into its archiver's memory, against the same node without an archive
+    ingest     bundles of 64 KiB into a node that archives into its archiver's memory, against the same node without an archive; against
+               itself (`same_twice`: what the machine's noise is); and the CPU time of its workers and of its archiver, which is at work
+               before the clock starts
     push       single pushes into a topic with `durability = "archived"`, whose segments are cut each 250 ms
 
 Aims: upload and read 0.8, ingest 0.95.
@@ -19,10 +21,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 
 import quiver_actors
@@ -31,12 +35,14 @@ from benchmarks.harness import (
     Measurements,
     Report,
     begun,
+    cpu_seconds,
     parser,
     percentile,
     push_patiently,
     read_options,
     run_interleaved,
     running_node,
+    workers_of,
 )
 from benchmarks.ingest import make_batches
 from quiver_actors.archive.keys import StreamKey
@@ -51,6 +57,8 @@ from tests.support.object_servers import serving
 
 NODE, GB = "bench", 1e9
 SEGMENT_BYTES = 32 << 20
+READERS = 8
+"""A read of the archive fetches so many objects at a time."""
 BATCH_SEGMENTS = 16
 CONFIG = 'node = "bench"\n[retention]\nmin_free = "16MiB"\n'
 ARCHIVE = '[archive]\nenabled = true\nurl = "{url}"\n'
@@ -113,27 +121,41 @@ def measure_uploads(report: Report, url: str, files: Files, rounds: int) -> str:
 
 
 def measure_reads(report: Report, url: str, node: str, directory: str, rounds: int) -> None:
-    """Show the figures of ranged reads. The ranges are those that a first read asks for, at the store's own doorstep."""
+    """Show the figures of ranged reads. The ranges are those that a first read asks for. Connections are there before the clock starts."""
     with counted_reads(url) as asked, quiver_actors.open_archive(url, node=node, cache_dir=directory) as archive:
         size_bytes = sum(bundle[0].nbytes for bundle in archive.read("default", 0))
     store = open_store(url)
 
     def ours() -> Measurements:
-        started = time.perf_counter()
-        with quiver_actors.open_archive(url, node=node, cache_dir=directory) as archive:
+        with quiver_actors.open_archive(url, node=node, cache_dir=directory) as archive, timed(size_bytes) as found:
             for bundle in archive.read("default", 0):
                 assert bundle[0].num_rows
-        return {"rate": size_bytes / (time.perf_counter() - started) / 1e6}
+        return found
 
-    def plain() -> Measurements:
-        started = time.perf_counter()
-        for key, ranges in asked.items():
-            store.get_ranges(key, ranges)
-        return {"rate": size_bytes / (time.perf_counter() - started) / 1e6}
+    def plain(at_once: int) -> Measurements:
+        with ThreadPoolExecutor(at_once) as threads:
+            list(threads.map(store.head, asked))
+            with timed(size_bytes) as found:
+                for read in threads.map(store.get_ranges, asked.keys(), asked.values()):
+                    assert read
+        return found
 
-    found = run_interleaved({"archive": ours, "get_ranges": plain}, rounds)
-    report.show_rounds("archive/read", found["archive"], "rate", "MB/s", "", ("get_ranges", found["get_ranges"]))
+    candidates = {"archive": ours, "get_ranges": lambda: plain(1), f"{READERS} get_ranges": lambda: plain(READERS)}
+    found = run_interleaved(candidates, rounds)
+    for name in ("get_ranges", f"{READERS} get_ranges"):
+        report.show_rounds("archive/read", found["archive"], "rate", "MB/s", "", (name, found[name]))
+        report.show_rounds("archive/read/cpu", found["archive"], "cpu", "s/GB", "", (name, found[name]))
     store.close()
+
+
+@contextmanager
+def timed(size_bytes: int) -> Iterator[Measurements]:
+    """The rate of so many bytes, and the CPU time of this process for each GB of them, when the context has ended."""
+    found: Measurements = {}
+    started, started_cpu = time.perf_counter(), time.process_time()
+    yield found
+    found["rate"] = size_bytes / (time.perf_counter() - started) / 1e6
+    found["cpu"] = (time.process_time() - started_cpu) / (size_bytes / GB)
 
 
 @contextmanager
@@ -141,35 +163,58 @@ def counted_reads(url: str) -> Iterator[dict[str, list[tuple[int, int]]]]:
     """The ranges that are read of each object while the context lasts."""
     asked: dict[str, list[tuple[int, int]]] = {}
     kind = type(open_store(url))
-    plain = kind.get_ranges
+    plain = kind.read
 
-    def noted(self: ObjectStore, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
-        asked.setdefault(key, []).extend(ranges)
-        return plain(self, key, ranges)
+    def noted(self: ObjectStore, key: str, start: int, end: int) -> Iterator[bytes | memoryview]:
+        asked.setdefault(key, []).append((start, end))
+        return plain(self, key, start, end)
 
-    kind.get_ranges = noted  # type: ignore[method-assign]
+    kind.read = noted  # type: ignore[method-assign]
     try:
         yield asked
     finally:
-        kind.get_ranges = plain  # type: ignore[method-assign]
+        kind.read = plain  # type: ignore[method-assign]
 
 
 def measure_ingest(report: Report, directory: str, megabytes: int, rounds: int) -> None:
-    """Show what an archiver takes of the pushes beside it."""
+    """Show what an archiver takes of the pushes beside it. It has started and archived a segment before the clock starts."""
     batches = make_batches(64 << 10)
     group = [batches[number % len(batches)] for number in range(64)]
 
-    def ingest(config: str) -> Measurements:
+    def ingest(config: str, *, is_archived: bool) -> Measurements:
         with running_node(directory, config) as run_dir, quiver_actors.connect(run_dir) as client:
             push_patiently(client, group)
+            if is_archived:
+                client.flush(until="archived", timeout=120)
+            others, archivers = node_processes(run_dir)
+            before, archiver_before = cpu_seconds(*others), cpu_seconds(*archivers)
             started = time.perf_counter()
             for _ in range(megabytes // 4):
                 push_patiently(client, group)
-            return {"rate": megabytes / (time.perf_counter() - started)}
+            took, node = time.perf_counter() - started, cpu_seconds(*others) - before
+            if is_archived:
+                client.flush(until="archived", timeout=600)
+            archiver = cpu_seconds(*archivers) - archiver_before
+        return {"rate": megabytes / took, "node": node / megabytes * 1e3, "archiver": archiver / megabytes * 1e3}
 
     with_archive = CONFIG + ARCHIVE.format(url="memory://bench")
-    found = run_interleaved({"archived": lambda: ingest(with_archive), "alone": lambda: ingest(CONFIG)}, rounds)
-    report.show_rounds("archive/ingest", found["archived"], "rate", "MB/s", "synced", ("alone", found["alone"]))
+    candidates = {
+        "archived": lambda: ingest(with_archive, is_archived=True),
+        "alone": lambda: ingest(CONFIG, is_archived=False),
+        "alone again": lambda: ingest(CONFIG, is_archived=False),
+    }
+    found = run_interleaved(candidates, rounds)
+    alone = "alone", found["alone"]
+    report.show_rounds("archive/ingest", found["archived"], "rate", "MB/s", "synced", alone)
+    report.show_rounds("archive/ingest/same_twice", found["alone again"], "rate", "MB/s", "synced", alone)
+    report.show_rounds("archive/ingest/cpu/node", found["archived"], "node", "s/GB", "synced", alone)
+    report.show_rounds("archive/ingest/cpu/archiver", found["archived"], "archiver", "s/GB", "synced")
+
+
+def node_processes(run_dir: str) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """The node's workers, and its archivers."""
+    archivers = [each for each in workers_of(run_dir) if "quiver_actors.archive" in each.cmdline()]
+    return [each for each in workers_of(run_dir) if each not in archivers], archivers
 
 
 def measure_pushes(report: Report, directory: str, url: str, pushes: int) -> None:
@@ -192,7 +237,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--store", default="moto", help="moto, versitygw or directory (default: moto)")
     found = read_options(options, rounds=3)
-    count, megabytes, pushes = (1, 16, 3) if found.quick else (6, 512, 40)
+    count, megabytes, pushes = (1, 128, 3) if found.quick else (6, 1024, 40)
     with begun(found) as (report, directory), serving(found.store, Path(directory)) as (url, environment):
         os.environ.update(environment)
         report.note(f"object store: {found.store}")

@@ -5,6 +5,7 @@ Method: a node whose topic keeps one segment on the hot disk, moves all others t
 takes 5 s for each call, of which 30 % fail (on the disk seam, benchmarks/slow_cold_node.py); that of `quick` is the same disk as the hot
 one. Rounds in turn.
 
+    same_twice   the quick disk once more: what of a ratio is noise of the machine
     push, get    from the call of `push` until the receipt, until the consumer has the batch: median and 99th percentile
     moved        segments that have come to the cold disk meanwhile
 
@@ -18,13 +19,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import quiver_actors
 from benchmarks.harness import (
+    Figure,
     Measurements,
     Report,
     begun,
@@ -114,15 +118,24 @@ def show(report: Report, directory: str, options: argparse.Namespace) -> None:
     total = int(options.seconds * PUSHES_PER_SECOND)
     slow = "benchmarks.slow_cold_node", str(options.latency), str(options.errors)
     quick = "benchmarks.slow_cold_node", "0", "0"
+    candidates = {"slow": slow, "quick": quick, "same_twice": quick}
     found = run_interleaved(
-        {"slow": lambda: measure(directory, slow, total), "quick": lambda: measure(directory, quick, total)},
-        options.rounds,
+        {name: partial(measure, directory, program, total) for name, program in candidates.items()}, options.rounds
     )
     for figure in ("push_p50", "push_p99", "get_p50", "get_p99"):
         name = figure.replace("_", "/")
         report.show_rounds(f"slow_cold/{name}", found["slow"], figure, "us", "synced", ("quick", found["quick"]))
+        for candidate in ("slow", "same_twice"):
+            show_spread(report, f"slow_cold/{name}/{candidate}", found[candidate], found["quick"], figure)
     for name, rounds in found.items():
         report.show_rounds(f"slow_cold/moved/{name}", rounds, "moved", "segments")
+
+
+def show_spread(report: Report, case: str, ours: list[Measurements], quick: list[Measurements], key: str) -> None:
+    """Show the ratio to the quick disk with its least and most in a round: by how much rounds differ that should be the same."""
+    ratios = [one[key] / other[key] for one, other in zip(ours, quick, strict=True)]
+    value, low, high = statistics.median(ratios), min(ratios), max(ratios)
+    report.show(Figure(case, value, "of quick", "", None, "synced", len(ratios), low, high))
 
 
 def main() -> None:

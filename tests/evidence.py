@@ -48,7 +48,7 @@ class Effort:
     kills: int
 
 
-QUICK = Effort(25_000, 500, 320, 100)
+QUICK = Effort(25_000, 500, 160, 100)
 LONG = Effort(400_000, None, 0, 2_000)
 
 

@@ -1,4 +1,5 @@
-"""Many bundles, read over four tiers while they move: `python -m tests.four_tiers [--bundles 1000000]`; ends with one line of JSON.
+"""Many bundles, read over four tiers while they move: `python -m tests.four_tiers [--bundles 1000000] [--subscribe]`; ends with one line
+of JSON.
 
 One producer pushes bundles of one row, each with its number. Meanwhile logs are sealed, segments are uploaded and moved to a cold disk, and
 what is archived leaves the disk, so that the newest bundles lie in the open log, older ones in hot segments, still older ones in cold
@@ -7,6 +8,9 @@ moment. At the end all is read once more.
 
 What must hold: each read gives the numbers of its range, in order, each once, with their rows, and everything that was acknowledged
 before the read was asked for. Samples say whether all four tiers had bundles at the same time.
+
+With `--subscribe` segments also expire after two seconds, whoever needs them. A subscriber begins with the oldest bundle when half of them
+are pushed, and must get all of them, in order, each once, without a gap notice.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import pyarrow as pa
 
 from quiver_actors.base.archive_status import read_archive_status
 from quiver_actors.base.model import BundleId
-from quiver_actors.client import Client, StoredBundle
+from quiver_actors.client import Client, Delivery, StoredBundle
 from tests.integration.client_node import ClientNode, client_node
 
 GROUP = 1000
@@ -51,6 +55,12 @@ keep_local_size = "{local_bytes}B"
 cold_dir = "{directory}/cold"
 keep_hot = 2
 """
+EXPIRING = """
+[retention]
+max_age = "2s"
+[topics.default.archive]
+require = true
+"""
 
 
 def text_of(number: int) -> str:
@@ -65,7 +75,7 @@ def group_of(first: int) -> list[pa.RecordBatch]:
     return [rows.slice(row, 1) for row in range(GROUP)]
 
 
-def values_of(bundle: StoredBundle) -> tuple[int, str]:
+def values_of(bundle: StoredBundle | Delivery) -> tuple[int, str]:
     """What a bundle says."""
     batch = bundle.batch
     assert batch.num_rows == 1
@@ -75,13 +85,15 @@ def values_of(bundle: StoredBundle) -> tuple[int, str]:
 class FourTiers:
     """One run: the main thread pushes, others read."""
 
-    def __init__(self, node: ClientNode, cold: Path, bundles: int, seed: int) -> None:
+    def __init__(self, node: ClientNode, cold: Path, bundles: int, seed: int, *, subscribes: bool) -> None:
         self.failures: list[str] = []
         self.figures: dict[str, object] = {"bundles": bundles}
         self._node = node
         self._cold = cold
         self._bundles = bundles
         self._seed = seed
+        self._subscribes = subscribes
+        self._consumed = 0
         self._starts: list[BundleId] = []
         """The id of each group's first bundle, of the groups that are acknowledged."""
         self._seen: Counter[tuple[str, ...]] = Counter()
@@ -95,6 +107,7 @@ class FourTiers:
             self._push(client)
             client.flush(until="archived", timeout=PATIENCE_SECONDS)
         readers = [threading.Thread(target=self._read_on, args=(self._seed + number,)) for number in range(READERS)]
+        readers += [threading.Thread(target=self._consume)] if self._subscribes else []
         for reader in readers:
             reader.start()
         started = time.monotonic()
@@ -181,17 +194,49 @@ class FourTiers:
             self._reads += 1
             self._read_bundles += expected - first * GROUP
 
+    # --- the subscriber ------------------------------------------------------------------------------------------------------
+
+    def _consume(self) -> None:
+        """Get all bundles from the oldest one on, while they leave the disk."""
+        while 2 * len(self._starts) * GROUP < self._bundles and not self._is_over.is_set():
+            self._is_over.wait(0.01)
+        try:
+            with self._node.connect() as client:
+                self._consume_all(client)
+        except Exception as error:
+            self.failures.append(f"the subscriber: {type(error).__name__}: {error}")
+            raise
+
+    def _consume_all(self, client: Client) -> None:
+        with client.subscribe("late", start=0, gaps="deliver", idle_timeout=PATIENCE_SECONDS) as deliveries:
+            while self._consumed < self._bundles and not self.failures:
+                item = deliveries.get(PATIENCE_SECONDS)
+                if not isinstance(item, Delivery):
+                    self.failures.append(f"the subscriber got {item}: {self._consumed} was to come")
+                    return
+                if (found := values_of(item)) != (self._consumed, text_of(self._consumed)):
+                    self.failures.append(
+                        f"{item.bundle_id} has {found} for the subscriber: {self._consumed} was to come"
+                    )
+                item.ack()
+                self._consumed += 1
+            deliveries.flush()
+            if not deliveries.all_drained():
+                self.failures.append("the subscriber is owed more than was pushed")
+        self.figures["consumed"] = self._consumed
+
     def _is_long(self, count: int) -> bool:
         """Whether a read without an end has read enough. The last one reads all."""
         return not self._is_over.is_set() and count >= RANGE_GROUPS_MAX * GROUP
 
 
 def run_four_tiers(
-    bundles: int, seed: int = 1, *, segment_bytes: int = 1 << 20, local_bytes: int = 8 << 20
+    bundles: int, seed: int = 1, *, segment_bytes: int = 1 << 20, local_bytes: int = 8 << 20, subscribes: bool = False
 ) -> FourTiers:
     """One run on a node of its own."""
-    with tempfile.TemporaryDirectory() as directory, tiered_node(directory, segment_bytes, local_bytes) as node:
-        tiers = FourTiers(node, Path(directory, "cold"), bundles, seed)
+    more = EXPIRING if subscribes else ""
+    with tempfile.TemporaryDirectory() as directory, tiered_node(directory, segment_bytes, local_bytes, more) as node:
+        tiers = FourTiers(node, Path(directory, "cold"), bundles, seed, subscribes=subscribes)
         tiers.run()
         status = read_archive_status(str(node.directories.run))
         tiers.figures["uploaded_segments"] = 0 if status is None else status.uploaded_segments
@@ -199,11 +244,11 @@ def run_four_tiers(
 
 
 @contextlib.contextmanager
-def tiered_node(directory: str, segment_bytes: int, local_bytes: int) -> Iterator[ClientNode]:
+def tiered_node(directory: str, segment_bytes: int, local_bytes: int, more: str = "") -> Iterator[ClientNode]:
     """A node with all four tiers, in a directory."""
     Path(directory, "cold").mkdir()
     config = CONFIG.format(directory=directory, segment_bytes=segment_bytes, local_bytes=local_bytes)
-    with client_node(cores=1, config=config) as started:
+    with client_node(cores=1, config=config + more) as started:
         yield started
 
 
@@ -212,8 +257,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.four_tiers")
     parser.add_argument("--bundles", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--subscribe", action="store_true", help="let segments expire, and a subscriber get them all")
     arguments = parser.parse_args()
-    tiers = run_four_tiers(arguments.bundles // GROUP * GROUP, arguments.seed)
+    tiers = run_four_tiers(arguments.bundles // GROUP * GROUP, arguments.seed, subscribes=arguments.subscribe)
     for failure in tiers.failures:
         print(failure)
     print(json.dumps({**tiers.figures, "failures": len(tiers.failures)}))

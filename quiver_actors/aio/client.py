@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Unpack, overload
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -16,14 +16,14 @@ from quiver_actors.aio.archived import ArchiveWaiting
 from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.aio.querying import QueryingClient
 from quiver_actors.aio.reading import ReadingClient
-from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
+from quiver_actors.aio.subscribing import SubscribingClient
+from quiver_actors.aio.subscription import AnySubscription
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, check_until, flushed_through
 from quiver_actors.client.archived_reads import ArchivedReads
-from quiver_actors.client.archived_start import looking, names_a_place, refuse_archived
 from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
 from quiver_actors.client.keyed import pushing_keyed
@@ -38,7 +38,7 @@ from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import ReadableSegments, reader_of
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.statistics import SegmentStatistics
-from quiver_actors.client.subscribe_request import Gaps, SeekReport, Start, SubscribeOptions, SubscribeRequest
+from quiver_actors.client.subscribe_request import SeekReport, Start
 from quiver_actors.client.topic_commands import TopicCommands, TopicCommandsOf
 from quiver_actors.store.segment.reader import SegmentReader
 
@@ -58,7 +58,7 @@ def connect(
     return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
-class Client(ReadingClient, QueryingClient, ArchiveWaiting):
+class Client(ReadingClient, SubscribingClient, QueryingClient, ArchiveWaiting):
     """See `connect`. An asynchronous context manager; `close` is idempotent."""
 
     _channel_kind: type[PushChannel] = PushChannel
@@ -147,50 +147,6 @@ class Client(ReadingClient, QueryingClient, ArchiveWaiting):
             trace_context=trace_context,
         )
         return await self._exchange.complete_steps(steps)
-
-    @overload
-    async def subscribe(
-        self,
-        subscriber: str,
-        *,
-        topic: str = DEFAULT_TOPIC,
-        gaps: Literal["log"] = "log",
-        **options: Unpack[SubscribeOptions],
-    ) -> Subscription: ...
-
-    @overload
-    async def subscribe(
-        self,
-        subscriber: str,
-        *,
-        topic: str = DEFAULT_TOPIC,
-        gaps: Literal["deliver"],
-        **options: Unpack[SubscribeOptions],
-    ) -> GapSubscription: ...
-
-    async def subscribe(
-        self,
-        subscriber: str,
-        *,
-        topic: str = DEFAULT_TOPIC,
-        gaps: Gaps = "log",
-        **options: Unpack[SubscribeOptions],
-    ) -> Subscription | GapSubscription:
-        """Attach to a durable subscriber; the options are those of `SubscribeOptions`. The callbacks may be coroutine functions."""
-        wanted = SubscribeRequest.parse(topic, subscriber, gaps, options, verifies_checksums=self._verifies_checksums)
-        starts = await self._exchange.complete(self._requests.starting(topic, wanted.start))
-        if names_a_place(wanted) and self._archived.has_archiver:
-            found = await self._exchange.complete(looking(self._requests, wanted))
-            await asyncio.to_thread(refuse_archived, self._archived, wanted, starts, found)
-        kind = GapSubscription if wanted.are_gaps_delivered else Subscription
-        subscription = kind(self._new_exchange(), self._directory.another(), self._name, wanted, starts)
-        try:
-            await subscription.register(self._timeout_seconds)
-        except BaseException:
-            subscription.abort()
-            raise
-        self._subscriptions.add(subscription)
-        return subscription
 
     async def unsubscribe(self, subscriber: str, *, topic: str = DEFAULT_TOPIC) -> int:
         """Delete a subscriber with its progress on all workers, and return how many bundles it had not resolved.

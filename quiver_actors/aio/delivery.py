@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quiver_actors.aio.exchange import LoopExchange
+from quiver_actors.client.archived_bundles import ArchivedBundles
 from quiver_actors.client.batches import BaseBatch
 from quiver_actors.client.delivery import ClaimedBundle
 from quiver_actors.client.grants import Bundles
@@ -34,6 +35,11 @@ class Delivery(ClaimedBundle[Ticket]):
 
     _resolutions: Resolutions[LoopExchange]
     _ticket_type = Ticket
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether the bundle has left the disk and is read from the archive."""
+        return isinstance(self._segment, ArchivedBundles)
 
     async def extend(self, timeout: float = 10.0) -> None:
         """Begin the lease anew; raises as `quiver_actors.client.Delivery.extend`."""

@@ -98,6 +98,7 @@ class Store(Client):
     """See `open`. All calls of the asynchronous client; closing it closes the data directory. An asynchronous context manager."""
 
     _channel_kind = DirectPushChannel
+    _reads_archive = False
 
     def __init__(self, node: EmbeddedNode, *, timeout: float, verify_checksums: bool = True) -> None:
         self._node = node

@@ -6,10 +6,10 @@ The archiver is asked in a thread. What is archived of a bundle is fetched in a 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 
 from quiver_actors.aio.exchange import LoopExchange
+from quiver_actors.aio.fetching import fetch_bundles
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
@@ -18,7 +18,7 @@ from quiver_actors.client.projection import Asked
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.requests import Requests, WantedRange
 from quiver_actors.client.segments import BundleReader, MappedSegment
-from quiver_actors.errors import NotStored, QuiverError
+from quiver_actors.errors import NotStored
 
 
 class ReadingClient:
@@ -75,19 +75,15 @@ class ReadingClient:
         archived = await asyncio.to_thread(self._archived.before, *asked)
         parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)
         wanted = WantedRange(parts, core, found.slots, found.projection)
+        gone = [part for part in parts if part.segment_seq in archived.gone]
+        ahead = self._archived.segments(archived, gone, wanted.slots, wanted.projection)
         for part in parts:
-            segment = None if part.segment_seq in archived.gone else await self._mapped(wanted, part)
-            if segment is not None:
-                for index in range(part.first, part.end):
-                    yield StoredBundle(segment, index)
-                continue
-            stream = archived
-            if part.segment_seq not in archived.gone:
+            segment = next(ahead) if part.segment_seq in archived.gone else await self._mapped(wanted, part)
+            if segment is None:
                 stream = await asyncio.to_thread(self._archived.again, archived, part.segment_seq)
-            segment = self._archived.segment(stream, part, wanted.slots, wanted.projection)
+                segment = self._archived.segment(stream, part, wanted.slots, wanted.projection)
             for index in range(part.first, part.end):
-                with contextlib.suppress(QuiverError):  # The bundle raises it when somebody asks for its values.
-                    await asyncio.to_thread(segment.check, index)
+                await fetch_bundles(segment, [index])
                 yield StoredBundle(segment, index)
 
     async def _mapped(self, wanted: WantedRange, part: SegmentPart) -> MappedSegment | None:

@@ -26,6 +26,7 @@ from quiver_actors.client.slots import Bundle
 from quiver_actors.client.subscribe_request import Gaps, SubscribeOptions
 from quiver_actors.errors import ClosedError
 from quiver_actors.flight import client as threads
+from quiver_actors.flight.node_status import NodeStatus
 from quiver_actors.flight.not_remote import not_there
 from quiver_actors.flight.remote_dataset import RemoteDataset
 
@@ -109,6 +110,10 @@ class RemoteClient:
     async def subscribers(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SubscriberInfo]]:
         """Return the durable subscribers of a topic and how they stand, by core."""
         return await self._run(self._made.subscribers, topic)
+
+    async def status(self) -> NodeStatus:
+        """Return how the node is: the document of `quiver status --json`, as far as the token's topics go."""
+        return await self._run(self._made.status)
 
     async def ack_through(self, bundle_id: BundleId, *, subscriber: str) -> None:
         """Resolve every bundle of the core up to and including this one for a subscriber; durable on return."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ import pyarrow as pa
 from quiver_actors.aio.consuming import called, called_with_each, events_of, gathered
 from quiver_actors.aio.delivery import Delivery, DeliveryBatch
 from quiver_actors.aio.exchange import LoopExchange
+from quiver_actors.aio.fetching import fetch_bundles, fetch_deliveries
 from quiver_actors.base.model import BundleId
 from quiver_actors.client.batches import ROWS_MAX_DEFAULT, WAIT_SECONDS_DEFAULT
 from quiver_actors.client.consumer import Consumer
@@ -51,6 +53,8 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
             exchange, directory, client_name, wanted, starts, Delivery
         )
         super().__init__(exchange, consumer, wanted)
+        self._fetched_later: deque[Delivery] = deque()
+        """Archived bundles that were taken and not handed out, as the call was cancelled that fetched them."""
 
     async def register(self, timeout_seconds: float) -> None:
         """Attach to the subscriber on every worker, and create it where it is new; durable on return."""
@@ -69,12 +73,18 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
         while True:
             with self._exchange.lock:
                 self._exchange.check_open()
-                item = self._consumer.take(time.monotonic_ns())
+                later = self._fetched_later
+                item = later.popleft() if later else self._consumer.take(time.monotonic_ns())
             if item is None:
                 item = await self._exchange.complete(self._consumer.taking(deadline_ns))
             if item is None:
                 return None
-            event = await self._tell(item) if isinstance(item, WaitingGap) else self._event(item)
+            if isinstance(item, WaitingGap):
+                event = await self._tell(item)
+            else:
+                if item.is_archived:
+                    await self._fetch([item])
+                event = self._event(item)
             if event is not None:
                 return event
 
@@ -92,7 +102,17 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
         with self._exchange.lock:
             self._exchange.check_open()
             more = self._consumer.take_more(bundles_max - 1)
+        if any(delivery.is_archived for delivery in more):
+            await self._fetch(more)
         return [first, *map(self._event, more)]
+
+    async def _fetch(self, deliveries: Sequence[Delivery]) -> None:
+        """Fetch archived bundles before they are handed out. If that is cancelled, they are the next ones again."""
+        try:
+            await fetch_deliveries(deliveries)
+        except BaseException:
+            self._fetched_later.extendleft(reversed(deliveries))
+            raise
 
     async def claim(self, bundle_id: BundleId, timeout: float = 10.0) -> Delivery:
         """Claim one bundle by its id, also a deferred or blocked one.
@@ -101,7 +121,9 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
             AlreadyResolved: the bundle is resolved, or gone.
             NotClaimed: another consumer holds it, or it is not sealed yet.
         """
-        return await self._exchange.complete(self._consumer.claiming(bundle_id, timeout))
+        delivery = await self._exchange.complete(self._consumer.claiming(bundle_id, timeout))
+        await fetch_deliveries([delivery])
+        return delivery
 
     async def run(self) -> int:
         """Call `on_bundle`, a function or a coroutine function, with one delivery after the other."""
@@ -187,6 +209,8 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
         deadline_ns, consumer = deadline_after(timeout), self._consumer
         while True:
             item = await self._exchange.complete(consumer.taking_portion(bundles_max, deadline_ns))
+            if isinstance(item, Portion):
+                await fetch_bundles(item.parcel.segment, item.indexes)
             if not isinstance(item, WaitingGap):
                 return item
             notice = await self._tell(item)

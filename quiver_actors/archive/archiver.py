@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveRefused, ArchiveUnavailable
+from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
+from quiver_actors.archive.lag import LagWatch
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.merging import Merging
 from quiver_actors.archive.object_store import ObjectStore
@@ -30,6 +31,7 @@ from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.archive_status import ArchiveStatus
 from quiver_actors.base.bell import Bell
 from quiver_actors.base.config import NodeArchiveSettings, TopicSettings
+from quiver_actors.base.locks import new_lock
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client
@@ -45,7 +47,7 @@ Topics = Callable[[], dict[str, TopicSettings]]
 
 
 class Archiver:
-    """The loop. One thread; `stop` may be called by a signal handler.
+    """The loop. One thread, and one that only looks (`_look_again`); `stop` may be called by a signal handler.
 
     Args:
         disk: the data directory.
@@ -86,6 +88,7 @@ class Archiver:
         self._paused: dict[str, int] = {}
         """Topics that have failed, and when each is tried again, on the monotonic clock."""
         self._status = ArchiveStatus(url=store.url, state="starting")
+        self._status_lock = new_lock()
         self._failures = 0
         self._look_ns = 0
         """Monotonic time at which all topics are looked at again; the bell is for topics that pushes wait for."""
@@ -98,6 +101,8 @@ class Archiver:
     def run(self) -> None:
         """Archive until `stop` is called."""
         self._publish()
+        watch = LagWatch(self._look_again, POLL_NS)
+        watch.start()
         while not self._stopping.is_set():
             seconds = self._turn()
             # After a failure nobody shortens the wait: the store is asked no more often because pushes wait.
@@ -106,8 +111,16 @@ class Archiver:
         self._upkeep.close()
         for archive in self._archives.values():
             archive.close()
+        watch.stop()
         if self._client is not None:
             self._client.close()
+
+    def _look_again(self) -> None:
+        """Show how far the workers are ahead by now, if the loop has not looked for a while: a request to the store may take long."""
+        for archive in list(self._archives.values()):
+            with contextlib.suppress(QuiverError):  # the loop meets it too
+                archive.look_again(2 * POLL_NS)
+        self._publish()
 
     def _turn(self) -> float:
         """Do what is due; returns how many seconds to wait for the next turn."""
@@ -126,6 +139,9 @@ class Archiver:
         """Archive the next batch of each topic that is to be looked at. Returns whether more is ready."""
         if self._client is None:
             self._client = self._connect()
+        settings = self._topics()
+        # Before the store is asked for anything: it may be away, and how far it is behind is shown meanwhile.
+        self._follow(self._client, settings)
         if self._writer is None:
             writer = become_owner(self._disk, self._store, self._node)
             log_event("archive.owned", {"url": self._store.url, "epoch": writer.head.owner.epoch})
@@ -134,8 +150,6 @@ class Archiver:
                 archive.begin_again()
             self._writer = writer
             self._publish(epoch=writer.head.owner.epoch)
-        settings = self._topics()
-        self._follow(self._client, settings)
         self._state.keep(self._writer, self._archives)
         more, is_full = False, time.monotonic_ns() >= self._look_ns
         for topic, archive in list(self._archives.items()):
@@ -198,11 +212,6 @@ class Archiver:
             log_event("archive.failed", {"state": state, "error": str(error)}, _LEVELS[state])
         if isinstance(error, ArchiveFenced):
             self._writer = None
-        if isinstance(error, ArchiveError):
-            # The workers go on, and how far it is behind is what an operator wants to see now.
-            with contextlib.suppress(QuiverError):
-                for archive in self._archives.values():
-                    archive.note_lag()
         self._publish(
             state=state, error=str(error), error_unix_ns=time.time_ns(), error_count=self._status.error_count + 1
         )
@@ -227,12 +236,13 @@ class Archiver:
         self._publish(merged_segments=self._status.merged_segments + count)
 
     def _publish(self, **changes: object) -> None:
-        streams = tuple(stream for archive in self._archives.values() for stream in archive.streams.values())
-        before, now_unix_ns = self._status, time.time_ns()
-        new = msgspec.structs.replace(before, **changes, streams=streams)
-        if new != before or not 0 <= now_unix_ns - before.updated_unix_ns < SHOW_INTERVAL_NS:
-            self._status = msgspec.structs.replace(new, updated_unix_ns=now_unix_ns)
-            self._show(self._status)
+        with self._status_lock:
+            streams = tuple(stream for archive in list(self._archives.values()) for stream in archive.shown())
+            before, now_unix_ns = self._status, time.time_ns()
+            new = msgspec.structs.replace(before, **changes, streams=streams)
+            if new != before or not 0 <= now_unix_ns - before.updated_unix_ns < SHOW_INTERVAL_NS:
+                self._status = msgspec.structs.replace(new, updated_unix_ns=now_unix_ns)
+                self._show(self._status)
 
 
 _LEVELS = {"waiting": logging.WARNING, "refused": logging.ERROR, "fenced": logging.ERROR}

@@ -17,11 +17,9 @@ from pyarrow import types
 from quiver_actors.archive.manifest import Segment
 from quiver_actors.base.protocol.messages import SegmentColumns, StatisticsList
 from quiver_actors.client.statistics import StreamStatistics, statistics_in
+from quiver_actors.query.event_times import unit_ns_of
 from quiver_actors.store.files.summaries import StoredSchemas
 from quiver_actors.store.jobs.statistics import compute_statistics
-
-_UNIT_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
-_DAY_NS = 86_400 * 1_000_000_000
 
 
 class Wanted(NamedTuple):
@@ -93,19 +91,11 @@ def _span_of(stream: StreamStatistics, column: str) -> tuple[int, int] | None:
     known = None if stream.columns is None else stream.columns.get(column)
     if known is None or known.smallest is None or known.largest is None:
         return None
-    unit_ns = _unit_ns(known.smallest.type)
+    unit_ns = unit_ns_of(known.smallest.type)
     if unit_ns is None:
         return None
     low, high = (each.cast(_integers(each.type)).as_py() * unit_ns for each in (known.smallest, known.largest))
     return low, high + unit_ns - 1
-
-
-def _unit_ns(kind: pa.DataType) -> int | None:
-    if types.is_timestamp(kind):
-        return _UNIT_NS[kind.unit]
-    if types.is_date(kind):
-        return _DAY_NS if types.is_date32(kind) else _UNIT_NS["ms"]
-    return None
 
 
 def _integers(kind: pa.DataType) -> pa.DataType:

@@ -3,9 +3,11 @@
     <root>/<key>                     the objects
     <root>/<first part>/.tmp/<hex>   objects that are being written
     <root>/<first part>/.lock        held while an object is replaced
+    <root>/<first part>/.turn        held by who has that lock next
 
 A create links a synced file to its name, which only one caller can; a replacement compares and renames under the lock. The file system
-must keep both promises among all who use the directory: local ones do, NFS from version 4 on.
+must keep both promises among all who use the directory: local ones do, NFS from version 4 on. The lock goes to the next one in turn: who
+has just had it queues behind those who wait. The kernel takes both from a process that dies.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import DirectoryLock, Disk
 
 LOCK_SECONDS = 30.0
-_LOCK_PAUSE_SECONDS = 0.002
+_READ_BYTES = 1 << 20
+_WAIT_SECONDS_MIN = 0.001
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
+_TURN = ".turn"
 _FINAL_ERRNOS = frozenset([errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP])
 
 
@@ -63,13 +67,19 @@ class DirectoryStore:
 
     def replace(self, key: str, content: bytes, version: Version) -> Version:
         """Write the object if it has that version. Raises ObjectChanged."""
+        with _explained(key):
+            # Also before the lock: whoever came too late does not wait for those who did not.
+            self._check_version(key, version)
         with _explained(key), self._locked(key):
-            found = self.get(key)
-            if found is None or found.version != version:
-                raise ObjectChanged(f"{self.url}: object {key} was changed by somebody else")
+            self._check_version(key, version)
             self._disk.rename(self._write(key, [content]), key)
             self._disk.sync_directory(_parent(key))
         return Version(_etag(content))
+
+    def _check_version(self, key: str, version: Version) -> None:
+        found = self.get(key)
+        if found is None or found.version != version:
+            raise ObjectChanged(f"{self.url}: object {key} was changed by somebody else")
 
     def put(self, key: str, parts: Iterable[bytes | memoryview], size_bytes: int) -> str:
         """Write the object, whatever has its name."""
@@ -93,6 +103,16 @@ class DirectoryStore:
             file = self._disk.open_read(key)
             try:
                 return [file.read(end - start, start) for start, end in ranges]
+            finally:
+                file.close()
+
+    def read(self, key: str, start: int, end: int) -> Iterator[bytes | memoryview]:
+        """Yield a range of the file in pieces. Raises ObjectMissing."""
+        with _explained(key):
+            file = self._disk.open_read(key)
+            try:
+                for offset in range(start, end, _READ_BYTES):
+                    yield file.read(min(_READ_BYTES, end - offset), offset)
             finally:
                 file.close()
 
@@ -166,18 +186,21 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        lock = self._lock(f"{key.partition('/')[0]}/{_LOCK}")
+        directory, deadline = key.partition("/")[0], time.monotonic() + LOCK_SECONDS
+        turn = self._lock(f"{directory}/{_TURN}", deadline)
+        try:
+            lock = self._lock(f"{directory}/{_LOCK}", deadline)
+        finally:
+            turn.release()
         try:
             yield
         finally:
             lock.release()
 
-    def _lock(self, path: str) -> DirectoryLock:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while (lock := self._disk.lock(path)) is None:
-            if time.monotonic() > deadline:
-                raise ArchiveUnavailable(f"{self.url}: {path} was held by others for {LOCK_SECONDS:.0f} s: try again")
-            time.sleep(_LOCK_PAUSE_SECONDS)
+    def _lock(self, path: str, deadline: float) -> DirectoryLock:
+        lock = self._disk.lock(path, max(_WAIT_SECONDS_MIN, deadline - time.monotonic()))
+        if lock is None:
+            raise ArchiveUnavailable(f"{self.url}: {path} was held by others for {LOCK_SECONDS:.0f} s: try again")
         return lock
 
     def _files(self, directory: str) -> Iterator[str]:
@@ -189,7 +212,7 @@ class DirectoryStore:
                 yield path
 
     def _names(self, directory: str) -> list[str]:
-        return [name for name in self._disk.list_directory(directory or ".") if name not in (_TEMPORARY, _LOCK)]
+        return [name for name in self._disk.list_directory(directory or ".") if name not in (_TEMPORARY, _LOCK, _TURN)]
 
     def _is_directory(self, path: str) -> bool:
         try:

@@ -105,6 +105,8 @@ class Merging:
         self._sweep: Sweep | None = None
         self._passed: set[str] = set()
         """Parts of which there is nothing to merge; they never change."""
+        self._unreadable: set[str] = set()
+        """Packs whose segments nobody can name, as a part of the manifest is damaged: their own objects stay."""
         self._seen_ns: dict[str, int] = {}
         """When a pack was first seen whose segments still have their own objects."""
         self._resume_ns = 0
@@ -170,8 +172,12 @@ class Merging:
         now_ns = self._clock()
         self._seen_ns = {each.key: self._seen_ns.get(each.key, now_ns) for _, each in unswept}
         for stream, each in unswept:
-            if now_ns - self._seen_ns[each.key] >= KEPT_NS:
-                return Sweep(stream.key, each.key, tuple(self._own_keys(stream, each)))
+            if now_ns - self._seen_ns[each.key] >= KEPT_NS and each.key not in self._unreadable:
+                try:
+                    return Sweep(stream.key, each.key, tuple(self._own_keys(stream, each)))
+                except FormatError as error:
+                    logger.warning("quiver.archive.not_swept pack=%s error=%s", each.key, error)
+                    self._unreadable.add(each.key)
         return None
 
     def _own_keys(self, stream: StreamRef, unswept: Unswept) -> Iterator[str]:
@@ -219,9 +225,17 @@ class Merging:
                 # Nothing can be made of it: it is not tried again until the part changes.
                 holding = _holding(writer.head.stream(group.stream), group.segments)
                 self._passed.update(ref.key for ref in holding)
-            elif self._place(writer, group, made):
-                self._note(len(made.segments))
+            else:
+                self._place_whole(writer, group, made)
         self._making = self._group = None
+
+    def _place_whole(self, writer: ManifestWriter, group: Group, made: Pack) -> None:
+        try:
+            if self._place(writer, group, made):
+                self._note(len(made.segments))
+        except FormatError as error:
+            # Nobody can tell whether the part names the pack, so it stays.
+            logger.warning("quiver.archive.part_not_merged error=%s", error)
 
     def _place(self, writer: ManifestWriter, group: Group, made: Pack) -> bool:
         """Make the manifest name the segments in their pack. Returns False if it has other segments there by now."""
@@ -233,6 +247,8 @@ class Merging:
             known = {segment.segment_seq: segment for segment in part.segments}
             is_named |= any(known.get(seq) == segment for seq, segment in packed.items())
             if all(known.get(seq) == segment for seq, segment in before.items()):
+                if not self._is_there(made):
+                    return False
                 rows = tuple(packed.get(segment.segment_seq, segment) for segment in part.segments)
                 new = msgspec.structs.replace(part, version=PACKED_VERSION, segments=rows)
                 writer.replace_part(group.stream, ref, new, made.key)
@@ -240,6 +256,11 @@ class Merging:
         if not is_named:
             writer.release(made.key)
         return False
+
+    def _is_there(self, made: Pack) -> bool:
+        """Whether the store has the pack still: one of the same key may have been given up, and its deletion may have come in between."""
+        found = self._store.head(made.key)
+        return found is not None and found.size_bytes == len(made.content)
 
     def _finish_sweep(self, writer: ManifestWriter) -> None:
         if self._deleting is None or self._sweep is None or not self._deleting.done():

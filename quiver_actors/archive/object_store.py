@@ -94,6 +94,13 @@ class ObjectStore(Metadata, Protocol):
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
         """Read the ranges `(start, end)` of one object. A range beyond the end of the object yields fewer bytes. Raises ObjectMissing."""
 
+    def read(self, key: str, start: int, end: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes `[start, end)` of an object in pieces as they come, with one request; fewer where it ends before.
+
+        Raises:
+            ObjectMissing: there is no such object. This and other errors may come between two pieces.
+        """
+
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield all objects whose keys begin with the parts of `prefix`; all of the store for an empty one. In no order."""
 

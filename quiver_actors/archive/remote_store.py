@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Obstore
 
 CONCURRENT_PARTS = 4
+_READ_BYTES = 1 << 20
+"""The size of the pieces of a range that is read as it comes. Memory of this size is used again and again; a range as a whole gets new
+memory from the kernel, which takes more time than the bytes do (docs/performance.md)."""
 _REASON_CHARS = 400
 _memory_stores: dict[str, Obstore] = {}
 
@@ -118,6 +121,12 @@ class RemoteStore:
         with self._explained(key):
             starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
             return [memoryview(each) for each in self._store.get_ranges(key, starts=starts, ends=ends)]
+
+    def read(self, key: str, start: int, end: int) -> Iterator[bytes | memoryview]:
+        """Yield a range of the object as it comes. Raises ObjectMissing."""
+        with self._explained(key):
+            for piece in self._store.get(key, options={"range": (start, end)}).stream(min_chunk_size=_READ_BYTES):
+                yield memoryview(piece)
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects of a prefix."""

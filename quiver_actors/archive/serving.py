@@ -118,13 +118,24 @@ class ArchiveReads:
         )
 
     def opened(self, request: OpenArchived) -> CachedFile:
-        """The file of one copy of a segment. Raises NotStored, and as `SegmentFiles.file`."""
+        """The file of one copy of a segment.
+
+        Raises:
+            NotStored: nothing of it is archived, or there is no copy of that number.
+            StorageUnavailable: this archive does not know it, and has not let it expire.
+            And as `SegmentFiles.file`.
+        """
         if request.copy:
             # Another one is damaged or missing. It may have left the archive by its age since the manifest was read.
             self._manifest().refresh()
         stream = _stream_of(request)
         contents = self._manifest().contents(stream)
         found = numbered_in(contents).get(request.segment_seq)
+        if found is None and request.copy and request.segment_seq > contents.expired_through:
+            raise StorageUnavailable(
+                f"segment {request.segment_seq} of topic {request.topic!r} is not known to the archive of node {self._node} at "
+                f"{self._store.url}: are archive.url and the node's name what they were?"
+            )
         if found is None or found.segment is None:
             raise NotStored(f"segment {request.segment_seq} of topic {request.topic!r} is not in the archive")
         return self._files.file(stream, found, request.copy)

@@ -54,6 +54,10 @@ class SingleWriterStore:
         """Read ranges of the object. Raises ObjectMissing."""
         return self._behind.get_ranges(key, ranges)
 
+    def read(self, key: str, start: int, end: int) -> Iterator[bytes | memoryview]:
+        """Yield a range of the object as it comes. Raises ObjectMissing."""
+        return self._behind.read(key, start, end)
+
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects of a prefix."""
         return self._behind.objects(prefix)

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from quiver_actors.archive.descriptions import Described, Wanted, describe
 from quiver_actors.archive.errors import ArchiveRefused
 from quiver_actors.archive.keys import StreamKey
+from quiver_actors.archive.lag import with_lag
 from quiver_actors.archive.manifest import Hole, Segment
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_part
 from quiver_actors.archive.object_store import ObjectStore
@@ -46,7 +47,6 @@ class Step(NamedTuple):
     """Notices to be recorded as holes."""
     missing: list[SegmentInfo]
     """All sealed segments that are not archived."""
-    unsealed: list[SegmentInfo]
 
 
 class Behind(NamedTuple):
@@ -94,7 +94,6 @@ def plan(held: HeldCore, archived_through: int) -> Step:
         ],
         [gap for gap in held.gaps if is_settled(gap.segment_seq) and (last is None or gap.segment_seq <= last)],
         missing,
-        held.unsealed,
     )
 
 
@@ -111,7 +110,7 @@ def hole_of(gap: Gap, noted_unix_ns: int) -> Hole:
 
 
 class TopicArchive:
-    """One enabled topic and its hold. One thread.
+    """One enabled topic and its hold. One thread, except where a method says so.
 
     Args:
         slots: the topic's slots by name; a reader of the archive needs them.
@@ -132,7 +131,7 @@ class TopicArchive:
     ) -> None:
         self.topic = topic
         self.streams: dict[int, ArchivedStream] = {}
-        """The state of each core, for the status."""
+        """The part of each core that the manifest has."""
         self.behind: dict[StreamKey, Behind] | None = None
         """What of each stream was still to be archived at the last look; None: no worker was asked yet."""
         self._node = node
@@ -143,6 +142,10 @@ class TopicArchive:
         self._should_stop = should_stop
         self._states = states
         self._seals_next = False
+        self._held: dict[int, HeldCore] = {}
+        """The answers of the workers to the last look of any thread."""
+        self._looked_ns = 0
+        """Monotonic time of that look."""
 
     def step(self, store: ObjectStore, writer: ManifestWriter, settings: TopicSettings) -> bool:
         """Archive the next batch of each core. Returns whether more is ready.
@@ -151,7 +154,8 @@ class TopicArchive:
             ArchiveError: the store or the manifest did not take it.
             QuiverError: the workers cannot be asked, or the topic is gone.
         """
-        held = self._hold.look(flush=self._seals_next)
+        held = self._held = self._hold.look(flush=self._seals_next)
+        self._looked_ns = time.monotonic_ns()
         self._seals_next = False
         for core in self.streams.keys() - held.keys():
             del self.streams[core]
@@ -168,18 +172,22 @@ class TopicArchive:
         self._seals_next = self._is_late(held, settings.archive)
         return more
 
-    def note_lag(self) -> None:
-        """Note what the workers hold by now, while nothing of it can be archived. Raises QuiverError: they cannot be asked."""
-        for core, held in self._hold.look().items():
-            known = self.streams.get(core)
-            if known is not None and known.incarnation == held.incarnation:
-                step = plan(held, known.archived_through)
-                stream = StreamKey(self.topic, held.incarnation, core)
-                self._note(stream, known, [], [], known.archived_through, step)
+    def look_again(self, age_ns: int) -> None:
+        """Ask the workers anew if the last look is older than that. Any thread may call. Raises QuiverError: they cannot be asked."""
+        if time.monotonic_ns() - self._looked_ns > age_ns:
+            self._held = self._hold.look()
+            self._looked_ns = time.monotonic_ns()
+
+    def shown(self) -> list[ArchivedStream]:
+        """The state of each core, for the status. Any thread may call."""
+        streams = self.streams
+        return [
+            with_lag(self.topic, core, held, streams.get(core)) for core, held in self._held.items() if held.incarnation
+        ]
 
     def begin_again(self) -> None:
         """Read the manifest anew with the next step: others may have changed it."""
-        self.streams.clear()
+        self.streams = {}
 
     def close(self) -> None:
         """Let go of the connections; the hold's subscriber stays."""
@@ -217,7 +225,7 @@ class TopicArchive:
             self._hold.ack_through(stream.core, info.segment_seq, info.bundle_count - 1)
         for gap in gaps:
             self._hold.confirm(stream.core, gap.notice)
-        self._note(stream, known, segments, gaps, through, step)
+        self._note(stream, known, segments, gaps, through)
         return bool(segments) and not is_cut and len(step.missing) > len(segments)
 
     def _upload(
@@ -288,13 +296,7 @@ class TopicArchive:
                 )
 
     def _note(
-        self,
-        stream: StreamKey,
-        known: ArchivedStream,
-        segments: list[Segment],
-        gaps: list[Gap],
-        through: int,
-        step: Step,
+        self, stream: StreamKey, known: ArchivedStream, segments: list[Segment], gaps: list[Gap], through: int
     ) -> None:
         runs = add_to_runs(known.runs, [each.segment_seq for each in segments])
         holes = [
@@ -302,8 +304,6 @@ class TopicArchive:
             for each in gaps
             if not known.is_archived(each.segment_seq)
         ]
-        missing = [info for info in step.missing if info.segment_seq > through]
-        times = [info.first_ingestion_ts_nanos for info in (*missing, *step.unsealed)]
         self.streams[stream.core] = ArchivedStream(
             topic=stream.topic,
             core=stream.core,
@@ -312,9 +312,6 @@ class TopicArchive:
             known_from=known.known_from if len(runs) <= KNOWN_RUNS_MAX else runs[-KNOWN_RUNS_MAX][0],
             runs=runs[-KNOWN_RUNS_MAX:],
             holes=(*known.holes, *holes)[-KNOWN_RUNS_MAX:],
-            lag_segments=len(missing),
-            lag_bytes=sum(info.size_bytes for info in missing),
-            oldest_unix_ns=min((unix_ns for unix_ns in times if unix_ns), default=0),
         )
 
 

@@ -5,17 +5,21 @@ Owner: the archiver, on its one thread.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 
 from quiver_actors.archive.expiry import UnhurriedClock, expire_stream
+from quiver_actors.archive.manifest import StreamRef
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.merging import Merging
 from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.base.clock import SystemClock
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.units import SECOND_NS
+from quiver_actors.errors import FormatError
 
+logger = logging.getLogger("quiver.archive")
 UPKEEP_NS = 3600 * SECOND_NS
 
 
@@ -48,5 +52,12 @@ class Upkeep:
         for stream in writer.head.streams:
             expire_ns = settings.get(stream.topic, TopicSettings()).archive.expire_ns
             if expire_ns:
-                expire_stream(self._store, writer, stream, self._clock.unix_ns() - expire_ns)
+                self._expire(writer, stream, self._clock.unix_ns() - expire_ns)
         self._garbage = frozenset(writer.head.garbage)
+
+    def _expire(self, writer: ManifestWriter, stream: StreamRef, before_unix_ns: int) -> None:
+        try:
+            expire_stream(self._store, writer, stream, before_unix_ns)
+        except FormatError as error:
+            # A part of its manifest is damaged, which whoever reads it is told; the other streams expire all the same.
+            logger.warning("quiver.archive.not_expired topic=%s core=%d error=%s", stream.topic, stream.core, error)

@@ -2,15 +2,16 @@
 
 Only indexes, widths and units are rewritten. No cast changes a value: one that does not fit is an error. The only exception is what Spark
 needs: nanoseconds are cut where the wanted unit is coarser.
+
+`pyarrow.compute` is loaded when it is first needed, which takes a twentieth of the time of a command.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types
 
-from quiver_actors.base.widening import is_large_list, is_list, plain_type
+from quiver_actors.base.widening import AmbiguousColumns, ambiguous_columns, is_large_list, is_list, plain_type
 from quiver_actors.errors import UnsupportedType
 
 
@@ -21,7 +22,8 @@ def conform(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         The same batch where nothing differs; value buffers are shared wherever the layouts agree.
 
     Raises:
-        UnsupportedType: a value does not fit, a null where `target` allows none, or two columns of one name.
+        UnsupportedType: a value does not fit, or a null where `target` allows none.
+        AmbiguousColumns: two columns, or two fields of a struct, have the name of one that is wanted.
     """
     if batch.schema.equals(target):
         return batch
@@ -32,10 +34,14 @@ def conform(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     found = batch.schema.get_all_field_indices(field.name)
     if len(found) > 1:
-        raise UnsupportedType(f"{len(found)} columns are called {field.name!r}: no reader can tell them apart")
+        raise AmbiguousColumns(f"{len(found)} columns are called {field.name!r}: no reader can tell them apart")
     try:
         array = _cast(batch.column(found[0]), field.type) if found else _nulls(batch.num_rows, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if ambiguous_columns(pa.schema([batch.schema.field(index) for index in found])):
+            raise AmbiguousColumns(
+                f"column {field.name!r} has a struct with several fields of one name: no reader can tell them apart"
+            ) from error
         raise UnsupportedType(f"column {field.name!r} cannot be read as {field.type}: {error}") from error
     if not field.nullable and array.null_count:
         raise UnsupportedType(f"column {field.name!r} holds nulls, but the schema asked for says NOT NULL")
@@ -70,6 +76,8 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
     if types.is_dictionary(source):
         return _taken(array.dictionary, array.indices, target)
     if types.is_run_end_encoded(source):
+        import pyarrow.compute as pc
+
         # Arrow decodes few types itself (pyarrow 26): not views, nor dictionaries.
         places = pa.RunEndEncodedArray.from_arrays(array.run_ends, pa.array(range(len(array.values)), pa.int64()))
         return _taken(array.values, pc.run_end_decode(places.slice(array.offset, len(array))), target)
@@ -95,6 +103,8 @@ def _may_change(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _is_same(one: pa.Array, other: pa.Array) -> bool:
+    import pyarrow.compute as pc
+
     same = pc.equal(one, other)
     if types.is_floating(one.type):
         same = pc.or_(same, pc.and_(pc.is_nan(one), pc.is_nan(other)))
@@ -113,8 +123,10 @@ def _cuts_nanoseconds(source: pa.DataType) -> bool:
 def _cast_struct(array: pa.StructArray, target: pa.StructType) -> pa.Array:
     children = []
     for field in target:
-        index = array.type.get_field_index(field.name)
-        children.append(_cast(array.field(index), field.type) if index >= 0 else _nulls(len(array), field.type))
+        found = array.type.get_all_field_indices(field.name)
+        if len(found) > 1:
+            raise pa.ArrowInvalid(f"{len(found)} fields are called {field.name!r}")
+        children.append(_cast(array.field(found[0]), field.type) if found else _nulls(len(array), field.type))
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
 
@@ -132,6 +144,8 @@ def _plain_list(array: pa.Array, *, is_large: bool) -> pa.ListArray | pa.LargeLi
         return array
     if not (types.is_list_view(source) or types.is_large_list_view(source)):
         return array.cast((pa.large_list if is_large else pa.list_)(source.value_field))
+    import pyarrow.compute as pc
+
     # Arrow's own cast from a view leaves the last offset out (pyarrow 26): its result points outside its buffers.
     kind, offset_type = (pa.LargeListArray, pa.int64()) if is_large else (pa.ListArray, pa.int32())
     lengths = pc.fill_null(pc.list_value_length(array), 0).cast(offset_type)

@@ -134,6 +134,7 @@ _OF_FLIGHT = (
     Row("flight.ScanTicket", "- - - - - - no held no held", "read datasets"),
     Row("flight.CloseDatasets", "- - - - - - no held no held", "read datasets"),
     Row("flight.AskSubscribers", "- - - - - - no yes no yes", "list subscribers of the topic"),
+    Row("flight.AskStatus", "- - - - - - - seen no seen", "see how the node is"),
     Row("flight.BundlesTicket", "- - - - - - no yes no yes", "read the topic"),
     Row("flight.Push", "- - - - - - no no yes yes", "push to the topic"),
     Row("flight.Subscribe", "- - - - - - no no no yes", "subscribe to the topic"),

@@ -9,6 +9,7 @@ from quiver_actors.errors import UnknownTopic
 
 _NAMES_SHOWN = 10
 _NAME_CHARACTERS_MAX = 64
+_IS_UNKNOWN = "does not exist on this node"
 
 
 def unknown_topic(topic: str, known: Iterable[str]) -> UnknownTopic:
@@ -18,4 +19,10 @@ def unknown_topic(topic: str, known: Iterable[str]) -> UnknownTopic:
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     its_topics = f"its topics are {', '.join(names[:_NAMES_SHOWN]) or 'none'}{more}"
     hint = f"did you mean {near[0]!r}?" if near else its_topics
-    return UnknownTopic(f"topic {topic!r} does not exist on this node; {hint}")
+    return UnknownTopic(f"topic {topic!r} {_IS_UNKNOWN}; {hint}")
+
+
+def without_hint(error: UnknownTopic) -> str:
+    """Return what an error of `unknown_topic` says, for a caller who may not know the names of other topics."""
+    told, found, _ = str(error).partition(f"{_IS_UNKNOWN}; ")
+    return f"{told}{_IS_UNKNOWN}" if found else "a topic does not exist on this node"

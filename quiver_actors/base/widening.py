@@ -23,12 +23,14 @@ result is the same in whatever order the schemas come, but for the order of colu
 Everything else is a conflict: bool with a number, a decimal with a float, text with a number, a timestamp with a zone and one without.
 
 No cast that follows from the table changes a value: one that does not fit, such as 2^53 + 1 among floats or the year 3000 in
-nanoseconds, is an error where it is read (`base.conform`). Columns that a schema lacks are nullable, and null there. Metadata of a schema
-or a field is kept where all say the same.
+nanoseconds, is an error where it is read (`base.conform`). Columns that a schema lacks are null there. Every column, and every field of
+a struct, list or map, is nullable: nobody has proven that a stored NOT NULL column has no nulls. Metadata of a schema or a field is kept
+where all say the same. Two columns of one name, or two fields of one struct, cannot be told apart (`AmbiguousColumns`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -48,6 +50,10 @@ class SchemaConflict(UnsupportedType):
     """Stored schemas have no common one. The message names the column, its types, and where each of them is stored."""
 
 
+class AmbiguousColumns(SchemaConflict):
+    """Several columns of one bundle, or several fields of one struct, have the same name. The message names it, and where it is stored."""
+
+
 class _NoCommonType(Exception):
     """No type holds all of them. Stays in this module."""
 
@@ -59,33 +65,87 @@ def widen(schemas: Iterable[pa.Schema], held_by: Sequence[str] = ()) -> pa.Schem
         held_by: for each schema who has it, for the message of an error, such as "segments 3 to 9 of core 0".
 
     Raises:
-        SchemaConflict: no type holds all types of a column, or one of several schemas has two columns of one name.
+        SchemaConflict: no type holds all types of a column.
+        AmbiguousColumns: one of several schemas has two columns of one name. A schema alone may have them.
     """
     found = list(schemas)
     distinct = list({schema.serialize().to_pybytes(): schema for schema in found}.values())
     if len(distinct) == 1:
-        return distinct[0]
+        return _nullable(distinct[0])
+    for number, schema in enumerate(found):
+        _check_names(schema, held_by[number : number + 1])
     columns: dict[str, list[pa.Field]] = {}
     for schema in distinct:
         for field in schema:
             columns.setdefault(field.name, []).append(field)
-    fields = [_column(name, fields, distinct, found, held_by) for name, fields in columns.items()]
+    fields = [_column(name, fields, found, held_by) for name, fields in columns.items()]
     is_same = distinct and _agree([each.metadata for each in distinct])
-    return pa.schema(fields, metadata=distinct[0].metadata if is_same else None)
+    return _nullable(pa.schema(fields, metadata=distinct[0].metadata if is_same else None))
 
 
-def _column(
-    name: str, fields: list[pa.Field], distinct: list[pa.Schema], found: list[pa.Schema], held_by: Sequence[str]
-) -> pa.Field:
-    if any(len(schema.get_all_field_indices(name)) > 1 for schema in distinct):
-        raise SchemaConflict(
-            f"several columns are called {name!r} in one of the stored schemas: no reader can tell them apart"
-        )
+def ambiguous_columns(schema: pa.Schema) -> list[str]:
+    """Names that several columns of a schema have, and names of columns with a struct in which several fields have one name."""
+    repeated = _repeated(schema.names)
+    inside = (field.name for field in schema if field.type.num_fields and _has_ambiguous_fields(field.type))
+    return list(dict.fromkeys([*repeated, *inside]))
+
+
+def unambiguous(schema: pa.Schema) -> pa.Schema:
+    """The schema with one column, of no type and at the end, in place of all those that cannot be told apart. Reading it is an error."""
+    names = ambiguous_columns(schema)
+    if not names:
+        return schema
+    fields = [field for field in schema if field.name not in names]
+    return pa.schema([*fields, *(pa.field(name, pa.null()) for name in names)], metadata=schema.metadata)
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _has_ambiguous_fields(kind: pa.DataType) -> bool:
+    inner = [kind.field(number) for number in range(kind.num_fields)]
+    if types.is_struct(kind) and _repeated(field.name for field in inner):
+        return True
+    return any(_has_ambiguous_fields(field.type) for field in inner)
+
+
+def _check_names(schema: pa.Schema, held_by: Sequence[str]) -> None:
+    for name in _repeated(schema.names):
+        what = f"several columns are called {name!r} in {held_by[0] if held_by else 'one of the stored schemas'}"
+        raise AmbiguousColumns(f"{what}: no reader can tell them apart. Read these bundles apart")
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """The schema with every column and field nullable; itself where they are."""
+    fields = [pa.field(each.name, nullable_type(each.type), True, each.metadata) for each in schema]
+    found = pa.schema(fields, metadata=schema.metadata)
+    return schema if found.equals(schema, check_metadata=True) else found
+
+
+def nullable_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the same values and of nulls at every place, but for keys of maps and what lies below views and dictionaries."""
+    if types.is_struct(kind):
+        return pa.struct([_nullable_field(field) for field in kind])
+    if types.is_map(kind):
+        key = kind.key_field.with_type(nullable_type(kind.key_type))
+        return pa.map_(key, _nullable_field(kind.item_field), keys_sorted=kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_nullable_field(kind.value_field), kind.list_size)
+    if types.is_list(kind):
+        return pa.list_(_nullable_field(kind.value_field))
+    return pa.large_list(_nullable_field(kind.value_field)) if types.is_large_list(kind) else kind
+
+
+def _nullable_field(field: pa.Field) -> pa.Field:
+    return field.with_type(nullable_type(field.type)).with_nullable(True)
+
+
+def _column(name: str, fields: list[pa.Field], found: list[pa.Schema], held_by: Sequence[str]) -> pa.Field:
     try:
-        widest = _widest_field(fields)
+        return _widest_field(fields)
     except _NoCommonType:
         raise SchemaConflict(_conflict(name, found, held_by)) from None
-    return widest if len(fields) == len(distinct) else widest.with_nullable(True)
 
 
 def _conflict(name: str, found: list[pa.Schema], held_by: Sequence[str]) -> str:

@@ -1,26 +1,21 @@
-"""Loads `pyarrow.dataset` without pandas, which it loads wherever it is installed: that takes longer than most statements."""
+"""Keeps out of a process what Arrow loads wherever it is installed and no statement needs: pandas takes longer than most of them."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 
+_NOT_NEEDED = ("pandas", "cloudpickle")
 
-class _NoPandas(MetaPathFinder):
+
+class _Leaner(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("this command does without pandas", name=fullname)
+        if fullname in _NOT_NEEDED:
+            raise ModuleNotFoundError(f"this command does without {fullname}", name=fullname)
 
 
-def load_without_pandas() -> None:
-    """Load `pyarrow.dataset`. Arrow converts nothing from or to pandas in this process from then on, unless it was loaded before."""
-    if "pyarrow" in sys.modules:
-        return
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    try:
-        importlib.import_module("pyarrow.dataset")
-    finally:
-        sys.meta_path.remove(finder)
+def load_lean_arrow() -> None:
+    """Make pandas and cloudpickle count as not installed in this process, unless Arrow was loaded before."""
+    if "pyarrow" not in sys.modules:
+        sys.meta_path.insert(0, _Leaner())

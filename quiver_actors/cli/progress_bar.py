@@ -28,15 +28,20 @@ class StatusLine:
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()
 
+    def clear(self) -> None:
+        """Take the line away, so that something can be printed."""
+        if self._drawn_at:
+            self._drawn_at = 0.0
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._drawn_at:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+        self.clear()
 
 
 class ProgressBar:

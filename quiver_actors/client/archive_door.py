@@ -61,6 +61,10 @@ class ArchiveDoor:
         self._generation = 0
         """Rises with each connection: numbers of files are those of one connection."""
 
+    def another(self) -> ArchiveDoor:
+        """A door of its own to the same archiver: who asks there does not wait for who asks here."""
+        return ArchiveDoor(self._directory, self._timeout_seconds)
+
     @property
     def is_there(self) -> bool:
         """Whether the node has an archiver, though it may be away just now. Does not wait."""

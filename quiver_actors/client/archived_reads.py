@@ -6,7 +6,8 @@ looked at first: what leaves it afterwards was archived before, and is found in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,13 +17,18 @@ from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.archive_messages import ArchivedHole, OpenArchived
 from quiver_actors.base.protocol.messages import SegmentInfo, StatisticsList
 from quiver_actors.client.archive_door import ArchiveDoor
+from quiver_actors.client.archived_bundles import ArchivedBundles
 from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
+from quiver_actors.client.gaps import NEVER_ARCHIVED
 from quiver_actors.client.projection import Projection
 from quiver_actors.client.ranges import SegmentPart
-from quiver_actors.client.segments import MappedSegment
+from quiver_actors.client.read_ahead import BackgroundFetches, RangePart, ReadAhead
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import NotStored
+from quiver_actors.errors import NotStored, StorageUnavailable
 from quiver_actors.store.segment.ranged import RangedReader
+
+_RANGE_DOORS = 3
+"""Connections to the archiver over which one client reads ranges: so many segments are fetched at a time."""
 
 
 class ArchivedStream(NamedTuple):
@@ -48,6 +54,10 @@ class ArchivedStream(NamedTuple):
         """Whether nobody knows how many bundles a lost segment had."""
         return any(hole.segment_seq == segment_seq and hole.bundle_count == 0 for hole in self.holes)
 
+    def was_never_archived(self, segment_seq: int) -> bool:
+        """Whether the archive has other segments alone, and nothing that tells of this one."""
+        return any(hole.segment_seq == segment_seq and hole.reason == NEVER_ARCHIVED for hole in self.holes)
+
     def loss_reason(self, segment_seq: int, index: int) -> str:
         """Why a bundle of which nothing is stored is lost."""
         for hole in self.holes:
@@ -63,6 +73,9 @@ class ArchivedReads:
 
     def __init__(self, door: ArchiveDoor) -> None:
         self._door = door
+        self._range_doors = [door, *(door.another() for _ in range(_RANGE_DOORS - 1))]
+        """The segments of a range take these in turn: so one is fetched while another is read."""
+        self._fetches = BackgroundFetches()
         self._lists: dict[tuple[str, int, str], ArchivedStream] = {}
         """What was listed last for subscribers, by topic, core and incarnation."""
 
@@ -128,8 +141,20 @@ class ArchivedReads:
             )
         return found
 
-    def reader(self, stream: ArchivedStream, part: SegmentPart, projection: Projection) -> ArchivedReader:
-        """A reader of one archived segment, which fetches what is wanted of the part."""
+    def reader(
+        self,
+        stream: ArchivedStream,
+        part: SegmentPart,
+        projection: Projection,
+        door: ArchiveDoor | None = None,
+        note_read: Callable[[], None] | None = None,
+    ) -> ArchivedReader:
+        """A reader of one archived segment, which fetches what is wanted of the part.
+
+        Args:
+            door: where it asks; None: where everything else is asked, too.
+            note_read: called for each bundle that was proven; must not raise.
+        """
         info = stream.segments[part.segment_seq]
         segment = ArchivedSegment(
             f"segment {info.segment_seq} of topic {stream.topic!r}, core {stream.core}",
@@ -138,37 +163,79 @@ class ArchivedReads:
             info.size_bytes > 0,
             partial(stream.loss_reason, info.segment_seq),
         )
-        return ArchivedReader(segment, partial(self._open_copy, stream, part, projection))
+        return ArchivedReader(
+            segment, partial(self._open_copy, stream, part, projection, door or self._door), note_read
+        )
 
     def segment(
         self, stream: ArchivedStream, part: SegmentPart, slots: TopicSlots, projection: Projection
-    ) -> MappedSegment:
+    ) -> ArchivedBundles:
         """Some bundles of one archived segment, of which what is wanted is fetched when it is asked for."""
         reader = self.reader(stream, part, projection)
-        return MappedSegment(lambda: reader, part.segment_seq, slots, stream.core, projection)
+        return ArchivedBundles(lambda: reader, part.segment_seq, slots, stream.core, projection)
+
+    def segments(
+        self, stream: ArchivedStream, parts: Sequence[SegmentPart], slots: TopicSlots, projection: Projection
+    ) -> Iterator[ArchivedBundles]:
+        """The archived segments of a range, one for each part. While a program reads one, threads fetch those that follow."""
+        for part in ReadAhead(partial(self._range_parts, stream, parts, projection), self._fetches):
+            opened = partial(_itself, part.reader)
+            yield ArchivedBundles(opened, part.segment_seq, slots, stream.core, projection)
+
+    def _range_parts(
+        self,
+        stream: ArchivedStream,
+        parts: Sequence[SegmentPart],
+        projection: Projection,
+        note_read: Callable[[], None],
+    ) -> Iterator[RangePart]:
+        for number, part in enumerate(parts):
+            info = stream.segments[part.segment_seq]
+            size_bytes = info.size_bytes * (part.end - part.first) // max(1, info.bundle_count)
+            reader = self.reader(stream, part, projection, self._range_doors[number % _RANGE_DOORS], note_read)
+            yield RangePart(part.segment_seq, part.first, part.end, size_bytes, reader)
 
     def later(
         self, stream: ArchivedStream, segment_seq: int, slots: TopicSlots, projection: Projection
-    ) -> MappedSegment:
+    ) -> ArchivedBundles:
         """An archived segment that is looked for when something of it is first asked for; raises then, as `again`. Does not wait."""
 
         def opened() -> ArchivedReader:
             found = self._found(stream, segment_seq)
             return self.reader(found, SegmentPart(segment_seq, 0, found.segments[segment_seq].bundle_count), projection)
 
-        return MappedSegment(opened, segment_seq, slots, stream.core, projection)
+        return ArchivedBundles(opened, segment_seq, slots, stream.core, projection)
 
     def _found(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
-        """The list that has a segment: the one of before, as one list names many."""
+        """The list that has a segment: the one of before, as one list names many.
+
+        Raises:
+            StorageUnavailable: the archive does not know the segment. It did when the segment left the disk, and it tells of what has
+                expired: so nothing says that the segment is lost.
+        """
         key = stream.topic, stream.core, stream.incarnation
         listed = self._lists.get(key)
         if listed is None or segment_seq not in listed.segments:
-            listed = self._lists[key] = self.again(stream, segment_seq)
+            if not self.has_archiver:
+                # It is not gone for that: with an archiver again it can be had.
+                raise StorageUnavailable(
+                    f"segment {segment_seq} of topic {stream.topic!r}, core {stream.core}, has left the disk and is in the archive, and "
+                    "the node has no archiver: set archive.url again"
+                )
+            with contextlib.suppress(NotStored):
+                listed = self._lists[key] = self.again(stream, segment_seq)
+        if listed is None or segment_seq not in listed.segments or listed.was_never_archived(segment_seq):
+            raise StorageUnavailable(
+                f"segment {segment_seq} of topic {stream.topic!r}, core {stream.core}, was in the archive when it left the disk, and the "
+                "node's archive does not know it: are archive.url and the node's name what they were?"
+            )
         return listed
 
     def close(self) -> None:
-        """Close the connection to the archiver. Idempotent."""
-        self._door.close()
+        """Close the connections to the archiver, and fetch nothing ahead any more. Does not wait; idempotent."""
+        self._fetches.stop()
+        for door in self._range_doors:
+            door.close()
 
     def _listed(
         self, stream: ArchivedStream, first_segment_seq: int, on_disk: set[int], *, with_columns: bool = False
@@ -187,12 +254,18 @@ class ArchivedReads:
             columns=StatisticsList(0, list(listed.schemas), list(listed.columns)) if with_columns else None,
         )
 
-    def _open_copy(self, stream: ArchivedStream, part: SegmentPart, projection: Projection, copy: int) -> RangedReader:
+    def _open_copy(
+        self, stream: ArchivedStream, part: SegmentPart, projection: Projection, door: ArchiveDoor, copy: int
+    ) -> RangedReader:
         request = OpenArchived(stream.topic, stream.core, stream.incarnation, part.segment_seq, copy)
         return RangedReader(
-            self._door.opened(request),
+            door.opened(request),
             segment_seq=part.segment_seq,
             slots=projection.slots,
             columns=projection.columns,
             end=part.end,
         )
+
+
+def _itself(reader: ArchivedReader) -> ArchivedReader:
+    return reader

@@ -23,9 +23,9 @@ from quiver_actors.client.segments import BundleReader, MappedSegment
 from quiver_actors.client.snapshots import CoreOnDisk, Gathered, Taken
 from quiver_actors.client.statistics import SegmentStatistics, statistics_in
 from quiver_actors.errors import UsageError
+from quiver_actors.query.material import Material
 from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot, SnapshotPart
 from quiver_actors.query.span import Span
-from quiver_actors.query.sql import Material
 
 OpenSegment = Callable[[SegmentPart, Projection], MappedSegment]
 """Makes a reader of some archived bundles, and of what is wanted of them. Nothing is fetched yet."""
@@ -58,9 +58,9 @@ class ArchivedBundles:
         """Whether they are here already, which they are not: they are fetched when they are read."""
         return False
 
-    def narrowed(self, slot_id: int, columns: Sequence[str]) -> ArchivedBundles:
-        """The bundles for one scan: only these columns of the slot are fetched."""
-        projection = Projection(frozenset({slot_id}), {slot_id: tuple(columns)})
+    def narrowed(self, slot_id: int, columns: Sequence[str] | None) -> ArchivedBundles:
+        """The bundles for one scan: only these columns of the slot are fetched; None: all."""
+        projection = Projection(frozenset({slot_id}), {} if columns is None else {slot_id: tuple(columns)})
         return ArchivedBundles(self._open, self._near_ns, self._open(projection))
 
     def check(self, index: int) -> None:

@@ -48,23 +48,6 @@ def looking(requests: Requests, wanted: SubscribeRequest) -> Flow[Found]:
     return {core: on_disk for core, on_disk in found.items() if core not in known}
 
 
-def refuse_archived(reads: ArchivedReads, wanted: SubscribeRequest, starts: StartPoints, found: Found) -> None:
-    """Refuse a start that lies in the archive, for a client whose subscribers cannot read it. Waits for the archiver.
-
-    Raises:
-        UsageError: bundles that the subscriber asks for have left the disk, and are in the archive.
-        And as `with_archive`.
-    """
-    on_disk = {core: {info.segment_seq for info in each.infos} for core, each in found.items()}
-    listed = with_archive(reads, wanted, starts, found).archived
-    if any(each.segment_seq not in on_disk[core] for core, start in listed.items() for each in start.segments):
-        raise UsageError(
-            f"subscriber {wanted.subscriber!r} of topic {wanted.topic!r} would begin in the archive: bundles that it asks for have left "
-            "the disk. Subscribers of asyncio get what is on the disk: subscribe with quiver_actors.connect, or begin with "
-            "start='earliest' and read what is older with client.read or client.dataset(start=...)"
-        )
-
-
 def with_archive(reads: ArchivedReads, wanted: SubscribeRequest, starts: StartPoints, found: Found) -> StartPoints:
     """The start points of a new subscriber, with what each core's worker is to be told of the archive. Waits for the archiver.
 

@@ -8,6 +8,11 @@ from quiver_actors.base.protocol.archived_start import GAP_REASONS
 from quiver_actors.base.protocol.messages import Gap, GapAck
 from quiver_actors.client.calls import Call
 
+NEVER_ARCHIVED = "never_archived"
+"""The reason of a hole that the manifest does not have: what may have been there was gone before the archiver came to it."""
+ARCHIVE_EXPIRED = "archive_expired"
+"""The reason of what was archived and is deleted in the archive by age."""
+
 
 class NoticeChannel(Protocol):
     """The connection by which a notice came and by which it is confirmed. `subscriber_channel` has the only implementation."""
@@ -133,6 +138,6 @@ class GapNotices:
 
 def gap_reason(reason: str) -> str:
     """The reason of a gap notice for a hole in the archive."""
-    if reason == "archive_expired":
+    if reason == ARCHIVE_EXPIRED:
         return "expired"
     return reason if reason in GAP_REASONS else "damaged"

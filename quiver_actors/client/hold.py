@@ -227,7 +227,7 @@ def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> Held
     return HeldCore(
         [info for info in listed.segments if is_in_front(info.segment_seq)],
         [info for info in listed.open_segments if is_in_front(info.segment_seq)],
-        [gap for gap in channel.gaps.values() if is_in_front(gap.segment_seq)],
+        [gap for gap in list(channel.gaps.values()) if is_in_front(gap.segment_seq)],
         None if info.oldest_segment_seq < 0 else (info.oldest_segment_seq, info.oldest_bundle_index),
         sorted([*unchecked, *listed.unlisted]),
         listed.next_segment_seq,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quiver_actors.client.snapshots import Gathered, Taken
     from quiver_actors.query.dataset import TopicDataset
     from quiver_actors.query.event_times import EventBound
+    from quiver_actors.query.snapshot import Progress
     from quiver_actors.query.span import Bound, Span
 
 
@@ -83,6 +84,7 @@ class QueryingClient:
         start: Bound = None,
         end: Bound = None,
         skip_damaged: bool = False,
+        progress: Progress | None = None,
     ) -> pa.RecordBatchReader:
         """Run one reading SQL statement over what is stored now, and return its rows as an Arrow reader.
 
@@ -95,6 +97,7 @@ class QueryingClient:
             topics: to the statement there are no others than these; None: there are all.
             start, end: ingestion times, as of `dataset`: topics hold no others.
             skip_damaged: as of `dataset`.
+            progress: told how many segments have been read, and how many there are at most; from any thread, and must return at once.
 
         Raises:
             UsageError: the statement is wrong or not a reading one, or the engine's package (extra `query`) is not installed.
@@ -102,7 +105,9 @@ class QueryingClient:
         """
         span = span_of_times(start, end)
         flow = taking_material(self._requests, statement, topics, span, verifies_checksums=self._verifies_checksums)
-        return answer(self._archived, statement, self._exchange.run(flow), engine, skip_damaged=skip_damaged)
+        return answer(
+            self._archived, statement, self._exchange.run(flow), engine, skip_damaged=skip_damaged, progress=progress
+        )
 
 
 # --- without the waiting, for threads and asyncio -------------------------------------------------------------------------------
@@ -144,12 +149,18 @@ def taking_material(
 
 
 def answer(
-    archived: ArchivedReads, statement: str, gathered: Gathered, engine: str, *, skip_damaged: bool
+    archived: ArchivedReads,
+    statement: str,
+    gathered: Gathered,
+    engine: str,
+    *,
+    skip_damaged: bool,
+    progress: Progress | None = None,
 ) -> pa.RecordBatchReader:
     """Run a statement over what was taken for it, and over what is archived before that. Waits for the archiver."""
     from quiver_actors.client.archived_snapshots import whole_material
-    from quiver_actors.query.engines import run_statement
-    from quiver_actors.query.sql import tables_of
+    from quiver_actors.query.answering import answer_of
 
-    material = whole_material(archived, gathered)
-    return run_statement(engine, statement, tables_of(statement, material, skip_damaged=skip_damaged))
+    return answer_of(
+        engine, statement, whole_material(archived, gathered), skip_damaged=skip_damaged, progress=progress
+    )

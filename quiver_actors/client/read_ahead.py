@@ -67,6 +67,11 @@ class BackgroundFetches:
             self._is_closed = True
         self.join()
 
+    def stop(self) -> None:
+        """Begin no more. Those that are under way end by themselves; does not wait."""
+        with self._lock:
+            self._is_closed = True
+
     def join(self) -> None:
         """Wait for those that are under way."""
         with self._lock:

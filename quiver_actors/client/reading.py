@@ -175,17 +175,18 @@ class ReadingClient:
         return StoredRange(lambda: self._read(wanted, archived))
 
     def _read(self, wanted: WantedRange, archived: ArchivedStream) -> Iterator[StoredBundle]:
+        gone = [part for part in wanted.parts if part.segment_seq in archived.gone]
+        ahead = self._archived.segments(archived, gone, wanted.slots, wanted.projection)
         for part in wanted.parts:
-            segment = self._segment(wanted, part, archived)
+            segment = next(ahead) if part.segment_seq in archived.gone else self._segment(wanted, part, archived)
             for index in range(part.first, part.end):
                 yield StoredBundle(segment, index)
 
     def _segment(self, wanted: WantedRange, part: SegmentPart, archived: ArchivedStream) -> MappedSegment:
-        """The segment of a part: from the disk, else from the archive."""
-        if part.segment_seq not in archived.gone:
-            try:
-                flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
-                return self._exchange.run(flow)
-            except NotStored:
-                archived = self._archived.again(archived, part.segment_seq)
+        """The segment of a part that was on the disk: from there, else from the archive."""
+        try:
+            flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
+            return self._exchange.run(flow)
+        except NotStored:
+            archived = self._archived.again(archived, part.segment_seq)
         return self._archived.segment(archived, part, wanted.slots, wanted.projection)

@@ -75,6 +75,15 @@ class WantedRange(NamedTuple):
     projection: Projection
 
 
+def check_obstacle(topic: str, core: int, obstacle: str) -> None:
+    """Raise StorageUnavailable where something keeps bundles of a core from being read that were acknowledged."""
+    if obstacle:
+        raise StorageUnavailable(
+            f"topic {topic!r} on core {core}: some bundles are acknowledged and cannot be read yet: {obstacle}; try again, or read up to an"
+            " end that is older"
+        )
+
+
 class OnDisk(NamedTuple):
     """The segments of a topic that one core can be asked for now, and what is wanted of them."""
 
@@ -86,7 +95,7 @@ class OnDisk(NamedTuple):
     projection: Projection
     """The slots and columns that are asked for."""
     obstacle: str = ""
-    """Why some of what was acknowledged is not among them; see `ReadableSegments`."""
+    """Why some of what was acknowledged cannot be read; see `ReadableSegments`."""
 
     def check_end(self, end: BundleId | None) -> None:
         """Check that everything acknowledged is among `segments`, for a range without an end.
@@ -94,11 +103,8 @@ class OnDisk(NamedTuple):
         Raises:
             StorageUnavailable: something keeps it from being read.
         """
-        if end is None and self.obstacle:
-            raise StorageUnavailable(
-                f"topic {self.slots.topic!r} on core {self.core}: some bundles are acknowledged and cannot be read yet: {self.obstacle};"
-                " try again, or read up to an end that is older"
-            )
+        if end is None:
+            check_obstacle(self.slots.topic, self.core, self.obstacle)
 
 
 class Requests:

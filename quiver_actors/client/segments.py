@@ -223,7 +223,7 @@ class MappedSegment:
         """Whether it is a mapped file, which it is."""
         return True
 
-    def narrowed(self, slot_id: int, columns: Sequence[str]) -> MappedSegment:
+    def narrowed(self, slot_id: int, columns: Sequence[str] | None) -> MappedSegment:
         """The same bundles: what a scan does not name of a mapped file costs nothing."""
         return self
 

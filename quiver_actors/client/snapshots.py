@@ -12,14 +12,14 @@ from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client.exchange import Flow, side_by_side
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.ranges import SegmentPart
-from quiver_actors.client.requests import Requests, WantedRange
+from quiver_actors.client.requests import Requests, WantedRange, check_obstacle
 from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.errors import NotStored, StorageUnavailable, UsageError
+from quiver_actors.query.material import Mentions
 from quiver_actors.query.snapshot import SEGMENTS_MAX, Snapshot, SnapshotPart
 from quiver_actors.query.span import Span
-from quiver_actors.query.sql import Mentions
 
 _READABLE_NS = 60 * SECOND_NS
 """How long to wait for a worker that has just started: it looks at what it has before it shows any of it."""
@@ -49,7 +49,7 @@ class Taken(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What a statement may be about; see `query.sql.Material`."""
+    """What a statement may be about; see `query.material.Material`."""
 
     topics: Mapping[str, TopicInfo]
     taken: Mapping[str, Taken]
@@ -79,6 +79,9 @@ def taking_snapshot(requests: Requests, topic: str, span: Span, *, verifies_chec
 def _taking_once(requests: Requests, topic: str, span: Span, *, verifies_checksums: bool) -> Flow[tuple[Taken, bool]]:
     """Returns a snapshot, and whether everything that was listed for it is deleted, so that a newer list may have more."""
     found = yield from requests.readable(topic)
+    for core, readable in found.items():
+        if span.end_ns is None and core not in span.ends:
+            check_obstacle(topic, core, readable.obstacle)
     info = yield from _info(requests, topic)
     slots = TopicSlots(info)
     statistics = yield from requests.statistics(topic)

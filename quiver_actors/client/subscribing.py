@@ -39,6 +39,9 @@ S = TypeVar("S", bound=AnySubscription)
 class SubscribingClient:
     """Methods of `Client` by which consumers and holders of ranges attach to a subscriber."""
 
+    _reads_archive: bool = True
+    """Whether there can be an archiver to read through."""
+
     _archived: ArchivedReads
     _directory: WorkerDirectory
     _exchange: Exchange
@@ -101,7 +104,7 @@ class SubscribingClient:
 
     def attach(self, kind: type[S], wanted: SubscribeRequest) -> S:
         """Open a subscription of some class, as `subscribe` does; for who serves consumers of other hosts. Raises as `subscribe`."""
-        wanted = replace(wanted, archive=self._archived)
+        wanted = replace(wanted, archive=self._archived if self._reads_archive else None)
         tries = 0
         while True:
             subscription = kind(

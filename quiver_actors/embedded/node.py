@@ -50,9 +50,9 @@ class StoreDisk(PosixDisk):
         super().__init__(root)
         self._locks: weakref.WeakSet[PosixLock] = weakref.WeakSet()
 
-    def lock(self, path: str) -> PosixLock | None:
+    def lock(self, path: str, wait_seconds: float = 0.0) -> PosixLock | None:
         """Take a lock like the base class, and remember it."""
-        taken = super().lock(path)
+        taken = super().lock(path, wait_seconds)
         if taken is not None:
             self._locks.add(taken)
         return taken

@@ -68,6 +68,7 @@ class Store(Client):
     """See `open`. A client with all calls of `Client`; closing it closes the data directory. A context manager."""
 
     _channel_kind = DirectPushChannel
+    _reads_archive = False
 
     def __init__(self, node: EmbeddedNode, *, timeout: float, verify_checksums: bool = True) -> None:
         self._node = node

@@ -20,7 +20,8 @@ import pyarrow.flight as fl
 
 from quiver_actors.base.config.tree import TokenSettings
 from quiver_actors.base.rights import Caller, TokenHolder, require
-from quiver_actors.errors import ConfigError, NotAllowed, ProtocolError, QuiverError, QuotaExceeded
+from quiver_actors.base.topic_hints import without_hint
+from quiver_actors.errors import ConfigError, NotAllowed, ProtocolError, QuiverError, QuotaExceeded, UnknownTopic
 from quiver_actors.flight.contract import ERROR_PREFIX, Look, Publish, ReadTicket, Request, TableTicket
 from quiver_actors.flight.token_file import read_token
 from quiver_actors.supervisor.log import log_event
@@ -211,6 +212,9 @@ def explaining(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _travelling(error: Exception, where: str) -> fl.FlightError:
     if isinstance(error, NotAllowed):
         return fl.FlightUnauthorizedError(f"{ERROR_PREFIX}{error.code}:{error}")
+    if isinstance(error, UnknownTopic):
+        # The token may name a topic that is not there, and no other one.
+        return fl.FlightServerError(f"{ERROR_PREFIX}{error.code}:{without_hint(error)}")
     if isinstance(error, QuiverError):
         return fl.FlightServerError(f"{ERROR_PREFIX}{error.code}:{error}", b"%d" % error.retry_after_ns)
     if isinstance(error, (msgspec.DecodeError, UnicodeDecodeError)):

@@ -32,6 +32,7 @@ from quiver_actors.errors import ConfigError, ProtocolError, UsageError
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FlightConnection
 from quiver_actors.flight.contract import Acknowledge, Contents, Done, Look
+from quiver_actors.flight.node_status import NodeStatus
 from quiver_actors.flight.not_remote import not_there
 from quiver_actors.flight.received_delivery import ReceivedDelivery
 from quiver_actors.flight.remote_delivery import RemoteDelivery
@@ -182,6 +183,18 @@ class RemoteClient(RemoteReading):
         return self._connection.ask(
             rc.AskSubscribers(topic), rc.Subscribers, self._timeout_seconds, is_retried=True
         ).by_core
+
+    def status(self) -> NodeStatus:
+        """How the node is: the document of `quiver status --json`, without what is about topics that the token does not name.
+
+        Raises:
+            NotAllowed: the token has the role `write` alone.
+            NotRunning: the node has ended.
+            WorkerUnavailable: the server cannot be reached.
+        """
+        return NodeStatus(
+            self._connection.ask(rc.AskStatus(), rc.Status, self._timeout_seconds, is_retried=True).document
+        )
 
     def ack_through(self, bundle_id: BundleId, *, subscriber: str) -> None:
         """Resolve everything of the core up to and including a bundle for a subscriber. Raises as `Client.ack_through`."""

@@ -57,9 +57,12 @@ class ConsumerLink:
         self._request = request
         self._timeout_seconds = timeout_seconds
         self._outcomes: list[rc.Outcome] = []
-        self._unconfirmed = 0
-        """Outcomes that are not known to be durable."""
+        self._resolved = 0
+        """Outcomes that were queued so far."""
+        self._settled = 0
+        """How many of those are known to be durable, or are lost with their consumer."""
         self._lost = 0
+        """Outcomes that were lost, which no `flush` has told yet."""
         self._is_closed = False
         self._pid = os.getpid()
         self._lock = new_lock()
@@ -87,7 +90,7 @@ class ConsumerLink:
                 self.late_count += 1
                 return parcel.number
             self._outcomes.append(rc.Outcome(parcel.number, outcome, delay_ns))
-            self._unconfirmed += 1
+            self._resolved += 1
         self._woken.set()
         return parcel.number
 
@@ -134,9 +137,18 @@ class ConsumerLink:
         request = rc.Consume(self._id, act, self.taken)
         return self._connection.ask(request, answer, timeout_seconds + GRACE_SECONDS, is_retried=True)
 
-    def read(self, ticket: rc.TakeTicket | rc.ClaimTicket, wait_seconds: float) -> list[pa.RecordBatch]:
-        """Fetch bundles, as `frames` has them. The ticket's subscription is set here. Raises as `ask`."""
-        named = msgspec.structs.replace(ticket, subscription=self._id)
+    def read(
+        self, ticket: rc.TakeTicket | rc.ClaimTicket, wait_seconds: float, generation: int | None = None
+    ) -> list[pa.RecordBatch]:
+        """Fetch bundles, as `frames` has them. The ticket's subscription is set here. Raises as `ask`.
+
+        Args:
+            generation: of the consumer that the ticket is for: where another one is attached, ClosedError is raised. None: any.
+        """
+        with self._lock:
+            if generation not in (None, self.generation):
+                raise ClosedError("another consumer was attached in the place of this one")
+            named = msgspec.structs.replace(ticket, subscription=self._id)
         connection = self._connection
         try:
             options = connection.options(wait_seconds + GRACE_SECONDS)
@@ -147,13 +159,14 @@ class ConsumerLink:
 
     def flush(self, timeout_seconds: float) -> rc.Refusals:
         """Wait until all outcomes are durable. Raises as `Subscription.flush`."""
+        with self._lock:
+            resolved = self._resolved
         try:
             self._send(timeout_seconds)
-            with self._lock:
-                unconfirmed = self._unconfirmed
             found = self.ask(rc.Flush(_ns(timeout_seconds)), rc.Refusals, timeout_seconds)
             with self._lock:
-                self._unconfirmed -= unconfirmed
+                # Another thread may have flushed as much, or found that the consumer was lost.
+                self._settled = max(self._settled, resolved)
         except ClosedError:
             self._check_open()
             self.renew(self.generation)
@@ -210,8 +223,8 @@ class ConsumerLink:
             self._id = found.subscription
             self.slots = TopicSlots(found.topic)
             self._alive_seconds = found.idle_seconds / 4
-            self._lost += self._unconfirmed
-            self._unconfirmed = 0
+            self._lost += self._resolved - self._settled
+            self._settled = self._resolved
             self._outcomes.clear()
             self.generation += 1
             self.taken = 0

@@ -43,7 +43,7 @@ from quiver_actors.flight.contract import (
     schema_of,
 )
 from quiver_actors.flight.pruning import unmatched
-from quiver_actors.flight.remote_clients import RemoteClients
+from quiver_actors.flight.remote_clients import RemoteClients, TellStatus, tell_nothing
 from quiver_actors.flight.rows import read_rows
 from quiver_actors.flight.stored import (
     checked_contents,
@@ -65,11 +65,11 @@ _PREPARING_SECONDS = 10.0
 class LocalNode:
     """A node of this host, reached through its workers' sockets. Several threads may call its methods."""
 
-    def __init__(self, name: str, client: Callable[[], Client]) -> None:
-        """`client` returns the client to use; asked anew for each request, so that it may be replaced."""
+    def __init__(self, name: str, client: Callable[[], Client], status: TellStatus = tell_nothing) -> None:
+        """`client` returns the client to use; asked anew for each request, so that it may be replaced. `status`: how the node is."""
         self.name = name
         self.tables = NodeTables(client)
-        self.remote_clients = RemoteClients(name, client)
+        self.remote_clients = RemoteClients(name, client, status)
         self._client = client
         self._holds: dict[tuple[str, str], _KeptHold] = {}
         self._lock = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -10,29 +11,46 @@ import pyarrow as pa
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.rights import TokenHolder, Verdict, require, verdict
 from quiver_actors.client import Client
-from quiver_actors.errors import ProtocolError
+from quiver_actors.errors import ProtocolError, UsageError
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.callers import check_topic
 from quiver_actors.flight.consumers import Consumers, stored_facts
 from quiver_actors.flight.contract import Done
 from quiver_actors.flight.datasets import Datasets
 from quiver_actors.flight.frames import FRAMES, Frame, framed
+from quiver_actors.flight.node_status import visible
 from quiver_actors.flight.pushes import Pushes, version_text
 
-RemoteRequest = rc.Greet | rc.Subscribe | rc.Consume | rc.OpenDataset | rc.CloseDatasets | rc.AskSubscribers
+RemoteRequest = (
+    rc.Greet | rc.Subscribe | rc.Consume | rc.OpenDataset | rc.CloseDatasets | rc.AskSubscribers | rc.AskStatus
+)
 _BYTES_OF_BATCH = 4 << 20
+
+
+TellStatus = Callable[[], dict[str, Any]]
+"""Returns the document of `quiver status --json`."""
+
+
+def tell_nothing() -> dict[str, Any]:
+    """Refuse. Raises UsageError: this server was made without a way to look."""
+    raise UsageError("this server cannot tell how the node is: `quiver serve` can")
+
+
+def _sees(holder: TokenHolder, topic: str) -> bool:
+    return verdict("flight.AskStatus", holder.caller(topic)) is Verdict.SEEN
 
 
 class RemoteClients:
     """The remote clients of one node. Several threads may call its methods."""
 
-    def __init__(self, node: str, client: Callable[[], Client]) -> None:
-        """`client` returns the client to use."""
+    def __init__(self, node: str, client: Callable[[], Client], status: TellStatus = tell_nothing) -> None:
+        """`client` returns the client to use, `status` how the node is."""
         self.pushes = Pushes(client)
         self.consumers = Consumers(client)
         self.datasets = Datasets(client)
         self._node = node
         self._client = client
+        self._status = status
 
     def answer(self, holder: TokenHolder, request: RemoteRequest) -> Any:
         """Carry out an action.
@@ -55,6 +73,9 @@ class RemoteClients:
             case rc.AskSubscribers():
                 check_topic(holder, "flight.AskSubscribers", request.topic)
                 return rc.Subscribers(self._client().subscribers(request.topic))
+            case rc.AskStatus():
+                require(holder, holder.role, "flight.AskStatus")
+                return rc.Status(visible(self._status(), partial(_sees, holder)))
             case rc.Greet():
                 require(holder, holder.role, "flight.Greet")
                 topics = self._client().topics().values()

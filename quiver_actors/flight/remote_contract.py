@@ -278,6 +278,16 @@ class Subscribers(msgspec.Struct, frozen=True):
     by_core: dict[int, list[SubscriberInfo]]
 
 
+class AskStatus(msgspec.Struct, frozen=True, tag=True):
+    """Ask how the node is; answered with `Status`."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Answer to `AskStatus`: the document of `quiver status --json`, as far as the token's topics go."""
+
+    document: dict[str, Any]
+
+
 class ScanTicket(msgspec.Struct, frozen=True, tag="scan", tag_field="kind"):
     """Rows of an open dataset of the same token."""
 

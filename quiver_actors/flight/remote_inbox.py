@@ -149,7 +149,8 @@ class RemoteInbox(Generic[D]):
                 self._generation, self._take_number = self._link.generation, 0
         number = self._take_number + 1
         try:
-            found = self._link.read(rc.TakeTicket("", number, self._wanted.prefetch, wait_ns), wait_ns / SECOND_NS)
+            ticket = rc.TakeTicket("", number, self._wanted.prefetch, wait_ns)
+            found = self._link.read(ticket, wait_ns / SECOND_NS, self._generation)
         except ClosedError:
             # The server has lost the consumer, unless this side was closed.
             self._link.renew(self._generation)

@@ -5,17 +5,21 @@ Columns that begin with `_quiver_` tell where a row is stored; they are made whe
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
 from quiver_actors.base.conform import conform
+from quiver_actors.base.widening import AmbiguousColumns
 from quiver_actors.client.segments import BundleReader
-from quiver_actors.errors import ChecksumMismatch, DataLost, NotStored, StorageUnavailable, UsageError
+from quiver_actors.errors import ChecksumMismatch, DataLost, NotStored, StorageUnavailable, UnsupportedType, UsageError
 from quiver_actors.flight.contract import BundleRange
 from quiver_actors.flight.stored import Stored
 from quiver_actors.store.wal.entry_reader import EntryReader
+
+logger = logging.getLogger("quiver.flight")
 
 _OPEN_SECONDS = 60.0
 _OPEN_LOOK_SECONDS = 0.05
@@ -55,6 +59,7 @@ def read_rows(
         ChecksumMismatch: a bundle is damaged. Its worker is told, and saves what it can. With `skip_missing` one of a segment that is not
             sealed is left out.
         UsageError: slots of a bundle differ in their number of rows.
+        AmbiguousColumns: a bundle has several columns of a name that is wanted; with `skip_missing` such bundles are left out.
         UnsupportedType: a value does not fit.
     """
     for piece in ranges:
@@ -67,7 +72,19 @@ def read_rows(
         if not skip_missing:
             _check_nothing_is_lost(segment, node, topic, piece)
         damaged = _damaged(segment, piece) if skip_missing and isinstance(segment, EntryReader) else ()
-        yield from read_range(segment, node, piece, slots, target, required, damaged)
+        batches = read_range(segment, node, piece, slots, target, required, damaged, skip_ambiguous=skip_missing)
+        yield from _placing(batches, f"node {node}, topic {topic!r}, slots {', '.join(slots)}")
+
+
+def _placing(batches: Iterator[pa.RecordBatch], where: str) -> Iterator[pa.RecordBatch]:
+    """Yield the batches; what cannot be read of them says where it is stored."""
+    try:
+        yield from batches
+    except AmbiguousColumns as error:
+        advice = "Read with .schema(...) without that column, or leave such bundles out with failOnDataLoss=false"
+        raise AmbiguousColumns(f"{where}: {error}. {advice}") from error
+    except UnsupportedType as error:
+        raise type(error)(f"{where}: {error}") from error
 
 
 def _opened(client: Stored, topic: str, piece: BundleRange, *, verify_checksums: bool) -> BundleReader:
@@ -122,15 +139,32 @@ def read_range(
     target: pa.Schema,
     required: Collection[int] = (),
     left_out: Collection[int] = (),
+    *,
+    skip_ambiguous: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the wanted rows of one bundle range of one segment, like `read_rows`, but for the bundles that are left out."""
+    """Yield the wanted rows of one bundle range of one segment, like `read_rows`, but for the bundles that are left out.
+
+    `skip_ambiguous`: these are also bundles that have several columns of a wanted name, with a warning in the log.
+    """
     for index in range(piece.bundle_start, piece.bundle_end):
         if index in left_out or not set(segment.slot_ids(index)).issuperset(required):
             continue
         batch = rows_of(segment.bundle(index, tuple(slots.values())), slots)
         if batch is not None and batch.num_rows:
             place = (node, piece.core, piece.segment_seq, index)
-            yield conform(_with_metadata(batch, target, segment, place), target)
+            try:
+                yield _conformed(_with_metadata(batch, target, segment, place), target, place)
+            except AmbiguousColumns as error:
+                if not skip_ambiguous:
+                    raise
+                logger.warning("quiver.flight.left_out node %s, %s", node, error)
+
+
+def _conformed(batch: pa.RecordBatch, target: pa.Schema, place: tuple[str, int, int, int]) -> pa.RecordBatch:
+    try:
+        return conform(batch, target)
+    except UnsupportedType as error:
+        raise type(error)(f"bundle {place[3]} of segment {place[2]} of core {place[1]}: {error}") from error
 
 
 def rows_of(bundle: Mapping[int, pa.RecordBatch], slots: Mapping[str, int]) -> pa.RecordBatch | None:

@@ -44,6 +44,7 @@ from quiver_actors.flight.contract import (
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.remote_clients import RemoteRequest
 from quiver_actors.flight.remote_contract import (
+    AskStatus,
     AskSubscribers,
     CloseDatasets,
     Consume,
@@ -57,10 +58,11 @@ REQUESTS: dict[str, type[Request | RemoteRequest]] = {
     kind.__name__: kind
     for kind in (
         *(Look, AskSchemas, AskSlotRows, AskWeights, Acknowledge, ConfirmGap, Publish, DropRun),
-        *(Greet, Subscribe, Consume, OpenDataset, CloseDatasets, AskSubscribers),
+        *(Greet, Subscribe, Consume, OpenDataset, CloseDatasets, AskSubscribers, AskStatus),
     )
 }
 _HOLDS_LOOKED_AT_SECONDS = 10.0
+_PAUSE_SECONDS = 0.1
 
 
 class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -155,6 +157,10 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         self._node.remote_clients.close()
         super().shutdown()
 
+    def __exit__(self, *_: object) -> None:
+        # The one of Flight calls its own shutdown, not this class's.
+        self.shutdown()
+
     def _answer(self, request: Request) -> Any:
         node = self._node
         match request:
@@ -178,7 +184,7 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
 
     def _tend_holds(self) -> None:
         remote_clients = self._node.remote_clients
-        while not self._ended.wait(min(_HOLDS_LOOKED_AT_SECONDS, remote_clients.idle_seconds / 4)):
+        while not self._ended.wait(max(_PAUSE_SECONDS, min(_HOLDS_LOOKED_AT_SECONDS, remote_clients.idle_seconds / 4))):
             self._node.close_idle_holds()
             remote_clients.close_idle()
 

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 from pyarrow import types
 
-from quiver_actors.base.widening import DECIMAL128_DIGITS_MAX, SchemaConflict, is_list, widen
+from quiver_actors.base.widening import DECIMAL128_DIGITS_MAX, SchemaConflict, is_list, unambiguous, widen
 from quiver_actors.errors import UnsupportedType
 
 _SAME = (
@@ -56,11 +56,13 @@ _BYTES = (types.is_large_binary, types.is_binary_view, types.is_fixed_size_binar
 def spark_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
     """The one schema, in Spark's types, that holds rows of all of these: the union of their columns in order of first sight, widest types.
 
+    A column that bundles have several of has a type only where others have it once; reading it from those is an error.
+
     Raises:
         UnsupportedType: a type that Spark does not have, or two types of one column that no type holds.
     """
     try:
-        union = widen(schemas)
+        union = widen(map(unambiguous, schemas))
     except SchemaConflict as error:
         raise SchemaConflict(f"the stored schemas have no common one: {error}; read with .schema(...)") from error
     return pa.schema([_nullable(field, spark_type(field.type)) for field in union])

@@ -15,13 +15,14 @@ import pyarrow.flight as fl
 
 from quiver_actors.base.model import SlotTable
 from quiver_actors.base.rights import TokenHolder, Verdict, require, verdict
-from quiver_actors.base.widening import SchemaConflict, widen
+from quiver_actors.base.widening import SchemaConflict, unambiguous, widen
 from quiver_actors.client import Client
 from quiver_actors.errors import ProtocolError
 from quiver_actors.flight.callers import check_allowed
 from quiver_actors.flight.contract import SqlTicket, TableTicket
 from quiver_actors.flight.remote_contract import RemoteTicket
-from quiver_actors.query.schemas import filterable, names_of
+from quiver_actors.query.schemas import filterable
+from quiver_actors.query.snapshot import names_of
 
 _READS = "flight.TableTicket"
 
@@ -39,7 +40,7 @@ class NodeTables:
         for topic in sorted(self._readable_topics(holder)):
             by_slot: dict[int, list[pa.Schema]] = {}
             for held in client.schemas(topic):
-                by_slot.setdefault(held.slot_id, []).append(held.schema)
+                by_slot.setdefault(held.slot_id, []).append(unambiguous(held.schema))
             for slot_id, schemas in sorted(by_slot.items()):
                 # What has no common schema is no flight; who asks for it by name is told why.
                 with contextlib.suppress(SchemaConflict):

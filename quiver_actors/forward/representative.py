@@ -14,7 +14,7 @@ class RepresentativeSchemas:
     """Numbered schemas that only widen, by the rules of `base.widening`.
 
     A schema belongs to the first one with which it has a common one, and begins a new one if there is none. Columns that a bundle lacks are
-    null in its rows. Owner: the deliverer that writes the slot.
+    null in its rows. A schema with two columns of one name shares files with no other. Owner: the deliverer that writes the slot.
     """
 
     def __init__(self) -> None:
@@ -41,5 +41,5 @@ class RepresentativeSchemas:
             except SchemaConflict:
                 continue
             return number
-        self._widened.append(schema)
+        self._widened.append(widen([schema]))
         return len(self._widened) - 1

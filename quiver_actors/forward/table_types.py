@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from quiver_actors.base.conform import conform
-from quiver_actors.base.widening import SchemaConflict, is_list, plain_type, widen
+from quiver_actors.base.widening import AmbiguousColumns, SchemaConflict, ambiguous_columns, is_list, plain_type, widen
 from quiver_actors.errors import UnsupportedType
 
 _DECIMAL_DIGITS_MAX = 38
@@ -48,8 +48,12 @@ def storable(schema: pa.Schema, *, has_times: bool) -> pa.Schema:
     """The schema under which a table stores rows of `schema`; every column may be null. Columns of nulls are left out.
 
     Raises:
-        UnsupportedType: a column has a type that no table stores.
+        UnsupportedType: a column has a type that no table stores, or a name that another one has.
     """
+    for name in ambiguous_columns(schema):
+        raise AmbiguousColumns(
+            f"several columns are called {name!r}, or fields of a struct in it: a table cannot tell them apart"
+        )
     fields = []
     for field in schema:
         if types.is_null(field.type):

@@ -85,6 +85,9 @@ def _duckdb(statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:
         "false",
     )
     connection = duckdb.connect(":memory:", config={**closed, "temp_directory": "", "memory_limit": f"{memory_bytes}B"})
+    # Without it, DuckDB lets a statement read and write the files `:memory:` and `:memory:.wal` of the working directory.
+    connection.execute("SET disabled_filesystems = 'LocalFileSystem'")
+    connection.execute("SET secret_directory = ''")  # its default tells the user's home
     connection.execute("SET TimeZone = 'UTC'")
     for number, table in enumerate(tables):
         connection.register(f"_quiver_{number}", table.content)

@@ -35,7 +35,7 @@ def event_span(schema: pa.Schema, column: str, start: EventBound, end: EventBoun
         known = f"no column {column!r}" if column else "no setting `event_time`, which names its column of event times"
         raise UsageError(f"event_start and event_end are not possible: the topic has {known}")
     kind = schema.field(column).type
-    unit_ns = _unit_ns(kind)
+    unit_ns = unit_ns_of(kind)
     if unit_ns is None:
         raise UsageError(f"event_start and event_end are not possible: column {column!r} is {kind}, not times or dates")
     found = pc.scalar(value=True)
@@ -47,7 +47,8 @@ def event_span(schema: pa.Schema, column: str, start: EventBound, end: EventBoun
     return found
 
 
-def _unit_ns(kind: pa.DataType) -> int | None:
+def unit_ns_of(kind: pa.DataType) -> int | None:
+    """Nanoseconds of one unit of a type of times or dates; None: it is another type."""
     if types.is_timestamp(kind):
         return _UNIT_NS[kind.unit]
     if types.is_date(kind):

@@ -9,8 +9,6 @@ import pyarrow as pa
 
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 
-NODE_SCHEMA = "quiver"
-
 _TIME = pa.timestamp("us", tz="UTC")
 TOPICS = pa.schema(
     [

@@ -3,16 +3,16 @@ directories; of open logs from their bundles. So a segment that a condition leav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 from pyarrow import types
 
-from quiver_actors.base.model import ENVELOPE_SLOT, SlotTable
-from quiver_actors.base.widening import plain_type, widen
+from quiver_actors.base.model import ENVELOPE_SLOT
+from quiver_actors.base.widening import ambiguous_columns, nullable_type, plain_type, unambiguous, widen
 from quiver_actors.errors import FormatError, UsageError
 from quiver_actors.query.rows import Rows
-from quiver_actors.query.snapshot import Snapshot, SnapshotPart
+from quiver_actors.query.snapshot import Snapshot, SnapshotPart, names_of
 from quiver_actors.store.wal.entry_reader import EntryReader
 
 _NOT_FILTERED = (
@@ -41,36 +41,46 @@ def chosen_slot(snapshot: Snapshot, slot: str | int | None) -> int:
     return ids[0] if ids else 0
 
 
-def names_of(table: SlotTable, slot_ids: Iterable[int]) -> list[str]:
-    """The names of slots, or their numbers where they have none."""
-    return [table.name_of(slot_id) or str(slot_id) for slot_id in slot_ids]
-
-
 def stored_schema(rows: Rows) -> pa.Schema:
-    """Return the one schema that holds all bundles of the rows' slot.
+    """Return the one schema that holds all bundles of the rows' slot, and tell the rows which columns cannot be told apart, and where.
+
+    Such a column has a type only where other bundles have it once; a scan that reads it raises.
 
     Raises:
         SchemaConflict: two bundles have types of one column that no type holds; names their segments.
         ChecksumMismatch, FormatError: a segment without a summary has a damaged table of contents, and damage is not skipped.
     """
     holders: dict[bytes, SnapshotPart] = {}
+    ambiguous: dict[bytes, list[str]] = {}
     # Segments share the objects of their schemas, which are quicker told apart than schemas are compared.
-    seen: set[int] = set()
+    seen: dict[int, bytes] = {}
     for part in rows.snapshot.parts:
-        for stream in part.statistics or ():
-            if stream.slot_id == rows.slot_id and id(stream.schema) not in seen:
-                seen.add(id(stream.schema))
-                holders.setdefault(bytes(stream.schema.serialize()), part)
-        if part.statistics is not None:
-            continue
+        for message in _messages_of(part, rows, seen):
+            if message not in holders:
+                holders[message] = part
+                ambiguous[message] = ambiguous_columns(pa.ipc.read_schema(pa.py_buffer(message)))
+            if ambiguous[message]:
+                rows.cannot_tell_apart(ambiguous[message], part)
+    schemas = [unambiguous(pa.ipc.read_schema(pa.py_buffer(message))) for message in holders]
+    widest = widen(schemas, [str(part) for part in holders.values()])
+    # An engine that counts rows reads the first column.
+    fields = sorted(widest, key=lambda field: field.name in rows.ambiguous)
+    return filterable(pa.schema(fields, widest.metadata))
+
+
+def _messages_of(part: SnapshotPart, rows: Rows, seen: dict[int, bytes]) -> Iterator[bytes]:
+    """The schemas of one part, as messages. `seen`: the messages of schema objects."""
+    for stream in part.statistics or ():
+        if stream.slot_id == rows.slot_id:
+            message = seen.get(id(stream.schema))
+            if message is None:
+                message = seen[id(stream.schema)] = bytes(stream.schema.serialize())
+            yield message
+    if part.statistics is None:
         try:
-            for message in _messages_in(part, rows):
-                holders.setdefault(message, part)
+            yield from _messages_in(part, rows)
         except FormatError as error:
             rows.pass_over(error, part)
-    schemas = [pa.ipc.read_schema(pa.py_buffer(message)) for message in holders]
-    widest = widen(schemas, [str(part) for part in holders.values()]) if schemas else pa.schema([])
-    return filterable(widest)
 
 
 def filterable(schema: pa.Schema) -> pa.Schema:
@@ -80,7 +90,7 @@ def filterable(schema: pa.Schema) -> pa.Schema:
 
 def _filterable(kind: pa.DataType) -> pa.DataType:
     """The type of the same values that Arrow can filter: it has no kernel for views and run-ends (pyarrow 26)."""
-    return plain_type(kind) if _has_view(kind) else kind
+    return nullable_type(plain_type(kind)) if _has_view(kind) else kind
 
 
 def _has_view(kind: pa.DataType) -> bool:

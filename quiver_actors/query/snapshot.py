@@ -7,7 +7,7 @@ they are read; they stay the same as long as the archive keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -30,8 +30,11 @@ class PinnedBundles(Protocol):
     def is_mapped(self) -> bool:
         """Whether they are in the memory of this process: reading them waits for nobody."""
 
-    def narrowed(self, slot_id: int, columns: Sequence[str]) -> PinnedBundles:
-        """The bundles for one scan of these columns of a slot. Nothing else can be asked of what is returned; it may fetch no more."""
+    def narrowed(self, slot_id: int, columns: Sequence[str] | None) -> PinnedBundles:
+        """The bundles for one scan of these columns of a slot; None: of all columns.
+
+        Nothing else can be asked of what is returned; it may fetch no more.
+        """
 
     def check(self, index: int) -> None:
         """Prove a bundle against its checksum. Raises FormatError, or DataLost where nothing of it is stored."""
@@ -74,6 +77,15 @@ def tell_nobody(counts: Mapping[int, int]) -> None:
     """Do nothing: nobody counts what is left out."""
 
 
+Progress: TypeAlias = Callable[[int, int], object]
+"""Is told how many segments have been read, and how many the topics of a statement have; some of these may be left out. Is called from any
+thread, must return at once, and must not raise."""
+
+
+def note_nothing() -> None:
+    """Do nothing: nobody counts what is read."""
+
+
 class SnapshotPart(NamedTuple):
     """The bundles `[first, end)` of one segment."""
 
@@ -103,3 +115,10 @@ class Snapshot(NamedTuple):
     event_time: str = ""
     """The topic's column of event times; empty: there is none."""
     tell_pruned: TellPruned = tell_nobody
+    tell_read: Callable[[], None] = note_nothing
+    """Is called when a part has been read, from any thread."""
+
+
+def names_of(table: SlotTable, slot_ids: Iterable[int]) -> list[str]:
+    """The names of slots, or their numbers where they have none."""
+    return [table.name_of(slot_id) or str(slot_id) for slot_id in slot_ids]

@@ -59,7 +59,20 @@ def figures_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return figures
 
 
-@pytest.mark.parametrize("module", EXPECTED)
+LONG = {
+    "store_away",
+    "slow_cold --latency 0.5",
+    "trickle",
+    "scale --only claims",
+    "handoff",
+    "live --only ingest catchup",
+}
+"""Forms of ten seconds and more, in `make test-long`."""
+
+
+@pytest.mark.parametrize(
+    "module", [pytest.param(module, marks=[pytest.mark.long] if module in LONG else []) for module in EXPECTED]
+)
 def test_quick_form_prints_its_cases(module: str) -> None:
     assert {figure["case"] for figure in figures_of(lines_of(*module.split()))} >= EXPECTED[module]
 

@@ -137,6 +137,8 @@ def test_large_objects_come_back_whole_and_in_ranges(store: ObjectStore, size_by
     if size_bytes > 100:
         ranges = [(0, 10), (size_bytes - 7, size_bytes), (50, 60)]
         assert store.get_ranges("node/topic/large", ranges) == [content[start:end] for start, end in ranges]
+        assert b"".join(store.read("node/topic/large", 50, size_bytes - 7)) == content[50:-7]
+        assert b"".join(store.read("node/topic/large", 50, size_bytes + 7)) == content[50:]
 
 
 def test_the_same_put_again_changes_nothing(store: ObjectStore) -> None:
@@ -179,6 +181,8 @@ def test_deleted_objects_are_gone_and_may_be_deleted_again(store: ObjectStore) -
     assert store.head("node/a") is None
     with pytest.raises(ObjectMissing):
         store.get_ranges("node/a", [(0, 1)])
+    with pytest.raises(ObjectMissing):
+        list(store.read("node/a", 0, 1))
 
 
 def test_another_opening_of_the_url_sees_the_same(store: ObjectStore, url: str) -> None:

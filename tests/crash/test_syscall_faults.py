@@ -7,7 +7,7 @@ import pytest
 from tests import evidence
 from tests.crash.syscall_faults import ERRNOS
 
-CASES_MIN = 300
+CASES_MIN = 150
 
 
 @pytest.mark.crash

@@ -355,7 +355,7 @@ class SimDisk:
                 return _UNLIMITED_BYTES
             return max(0, self.capacity_bytes - self.used_bytes)
 
-    def lock(self, path: str) -> SimLock | None:
+    def lock(self, path: str, wait_seconds: float = 0.0) -> SimLock | None:
         with self.mutex:
             if self._node(path) is None:
                 self._new_file("lock", path)

@@ -56,6 +56,7 @@ def core_dirs(node: ClientNode) -> set[int]:
     return set(find_core_dirs(str(node.directories.data)))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_bundle_is_read_once_whatever_the_number_of_cores_and_empty_directories_are_retired(
     monkeypatch: pytest.MonkeyPatch,

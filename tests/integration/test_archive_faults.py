@@ -27,6 +27,7 @@ def kind_of(method: str, path: str) -> str:
     return f"{method} {about}"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_every_request_fails_in_every_way_and_each_bundle_is_archived_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -40,9 +40,9 @@ class Counting:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def get_ranges(self, key: str, ranges: list[tuple[int, int]]) -> list[bytes | memoryview]:
-        self.ranges += ranges
-        return self._store.get_ranges(key, ranges)
+    def read(self, key: str, start: int, end: int) -> Iterator[bytes | memoryview]:
+        self.ranges.append((start, end))
+        return self._store.read(key, start, end)
 
     @property
     def fetched_bytes(self) -> int:

@@ -38,7 +38,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientNode]:
         yield node
 
 
-def number_of(delivery: Delivery) -> int:
+def number_of(delivery: Delivery | aio.Delivery) -> int:
     found: int = delivery["view"].column(0)[0].as_py()
     return found
 
@@ -162,7 +162,7 @@ def test_consumers_share_the_archived_part_and_resolve_as_ever(node: ClientNode)
             # One was rejected, one dropped after its second delivery, and one is held.
             assert one.pending_count() == 1
             with pytest.raises(UsageError, match="still gets bundles from the archive"):
-                client.seek("shared", "latest", topic="wide")
+                client.seek("shared", LONG_AGO, topic="wide")
         client.unsubscribe("shared", topic="wide")
 
 
@@ -179,26 +179,79 @@ def test_a_dead_letter_of_an_archived_bundle_is_kept_for_a_claim(node: ClientNod
 
 
 def test_who_cannot_read_the_archive_is_refused_by_name(node: ClientNode) -> None:
-    async def look() -> None:
-        async with aio.connect(str(node.directories.run)) as client:
-            for start in (0, beginning()):
-                with pytest.raises(UsageError, match="would begin in the archive"):
-                    await client.subscribe("late", topic="wide", start=start)
-            with pytest.raises(UsageError, match="still gets bundles from the archive"):
-                await client.subscribe("begun", topic="wide")
-
     with node.connect() as client:
         assert take(client, "begun", 3, start=beginning()) == [0, 1, 2]
-        asyncio.run(look())
         with pytest.raises(UsageError, match="still gets bundles from the archive"):
             client.hold("begun", topic="wide").look()
-        assert "late" not in {info.subscriber for info in client.subscribers("wide")[0]}
         assert take(client, "begun", PUSHED - 3) == list(range(3, PUSHED))
         # Nothing of it is in the archive any more.
         hold = client.hold("begun", topic="wide")
         hold.look()
         hold.close()
         client.unsubscribe("begun", topic="wide")
+
+
+def test_what_expires_on_the_disk_before_a_subscriber_has_it_comes_from_the_archive(node: ClientNode) -> None:
+    """The worker is killed on the way; a consumer that has mapped files goes on with them or with the archive."""
+    gaps: list[GapNotice] = []
+    with node.connect() as client:
+        client.create_topic("aged", {"retention.max_age": "1s", "archive.require": True, "slots": {"page": 0, "view": 1}})
+        found: list[int] = []
+        with client.subscribe("slow", topic="aged", start="earliest", prefetch=2, on_gap=gaps.append) as deliveries:
+            for number in range(15):
+                client.push(bundle(number), topic="aged")
+            client.flush("aged", until="archived")
+            held = [deliveries.get(20) for _ in range(2)]
+            wait_until(lambda: len(client.segments("aged")[0]) <= 1, "what nobody holds has expired", 60)
+            for delivery in held:
+                assert delivery is not None
+                with delivery:
+                    found.append(number_of(delivery))
+            deliveries.flush()
+        node.kill_worker(0)
+        with client.subscribe("slow", topic="aged", on_gap=gaps.append) as deliveries:
+            while not deliveries.all_drained():
+                delivery = deliveries.get(1)
+                with delivery or contextlib.nullcontext():
+                    found += [number_of(delivery)] if delivery is not None else []
+        assert found == list(range(15))
+        assert gaps == []
+        client.delete_topic("aged")
+
+
+def test_asyncio_begins_in_the_archive(node: ClientNode) -> None:
+    async def consume() -> None:
+        async with aio.connect(str(node.directories.run)) as client:
+            deliveries = await client.subscribe("later", topic="wide", start=beginning(), prefetch=8)
+            found = [number_of(await one(deliveries)) for _ in range(2)]
+            cancelled = asyncio.ensure_future(deliveries.get(20))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            assert isinstance((await asyncio.gather(cancelled, return_exceptions=True))[0], asyncio.CancelledError)
+            found += [number_of(delivery) for delivery in await deliveries.get_many(3, 20)]
+            assert found == list(range(len(found)))
+            with await deliveries.claim(BundleId("wide", 0, 4, 0)) as claimed:
+                assert claimed.is_archived
+            await deliveries.close()
+            async with await client.subscribe("later", topic="wide") as deliveries:
+                numbers: list[int] = []
+                async for batch in deliveries.batches(max_rows=2000, max_wait=0.05):
+                    with batch:
+                        numbers += batch["view"].column(0).unique().to_pylist()
+                    if len(numbers) == PUSHED - 1:
+                        break
+                assert sorted({*numbers, number_of(claimed)}) == list(range(PUSHED))
+                await deliveries.flush()
+                assert await deliveries.all_drained()
+
+    async def one(deliveries: aio.Subscription) -> aio.Delivery:
+        delivery = await deliveries.get(20)
+        assert delivery is not None
+        return delivery
+
+    asyncio.run(consume())
+    with node.connect() as client:
+        client.unsubscribe("later", topic="wide")
 
 
 def archived_objects(place: Path) -> list[Path]:

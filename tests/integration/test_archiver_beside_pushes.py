@@ -26,12 +26,12 @@ def test_it_gives_way_to_the_workers(tmp_path: Path) -> None:
         assert os.getpriority(os.PRIO_PROCESS, node.pids[0]) == own
 
 
-def test_how_far_it_is_behind_is_shown_while_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_far_it_is_behind_is_shown_while_a_request_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = moto(tmp_path)
     try:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        with archiving_node(f"{server.url}/away", 'request_timeout = "1s"\n') as node, node.connect() as client:
+        with archiving_node(f"{server.url}/away", 'request_timeout = "5m"\n') as node, node.connect() as client:
             client.push(numbers(0))
             client.flush(until="archived", timeout=60)
             server.pause()

@@ -32,7 +32,7 @@ from tests.integration.spark_node import Node
 
 SCHEMA = pa.schema([("n", pa.int64())])
 TOKENS = {f"{role.value} token": TokenHolder(role.value, role, frozenset({"default"})) for role in ROLES}
-TOKENS["other admin token"] = TokenHolder("other", Caller.ADMIN, frozenset({"default"}))
+TOKENS["other admin token"] = TokenHolder("other", Caller.ADMIN, frozenset({"default", "nowhere"}))
 HOLD = c.HoldTerms("reader", 10**10, {})
 
 
@@ -195,6 +195,7 @@ WHATEVER_TOPIC = {
     "flight.Consume": "held",
     "flight.ScanTicket": "held",
     "flight.CloseDatasets": "held",
+    "flight.AskStatus": "seen",
 }
 """Rows that are about no topic, with the verdict that lets the call through."""
 
@@ -213,6 +214,7 @@ CALLS: dict[str, Callable[[Asker, str], object]] = {
     "flight.ScanTicket": lambda node, topic: list(node.read(cast(c.ReadTicket, rc.ScanTicket("nothing", [])))),
     "flight.CloseDatasets": lambda node, topic: act(node, rc.CloseDatasets(["nothing"])),
     "flight.AskSubscribers": lambda node, topic: act(node, rc.AskSubscribers(topic)),
+    "flight.AskStatus": lambda node, topic: act(node, rc.AskStatus()),
     "flight.BundlesTicket": lambda node, topic: list(node.read(cast(c.ReadTicket, rc.BundlesTicket(topic, 0)))),
     "flight.Push": put,
     "flight.Subscribe": lambda node, topic: act(node, rc.Subscribe(rc.REMOTE_VERSION, topic, "s", {})),
@@ -249,6 +251,18 @@ def test_every_cell(server: Server, row: str) -> None:
                 ):
                     CALLS[row](caller, topic)
         caller.close()
+
+
+def test_a_topic_of_the_token_that_is_not_there_tells_no_other_names(server: Server) -> None:
+    caller, told = remote(server, "other admin token"), []
+    for row in CALLS.keys() - WHATEVER_TOPIC.keys():
+        try:
+            CALLS[row](caller, "nowhere")
+        except QuiverError as error:
+            told.append(f"{row}: {error}")
+    assert any("topic 'nowhere' does not exist" in each for each in told)
+    assert [each for each in told if "closed" in each] == []
+    caller.close()
 
 
 def test_dead_letters_go_where_the_token_may_push(server: Server) -> None:

@@ -60,6 +60,9 @@ class FaultyStore:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
         return self._call("get_ranges", lambda: self.inner.get_ranges(key, ranges))
 
+    def read(self, key: str, start: int, end: int) -> Iterator[bytes | memoryview]:
+        return self._call("read", lambda: iter(list(self.inner.read(key, start, end))))
+
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         return self._call("objects", lambda: self.inner.objects(prefix))
 

@@ -335,7 +335,8 @@ class Archive(QueryingArchive):
     ) -> Iterator[RangePart]:
         for numbered, first, end in pieces:
             size_bytes = numbered.info.size_bytes * (end - first) // max(1, numbered.bundle_count)
-            reader = self._reader(key, numbered, projection, end, note_read)
+            is_all_wanted = projection is EVERYTHING and (first, end) == (0, numbered.bundle_count)
+            reader = self._reader(key, numbered, projection, end, note_read, is_all_wanted=is_all_wanted)
             yield RangePart(numbered.segment_seq, first, end, size_bytes, reader)
 
     def _reader(
@@ -345,6 +346,8 @@ class Archive(QueryingArchive):
         projection: Projection = EVERYTHING,
         end: int | None = None,
         note_read: Callable[[], None] | None = None,
+        *,
+        is_all_wanted: bool = False,
     ) -> ArchivedReader:
         return ArchivedReader(
             ArchivedSegment(
@@ -354,12 +357,18 @@ class Archive(QueryingArchive):
                 numbered.segment is not None,
                 numbered.loss_reason,
             ),
-            partial(self._open_copy, key, numbered, projection, end),
+            partial(self._open_copy, key, numbered, projection, end, is_all_wanted),
             note_read,
         )
 
     def _open_copy(
-        self, key: StreamKey, numbered: Numbered, projection: Projection, end: int | None, copy: int
+        self,
+        key: StreamKey,
+        numbered: Numbered,
+        projection: Projection,
+        end: int | None,
+        is_all_wanted: bool,
+        copy: int,
     ) -> RangedReader:
         return RangedReader(
             self._files.file(key, numbered, copy),
@@ -367,6 +376,7 @@ class Archive(QueryingArchive):
             slots=projection.slots,
             columns=projection.columns,
             end=end,
+            is_all_wanted=is_all_wanted,
         )
 
 

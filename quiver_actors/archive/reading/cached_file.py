@@ -10,17 +10,19 @@ import itertools
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from quiver_actors.archive.blocks import BlockSums
+from quiver_actors.base.checksum import crc32, crc32_of_pieces
 from quiver_actors.base.locks import new_lock
 from quiver_actors.errors import ChecksumMismatch, DiskError, Truncated
 from quiver_actors.store.segment.mapping import SegmentMapping
 from quiver_actors.store.segment.proven_blocks import damaged_blocks, runs_of
 
-RANGE_BYTES = 16 << 20
-"""The most that one request fetches. Requests of 4 MiB cost a server three times as much CPU for the same bytes (docs/performance.md)."""
+RANGE_BYTES = 48 << 20
+"""The most that one request fetches: a whole segment of the default size. Smaller requests cost a server a multiple of the CPU for the same
+bytes (docs/performance.md)."""
 CONCURRENCY = 8
 """Requests that are under way at a time for one file."""
 _GAP_BLOCKS = 1
@@ -28,8 +30,8 @@ _GAP_BLOCKS = 1
 _ATTEMPTS = 2
 """A block that comes damaged is fetched once more: the way may have damaged it."""
 
-ReadRange = Callable[[int, int], bytes | memoryview]
-"""`read(start, end)` of the object."""
+ReadRange = Callable[[int, int], Iterable[bytes | memoryview]]
+"""`read(start, end)` of the object, in pieces as they come."""
 
 
 class CachedFile:
@@ -125,21 +127,56 @@ class CachedFile:
     def _take(self, first: int, stop: int) -> list[int]:
         """Fetch the blocks `[first, stop)` with one request; returns those that are damaged."""
         start, end = first * self.block_bytes, min(self._sums.size_bytes, stop * self.block_bytes)
-        content = memoryview(self._read(start, end))
-        if content.nbytes != end - start:
+        damaged: list[int] = []
+        for offset, parts in self._whole_blocks(self._read(start, end), start, end):
+            # Each piece is proven and written while it is still in the processor's cache.
+            damaged += self._keep(offset, parts)
+        return damaged
+
+    def _whole_blocks(
+        self, pieces: Iterable[bytes | memoryview], start: int, end: int
+    ) -> Iterator[tuple[int, list[memoryview]]]:
+        """Yield what comes as whole blocks: the offset of the first of them, and their bytes in parts. Raises Truncated."""
+        begun = memoryview(b"")
+        """The beginning of a block whose end is still to come."""
+        for piece in pieces:
+            view = memoryview(piece)[: end - start - begun.nbytes]
+            arrived = begun.nbytes + view.nbytes
+            whole = arrived if start + arrived == end else arrived - arrived % self.block_bytes
+            if not whole:
+                begun = memoryview(b"".join((begun, view)))
+                continue
+            cut = whole - begun.nbytes
+            yield start, [begun, view[:cut]]
+            start, begun = start + whole, memoryview(bytes(view[cut:]))
+        if start != end:
             raise Truncated(
-                f"{self._where} ends at byte {start + content.nbytes}: it should have {self._sums.size_bytes}"
+                f"{self._where} ends at byte {start + begun.nbytes}: it should have {self._sums.size_bytes}"
             )
-        damaged = damaged_blocks(content, self.checksums, self.block_bytes, first, stop, start)
+
+    def _keep(self, offset: int, parts: list[memoryview]) -> list[int]:
+        """Write those of some blocks that are whole; returns the numbers of the others."""
+        size_bytes, crc = sum(part.nbytes for part in parts), 0
+        first, stop = offset // self.block_bytes, -(-(offset + size_bytes) // self.block_bytes)
+        for part in parts:
+            crc = crc32(part, crc)
+        if crc == crc32_of_pieces(self.checksums[first:stop], self.block_bytes, size_bytes):
+            self._write(parts, offset)
+            self._note_kept(range(first, stop))
+            return []
+        content = memoryview(b"".join(parts))
+        damaged = damaged_blocks(content, self.checksums, self.block_bytes, first, stop, offset)
         whole = [block for block in range(first, stop) if block not in set(damaged)]
-        # As few writes as possible: each of them costs the file system more than its bytes do.
         for run_first, run_stop in runs_of(whole):
             run_start = run_first * self.block_bytes
-            self._write(content[run_start - start : run_stop * self.block_bytes - start], run_start)
-        new = [block for block in whole if block not in self._present]
+            self._write([content[run_start - offset : run_stop * self.block_bytes - offset]], run_start)
+        self._note_kept(whole)
+        return damaged
+
+    def _note_kept(self, blocks: Iterable[int]) -> None:
+        new = [block for block in blocks if block not in self._present]
         self._present.update(new)
         self._tell_stored(sum(self._size_of(block) for block in new))
-        return damaged
 
     def _is_kept(self, block: int) -> bool:
         return not damaged_blocks(self._memory, self.checksums, self.block_bytes, block, block + 1)
@@ -147,11 +184,16 @@ class CachedFile:
     def _size_of(self, block: int) -> int:
         return min(self.block_bytes, self._sums.size_bytes - block * self.block_bytes)
 
-    def _write(self, content: memoryview, offset: int) -> None:
+    def _write(self, parts: list[memoryview], offset: int) -> None:
+        # As few writes as possible: each of them costs the file system more than its bytes do.
         try:
-            while content.nbytes:
-                written = os.pwrite(self._descriptor, content, offset)
-                content, offset = content[written:], offset + written
+            while parts:
+                written = os.pwritev(self._descriptor, parts, offset)
+                offset += written
+                while parts and written >= parts[0].nbytes:
+                    written -= parts.pop(0).nbytes
+                if parts:
+                    parts[0] = parts[0][written:]
         except OSError as error:
             raise DiskError("write", f"the cached blocks of {self._where}", error.errno or 0) from error
 

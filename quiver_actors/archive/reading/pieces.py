@@ -9,12 +9,8 @@ from quiver_actors.archive.manifest import Hole, Segment
 from quiver_actors.archive.reading.contents import StreamContents
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.client.gaps import ARCHIVE_EXPIRED, NEVER_ARCHIVED
 from quiver_actors.errors import NotStored, UsageError
-
-NEVER_ARCHIVED = "never_archived"
-"""The reason of a hole that the manifest does not have: what may have been there was gone before the archiver came to it."""
-ARCHIVE_EXPIRED = "archive_expired"
-"""The reason of what was archived and is deleted in the archive by age."""
 
 
 class Numbered(NamedTuple):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from quiver_actors.query.dataset import TopicDataset
     from quiver_actors.query.event_times import EventBound
-    from quiver_actors.query.snapshot import Snapshot
+    from quiver_actors.query.snapshot import Progress, Snapshot
     from quiver_actors.query.span import Bound, Span
 
 
@@ -63,6 +63,7 @@ class QueryingArchive:
         start: Bound = None,
         end: Bound = None,
         skip_damaged: bool = False,
+        progress: Progress | None = None,
     ) -> pa.RecordBatchReader:
         """Run one reading SQL statement over what is archived; see `Client.sql`.
 
@@ -71,15 +72,15 @@ class QueryingArchive:
         Raises:
             As `Client.sql` and `dataset`.
         """
-        from quiver_actors.query.engines import run_statement
+        from quiver_actors.query.answering import answer_of
+        from quiver_actors.query.material import Material, Mentions
         from quiver_actors.query.span import Span
-        from quiver_actors.query.sql import Material, Mentions, tables_of
 
         span, mentions, topics = Span.parse_times(start, end), Mentions(statement), self.topics()
         snapshots = {topic: self._snapshot(topic, span) for topic in mentions.topics(topics)}
         segments = {topic: self.segments(topic) for topic in topics} if mentions.asks_about("segments") else {}
         material = Material(topics, snapshots, segments, span=span)
-        return run_statement(engine, statement, tables_of(statement, material, skip_damaged=skip_damaged))
+        return answer_of(engine, statement, material, skip_damaged=skip_damaged, progress=progress)
 
     def topics(self) -> Mapping[str, TopicInfo]:
         """See `Archive`."""

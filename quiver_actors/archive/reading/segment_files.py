@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -81,11 +81,12 @@ class SegmentFiles:
             raise ChecksumMismatch(f"object {place.key} has the checksums of another content than the manifest names")
         return CachedFile(self._cache_dir, sums, partial(self._read_range, place), f"object {place.key}", tell)
 
-    def _read_range(self, place: Place, start: int, end: int) -> bytes | memoryview:
+    def _read_range(self, place: Place, start: int, end: int) -> Iterator[bytes | memoryview]:
         try:
             if place.packed is not None:
-                return self._windows.read(place.key, place.packed.offset + start, place.packed.offset + end)
-            return self._store.get_ranges(place.key, [(start, end)])[0]
+                yield self._windows.read(place.key, place.packed.offset + start, place.packed.offset + end)
+            else:
+                yield from self._store.read(place.key, start, end)
         except ObjectMissing as error:
             raise InvalidFormat(f"{self._store.url}: object {place.key} is missing") from error
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli import archives, run_dir
 from quiver_actors.cli.durations import positive_duration_seconds
-from quiver_actors.cli.lean_arrow import load_without_pandas
+from quiver_actors.cli.lean_arrow import load_lean_arrow
+from quiver_actors.cli.progress_bar import StatusLine
 from quiver_actors.cli.times import moment
 from quiver_actors.errors import DataLost, FormatError, UsageError
 
@@ -44,7 +48,7 @@ exit codes:
   1    unexpected error
   2    wrong arguments or statement, a topic that has no common schema, or the extra `query` is not installed
   3    not running
-  5    a bundle that the statement reads is damaged or lost; --skip-damaged leaves it out
+  5    a bundle that the statement reads is damaged, lost, or has two columns of a name that it reads; --skip-damaged leaves it out
 """
 
 
@@ -75,7 +79,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--limit",
         metavar="N",
-        type=int,
+        type=_row_count,
         help=f"most rows of the result; 0: all ({LIMIT_ON_TERMINALS} on a terminal, else 0)",
     )
     parser.add_argument(
@@ -85,12 +89,22 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.set_defaults(run=run)
 
 
+def _row_count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows: expected 0 or more")
+    return int(text)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Raises UsageError, UnsupportedType, NotRunning, ArchiveError."""
     form = "json" if arguments.json else arguments.format
     if arguments.output is not None and (form in ("table", "json") or arguments.follow):
         raise UsageError("--output is for one result in --format csv, arrow or parquet")
-    load_without_pandas()
+    load_lean_arrow()
+    # What is loaded until the first statement runs is no garbage: looking for some takes a tenth of a short statement's time.
+    gc.disable()
+    from quiver_actors.base.widening import AmbiguousColumns
+
     try:
         archive = archives.opened_archive(arguments)
         with archive or run_dir.connect_to_node(arguments) as client:
@@ -102,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
                     return 0
                 print(end="\n" if form == "table" else "", flush=True)
                 time.sleep(arguments.follow)
-    except (FormatError, DataLost) as error:
+    except (FormatError, DataLost, AmbiguousColumns) as error:
         print(f"quiver: {error} (--skip-damaged)", file=sys.stderr)
         return DAMAGE
     except KeyboardInterrupt:
@@ -115,16 +129,35 @@ def _show(client: Any, arguments: argparse.Namespace, form: str) -> None:
     from quiver_actors.cli.query_output import print_json, print_table, write_file
 
     choice = {"engine": arguments.engine, "start": arguments.start, "skip_damaged": arguments.skip_damaged}
-    reader = client.sql(arguments.statement, **choice)
     limit = arguments.limit
     if limit is None and arguments.output is None and sys.stdout.isatty():
         limit = LIMIT_ON_TERMINALS
     limit = limit or None
-    if form == "table":
-        print_table(reader, limit)
-    elif form == "json":
-        print_json(reader, limit)
-    else:
-        row_count = write_file(reader, limit, form, arguments.output)
-        if arguments.output is not None:
-            print(f"{arguments.output}: {row_count:,} rows")
+    # Rows that come to the terminal as they are computed would stand in the line.
+    is_quiet = form in ("json", "csv") and arguments.output is None and sys.stdout.isatty()
+    with StatusLine() as line:
+        reader = client.sql(arguments.statement, **choice, progress=None if is_quiet else partial(_say, line))
+        gc.enable()
+        if form == "table":
+            print_table(_until_read(reader, line), limit)
+        elif form == "json":
+            print_json(reader, limit)
+        else:
+            row_count = write_file(reader, limit, form, arguments.output)
+    if arguments.output is not None:
+        print(f"{arguments.output}: {row_count:,} rows")
+
+
+def _say(line: StatusLine, done: int, total: int) -> None:
+    line.say(f"{done:,} of {total:,} segments read")
+
+
+def _until_read(reader: Any, line: StatusLine) -> Any:
+    """The same rows. The line is gone when all of them have been computed."""
+    import pyarrow as pa
+
+    def batches() -> Iterator[Any]:
+        yield from reader
+        line.clear()
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())

@@ -9,10 +9,14 @@ import os
 import signal
 import socket
 import threading
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from quiver_actors.cli import run_dir
+from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.errors import ConfigError, DiskError, UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     scheme = "grpc" if certificate is None else "grpc+tls"
     _check_reach(arguments, host, has_token=bool(holders), has_tls=certificate is not None)
     with connect(run_dir.find_run_dir(arguments), timeout=60.0) as client:
-        node = LocalNode(client.node, lambda: client)
+        node = LocalNode(client.node, lambda: client, partial(_status, client.run_dir))
         try:
             server = NodeServer(node, f"{scheme}://{host}:{port}", holders=holders, tls_certificate=certificate)
         except pa.ArrowException as error:
@@ -114,6 +118,12 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         server.shutdown()
     return 0
+
+
+def _status(where: str) -> dict[str, Any]:
+    """How the node is. Raises NotRunning."""
+    found: dict[str, Any] = msgspec.to_builtins(take_status(where))
+    return found
 
 
 def _leave(arguments: argparse.Namespace, directory: MemberDirectory | None) -> int:

@@ -34,6 +34,8 @@ class Attachment:
     """Bundles that may be delivered in all."""
     given: int = 0
     """Bundles that were delivered on credit."""
+    reads_archive: bool = False
+    """Whether the consumer reads archived segments by itself."""
     awaits_cold: bool = False
     """Whether the next bundle in order is of a segment whose file on the cold disk is not open yet."""
     is_window_full: bool = False
@@ -84,7 +86,9 @@ class Attachments:
         """Return the consumer of a subscriber on a session, or None if there is none."""
         return self._by_connection.get((session, subscriber))
 
-    def attach(self, session: Session, subscriber: str, terms: Terms, *, sets_terms: bool = True) -> None:
+    def attach(
+        self, session: Session, subscriber: str, terms: Terms, *, sets_terms: bool = True, reads_archive: bool = False
+    ) -> None:
         """Attach a consumer; one that is attached already gets the new terms.
 
         Args:
@@ -104,6 +108,7 @@ class Attachments:
             self._in_turn.append(attachment)
             self._of_subscriber.setdefault(subscriber, []).append(attachment)
         attachment.terms = terms
+        attachment.reads_archive = reads_archive
 
     def tell_terms(self, topic: str, joiner: Session, message: Register, before: Terms | None, now_ns: int) -> None:
         """One consumer's terms hold for all of a subscriber: tell everybody who is attached, also a joiner whose own ones do not hold."""

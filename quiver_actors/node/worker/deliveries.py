@@ -41,6 +41,7 @@ from quiver_actors.errors import (
     UsageError,
 )
 from quiver_actors.node.worker.access import may_set_terms
+from quiver_actors.node.worker.archive_readers import note_readers, refuse_others
 from quiver_actors.node.worker.attachments import Attachments, check_terms
 from quiver_actors.node.worker.dispatcher import UNREADABLE_DELAY_NS, Dispatcher
 from quiver_actors.node.worker.journal import Journal
@@ -87,8 +88,8 @@ class Deliveries:
         subscriber, terms = message.subscriber, message.terms
         check_id("subscriber", subscriber)
         check_terms(message.topic, terms)
-        if not message.reads_archive and self._engine.registrations.is_archived(subscriber):
-            raise _archived_error(subscriber, self._topic)
+        if not message.reads_archive:
+            refuse_others(self._engine, subscriber)
         known = self._engine.registrations.ownership_of(subscriber)
         is_new, guest, settings = known is None, session.guest, self._engine.settings
         sets_terms = guest is None or may_set_terms(guest.caller(settings, subscriber, known))
@@ -103,7 +104,8 @@ class Deliveries:
         level = logging.INFO if is_new else logging.DEBUG
         self._journal.event("subscriber.register", level=level, topic=self._topic, subscriber=subscriber, new=is_new)
         before = self.attachments.terms.get(subscriber)
-        self.attachments.attach(session, subscriber, terms, sets_terms=sets_terms)
+        self.attachments.attach(session, subscriber, terms, sets_terms=sets_terms, reads_archive=message.reads_archive)
+        note_readers(self._engine, self.attachments, [subscriber])
         self._engine.claims.expect_taken(subscriber, session, tells=message.tells_taken)
         # Taken before the leases begin anew: nobody is told a later end than the worker knows.
         now_ns = self._clock.monotonic_ns()
@@ -219,7 +221,9 @@ class Deliveries:
 
     def detach(self, session: Session) -> bool:
         """Release all claims of an ended connection: others can claim the bundles at once. Returns whether it had any, or an attachment."""
+        left = {attachment.subscriber for attachment in self.attachments if attachment.session is session}
         was_attached = self.attachments.leave(session)
+        note_readers(self._engine, self.attachments, left)
         # Also without an attachment: bundles claimed by reference.
         released = self._engine.claims.release(session)
         if released or was_attached:
@@ -252,8 +256,8 @@ class Deliveries:
         """
         subscriber = message.subscriber
         is_attached = self.attachments.get(session, subscriber) is not None
-        if not is_attached and self._engine.registrations.is_archived(subscriber, message.segment_seq):
-            raise _archived_error(subscriber, self._topic)
+        if not is_attached:
+            refuse_others(self._engine, subscriber, message.segment_seq)
         grant = self._engine.claims.claim_ref(subscriber, session, message.segment_seq, message.bundle_index)
         if not self._dispatcher.hand_over(session, subscriber, grant, message.tag):
             raise StorageUnavailable(
@@ -380,12 +384,6 @@ class Deliveries:
             session.send(
                 NotResolved(message.tag, self._topic, message.subscriber, message.segment_seq, message.token, refusals)
             )
-
-
-def _archived_error(subscriber: str, topic: str) -> UsageError:
-    return UsageError(
-        f"subscriber {subscriber!r} of topic {topic!r} still gets bundles from the archive: only consumers of quiver_actors.connect can"
-    )
 
 
 def _indexes(packed: bytes) -> array.array[int]:

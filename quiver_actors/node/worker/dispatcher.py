@@ -25,7 +25,7 @@ from quiver_actors.node.worker.journal import Journal
 from quiver_actors.node.worker.session import Session
 from quiver_actors.store.engine import Engine
 from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
-from quiver_actors.store.engine.events import Retired
+from quiver_actors.store.engine.events import LeftDisk, Retired
 from quiver_actors.store.subscriber.claim_order import OLDEST
 from quiver_actors.store.subscriber.grants import Grant
 
@@ -146,14 +146,17 @@ class Dispatcher:
             self._latency.observe(self._clock.monotonic_ns() - readable_ns)
         return True
 
-    def retired(self, event: Retired) -> None:
-        """The subscriber has finished a segment: its connections can unmap it."""
+    def retired(self, event: Retired | LeftDisk) -> None:
+        """The subscriber has finished a segment, or gets the rest of it from the archive: its connections can unmap it."""
         key = (self._topic, event.segment_seq)
         for session in [attachment.session for attachment in self._attachments.of(event.subscriber)]:
             if key in session.announced or key in session.announced_logs:
                 session.announced.discard(key)
                 session.announced_logs.discard(key)
-                session.send(SegmentRetired(self._topic, event.subscriber, event.segment_seq))
+                if isinstance(event, LeftDisk):
+                    self._announce_archived(session, event.segment_seq)
+                else:
+                    session.send(SegmentRetired(self._topic, event.subscriber, event.segment_seq))
 
     def shown(self, segment_seq: int) -> bool:
         """More bundles of a segment that is not sealed can be read. Returns whether anybody is attached."""

@@ -6,6 +6,7 @@ Imported after the fork only: this is where pyarrow and numpy come in. The exit 
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import resource
@@ -309,6 +310,8 @@ class Worker:
 
 
 def _prepare_process() -> None:
+    # For statistics: a thread that loaded it later would hold up the loop.
+    importlib.import_module("pyarrow.compute")
     # A terminal's INT goes to every process of the group: what to do about it is the supervisor's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)

@@ -13,6 +13,7 @@ from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.metrics.latency import Histogram, Latency
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.errors import EngineFailed, QuiverError
+from quiver_actors.node.worker.archive_readers import note_readers
 from quiver_actors.node.worker.attachments import Attachments
 from quiver_actors.node.worker.dead_letters import DeadLetters
 from quiver_actors.node.worker.deliveries import Deliveries
@@ -237,6 +238,7 @@ class EngineHost:
         """See `Engine.change_settings`."""
         self.engine.change_settings(settings)
         self.deliveries.detach_refused()
+        note_readers(self.engine, self.deliveries.attachments, self.deliveries.attachments.subscribers)
         self.touch()
 
     def give_up(self, reason: QuiverError, when_gone: Callable[[], object]) -> None:
@@ -318,7 +320,7 @@ class EngineHost:
                 case events.ColdOpened() | events.ColdDiskFaulted():
                     self.readers.files.look_again()
                     self.dispatcher.cold_changed()
-                case events.Retired():
+                case events.Retired() | events.LeftDisk():
                     self.dispatcher.retired(event)
                 case _:
                     # Durable, Failed and Resumed are seen in the engine's own state, every turn.

@@ -236,6 +236,6 @@ class InterposedDisk:
             return self.inner.free_bytes(path)
         return self.around(Call("free_bytes", path), lambda: self.inner.free_bytes(path))
 
-    def lock(self, path: str) -> DirectoryLock | None:
+    def lock(self, path: str, wait_seconds: float = 0.0) -> DirectoryLock | None:
         """Call `Disk.lock` of the inner disk through `around`."""
-        return self.around(Call("lock", path), lambda: self.inner.lock(path))
+        return self.around(Call("lock", path), lambda: self.inner.lock(path, wait_seconds))

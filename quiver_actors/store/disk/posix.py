@@ -16,6 +16,7 @@ from quiver_actors.store.disk.held import HeldFile, lock_for_reader
 from quiver_actors.store.disk.links import link_count
 from quiver_actors.store.disk.memory import is_in_memory
 from quiver_actors.store.disk.protocol import NO_SPACE_ERRNOS, Buffer
+from quiver_actors.store.disk.waiting_lock import wait_for_lock
 from quiver_actors.store.disk.writeback import start_writeback
 
 _IOVECS_MAX = 1024
@@ -354,11 +355,11 @@ class PosixDisk:
             raise _disk_error("statvfs", path, error) from error
         return found.f_bavail * found.f_frsize
 
-    def lock(self, path: str) -> PosixLock | None:
-        """Take an flock on the file, which is created if needed; None if another process holds it."""
+    def lock(self, path: str, wait_seconds: float = 0.0) -> PosixLock | None:
+        """Take an flock on the file, which is created if needed; None if another process holds it for longer than that."""
         file = self._open("lock", path, os.O_RDWR | os.O_CREAT)
         try:
-            taken = _lock(file.fileno())
+            taken = wait_for_lock(file.fileno(), wait_seconds) if wait_seconds else _lock(file.fileno())
         except OSError as error:
             file.close()
             raise _disk_error("flock", path, error) from error

@@ -138,8 +138,8 @@ class Disk(Protocol):
     def free_bytes(self, path: str) -> int:
         """Bytes that this process could still allocate in that directory."""
 
-    def lock(self, path: str) -> DirectoryLock | None:
-        """Take the exclusive lock of that file (created if needed); None when another process holds it."""
+    def lock(self, path: str, wait_seconds: float = 0.0) -> DirectoryLock | None:
+        """Take the exclusive lock of that file (created if needed); None when another process holds it, and has held it for as long."""
 
 
 def write_atomically(disk: Disk, path: str, content: bytes) -> None:

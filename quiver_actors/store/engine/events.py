@@ -71,6 +71,14 @@ class Retired(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftDisk(Event):
+    """The segment leaves the disk, and the subscriber gets from the archive what it has not resolved of it."""
+
+    subscriber: str
+    segment_seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressDurable(Event):
     """Progress up to `ticket` is on disk."""
 

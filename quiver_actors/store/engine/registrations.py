@@ -23,7 +23,7 @@ from quiver_actors.store.subscriber import losses, terms
 from quiver_actors.store.subscriber.archived_part import plan_archived
 from quiver_actors.store.subscriber.progress import SegmentProgress
 from quiver_actors.store.subscriber.progress_state import Position
-from quiver_actors.store.subscriber.seek import before_position, plan_seek
+from quiver_actors.store.subscriber.seek import archived_of, before_position, plan_seek
 from quiver_actors.store.subscriber.starts import Start, parse_start, resolved_before
 
 
@@ -119,6 +119,16 @@ class Registrations:
             return min(end, (begin.segment_seq, begin.bundle_index))
         return self._resolved_before(begin.unix_ns) if begin.kind == "time" else (0, 0)
 
+    def read_archive(self, subscriber: str, *, is_read: bool) -> None:
+        """Note whether all consumers of a known subscriber read the archive. Then what leaves the disk of an archived topic is not lost
+        to it."""
+        progress = self._progress.registry.get(subscriber).progress
+        is_read &= self._progress.registry.archive.enabled
+        if is_read != progress.archived.is_read:
+            progress.archived.is_read = is_read
+            progress.changes.note()
+            self._progress.changed()
+
     def is_archived(self, subscriber: str, segment_seq: int | None = None) -> bool:
         """Whether a subscriber has unresolved bundles in the archive, or in that archived segment. False if it is not known."""
         registry = self._progress.registry
@@ -166,14 +176,17 @@ class Registrations:
         """
         begin = parse_start(start)
         state = self._progress.registry.get(subscriber)
-        if self.is_archived(subscriber):
+        archived = archived_of(state)
+        if archived and begin.kind == "time":
             raise UsageError(
-                f"subscriber {subscriber!r} still gets bundles from the archive: it cannot be moved before it has resolved them. Drop it "
-                "and subscribe anew to begin elsewhere"
+                f"subscriber {subscriber!r} still gets bundles from the archive, whose times are not known here: move it to a bundle, to "
+                "'earliest' or to 'latest', or drop it and subscribe anew"
             )
         doomed, stored = set(self._sealed_segments.deletions.doomed), self._logs.bundle_counts()
+        doomed.difference_update(archived)
         stored.update((info.segment_seq, info.bundle_count) for info in self._sealed_segments)
         going = {seq: stored.pop(seq) for seq in doomed & stored.keys()}
+        stored.update(archived)
         if begin.kind == "time":
             before = self._resolved_before(begin.unix_ns)
         else:

@@ -22,7 +22,7 @@ from quiver_actors.store.disk.protocol import Disk, DiskFile
 from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
 from quiver_actors.store.engine.cold_segments import ColdSegments
 from quiver_actors.store.engine.deletions import Deletions
-from quiver_actors.store.engine.events import Claimable, Event, GapFound, Resumed, Sealed
+from quiver_actors.store.engine.events import Claimable, Event, GapFound, LeftDisk, Resumed, Sealed
 from quiver_actors.store.engine.foreign_segments import ForeignSegments
 from quiver_actors.store.engine.progress import Progress
 from quiver_actors.store.engine.segment_table import SegmentTable
@@ -34,6 +34,7 @@ from quiver_actors.store.jobs.upkeep import Upkeep
 from quiver_actors.store.recovery import Recovered
 from quiver_actors.store.retention.losses import Losses
 from quiver_actors.store.segment.stored_manifest import ingestion_times_of
+from quiver_actors.store.subscriber import archiving
 
 
 class SealedSegments:
@@ -180,10 +181,14 @@ class SealedSegments:
         return self.segments.pop(segment_seq, None)
 
     def drop(self, segment_seq: int, reason: str) -> None:
-        """Record a sealed segment as lost for everybody who has not resolved it; its file goes by itself once that is durable."""
+        """Let a sealed segment go. Who has not resolved it gets it from the archive, or loses it; its file goes by itself once that is
+        durable."""
         info = self.segments.get(segment_seq)
         if info is None or segment_seq in self.waiting or segment_seq in self.deletions.going:
             return
+        registry = self._progress.registry
+        for subscriber in archiving.follow(registry, registry.archive, info):
+            self._progress.tell(LeftDisk(subscriber, segment_seq))
         self.give_up(segment_seq, info, reason)
         self.deletions.drop(segment_seq, reason)
 

@@ -237,7 +237,7 @@ class PreviewDisk:
         """Return the bytes that are free on the real disk."""
         return self._base.free_bytes(path)
 
-    def lock(self, path: str) -> NoLock:
+    def lock(self, path: str, wait_seconds: float = 0.0) -> NoLock:
         """Return a lock that holds nothing: a preview changes nothing."""
         return NoLock()
 

@@ -8,6 +8,7 @@ Bundles that follow are fetched with the one that is asked for, up to `WINDOW_BY
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -25,6 +26,8 @@ from quiver_actors.store.segment.runs import Run
 
 WINDOW_BYTES = 32 << 20
 """Messages of about so many bytes are fetched together."""
+WHOLE_BYTES = 48 << 20
+"""A file of this size is fetched at once where all of it is wanted: a segment of the default size is a little larger than 32 MiB."""
 _END_BLOCKS = 2
 """Blocks at the end of a file that are fetched first: they hold the footer, and mostly all that stands behind the streams."""
 _STREAM_END_BYTES = 10
@@ -46,6 +49,7 @@ class RangedReader:
         slots, columns: what `check` fetches of a bundle; None, or a slot that `columns` does not name: all of it. `bundle` and its like
             return columns that are named here alone.
         end: no bundle from this one on is fetched ahead; None: all may be.
+        is_all_wanted: every bundle will be asked for, whole. A file of at most `WHOLE_BYTES` is then fetched at once.
         segment_seq: the segment's number, for messages.
 
     Raises:
@@ -62,6 +66,7 @@ class RangedReader:
         slots: Collection[int] | None = None,
         columns: Mapping[int, Sequence[str]] | None = None,
         end: int | None = None,
+        is_all_wanted: bool = False,
     ) -> None:
         self._where = "the segment" if segment_seq is None else f"segment {segment_seq}"
         self._slots = slots
@@ -72,9 +77,13 @@ class RangedReader:
         self._fetched: set[int] = set()
         """Bundles of which all that is wanted was fetched and proven."""
         self._tried: set[int] = set()
-        """Bundles whose neighbours were fetched with them, or were found to be damaged."""
+        """Bundles whose peers were fetched with them, or were found to be damaged."""
         self._checked: set[int] = set()
         self._lock = threading.RLock()
+        if is_all_wanted and view.nbytes <= WHOLE_BYTES:
+            # The end says where everything is, and asking for it first costs one more request.
+            with contextlib.suppress(FormatError):  # of a damaged file, what is whole is read
+                blocks.need([(0, view.nbytes)])
         blocks.need([(view.nbytes - _END_BLOCKS * blocks.block_bytes, view.nbytes)])
         footer = read_footer(blocks.read, view.nbytes)
         directory_end = footer.directory_offset + footer.directory_length

@@ -17,12 +17,12 @@ there is no bound. Times are numbers in the unit of their type, decimals are tex
 from __future__ import annotations
 
 import decimal
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types
 
 from quiver_actors.errors import InvalidFormat
@@ -109,27 +109,62 @@ def _columns(schema: pa.Schema, columns: list[tuple[int, Any, Any]]) -> Iterator
 
 def _bounds(kind: pa.DataType, columns: Sequence[pa.Array]) -> tuple[Any, Any] | None:
     """The smallest and the largest value; None: there is no value; (None, None): no bounds are to be had."""
+    import pyarrow.compute as pc  # Those who only read statistics do without it.
+
     if types.is_dictionary(kind):
         return _bounds(kind.value_type, [column.dictionary for column in columns if len(column) > column.null_count])
     if not _has_bounds(kind):
         return _NONE
     if _is_text(kind):
-        for column in columns:
-            column.validate(full=True)  # its offsets are a producer's, and are followed here
-    chunked = pa.chunked_array([_physical(column) for column in columns], _physical_type(kind))
+        return _text_bounds(kind, columns)
+    if types.is_float32(kind) or types.is_float64(kind):
+        return _float_bounds(columns)
+    chunked = pa.chunked_array(_physical(kind, columns), _physical_type(kind))
     if types.is_floating(kind) and pc.any(pc.is_nan(chunked)).as_py():
         return _NONE
-    found = pc.min_max(chunked).as_py()
-    if found["min"] is None:
+    return _min_max(chunked)
+
+
+def _text_bounds(kind: pa.DataType, columns: Sequence[pa.Array]) -> tuple[Any, Any] | None:
+    """Texts are compared as bytes, which is their order, so that the bounds alone need be valid texts."""
+    plain = pa.large_binary() if types.is_large_string(kind) or types.is_large_binary(kind) else pa.binary()
+    columns = [column.view(plain) for column in columns]
+    for column in columns:
+        column.validate(full=True)  # its offsets are a producer's, and are followed here
+    bounds = _min_max(pa.chunked_array(columns, plain))
+    if bounds is None:
         return None
-    bounds = found["min"], found["max"]
-    return _NONE if _is_text(kind) and any(_bytes_of(each) > TEXT_BYTES_MAX for each in bounds) else bounds
+    if any(len(each) > TEXT_BYTES_MAX for each in bounds):
+        return _NONE
+    return bounds if kind == plain else (bounds[0].decode(), bounds[1].decode())
+
+
+def _float_bounds(columns: Sequence[pa.Array]) -> tuple[Any, Any] | None:
+    """One pass for the bounds and for a NaN, which spreads to what numpy finds: a third of the time that Arrow takes."""
+    pairs = []
+    for column in columns:
+        values = column.drop_null() if column.null_count else column
+        if len(values):
+            found = values.to_numpy(zero_copy_only=True)
+            pairs.append((float(found.min()), float(found.max())))
+    if any(math.isnan(low) for low, _ in pairs):
+        return _NONE
+    return (min(low for low, _ in pairs), max(high for _, high in pairs)) if pairs else None
+
+
+def _min_max(chunked: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    import pyarrow.compute as pc
+
+    found = pc.min_max(chunked).as_py()
+    return None if found["min"] is None else (found["min"], found["max"])
 
 
 def _null_count(column: pa.Array) -> int:
     """Rows without a value. Arrow does not count those that point to a null among the values of a dictionary."""
     if not types.is_dictionary(column.type) or not column.dictionary.null_count:
         return int(column.null_count)
+    import pyarrow.compute as pc
+
     return len(column) - (pc.sum(column.dictionary.is_valid().take(column.indices)).as_py() or 0)
 
 
@@ -157,15 +192,11 @@ def _physical_type(kind: pa.DataType) -> pa.DataType:
     return pa.float32() if types.is_float16(kind) else kind
 
 
-def _physical(column: pa.Array) -> pa.Array:
-    kind = _physical_type(column.type)
-    if types.is_temporal(column.type):
-        return column.view(kind)
-    return column if kind == column.type else column.cast(kind)
-
-
-def _bytes_of(value: str | bytes) -> int:
-    return len(value.encode()) if isinstance(value, str) else len(value)
+def _physical(kind: pa.DataType, columns: Sequence[pa.Array]) -> list[pa.Array]:
+    physical = _physical_type(kind)
+    if types.is_temporal(kind):
+        return [column.view(physical) for column in columns]
+    return list(columns) if physical == kind else [column.cast(physical) for column in columns]
 
 
 def _encoded(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the archiver, which is a subscriber that needs nothing itself, means for the deletion of segments. Pure."""
+"""What the archiver, a subscriber that needs nothing itself, means for the deletion of segments, and for who is still owed them. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from quiver_actors.base.config import ArchiveSettings
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ONLOOKER_PREFIX
+from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.store.subscriber.claims import SubscriberState
 
 
@@ -34,6 +35,28 @@ def may_be_done(states: Iterable[SubscriberState], archive: ArchiveSettings) -> 
 def counting(states: Iterable[SubscriberState], archive: ArchiveSettings) -> Iterator[SubscriberState]:
     """The subscribers that keep what they have not resolved: the archiver only where the topic is archived."""
     return (state for state in states if archive.enabled or state.subscriber != ARCHIVE_SUBSCRIBER)
+
+
+def follow(states: Iterable[SubscriberState], archive: ArchiveSettings, info: SegmentInfo) -> list[str]:
+    """A segment leaves the disk. If it is in the archive, subscribers whose consumers read the archive get it there from now on: that is to
+    be durable before the file goes.
+
+    Returns:
+        The subscribers that do, and were to get it from the disk until now.
+    """
+    states, segment_seq = list(states), info.segment_seq
+    archiver = next((state for state in states if state.subscriber == ARCHIVE_SUBSCRIBER), None)
+    # The manifest names what the archiver is done with, but for what it has lost: that all subscribers have lost at the same time.
+    if not archive.enabled or archiver is None or not archiver.progress.is_complete(segment_seq):
+        return []
+    following = []
+    for state in states:
+        progress = state.progress
+        is_owed = segment_seq in progress.segments and segment_seq not in progress.archived
+        if is_owed and progress.archived.follow(segment_seq, info.bundle_count, info.size_bytes, progress.segments):
+            progress.changes.note()
+            following.append(state.subscriber)
+    return following
 
 
 def unarchived(states: Iterable[SubscriberState], archive: ArchiveSettings, segment_seqs: Iterable[int]) -> set[int]:

@@ -2,11 +2,12 @@
 
 Source: docs/formats.md section 3.5, "Progress", section 3.6, "Owner of a subscriber", and section 7.4, "Progress files of two writers".
 
-The file is a header, the owner where the subscriber has one, its archived segments where it has some, entries (each with its bitmap behind
-it), and a checksum. Readers of version 1 skip what stands behind the header's 32 bytes by header_size.
+The file is a header, the owner where the subscriber has one, its archived segments where its consumers read the archive, entries (each with
+its bitmap behind it), and a checksum. Readers of version 1 skip what stands behind the header's 32 bytes by header_size.
 
 Archived segments are those that the subscriber gets from the archive: no file of them is on the disk, and a start must not take them for
-lost. Each of them has an entry, which says how many bundles it has.
+lost. Each of them has an entry, which says how many bundles it has. A number in their runs that has none, or a complete one, is no such
+segment.
 
 A header of 32 bytes, or one that goes on with another magic, says that the subscriber is the topic's owner's.
 We write CRC-32C and read CRC-32 (the Rust implementation's) as well: the checksum says whose file it is. Flag bit 0 means in a file of ours
@@ -21,9 +22,11 @@ segment keeps above the watermark (without it a restart would deliver them again
 
 from __future__ import annotations
 
+import bisect
 import struct
 import zlib
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 import crc32c
@@ -46,7 +49,7 @@ JOINED_MAX = 1024
 FILE_PREFIX = "quiver.sub."
 
 ARCHIVED_RUNS_MAX = 2048
-"""Runs of consecutive numbers that a subscriber's archived segments may make up: they have to fit into the header."""
+"""Runs of numbers that a subscriber's archived segments may make up: they have to fit into the header."""
 
 _OWNER_MAGIC = b"OWNR"
 _ARCHIVED_MAGIC = b"ARCH"
@@ -74,7 +77,7 @@ ARCHIVED_TABLE = FieldTable(
     Field(
         "run_count",
         "I",
-        "runs of consecutive segment numbers follow, each a u64 (the first one) and a u32 (how many)",
+        "runs of segment numbers follow, each a u64 (the first one) and a u32 (how many); may be 0",
         since="1+",
     ),
     Field("mean_bytes", "Q", "bytes of a bundle on average, for windows in bytes", since="1+"),
@@ -105,15 +108,21 @@ class SegmentProgress(NamedTuple):
 
 
 class ArchivedSegments(NamedTuple):
-    """The segments that a subscriber gets from the archive, and has not resolved."""
+    """The segments that a subscriber gets from the archive, and has not resolved: those of the runs that have an entry which is not
+    complete."""
 
     runs: tuple[tuple[int, int], ...] = ()
-    """Runs of consecutive numbers, as (first, how many), rising."""
+    """Runs of numbers, as (first, how many), rising."""
     mean_bytes: int = 0
     """Bytes of one of their bundles, on average."""
+    is_read: bool = False
+    """Whether the subscriber's consumers read the archive: segments that leave the disk may follow. True where there are any."""
 
     def __contains__(self, segment_seq: object) -> bool:
-        return isinstance(segment_seq, int) and any(0 <= segment_seq - first < count for first, count in self.runs)
+        if not isinstance(segment_seq, int):
+            return False
+        place = bisect.bisect(self.runs, segment_seq, key=itemgetter(0)) - 1
+        return place >= 0 and segment_seq < sum(self.runs[place])
 
 
 class SubscriberProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,8 +217,8 @@ def _decode_owner(header: memoryview) -> Ownership:
 
 
 def _encode_archived(archived: ArchivedSegments) -> bytes:
-    """What stands behind the header and the owner; nothing for a subscriber that gets everything from the disk."""
-    if not archived.runs:
+    """What stands behind the header and the owner; nothing for a subscriber whose consumers do not read the archive."""
+    if not (archived.runs or archived.is_read):
         return b""
     if len(archived.runs) > ARCHIVED_RUNS_MAX:
         raise UsageError(
@@ -236,7 +245,7 @@ def _decode_archived(header: memoryview) -> ArchivedSegments:
     at += _ARCHIVED.size
     if run_count > ARCHIVED_RUNS_MAX or at + run_count * _RUN.size > len(header):
         raise InvalidFormat(f"progress header of {len(header)} bytes: {run_count} runs of segments do not fit in it")
-    return ArchivedSegments(tuple(_RUN.iter_unpack(header[at : at + run_count * _RUN.size])), mean_bytes)
+    return ArchivedSegments(tuple(_RUN.iter_unpack(header[at : at + run_count * _RUN.size])), mean_bytes, is_read=True)
 
 
 def _entry_parts(segment_seq: int, bundle_count: int, bitmap: bytes) -> tuple[bytes, bytes]:

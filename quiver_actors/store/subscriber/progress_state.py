@@ -20,7 +20,7 @@ from quiver_actors.store.subscriber.awaited import Awaited
 from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.changes import Changes, tell_nobody
 from quiver_actors.store.subscriber.completed import Completed
-from quiver_actors.store.subscriber.progress import ArchivedSegments, SegmentProgress, SubscriberProgress
+from quiver_actors.store.subscriber.progress import SegmentProgress, SubscriberProgress
 
 Position = tuple[int, int]
 """A place in the store, as (segment_seq, bundle index)."""
@@ -54,7 +54,7 @@ class ProgressState:
         self.segments: dict[int, BundleStates] = {}
         self.completed = Completed(self.changes, on_complete)
         self.awaited = Awaited({})
-        self.archived = Archived(ArchivedSegments())
+        self.archived = Archived()
         self.unresolved_count = 0
         self.ownership = OF_TOPICS_OWNER
         self._incomplete: list[int] = []  # heap of the keys of segments, and of some that have left it
@@ -72,7 +72,7 @@ class ProgressState:
         """Take over what a progress file says."""
         self.completed.floor = progress.watermark
         self.awaited = Awaited(progress.entries)
-        self.archived = Archived(progress.archived)
+        self.archived = Archived(progress.archived, progress.entries)
         self.ownership = progress.ownership
 
     def load_lost(self, segment_seq: int, first: int, count: int) -> None:
@@ -141,6 +141,7 @@ class ProgressState:
         states = BundleStates(bundle_count, found.bitmap, size_bytes // max(1, bundle_count))
         if states.is_complete:
             self.completed.find(segment_seq, bundle_count)
+            self.archived.finish(segment_seq, bundle_count)
             return None
         self.segments[segment_seq] = states
         self.unresolved_count += bundle_count - states.resolved_count
@@ -196,6 +197,7 @@ class ProgressState:
             self.segments.pop(segment_seq, None)
             self._touched.discard(segment_seq)
             self.completed.add(segment_seq, states.bundle_count)
+            self.archived.finish(segment_seq, states.bundle_count)
         else:
             self._touched.add(segment_seq)
 
@@ -315,7 +317,7 @@ class ProgressState:
             entries=entries,
             trusted_watermark=True,
             ownership=self.ownership,
-            archived=self.archived.segments_of(archived),
+            archived=self.archived.segments_of(archived, entries),
         )
 
     def _entry(self, segment_seq: int) -> SegmentProgress:

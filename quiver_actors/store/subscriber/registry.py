@@ -153,6 +153,8 @@ class SubscriberRegistry:
         for segment_seq in sorted(self._segments.sealed):
             state.add_segment(segment_seq, *self._segments.sealed[segment_seq])
         for segment_seq in sorted([*self._segments.sealed, *self._segments.open]):
+            if segment_seq in state.progress.archived:
+                continue
             for run in _drop(state, segment_seq, self._segments.lost.get(segment_seq, ())):
                 state.gaps.add(segment_seq, *run, -1, "damaged", state.progress.changes.version)
         return state
@@ -220,7 +222,7 @@ class SubscriberRegistry:
         rows: Callable[[int, int], int],
         lost: Iterable[tuple[int, int]] | None = None,
     ) -> list[tuple[str, GapNotice]]:
-        """Record the bundles of a segment, or the `lost` ones of it, as lost for each subscriber that was owed them.
+        """Record the bundles of a segment, or the `lost` ones of it, as lost for each subscriber that was owed them from the disk.
 
         Args:
             bundle_count: how many bundles the segment has; 0 if nobody knows.

@@ -46,6 +46,12 @@ def before_position(position: Position, stored: Mapping[int, int]) -> dict[int, 
     return found
 
 
+def archived_of(state: SubscriberState) -> dict[int, int]:
+    """Bundle counts of the archived segments that a subscriber has not resolved, by number, rising."""
+    segments = state.progress.segments
+    return {seq: segments[seq].bundle_count for seq in state.progress.archived.among(segments)}
+
+
 def plan_seek(
     state: SubscriberState,
     stored: Mapping[int, int],
@@ -55,7 +61,7 @@ def plan_seek(
 ) -> SeekPlan:
     """
     Args:
-        stored: bundle counts of all segments whose bundles can be had, sealed or not, by number.
+        stored: bundle counts of all segments whose bundles can be had, sealed or not, by number; those of `archived_of` too.
         going: those of segments that everybody has completed and whose files may be gone at any moment.
         before: which of those bundles lie before the new position.
         floor: no segment that is not stored and at or above this one may be taken for complete.
@@ -85,8 +91,17 @@ def plan_seek(
             entries[segment_seq] = SegmentProgress(bundle_count, bitmaps.bitmap_of(passed, bundle_count))
         if runs := bitmaps.unresolved_runs(bitmaps.bitmap_of(resolved | ~passed, bundle_count), bundle_count):
             skipped[segment_seq] = runs
+    archived = [seq for seq in archived_of(state) if seq not in entries or not entries[seq].is_complete]
+    for segment_seq in archived:
+        # Nothing on the disk says how many bundles it has.
+        entries.setdefault(segment_seq, SegmentProgress(stored[segment_seq], bitmaps.bitmap_of(0, stored[segment_seq])))
     entries = {seq: entry for seq, entry in entries.items() if seq >= floor}
-    progress = SubscriberProgress(oldest_incomplete_seg=floor, entries=entries, trusted_watermark=True)
+    progress = SubscriberProgress(
+        oldest_incomplete_seg=floor,
+        entries=entries,
+        trusted_watermark=True,
+        archived=state.progress.archived.segments_of(archived, entries),
+    )
     return SeekPlan(progress, skipped, withdrawn, skipped_count, again_count)
 
 

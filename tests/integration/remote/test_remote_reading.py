@@ -264,3 +264,11 @@ def test_a_batch_of_a_lost_consumer_is_delivered_again(served: Served, local: Cl
             assert deliveries.pending_count() == 0
         client.ack_through(batch.bundle_ids[-1], subscriber="s")
         assert deliveries.claims_lost == 5
+
+
+def test_the_status_is_that_of_the_node(served: Served, local: Client) -> None:
+    with served.connect() as client:
+        found = client.status()
+    assert found["node"]["running"]
+    assert set(found["node"]["topics"]) >= {"travel", "other"}
+    assert found["node"]["run_dir"] == str(local.run_dir)

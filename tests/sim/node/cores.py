@@ -111,5 +111,5 @@ class JoinedDisk:
     def free_bytes(self, path: str) -> int:
         return self._disk(path).free_bytes(path)
 
-    def lock(self, path: str) -> SimLock | None:
-        return self._disk(path).lock(path)
+    def lock(self, path: str, wait_seconds: float = 0.0) -> SimLock | None:
+        return self._disk(path).lock(path, wait_seconds)

@@ -230,6 +230,33 @@ def test_a_part_that_was_changed_meanwhile_is_left_as_it_is(writer: ArchiveWrite
     assert merger.counts == [PER_PACK, PER_PACK]
 
 
+def test_a_pack_that_was_deleted_before_it_is_named_is_made_again(writer: ArchiveWriter, tmp_path: Path) -> None:
+    merger = Merger(writer.store)
+    merger.merging.advance(writer.manifest)
+    merger.merging.wait()
+    (pack,) = [info.key for info in writer.store.objects(f"{NODE}/default") if info.key.endswith(".qpack")]
+    writer.manifest.release(pack)
+    assert writer.manifest.collect_garbage([pack]) == 1
+    merger.sweep(writer.manifest)
+    check_whole(writer.store, tmp_path)
+
+
+@pytest.mark.parametrize("moment", ["before", "while a pack is made", "before the objects go"])
+def test_a_damaged_part_stops_neither_upkeep_nor_archiving(writer: ArchiveWriter, moment: str) -> None:
+    merger = Merger(writer.store)
+    if moment == "before the objects go":
+        merger.run(writer.manifest)
+    elif moment == "while a pack is made":
+        merger.merging.advance(writer.manifest)
+        merger.merging.wait()
+    for stream in writer.manifest.head.streams:
+        for ref in stream.parts:
+            writer.store.put(ref.key, [b"no part"], 7)
+    objects = {name for name in objects_in(writer.store) if name.endswith((".qseg", ".crc"))}
+    merger.sweep(writer.manifest)
+    assert objects_in(writer.store) >= objects, "nobody can tell which are in a pack"
+
+
 def test_a_part_that_has_grown_meanwhile_is_merged(
     writer: ArchiveWriter, contents: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from quiver_actors.archive import serving
 from quiver_actors.archive.descriptions import Wanted
+from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
 from quiver_actors.base import rights
@@ -25,14 +26,18 @@ from quiver_actors.base.protocol.archive_messages import (
     ListArchived,
     OpenArchived,
 )
-from quiver_actors.base.protocol.messages import StatisticsList
+from quiver_actors.base.protocol.messages import StatisticsList, TopicInfo
 from quiver_actors.base.rights import Caller, User, Verdict
 from quiver_actors.base.topics import Catalogue, Topic
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
+from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
+from quiver_actors.client.projection import EVERYTHING
+from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import statistics_in
 from quiver_actors.errors import (
     ChecksumMismatch,
+    DataLost,
     NotAllowed,
     NotStored,
     StorageUnavailable,
@@ -166,6 +171,44 @@ def test_segments_and_holes_are_listed_and_read(served: Served, door: ArchiveDoo
     other = door.listed("default", 0, "another incarnation", 0)
     assert other is not None
     assert (other.segments, other.archived_through) == ([], -1)
+
+
+@pytest.mark.parametrize(
+    "what", ["another archive", "one that has begun later", "no archiver", "another archive since it was listed"]
+)
+def test_a_subscriber_s_segment_that_the_archive_does_not_know_is_not_lost(
+    served: Served, door: ArchiveDoor, what: str
+) -> None:
+    """`NotStored` would have the worker note for good that the bundle is lost: only what has expired is."""
+    reads = ArchivedReads(door)
+    stream = ArchivedStream("default", 0, INCARNATION)
+    first, second = (
+        reads.later(stream, seq, TopicSlots(TopicInfo("default", {}, "", 0)), EVERYTHING) for seq in (0, 1)
+    )
+    if what == "another archive since it was listed":
+        first.check(0)
+    other = ArchiveWriter(f"memory://{uuid.uuid4().hex}")
+    served.reads = ArchiveReads(other.store, NODE, lambda: served.catalogue, served.files)
+    served.restart()
+    if what == "one that has begun later":
+        other.archive({9: segment(9)})
+    if what == "no archiver":
+        served.server.close()
+        (served.run_dir / ARCHIVE_SOCKET).unlink(missing_ok=True)
+    with pytest.raises(StorageUnavailable, match="segment 1 of topic 'default'"):
+        second.check(0)
+
+
+def test_what_has_expired_in_the_archive_is_lost(served: Served, door: ArchiveDoor) -> None:
+    writer = served.writer
+    expire_stream(writer.store, writer.manifest, writer.manifest.head.streams[0], 1 << 62)
+    with pytest.raises(NotStored):
+        door.opened(request(0, copy=1))
+    lost = ArchivedReads(door).later(
+        ArchivedStream("default", 0, INCARNATION), 0, TopicSlots(TopicInfo("default", {}, "", 0)), EVERYTHING
+    )
+    with pytest.raises(DataLost, match="archive_expired"):
+        lost.check(0)
 
 
 def test_a_long_list_comes_in_parts(served: Served, door: ArchiveDoor, monkeypatch: pytest.MonkeyPatch) -> None:

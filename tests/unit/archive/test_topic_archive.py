@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from quiver_actors.archive.lag import with_lag
 from quiver_actors.archive.topic_archive import BATCH_BYTES_MAX, BATCH_SEGMENTS_MAX, add_to_runs, hole_of, is_same, plan
+from quiver_actors.base.archive_status import ArchivedStream
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.client.hold import HeldCore
 from tests.unit.archive.test_manifest_store import a_segment
@@ -63,3 +65,30 @@ def test_a_compacted_segment_is_the_same_and_another_one_is_not() -> None:
 
 def test_runs_grow_and_begin_anew_behind_a_number_left_out() -> None:
     assert add_to_runs(((0, 2),), [3, 4, 6, 7]) == ((0, 4), (6, 7))
+
+
+def lag(held: HeldCore, known: ArchivedStream | None) -> tuple[int, int, int, int]:
+    found = with_lag("topic", 0, held, known)
+    return found.archived_through, found.lag_segments, found.lag_bytes, found.oldest_unix_ns
+
+
+def known_through(archived_through: int, incarnation: str = "17") -> ArchivedStream:
+    return ArchivedStream(topic="topic", core=0, incarnation=incarnation, archived_through=archived_through)
+
+
+def test_what_is_sealed_and_not_recorded_counts_as_lag() -> None:
+    segments = [info(number) for number in (2, 3, 4, 5)]
+    assert lag(held(segments, oldest=(2, 0)), known_through(3)) == (3, 2, 2000, 40)
+    assert lag(held(segments, oldest=(6, 0)), known_through(5)) == (5, 0, 0, 0)
+
+
+def test_before_the_manifest_is_read_what_is_not_acknowledged_counts_as_lag() -> None:
+    segments = [info(number) for number in (2, 3, 4, 5)]
+    for known in (None, known_through(9, incarnation="another")):
+        assert lag(held(segments, oldest=(4, 7)), known) == (-1, 2, 2000, 40)
+        assert lag(held(segments), known) == (-1, 0, 0, 0)
+
+
+def test_what_is_not_sealed_yet_counts_by_its_age_alone() -> None:
+    open_log = HeldCore([info(3)], [info(4)], [], (4, 0), [4], 5, "17", False)
+    assert lag(open_log, known_through(3)) == (3, 0, 0, 40)

@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiver_actors.base.conform import conform
-from quiver_actors.base.widening import SchemaConflict, widen, widest_type
+from quiver_actors.base.widening import (
+    AmbiguousColumns,
+    SchemaConflict,
+    ambiguous_columns,
+    unambiguous,
+    widen,
+    widest_type,
+)
 from quiver_actors.errors import UnsupportedType
 
 DAY = datetime.date(2013, 1, 1)
@@ -122,17 +129,56 @@ def test_a_conflict_names_the_column_its_types_and_who_holds_them(one: pa.DataTy
         widest_type([other, one])
 
 
-def test_columns_come_in_the_order_of_first_sight_and_are_nullable_where_one_schema_lacks_them() -> None:
+def test_columns_come_in_the_order_of_first_sight_and_are_nullable() -> None:
     required = [pa.field(name, pa.int8(), nullable=False) for name in "abc"]
     found = widen([pa.schema(required[:2]), pa.schema([required[2], required[0]])])
-    assert found == pa.schema([required[0], required[1].with_nullable(True), required[2].with_nullable(True)])
+    assert found == pa.schema([field.with_nullable(True) for field in required])
+
+
+INNER = pa.field("x", pa.int32(), nullable=False)
+NESTED: list[tuple[pa.DataType, Any]] = [
+    (pa.int32(), 1),
+    (pa.struct([INNER]), {"x": None}),
+    (pa.list_(INNER), [1, None]),
+    (pa.large_list(pa.field("item", pa.struct([INNER]))), [{"x": None}, {"x": 2}]),
+    (pa.list_(INNER, 2), [None, 1]),
+    (pa.map_(pa.string(), INNER), [("k", None)]),
+    (pa.list_view(INNER), [1, 2]),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), NESTED, ids=[str(case[0]) for case in NESTED])
+def test_nulls_in_columns_that_are_not_null_arrive_as_nulls(kind: pa.DataType, value: Any) -> None:
+    """Nobody looks for them when they are pushed."""
+    schema = pa.schema([pa.field("c", kind, nullable=False)])
+    batch = pa.RecordBatch.from_arrays([pa.array([value, None, value], kind)], schema=schema)
+    wanted = widen([schema])
+    assert wanted.field("c").nullable
+    assert "x: int32 not null" not in str(wanted) or pa.types.is_list_view(kind)
+    for start in range(3):
+        found = conform(batch.slice(start), wanted)
+        assert found.schema.equals(wanted)
+        assert found.column("c").to_pylist() == [value, None, value][start:]
+
+
+def test_columns_that_cannot_be_told_apart_have_no_type() -> None:
+    twice = pa.struct([("x", pa.int8()), ("x", pa.int8())])
+    schema = pa.schema([("a", pa.int8()), ("s", pa.list_(twice)), ("b", pa.int8()), ("a", pa.string())])
+    assert ambiguous_columns(schema) == ["a", "s"]
+    assert unambiguous(schema) == pa.schema([("b", pa.int8()), ("a", pa.null()), ("s", pa.null())])
+    batch = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
+    assert conform(batch, pa.schema([("b", pa.int8())])).to_pylist() == [{"b": None}]
+    for name in "as":
+        for kind in (pa.null(), pa.list_(pa.struct([("x", pa.int8())]))):
+            with pytest.raises(AmbiguousColumns, match=f"'{name}'"):
+                conform(batch, pa.schema([(name, kind)]))
 
 
 def test_one_schema_is_itself_with_its_metadata_and_columns_of_one_name() -> None:
     twice = pa.schema([("a", pa.int8()), ("a", DICTIONARY)], metadata={"k": "v"})
     assert widen([twice, twice]).equals(twice, check_metadata=True)
-    with pytest.raises(SchemaConflict, match="several columns are called 'a'"):
-        widen([twice, pa.schema([("a", pa.int8())])])
+    with pytest.raises(AmbiguousColumns, match="several columns are called 'a' in segment 3"):
+        widen([twice, pa.schema([("a", pa.int8())])], ["segment 3", "segment 4"])
 
 
 def test_metadata_is_kept_where_all_say_the_same() -> None:

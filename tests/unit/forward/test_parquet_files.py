@@ -55,6 +55,18 @@ def test_bundles_arrive_in_one_file_a_slot_and_core(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "flights" / names[0]).schema.metadata[b"unit"] == b"km"
 
 
+def test_nulls_in_a_column_that_is_not_null_and_columns_of_one_name_stop_no_other_bundle(tmp_path: Path) -> None:
+    strict = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+    nulls = pa.RecordBatch.from_arrays([pa.array([1, None])], schema=strict)
+    twice = pa.RecordBatch.from_arrays([pa.array([2]), pa.array([3])], names=["m", "m"])
+    with ParquetFiles(tmp_path) as files:
+        stored = [Stored(n, {0: batch}) for n, batch in enumerate((nulls, twice, pa.record_batch({"n": [4]}), nulls))]
+        assert [outcome.error for outcome in offer(files, *stored)] == [None] * 4
+    contents = sorted((pq.ParquetFile(path).read() for path in tmp_path.rglob("[!.]*.parquet")), key=len)
+    assert [table.column_names for table in contents] == [["m", "m"], ["n"]]
+    assert contents[1].column("n").to_pylist() == [1, None, 4, 1, None]
+
+
 def test_what_is_in_a_file_is_not_written_again(tmp_path: Path) -> None:
     with ParquetFiles(tmp_path) as files:
         offer(files, *map(Stored, [1, 2, 4]))

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, StructField, StructType
 
+from quiver_actors.base.widening import AmbiguousColumns
 from quiver_actors.errors import FormatError, InvalidBundle, UsageError
 from quiver_actors.flight.contract import BundleRange
 from quiver_actors.flight.rows import read_range, rows_of
@@ -79,6 +80,28 @@ def test_a_bundle_without_a_required_slot_is_left_out_unread() -> None:
     with pytest.raises(FormatError):
         read(1, [])
     assert read(1, [1]) == []
+
+
+def test_two_columns_of_one_name_are_an_error_that_names_the_bundle_or_are_left_out() -> None:
+    log = LogFile()
+    log.push({0: pa.record_batch({"x": [1], "z": [1]})})
+    log.push({0: pa.RecordBatch.from_arrays([pa.array([2]), pa.array([3]), pa.array([4])], names=["x", "x", "z"])})
+    segment = SegmentReader(bytes(log.seal()))
+    for slots in ({"a": 0}, SLOTS):
+
+        def read(
+            column: str, slots: dict[str, int] = slots, *, skip_ambiguous: bool = False
+        ) -> list[dict[str, object]]:
+            inner = pa.schema([(column, pa.int64())])
+            target = inner if len(slots) == 1 else pa.schema([("a", pa.struct(list(inner)))])
+            piece = BundleRange(3, 7, 0, 2)
+            batches = read_range(segment, "node", piece, slots, target, skip_ambiguous=skip_ambiguous)
+            return [row.get("a") or row for batch in batches for row in batch.to_pylist()]
+
+        assert read("z") == [{"z": 1}, {"z": 4}]
+        with pytest.raises(AmbiguousColumns, match="bundle 1 of segment 7 of core 3"):
+            read("x")
+        assert read("x", skip_ambiguous=True) == [{"x": 1}]
 
 
 def test_a_row_without_any_slot_is_refused() -> None:

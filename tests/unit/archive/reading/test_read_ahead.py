@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,14 +33,14 @@ class Opened:
         self.writer.archive(dict(enumerate(self.contents)))
         self.asked: set[int] = set()
         self._lock = threading.Lock()
-        plain = DirectoryStore.get_ranges
+        plain = DirectoryStore.read
 
-        def noted(store: DirectoryStore, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
+        def noted(store: DirectoryStore, key: str, start: int, end: int) -> Iterator[bytes | memoryview]:
             with self._lock:
                 self.asked.add(int(key.rpartition("/")[2].partition(".")[0]))
-            return plain(store, key, ranges)
+            return plain(store, key, start, end)
 
-        monkeypatch.setattr(DirectoryStore, "get_ranges", noted)
+        monkeypatch.setattr(DirectoryStore, "read", noted)
         self.archive: Archive = quiver_actors.open_archive(f"file://{directory}/archive")
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from quiver_actors.base.protocol.archived_start import ARCHIVED_SEGMENTS_MAX, ArchivedSegment, ArchivedStart
 from quiver_actors.errors import NotStored, UsageError
-from quiver_actors.store.subscriber.archived_part import BUNDLES_MAX
+from quiver_actors.store.subscriber import bitmap as bitmaps
+from quiver_actors.store.subscriber.archived_part import BUNDLES_MAX, Archived
+from quiver_actors.store.subscriber.progress import ArchivedSegments, SegmentProgress
 from tests.disks.crashes import CrashMode
 from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver, drop_segment, topic_settings
@@ -114,6 +116,30 @@ def test_what_is_durable_is_not_delivered_again_and_all_else_is(seed: int) -> No
     assert driver.take_gaps("late") == []
 
 
+def test_archived_segments_that_are_resolved_in_any_order_make_up_no_more_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some wait, such as for a consumer that can read them: there may be thousands with others resolved between them."""
+    for module in ("archived_part", "progress"):
+        monkeypatch.setattr(f"quiver_actors.store.subscriber.{module}.ARCHIVED_RUNS_MAX", 1)
+    driver = with_gone_segments()
+    begin(driver, *(ArchivedSegment(seq, 2, 500) for seq in range(GONE)))
+    assert take(driver) == ALL
+    for segment_seq in (1, GONE + 1):
+        assert driver.resolve("late", "owner", segment_seq, "ack", [0, 1]) == []
+    driver.flush_progress()
+    driver = crashed(driver)
+    assert take(driver) == [place for place in ALL if place[0] not in (1, GONE + 1)]
+    assert driver.take_gaps("late") == []
+
+
+def test_runs_of_archived_segments_reach_over_nothing_that_is_on_the_disk() -> None:
+    owed, done = SegmentProgress(2, b""), SegmentProgress(2, bitmaps.full(2))
+    entries = {3: owed, 5: done, 7: owed, 8: owed, 9: owed, 1 << 40: owed}
+    archived = Archived(ArchivedSegments(((3, 6), (1 << 40, 1))), entries)
+    assert archived.numbers == {3, 7, 8, 1 << 40}, "9 is on the disk, and what is done with is nowhere"
+    assert archived.segments_of([3, 7, 8, 1 << 40], entries).runs == ((3, 6), (1 << 40, 1))
+    assert archived.segments_of([3, 8, 1 << 40], entries).runs == ((3, 1), (8, 1), (1 << 40, 1))
+
+
 def test_files_on_the_disk_do_not_concern_archived_segments() -> None:
     driver = with_gone_segments()
     segments = [ArchivedSegment(seq, 2, 500) for seq in range(GONE + 3)]
@@ -121,7 +147,7 @@ def test_files_on_the_disk_do_not_concern_archived_segments() -> None:
     driver.flush_progress()
     begin(driver, *segments)
     assert take(driver) == ALL
-    # An eviction concerns what is delivered from the disk, and that alone.
+    # An eviction concerns what is delivered from the disk, and that alone; nobody has archived it.
     driver.engine.claims.release("owner")
     drop_segment(driver.engine, GONE + 2, "evicted")
     driver.settle()
@@ -188,11 +214,11 @@ def test_what_the_archive_will_never_have_is_told_once_in_its_place() -> None:
     assert take(last) == ALL[6:]
 
 
-def test_a_subscriber_in_the_archive_is_not_moved_and_may_be_dropped() -> None:
+def test_a_subscriber_in_the_archive_is_not_moved_to_a_time_and_may_be_dropped() -> None:
     driver = with_gone_segments()
     begin(driver)
     with pytest.raises(UsageError, match="still gets bundles from the archive"):
-        driver.engine.registrations.seek("late", "latest")
+        driver.engine.registrations.seek("late", "time:1")
     assert driver.engine.registrations.unregister("late")[1] == len(ALL)
     driver.settle()
     assert crashed(driver).engine.registrations.names() == ["keeper"]

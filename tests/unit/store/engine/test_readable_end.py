@@ -61,6 +61,19 @@ def test_a_log_that_one_commit_publishes_and_retires_is_shown_before_its_seal() 
     assert [info.bundle_count for info in driver.engine.segments()] == [3]
 
 
+def test_a_retired_log_can_be_read_before_its_seal_where_nobody_subscribes() -> None:
+    driver = driver_on()
+    driver.push_numbered(0, 3)
+    driver.commit()
+    driver.engine.seal_now()
+    driver.commit()
+    assert [info.bundle_count for info in driver.engine.readable_end.infos()] == [3]
+    assert driver.engine.readable_end.covers(driver.engine.group_commit.acknowledges[0])
+    driver.settle()
+    assert driver.engine.readable_end.infos() == []
+    assert [info.bundle_count for info in driver.engine.segments()] == [3]
+
+
 def test_with_a_flush_interval_a_bundle_is_shown_at_its_sync() -> None:
     driver = driver_on(wal_flush_interval_ns=25 * MILLISECOND_NS)
     driver.engine.registrations.register("s", "earliest")

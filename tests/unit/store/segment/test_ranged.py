@@ -25,11 +25,13 @@ class Blocks:
         starts = range(0, len(content), block_bytes)
         self.checksums = [crc32(content[start : start + block_bytes]) for start in starts]
         self.fetched: set[int] = set()
+        self.calls = 0
         self.sent = bytearray(content if sent is None else sent)
         self._bytes = bytearray(b"\xa5" * len(content))
         self.memory = memoryview(self._bytes).toreadonly()
 
     def fetch(self, blocks: Sequence[int]) -> None:
+        self.calls += 1
         for block in blocks:
             piece = slice(block * self.block_bytes, (block + 1) * self.block_bytes)
             self._bytes[piece] = self.sent[piece]
@@ -175,3 +177,28 @@ def test_a_damaged_bundle_spoils_none_that_is_fetched_with_it(damaged: int) -> N
                 reader.bundle(index)
         else:
             assert reader.bundle(index) == whole.bundle(index)
+
+
+def test_a_file_of_which_all_is_wanted_comes_at_once() -> None:
+    log = LogFile()
+    for number in range(50):
+        log.push({0: pa.record_batch({"id": np.full(1000, number)})})
+    content = log.seal()
+    source = Blocks(content)
+    reader = RangedReader(source, is_all_wanted=True)
+    assert source.calls == 1
+    assert [reader.bundle(index)[0].column(0)[0].as_py() for index in range(50)] == list(range(50))
+    assert source.calls == 1
+
+
+def test_damage_in_a_file_of_which_all_is_wanted_leaves_the_other_bundles_readable() -> None:
+    log = LogFile()
+    for number in range(50):
+        log.push({0: pa.record_batch({"id": np.full(1000, number)})})
+    content = log.seal()
+    place = content.index(np.full(1000, 7).tobytes())
+    reader = RangedReader(Blocks(content, sent=content[:place] + b"x" + content[place + 1 :]), is_all_wanted=True)
+    with pytest.raises(ChecksumMismatch):
+        reader.bundle(7)
+    others = [index for index in range(50) if index != 7]
+    assert [reader.bundle(index)[0].column(0)[0].as_py() for index in others] == others

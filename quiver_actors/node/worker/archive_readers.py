@@ -1,0 +1,34 @@
+"""Consumers that read the archive by themselves, and those that cannot. Owner: the loop thread of a worker.
+
+What is archived of a topic and leaves the disk goes on being delivered to a subscriber all of whose consumers read the archive. The engine
+is told with each consumer that comes or goes. While there is none, what the last ones could holds: it is durable with the progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quiver_actors.errors import UsageError
+from quiver_actors.node.worker.attachments import Attachments
+from quiver_actors.store.engine import Engine
+
+
+def note_readers(engine: Engine, attachments: Attachments, subscribers: Iterable[str]) -> None:
+    """Tell an engine of each of its subscribers that has consumers whether all of these read the archive."""
+    for subscriber in subscribers:
+        if attached := attachments.of(subscriber):
+            is_read = all(attachment.reads_archive for attachment in attached)
+            engine.registrations.read_archive(subscriber, is_read=is_read)
+
+
+def refuse_others(engine: Engine, subscriber: str, segment_seq: int | None = None) -> None:
+    """Refuse a consumer that cannot read the archive.
+
+    Raises:
+        UsageError: bundles of the subscriber (of that segment, where one is named) are in the archive.
+    """
+    if engine.registrations.is_archived(subscriber, segment_seq):
+        raise UsageError(
+            f"subscriber {subscriber!r} of topic {engine.topic!r} still gets bundles from the archive: only consumers of "
+            "quiver_actors.connect and quiver_actors.aio.connect can, in this version or a newer one"
+        )
