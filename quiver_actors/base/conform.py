@@ -142,6 +142,8 @@ def _plain_list(array: pa.Array, *, is_large: bool) -> pa.ListArray | pa.LargeLi
     source = array.type
     if types.is_large_list(source) if is_large else types.is_list(source):
         return array
+    if types.is_fixed_size_list(source) and types.is_fixed_size_list(source.value_type):
+        return _unsized(array, is_large=is_large)
     if not (types.is_list_view(source) or types.is_large_list_view(source)):
         return array.cast((pa.large_list if is_large else pa.list_)(source.value_field))
     import pyarrow.compute as pc
@@ -153,6 +155,17 @@ def _plain_list(array: pa.Array, *, is_large: bool) -> pa.ListArray | pa.LargeLi
     # Where all lists are null or empty, list_flatten refuses some types that it takes otherwise.
     values = pc.list_flatten(array) if offsets[-1].as_py() else array.values.slice(0, 0)
     return kind.from_arrays(offsets, values, mask=array.is_null())
+
+
+def _unsized(array: pa.FixedSizeListArray, *, is_large: bool) -> pa.ListArray | pa.LargeListArray:
+    """The same lists. Arrow's own cast refuses some of fixed-size lists, such as of nulls (pyarrow 26)."""
+    size = array.type.list_size
+    starts = [size * number for number in range(len(array) + 1)]
+    kind, offset_type = (pa.LargeListArray, pa.int64()) if is_large else (pa.ListArray, pa.int32())
+    values = array.values.slice(array.offset * size, len(array) * size)
+    make = pa.large_list if is_large else pa.list_
+    offsets = pa.array(starts, offset_type)
+    return kind.from_arrays(offsets, values, type=make(array.type.value_field), mask=array.is_null())
 
 
 def _cast_map(array: pa.MapArray, target: pa.MapType) -> pa.Array:

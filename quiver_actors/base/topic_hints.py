@@ -22,7 +22,7 @@ def unknown_topic(topic: str, known: Iterable[str]) -> UnknownTopic:
     return UnknownTopic(f"topic {topic!r} {_IS_UNKNOWN}; {hint}")
 
 
-def without_hint(error: UnknownTopic) -> str:
-    """Return what an error of `unknown_topic` says, for a caller who may not know the names of other topics."""
+def without_hint(error: UnknownTopic) -> UnknownTopic:
+    """Return an error of `unknown_topic` for a caller who may not know the names of other topics."""
     told, found, _ = str(error).partition(f"{_IS_UNKNOWN}; ")
-    return f"{told}{_IS_UNKNOWN}" if found else "a topic does not exist on this node"
+    return UnknownTopic(f"{told}{_IS_UNKNOWN}" if found else "a topic does not exist on this node")

@@ -95,7 +95,7 @@ class OnDisk(NamedTuple):
     projection: Projection
     """The slots and columns that are asked for."""
     obstacle: str = ""
-    """Why some of what was acknowledged cannot be read; see `ReadableSegments`."""
+    """Why some of what was acknowledged is not among them; see `ReadableSegments`."""
 
     def check_end(self, end: BundleId | None) -> None:
         """Check that everything acknowledged is among `segments`, for a range without an end.

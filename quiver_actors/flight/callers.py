@@ -190,6 +190,9 @@ def explained(call: Callable[_P, _T]) -> Callable[_P, _T]:
             return call(*arguments, **named)
         except fl.FlightError:
             raise
+        except UnknownTopic as error:
+            hides_topics = any(_is_of_some_topics(each) for each in arguments)
+            travelling = _travelling(without_hint(error) if hides_topics else error, call.__name__)
         except Exception as error:  # noqa: BLE001 - whatever it is, no traceback leaves the server
             travelling = _travelling(error, call.__name__)
         # Outside of the handler of the error, so that it does not travel as the cause.
@@ -198,12 +201,21 @@ def explained(call: Callable[_P, _T]) -> Callable[_P, _T]:
     return handler
 
 
+def _is_of_some_topics(argument: object) -> bool:
+    """Whether an argument of a handler is the context of a caller whose token names topics: it may not know the names of others."""
+    return isinstance(argument, fl.ServerCallContext) and bool(holder_of(argument).topics)
+
+
 def explaining(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the batches, and turn an error of the iterator into a Flight error, as `explained` does."""
 
     @explained
     def read() -> pa.RecordBatch | None:
-        return next(batches, None)
+        try:
+            return next(batches, None)
+        except UnknownTopic as error:
+            # Whose stream it is, is not known here.
+            raise without_hint(error) from None
 
     while (batch := read()) is not None:
         yield batch
@@ -212,9 +224,6 @@ def explaining(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _travelling(error: Exception, where: str) -> fl.FlightError:
     if isinstance(error, NotAllowed):
         return fl.FlightUnauthorizedError(f"{ERROR_PREFIX}{error.code}:{error}")
-    if isinstance(error, UnknownTopic):
-        # The token may name a topic that is not there, and no other one.
-        return fl.FlightServerError(f"{ERROR_PREFIX}{error.code}:{without_hint(error)}")
     if isinstance(error, QuiverError):
         return fl.FlightServerError(f"{ERROR_PREFIX}{error.code}:{error}", b"%d" % error.retry_after_ns)
     if isinstance(error, (msgspec.DecodeError, UnicodeDecodeError)):

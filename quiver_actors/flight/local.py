@@ -198,6 +198,16 @@ class LocalNode:
             verify_checksums=ticket.verify_checksums,
         )
 
+    def close(self) -> None:
+        """End the consumers of remote clients, and let go of all holds: their subscribers go on holding for their time to live."""
+        self.remote_clients.close()
+        with self._lock:
+            kept_holds = list(self._holds.values())
+            self._holds.clear()
+        for kept in kept_holds:
+            with kept.lock:
+                kept.hold.close()
+
     def close_idle_holds(self, idle_seconds: float = HOLD_IDLE_SECONDS) -> None:
         """Let go of holds whose readers are gone."""
         limit_ns = time.monotonic_ns() - round(idle_seconds * SECOND_NS)

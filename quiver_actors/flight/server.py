@@ -152,10 +152,11 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         self._node.remote_clients.pushes.put(holder_of(context), descriptor, reader, writer)
 
     def shutdown(self) -> None:
-        """End the server, the consumers of remote clients, and its background thread."""
+        """End the server, the consumers and holds of its callers, and its background thread."""
         self._ended.set()
         self._node.remote_clients.close()
         super().shutdown()
+        self._node.close()
 
     def __exit__(self, *_: object) -> None:
         # The one of Flight calls its own shutdown, not this class's.

@@ -195,7 +195,9 @@ def test_what_expires_on_the_disk_before_a_subscriber_has_it_comes_from_the_arch
     """The worker is killed on the way; a consumer that has mapped files goes on with them or with the archive."""
     gaps: list[GapNotice] = []
     with node.connect() as client:
-        client.create_topic("aged", {"retention.max_age": "1s", "archive.require": True, "slots": {"page": 0, "view": 1}})
+        client.create_topic(
+            "aged", {"retention.max_age": "1s", "archive.require": True, "slots": {"page": 0, "view": 1}}
+        )
         found: list[int] = []
         with client.subscribe("slow", topic="aged", start="earliest", prefetch=2, on_gap=gaps.append) as deliveries:
             for number in range(15):

@@ -9,8 +9,38 @@ _HELD_NAMES = "quiver_actors/store/files/held_names.py"
 _HELD = ("tests/unit/store/engine/test_held_files.py",)
 _RULES = ("tests/unit/store/retention/test_rules.py",)
 _COORDINATOR = ("tests/unit/supervisor/test_coordinator.py",)
+_LEFT = ("tests/unit/store/engine/test_left_disk.py",)
+_ARCHIVING = "quiver_actors/store/subscriber/archiving.py"
 
 RETENTION_EDITS: tuple[Edit, ...] = (
+    Edit(
+        "announce as lost what the archive has",
+        "quiver_actors/store/engine/sealed_segments.py",
+        "        for subscriber in archiving.follow(registry, registry.archive, info):\n",
+        "        for subscriber in ():\n",
+        _LEFT,
+    ),
+    Edit(
+        "look in the archive for what it does not have",
+        _ARCHIVING,
+        "    if not archive.enabled or archiver is None or not archiver.progress.is_complete(segment_seq):\n",
+        "    if not archive.enabled or archiver is None:\n",
+        _LEFT,
+    ),
+    Edit(
+        "delete a file before it is durable that the archive is read instead",
+        _ARCHIVING,
+        "            progress.changes.note()\n",
+        "",
+        _LEFT,
+    ),
+    Edit(
+        "let those into the archive who cannot read it",
+        "quiver_actors/store/subscriber/archived_part.py",
+        "        if is_too_much or not self.is_read:\n",
+        "        if is_too_much:\n",
+        _LEFT,
+    ),
     Edit(
         "drop what a consumer holds as if it did not",
         "quiver_actors/store/retention/rules.py",

@@ -60,7 +60,7 @@ class ColumnSums:
         """Take in some batches of the schema. Raises pa.ArrowException, ValueError: they cannot be read."""
         for number in range(len(self._schema)):
             columns = [batch.column(number) for batch in batches]
-            self._nulls[number] += sum(map(_null_count, columns))
+            self._nulls[number] += _null_count(self._schema.field(number).type, columns)
             if self._bounds[number] != _NONE:
                 self._widen(number, columns)
 
@@ -159,9 +159,15 @@ def _min_max(chunked: pa.ChunkedArray) -> tuple[Any, Any] | None:
     return None if found["min"] is None else (found["min"], found["max"])
 
 
-def _null_count(column: pa.Array) -> int:
+def _null_count(kind: pa.DataType, columns: Sequence[pa.Array]) -> int:
     """Rows without a value. Arrow does not count those that point to a null among the values of a dictionary."""
-    if not types.is_dictionary(column.type) or not column.dictionary.null_count:
+    if not types.is_dictionary(kind):
+        return sum(column.null_count for column in columns)
+    return sum(map(_dictionary_null_count, columns))
+
+
+def _dictionary_null_count(column: pa.DictionaryArray) -> int:
+    if not column.dictionary.null_count:
         return int(column.null_count)
     import pyarrow.compute as pc
 

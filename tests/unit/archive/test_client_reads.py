@@ -16,7 +16,7 @@ from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import DataLost, NotStored, StorageUnavailable
+from quiver_actors.errors import DataLost, StorageUnavailable
 from tests.integration.capped_node import wait_until
 from tests.support.archived import INCARNATION
 from tests.unit.archive.test_serving import Served
@@ -84,7 +84,7 @@ def test_what_was_fetched_before_needs_no_archiver_and_what_failed_says_so(
     served.server = served.started()
     gone.fetch([0])
     for _ in range(2):
-        with pytest.raises(NotStored):
+        with pytest.raises(StorageUnavailable, match="does not know it"):
             gone.check(0)
 
 

@@ -161,6 +161,18 @@ def test_nulls_in_columns_that_are_not_null_arrive_as_nulls(kind: pa.DataType, v
         assert found.column("c").to_pylist() == [value, None, value][start:]
 
 
+@pytest.mark.parametrize("inner", [pa.null(), pa.int8()], ids=str)
+@pytest.mark.parametrize("make", [pa.list_, pa.large_list])
+def test_fixed_size_lists_of_fixed_size_lists_become_lists(inner: pa.DataType, make: Any) -> None:
+    kind, target = pa.list_(pa.list_(inner, 2), 2), make(pa.list_(inner, 2))
+    rows = [None, [[None, None], [None, None]], [[None, None], None], None]
+    for start in range(4):
+        batch = pa.RecordBatch.from_arrays([pa.array(rows, kind)], names=["c"]).slice(start)
+        found = conform(batch, pa.schema([("c", target)]))
+        found.validate(full=True)
+        assert found.column("c").to_pylist() == rows[start:]
+
+
 def test_columns_that_cannot_be_told_apart_have_no_type() -> None:
     twice = pa.struct([("x", pa.int8()), ("x", pa.int8())])
     schema = pa.schema([("a", pa.int8()), ("s", pa.list_(twice)), ("b", pa.int8()), ("a", pa.string())])
