@@ -56,6 +56,8 @@ class Observed(msgspec.Struct, frozen=True):
     heartbeat_ns: int
     stopped: bool
     """Whether SIGSTOP or a debugger has stopped it: an operator's doing, never a reason to kill."""
+    in_disk: bool = False
+    """Whether its main thread waits in the kernel for a disk: no signal reaches it before the disk answers."""
 
 
 class Exited(msgspec.Struct, frozen=True):
@@ -247,7 +249,12 @@ class Supervision:
         actions = self._note_stopped(child, seen.stopped, now_ns)
         age_ns = now_ns - max(seen.heartbeat_ns, child.excused_ns)
         if child.state is ChildState.READY and not seen.stopped and age_ns > self.patience.heartbeat_timeout_ns:
-            actions += self._heartbeat_lost(child, age_ns, now_ns)
+            if seen.in_disk:
+                child.excused_ns = now_ns  # when the disk answers it has the whole timeout before it
+                age_ms = (now_ns - seen.heartbeat_ns) // 1_000_000
+                actions.append(_report(child, "in_disk", logging.WARNING, heartbeat_age_ms=age_ms))
+            else:
+                actions += self._heartbeat_lost(child, age_ns, now_ns)
         return actions
 
     def _note_stopped(self, child: Child, stopped: bool, now_ns: int) -> list[Action]:

@@ -40,7 +40,7 @@ from .figures import CHILD_ROW, SUPERVISOR_REGION, ChildFigure, region_of
 from .log import log_event
 from .node_storage import NodeStorage
 from .notify import Notifier
-from .process import is_stopped
+from .process import IN_DISK_STATE, STOPPED_STATES, process_state
 from .signals import SignalPipe
 from .spawn import fork_child
 from .spec import READY_STATES, STARTING_STATE, ChildContext, ChildSpec, Patience, Steward
@@ -195,11 +195,12 @@ class Supervisor:
     def _observe(self, child: Child) -> None:
         seen = self._page.read_head(region_of(child.spec.index))
         try:
-            stopped = is_stopped(child.pid)
+            state = process_state(child.pid) or ""
         except OSError:
             return  # out of descriptors: no evidence against it, and looked at again soon
         if seen.pid == child.pid:  # else it has not begun its region yet: what is there is its predecessor's
-            self._feed(Observed(child.spec.index, seen.state in READY_STATES, seen.heartbeat_ns, stopped))
+            stopped, in_disk = state in STOPPED_STATES, state == IN_DISK_STATE
+            self._feed(Observed(child.spec.index, seen.state in READY_STATES, seen.heartbeat_ns, stopped, in_disk))
 
     def _reap(self) -> None:
         """Collect every ended child; also strangers, whom process 1 of a container inherits."""

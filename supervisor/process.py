@@ -4,6 +4,8 @@ from __future__ import annotations
 
 STOPPED_STATES = frozenset("Tt")
 """States of a process that a signal or a debugger has stopped."""
+IN_DISK_STATE = "D"
+"""State of a process whose main thread waits for a disk, and gets no signal meanwhile."""
 
 
 def process_state(pid: int) -> str | None:
@@ -16,11 +18,6 @@ def process_state(pid: int) -> str | None:
         return None
     # The name before it is in parentheses and may itself hold any character.
     return chr(line[line.rindex(b")") + 2])
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether an operator (or a debugger) has stopped that process."""
-    return (process_state(pid) or "") in STOPPED_STATES
 
 
 def is_alive(pid: int) -> bool:

@@ -57,10 +57,18 @@ class World:
         self.actions = list(self.supervision.tick(self.now_ns))
         return self.visible()
 
-    def look(self, index: int, *, heartbeat_age: float = 0, stopped: bool = False, ready: bool = True) -> list[object]:
+    def look(
+        self,
+        index: int,
+        *,
+        heartbeat_age: float = 0,
+        stopped: bool = False,
+        ready: bool = True,
+        in_disk: bool = False,
+    ) -> list[object]:
         self.supervision.begin_look(self.now_ns)
         heartbeat_ns = self.now_ns - round(heartbeat_age * SECOND_NS)
-        return self.feed(Observed(index, ready, heartbeat_ns, stopped))
+        return self.feed(Observed(index, ready, heartbeat_ns, stopped, in_disk))
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass as it does for a healthy supervisor, which looks at its children all the while."""
@@ -167,6 +175,20 @@ def test_old_heartbeat_aborts_then_kills_then_restarts() -> None:
     assert world.tick(5) == []
     world.feed(Exited(0, KILLED))
     assert world.states() == [ChildState.BACKOFF]
+
+
+def test_a_child_that_waits_for_its_disk_is_reported_and_not_aborted() -> None:
+    """Its loop may sync by itself: it cannot die before the disk answers, and lives on when it has."""
+    world = World(1).ready()
+    world.pass_time(11)
+    assert world.look(0, heartbeat_age=11, in_disk=True) == []
+    assert world.reports() == ["worker.in_disk"]
+    world.pass_time(9)
+    assert world.look(0, heartbeat_age=20, in_disk=True) == []
+    assert world.reports() == []
+    assert world.look(0, heartbeat_age=20) == []
+    world.pass_time(2)
+    assert world.look(0, heartbeat_age=22) == [Signal(0, signal.SIGABRT)]
 
 
 def test_old_heartbeat_before_readiness_is_no_hang() -> None:
