@@ -32,6 +32,7 @@ MODULES = (
     "peers",
     "deliver",
     "query",
+    "statistics_cost",
     "live",
     "scale",
     "recovery",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -37,6 +38,7 @@ from quiver_actors.base.protocol.messages import (
     Unregister,
 )
 from quiver_actors.base.protocol.places import PLACE, PLACES_MAX
+from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client.calls import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
 from quiver_actors.client.exchange import Flow
@@ -52,8 +54,12 @@ from quiver_actors.client.subscribe_request import SeekReport, Start, StartPoint
 from quiver_actors.errors import NotStored, StorageUnavailable, UsageError
 from quiver_actors.query.snapshot import TellPruned
 
+F = TypeVar("F")
+
 _PATIENCE_SHARE = 0.9
 """Part of the timeout that a worker may take to make everything readable that was acknowledged; the rest is for its answer."""
+_PASSING_NS = SECOND_NS
+_PASSING_LOOK_NS = 10 * MILLISECOND_NS
 REASON_MAX = 1000
 """Characters of what a worker is told of damage."""
 
@@ -217,7 +223,7 @@ class Requests:
     ) -> Flow[MappedSegment]:
         """Open and map the segment of one part of a range; the caller closes it."""
         topic, segment_seq = wanted.slots.topic, part.segment_seq
-        opened, descriptor, places = yield from self._opened_part(wanted.core, topic, part)
+        opened, descriptor, places = yield from _passing(lambda: self._opened_part(wanted.core, topic, part))
         map_file = MappedSegment.sealed if opened.is_sealed else MappedLog
         mapped = map_file(
             descriptor,
@@ -342,6 +348,19 @@ class Requests:
         yield from self._channels.completing({core: call}, self._timeout_seconds)
         raise_refusals([call])
         return call
+
+
+def _passing(attempt: Callable[[], Flow[F]]) -> Flow[F]:
+    """Make the attempt again while it meets StorageUnavailable, for `_PASSING_NS` at most: a rescue replaces the file of a segment."""
+    deadline_ns = time.monotonic_ns() + _PASSING_NS
+    while True:
+        try:
+            return (yield from attempt())
+        except StorageUnavailable:
+            now_ns = time.monotonic_ns()
+            if now_ns > deadline_ns:
+                raise
+        yield now_ns + _PASSING_LOOK_NS
 
 
 def _readable_segments_in(call: Call) -> ReadableSegments:

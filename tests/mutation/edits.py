@@ -130,7 +130,7 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         "the timer never fires",
         _COMMIT,
-        "        return self._clock.monotonic_ns() - log.dirty_since_ns >= self._settings.wal.flush_interval_ns\n",
+        "        return self._is_sync_wanted or waited_ns >= self._settings.wal.flush_interval_ns\n",
         "        return False\n",
         _ENGINE,
     ),

@@ -27,7 +27,7 @@ from quiver_actors.client.segments import MappedSegment
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import NotStored, StorageUnavailable, UsageError, WorkerUnavailable
 from tests.unit.client.feeding import BUNDLES, Feeder, batch, take
-from tests.unit.client.peer import Peer, PeerSession
+from tests.unit.client.peer import Peer, PeerSession, refuse
 from tests.unit.store.segment.logfile import contiguous
 
 WIDE_ROWS = 1_000_000
@@ -191,6 +191,27 @@ def test_read_gives_the_same_bundles_again_without_a_claim(peer: Peer, client: C
         assert all(bundle[3].equals(batch(number)) for number, bundle in enumerate(found, 5))
     with pytest.raises(NotStored):
         client.read("travel", 0, at(4, 5), at(5, 25))
+
+
+def test_a_read_goes_on_when_the_file_of_a_segment_is_replaced_at_that_moment(
+    peer: Peer, client: Client, segment: Path
+) -> None:
+    refusals = [refuse("storage_unavailable", "segment 4 cannot be opened now")] * 2
+
+    def give(session: PeerSession, message: ClientMessage) -> bool:
+        if isinstance(message, ListSegments):
+            session.send(SegmentList(message.tag, [info(4, BUNDLES)]))
+        elif refusals:
+            return refusals.pop()(session, message)
+        elif isinstance(message, OpenSegment):
+            with open(segment, "rb") as file:
+                opened = SegmentOpened(message.tag, "travel", 4, segment.stat().st_size)
+                session.send_with_descriptors([opened], file.fileno())
+        return True
+
+    peer.handlers[ListSegments] = peer.handlers[OpenSegment] = give
+    assert [bundle.bundle_id.bundle_index for bundle in client.read("travel", 0, at(4, 5), at(4, 8))] == [5, 6, 7]
+    assert not refusals
 
 
 def test_a_read_without_an_end_says_what_keeps_bundles_from_being_read(peer: Peer, client: Client) -> None:
