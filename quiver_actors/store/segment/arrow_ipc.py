@@ -307,7 +307,7 @@ def batch_buffers(metadata: Buffer) -> BatchBuffers | None:
     try:
         message = _read_message(memoryview(metadata), 0, body_room=1 << 62)
         if message is None or message.kind != _RECORD_BATCH:
-            raise ArrowError("expected the metadata of a record batch")
+            raise ArrowError("expected a record-batch message")
         flatbuffer, batch = message.flatbuffer, message.header
         if target_of(flatbuffer, batch, 3):
             return None
@@ -320,8 +320,11 @@ def batch_buffers(metadata: Buffer) -> BatchBuffers | None:
 
 def _pairs(flatbuffer: memoryview, vector: int) -> list[tuple[int, int]]:
     """A vector of structs of two i64; struct.error if it goes on behind the end."""
-    count = U32(flatbuffer, vector)[0] if vector else 0
-    return list(_PAIR.iter_unpack(flatbuffer[vector + 4 :][: count * _PAIR.size]))
+    size_bytes = U32(flatbuffer, vector)[0] * _PAIR.size if vector else 0
+    pairs = flatbuffer[vector + 4 :][:size_bytes]
+    if pairs.nbytes < size_bytes:
+        raise struct.error(f"a vector of {size_bytes} bytes of which {pairs.nbytes} are there")
+    return list(_PAIR.iter_unpack(pairs))
 
 
 # --- schemas -------------------------------------------------------------------------------------------------------------
@@ -360,7 +363,10 @@ def _collect_dictionary_ids(flatbuffer: memoryview, fields: int, ids: dict[int, 
 def is_little_endian(schema_message: bytes) -> bool:
     """Whether values are stored so: the default, which is left out. Raises as `schema_in`."""
     message = schema_in(schema_message)
-    return not field_at(message.flatbuffer, message.header, 0)
+    try:
+        return not field_at(message.flatbuffer, message.header, 0)
+    except struct.error as error:
+        raise ArrowError(f"Arrow schema has a broken flatbuffer: {error}") from error
 
 
 def schema_in(schema_message: bytes) -> Message:

@@ -287,7 +287,10 @@ class RunReader:
         footer = read_file_footer(self._pread, info.byte_offset, info.byte_offset + info.byte_length)
         spans = unpack_blocks(footer.batch_blocks)
         is_ours = footer.schema_message is not None and not footer.dictionary_blocks
-        if not is_ours or not are_inside(spans, info.byte_length).all() or np.median(spans[:, 2]) > BODY_BYTES_MAX:
+        if (
+            not (is_ours and len(spans) and are_inside(spans, info.byte_length).all())
+            or np.median(spans[:, 2]) > BODY_BYTES_MAX
+        ):
             return None
         spans[:, 0] += info.byte_offset
         return _stream_of(stream_id, footer.schema_message or b"", spans)

@@ -21,13 +21,15 @@ from quiver_actors.store.segment.arrow_ipc import (
     END_OF_STREAM,
     BatchSpan,
     DictionarySpan,
+    batch_buffers,
     batch_layout,
     dictionary_ids,
     has_compressed_body,
+    is_little_endian,
     walk_messages,
     walk_stream,
 )
-from tests.unit.store.segment import batches
+from tests.unit.store.segment import batches, schemas
 from tests.unit.store.segment.logfile import encode_stream
 from tests.unit.store.wal.logs import reader_of
 
@@ -213,10 +215,35 @@ NO_BATCHES = {
 
 
 @pytest.mark.parametrize(("message", "said"), NO_BATCHES.values(), ids=NO_BATCHES)
-@pytest.mark.parametrize("look", [batch_layout, has_compressed_body])
+@pytest.mark.parametrize("look", [batch_layout, batch_buffers, has_compressed_body])
 def test_what_is_no_record_batch_is_named(look: Callable[[bytes], object], message: bytes, said: str) -> None:
     with pytest.raises(FormatError, match=said):
         look(message)
+
+
+@pytest.mark.parametrize("more_bytes", [0, 8])
+def test_a_list_of_buffers_that_goes_on_behind_its_message_is_refused(more_bytes: int) -> None:
+    message = pa.record_batch({"a": [1, 2]}).serialize().to_pybytes()
+    metadata = message[: metadata_bytes_of(message)]
+    at = metadata.index(struct.pack("<qqqq", 0, 0, 0, 16))
+    longer = metadata[: at - 4] + struct.pack("<I", 1000) + metadata[at:] + bytes(more_bytes)
+    prefix = struct.pack("<II", 0xFFFFFFFF, len(longer) - 8)
+    with pytest.raises(ArrowError, match="broken flatbuffer"):
+        batch_buffers(prefix + longer[8:])
+
+
+def metadata_bytes_of(message: bytes) -> int:
+    """Bytes of a message's metadata, with its prefix."""
+    return 8 + int.from_bytes(message[4:8], "little")
+
+
+def test_a_schema_says_how_values_are_stored_or_is_refused() -> None:
+    assert is_little_endian(SCHEMA)
+    assert not is_little_endian(schemas.big_endian(pa.schema([("a", pa.int64())]).serialize().to_pybytes()))
+    with pytest.raises(ArrowError, match="broken flatbuffer"):
+        is_little_endian(schemas.with_a_vtable_nowhere(SCHEMA))
+    with pytest.raises(FormatError, match="not one Arrow schema"):
+        is_little_endian(BATCH)
 
 
 @pytest.mark.parametrize(
