@@ -68,10 +68,6 @@ class ProvenBlocks:
             self._prove(first, stop)
             self._is_proven[first:stop] = True
 
-    def have(self, ranges: Sequence[Range]) -> bool:
-        """Whether all of these bytes are proven."""
-        return bool(self._is_proven[self._blocks(ranges)].all())
-
     def doubt(self, ranges: Sequence[Range]) -> None:
         """Prove these bytes anew when they are needed next."""
         self._is_proven[self._blocks(ranges)] = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from random import Random
 
 import pyarrow as pa
@@ -75,6 +76,17 @@ def test_of_views_with_values_of_their_own_nothing_is_said() -> None:
     views = pa.array(["a text that is too long for its view"] * 3, pa.string_view())
     batch = pa.record_batch({"number": [1, 2, 3], "text": views})
     assert Encoded(batch).ranges([0]) is None
+
+
+@pytest.mark.parametrize("place", [(32, 24), (24, 32), (-8, 24), (24, -32), (1 << 62, 24), (24, 1 << 62)])
+def test_of_values_outside_of_the_body_nothing_is_said(place: tuple[int, int]) -> None:
+    batch = pa.record_batch({"a": pa.array([1, 2, 3]), "b": pa.array([4, 5, 6])})
+    metadata = batch.serialize().to_pybytes()[: -2 * 24]
+    at = metadata.rindex(struct.pack("<qq", 24, 24))
+    assert column_ranges(metadata, batch.schema, [1]) == [(len(metadata) + 24, len(metadata) + 48)]
+    moved = metadata[:at] + struct.pack("<qq", *place) + metadata[at + 16 :]
+    assert column_ranges(moved, batch.schema, [1]) is None
+    assert column_ranges(moved, batch.schema, [0]) == [(len(metadata), len(metadata) + 24)]
 
 
 def test_another_message_is_refused() -> None:

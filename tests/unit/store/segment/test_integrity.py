@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from quiver_actors.errors import ChecksumMismatch, FormatError
 from quiver_actors.store.segment.checked import CheckedReader, open_reader
-from quiver_actors.store.segment.layout import LOG_HEADER_BYTES
+from quiver_actors.store.segment.layout import EXTENSION, FOOTER, LOG_HEADER_BYTES, TRAILER
 from quiver_actors.store.segment.mapping import SegmentMapping
 from quiver_actors.store.segment.reader import SegmentReader
 from quiver_actors.store.wal import layout as wal_layout
@@ -116,6 +118,8 @@ def test_a_whole_file_is_read_as_it_was_written(content: bytes) -> None:
     assert damaged_bundles(reader, expected) == 0
     assert reader.streams == SegmentReader(content).streams
     assert [reader.schema(info.stream_id) for info in reader.streams]
+    assert reader.row_count == SegmentReader(content).row_count
+    assert reader.incarnation == SegmentReader(content).incarnation
 
 
 def test_a_bit_that_was_flipped_before_is_never_shown(content: bytes) -> None:
@@ -147,6 +151,46 @@ def test_a_bit_that_is_flipped_under_an_open_reader_is_never_shown(content: byte
         assert damaged_bundles(reader, expected) == 0
     # The golden file is a page or two: all of it is frozen with its footers.
     assert found > FLIPS // 4 or len(content) < 10_000
+
+
+@pytest.mark.parametrize("seal", [LogFile.seal, LogFile.compacted], ids=["in place", "compacted"])
+@pytest.mark.parametrize("place", [2, 6], ids=["streams", "bundles"])
+def test_a_footer_that_counts_otherwise_than_the_tables_is_damaged(
+    seal: Callable[[LogFile], bytes], place: int
+) -> None:
+    content = bytearray(seal(log_of([50] * 3)))
+    content[-TRAILER.size - EXTENSION.size - FOOTER.size + place] += 1
+    content[-4:] = struct.pack("<I", zlib.crc32(content[:-4]))
+    with pytest.raises(
+        ChecksumMismatch, match="segment 7: the end of the file is damaged: it lists 2 streams and 3 bundles"
+    ):
+        CheckedReader(bytes(content), segment_seq=7)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda reader: reader.streams,
+        lambda reader: reader.schema(0),
+        lambda reader: reader.row_count,
+        lambda reader: reader.incarnation,
+    ],
+    ids=["streams", "schema", "row_count", "incarnation"],
+)
+def test_what_belongs_to_no_bundle_of_a_compacted_file_is_proven_with_all_of_it(
+    look: Callable[[CheckedReader], object],
+) -> None:
+    content = bytearray(log_of([50] * 3).compacted())
+    content[content.index(SegmentReader(bytes(content)).bundle(1)[2].column(0).buffers()[1].to_pybytes())] ^= 1
+    told: list[str] = []
+    reader = CheckedReader(bytes(content), segment_seq=7, tell_damage=told.append)
+    for count in (1, 2):
+        with pytest.raises(ChecksumMismatch, match="segment 7: the file is damaged: its CRC-32 is"):
+            look(reader)
+        assert len(told) == count
+    assert reader.bundle(0).keys() == {1, 2}
+    with pytest.raises(ChecksumMismatch, match="bundle 1 is damaged"):
+        reader.bundle(1)
 
 
 def test_a_damaged_slot_costs_the_bundle_under_a_projection_too() -> None:

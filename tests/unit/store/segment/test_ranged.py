@@ -11,7 +11,7 @@ import pytest
 
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import ChecksumMismatch, FormatError, SlotNotInBundle
-from quiver_actors.store.segment.ranged import RangedReader
+from quiver_actors.store.segment.ranged import WINDOW_BYTES, RangedReader
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.unit.store.segment.logfile import LogFile
 from tests.unit.store.segment.test_integrity import SHAPES
@@ -152,6 +152,37 @@ def test_slots_that_were_not_wanted_come_when_they_are_asked_for() -> None:
         reader.decode_batch(0, 1)
     with pytest.raises(IndexError):
         reader.check(1)
+
+
+@pytest.mark.parametrize("columns", [None, {0: ["id"]}], ids=["whole", "a column"])
+def test_compressed_bundles_are_fetched_whole(columns: dict[int, list[str]] | None) -> None:
+    log = LogFile()
+    for number in range(3):
+        batch = pa.record_batch({"id": np.full(1000, number), "name": [f"bundle {number}"] * 1000})
+        log.push({0: batch}, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+    reader = RangedReader(Blocks(log.seal()), columns=columns)
+    for index, bundle in enumerate(log.pushed):
+        assert reader.bundle(index) == {0: bundle[0].select(["id"]) if columns else bundle[0]}
+
+
+def test_large_bundles_are_not_fetched_before_they_are_asked_for() -> None:
+    log = LogFile()
+    for _ in range(2):
+        log.push({0: pa.record_batch({"byte": np.zeros(WINDOW_BYTES // 2 + 1, np.uint8)})})
+    source = Blocks(log.seal(), 1 << 20)
+    reader = RangedReader(source)
+    for index, bundle in enumerate(log.pushed):
+        assert reader.bundle(index) == bundle
+        assert source.fetched_bytes < (index + 1) * (WINDOW_BYTES // 2) + (8 << 20)
+
+
+def test_bundles_alike_are_read_one_by_one() -> None:
+    log = LogFile()
+    for number in range(50):
+        log.push({0: pa.record_batch({"id": [number]})})
+    content = log.seal()
+    assert len(SegmentReader(content).runs(range(50))) == 1
+    assert RangedReader(Blocks(content)).runs(range(50)) == []
 
 
 def test_a_file_that_is_no_segment_is_refused() -> None:
