@@ -360,15 +360,6 @@ def _collect_dictionary_ids(flatbuffer: memoryview, fields: int, ids: dict[int, 
         _collect_dictionary_ids(flatbuffer, target_of(flatbuffer, field, 5), ids, depth + 1)
 
 
-def is_little_endian(schema_message: bytes) -> bool:
-    """Whether values are stored so: the default, which is left out. Raises as `schema_in`."""
-    message = schema_in(schema_message)
-    try:
-        return not field_at(message.flatbuffer, message.header, 0)
-    except struct.error as error:
-        raise ArrowError(f"Arrow schema has a broken flatbuffer: {error}") from error
-
-
 def schema_in(schema_message: bytes) -> Message:
     """The one message that the bytes are.
 

@@ -13,6 +13,7 @@ Concurrency: any number of threads.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -23,9 +24,10 @@ import pyarrow as pa
 from quiver_actors.base.model import ENVELOPE_SLOT
 from quiver_actors.errors import ArrowError, FormatError
 from quiver_actors.store.segment.arrow_file import read_file_footer
-from quiver_actors.store.segment.arrow_ipc import batch_buffers, is_little_endian
+from quiver_actors.store.segment.arrow_ipc import batch_buffers, schema_in
 from quiver_actors.store.segment.blocks import Spans, are_inside, unpack_blocks
 from quiver_actors.store.segment.codec import StreamInfo
+from quiver_actors.store.segment.flatbuffers import field_at
 from quiver_actors.store.segment.manifest import Manifest
 
 RUN_BUNDLES_MIN = 16
@@ -300,7 +302,7 @@ class RunReader:
 
 
 def _stream_of(stream_id: int, schema_message: bytes, spans: Spans) -> _Stream | None:
-    if not is_little_endian(schema_message):
+    if not _is_little_endian(schema_message):
         return None
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
@@ -308,6 +310,15 @@ def _stream_of(stream_id: int, schema_message: bytes, spans: Spans) -> _Stream |
         raise ArrowError(f"stream {stream_id} has a schema that cannot be read: {error}") from error
     widths = tuple(_width_of(field.type) for field in schema)
     return _Stream(stream_id, schema, widths, spans) if all(widths) else None
+
+
+def _is_little_endian(schema_message: bytes) -> bool:
+    """Whether values are stored so: the default, which is left out. Raises as `schema_in`, or ArrowError."""
+    message = schema_in(schema_message)
+    try:
+        return not field_at(message.flatbuffer, message.header, 0)
+    except struct.error as error:
+        raise ArrowError(f"Arrow schema has a broken flatbuffer: {error}") from error
 
 
 def _width_of(data_type: pa.DataType) -> int:

@@ -25,11 +25,10 @@ from quiver_actors.store.segment.arrow_ipc import (
     batch_layout,
     dictionary_ids,
     has_compressed_body,
-    is_little_endian,
     walk_messages,
     walk_stream,
 )
-from tests.unit.store.segment import batches, schemas
+from tests.unit.store.segment import batches
 from tests.unit.store.segment.logfile import encode_stream
 from tests.unit.store.wal.logs import reader_of
 
@@ -235,15 +234,6 @@ def test_a_list_of_buffers_that_goes_on_behind_its_message_is_refused(more_bytes
 def metadata_bytes_of(message: bytes) -> int:
     """Bytes of a message's metadata, with its prefix."""
     return 8 + int.from_bytes(message[4:8], "little")
-
-
-def test_a_schema_says_how_values_are_stored_or_is_refused() -> None:
-    assert is_little_endian(SCHEMA)
-    assert not is_little_endian(schemas.big_endian(pa.schema([("a", pa.int64())]).serialize().to_pybytes()))
-    with pytest.raises(ArrowError, match="broken flatbuffer"):
-        is_little_endian(schemas.with_a_vtable_nowhere(SCHEMA))
-    with pytest.raises(FormatError, match="not one Arrow schema"):
-        is_little_endian(BATCH)
 
 
 @pytest.mark.parametrize(
