@@ -284,8 +284,9 @@ class RunReader:
 
     def _opened(self, stream_id: int) -> _Stream | None:
         info = self._infos.get(stream_id)
-        if info is None or info.byte_offset + info.byte_length > self._view.nbytes:
+        if info is None:
             return None
+        # A stream that ends behind the file has no footer there: that is refused.
         footer = read_file_footer(self._pread, info.byte_offset, info.byte_offset + info.byte_length)
         spans = unpack_blocks(footer.batch_blocks)
         is_ours = footer.schema_message is not None and not footer.dictionary_blocks

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from quiver_actors.errors import ArrowError, ChecksumMismatch, FormatError
-from quiver_actors.store.segment.arrow_file import FILE_START, encode_footer
+from quiver_actors.errors import ArrowError, ChecksumMismatch, StreamNotFound
+from quiver_actors.store.segment.arrow_file import BLOCK, FILE_START, encode_footer
 from quiver_actors.store.segment.checked import CheckedReader
 from quiver_actors.store.segment.reader import SegmentReader
 from quiver_actors.store.segment.runs import BODY_BYTES_MAX, RunReader
@@ -74,12 +74,18 @@ def test_a_directory_that_does_not_fit_its_file_gives_no_runs(lost_bytes: int | 
     assert RunReader(memoryview(content), streams, reader.manifest, reader.check).read(range(ALIKE)) == []
 
 
-def test_a_chunk_of_a_stream_without_chunks_is_in_no_run() -> None:
-    schema = single(0).schema.serialize().to_pybytes()
-    stream = b"".join((FILE_START, schema, *encode_footer(schema, b"", b"")))
-    reader = SegmentReader(assemble(stream, directory(byte_length=len(stream)), manifest()))
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_chunk_that_its_stream_lacks_is_in_no_run(count: int) -> None:
+    schema, message = single(0).schema.serialize().to_pybytes(), single(0).serialize().to_pybytes()
+    block = BLOCK.pack(len(FILE_START) + len(schema), len(message) - 80, 0, 80)
+    stream = b"".join((FILE_START, schema, message, *encode_footer(schema, b"", count * block)))
+    refs = [{"slot_id": 1, "stream_id": 0, "chunk_index": 1}]
+    reader = SegmentReader(assemble(stream, directory(byte_length=len(stream)), manifest(refs)))
+    if count == 2:
+        assert check_runs(reader, [0] * ALIKE) == list(range(ALIKE))
+        return
     assert reader.runs([0] * ALIKE) == []
-    with pytest.raises(FormatError, match="none at 0"):
+    with pytest.raises(StreamNotFound, match="none at 1"):
         reader.bundle(0)
 
 
