@@ -43,10 +43,16 @@ def refusal(what: str, code: str) -> QuiverError:
 
 
 class Refusals:
-    """Resolutions that one worker has refused, over all connections. Used under the lock of the consumer's exchange."""
+    """What one worker has refused, over all connections: resolutions above all. Used under the lock of the consumer's exchange.
+
+    Attributes:
+        count: resolutions that were refused.
+        registering: why the worker refused to register the subscriber when it answered last; None: it did not.
+    """
 
     def __init__(self, core: int, topic: str, subscriber: str) -> None:
         self.count = 0
+        self.registering: QuiverError | None = None
         self._core = core
         self._topic = topic
         self._subscriber = subscriber

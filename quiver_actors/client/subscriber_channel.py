@@ -95,8 +95,6 @@ class SubscriberChannel(ClaimChannel):
         self._inbox = inbox
         self._projection = EVERYTHING
         self._register_tag = 0
-        self._refused_for: QuiverError | None = None
-        """Why the worker refused to register the subscriber when it answered last; None: it did not."""
         self._credit = CreditLine(wanted.prefetch)
         self._resolutions: dict[tuple[int, int, str, int], array[int]] = {}
         """Bundle indexes that were not sent yet, by segment, token, outcome and delay."""
@@ -104,7 +102,7 @@ class SubscriberChannel(ClaimChannel):
     @property
     def unopened(self) -> StorageUnavailable | None:
         """Why the worker could not open the topic's directory, also while it is asked again; None: nothing is known of that."""
-        reason = self.failure or self._refused_for
+        reason = self.failure or self.refusals.registering
         return reason if isinstance(reason, StorageUnavailable) else None
 
     @property
@@ -270,7 +268,7 @@ class SubscriberChannel(ClaimChannel):
         elif isinstance(message, Gap):
             self._gap(message)
         elif isinstance(message, Done) and message.tag == self._register_tag:
-            self.is_registered, self._refused_for = True, None
+            self.is_registered, self.refusals.registering = True, None
             self._credit.begin()
             self._give_credit()
         elif isinstance(message, NotResolved):
@@ -353,7 +351,7 @@ class SubscriberChannel(ClaimChannel):
     def _refused(self, message: Refused) -> None:
         error = refusal_error(message)
         if message.tag == self._register_tag:
-            self._refused_for = error.with_traceback(None)
+            self.refusals.registering = error.with_traceback(None)
             self._fail_connection(error)
             return
         self.refusals.note_message(error)
