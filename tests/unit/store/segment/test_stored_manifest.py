@@ -1,4 +1,4 @@
-"""What a sealed segment's manifest says of each bundle is read from its file; what it does not say counts as not known."""
+"""Times and sizes of bundles, and schemas, are read from a sealed segment; where its manifest does not say them they are not known."""
 
 from __future__ import annotations
 

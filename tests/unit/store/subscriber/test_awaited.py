@@ -1,4 +1,4 @@
-"""What is resolved of bundles that cannot be claimed yet: it joins what consumers resolve, and neither hides the other."""
+"""Progress in bundles that cannot be claimed yet joins what consumers resolve, and neither hides the other."""
 
 from __future__ import annotations
 
