@@ -14,7 +14,7 @@ import pytest
 
 from quiver_actors.errors import ChecksumMismatch, FormatError
 from quiver_actors.store.segment.checked import CheckedReader, open_reader
-from quiver_actors.store.segment.layout import EXTENSION, FOOTER, LOG_HEADER_BYTES, TRAILER
+from quiver_actors.store.segment.layout import EXTENSION, EXTENSION_TABLE, FOOTER, LOG_HEADER_BYTES, TRAILER
 from quiver_actors.store.segment.mapping import SegmentMapping
 from quiver_actors.store.segment.reader import SegmentReader
 from quiver_actors.store.wal import layout as wal_layout
@@ -163,6 +163,13 @@ def test_each_bit_at_the_end_of_the_file_is_found_at_once(shape: str, tmp_path: 
                     _ = open_reader(SegmentMapping(file.fileno(), len(content), 7), 7).incarnation
                 os.pwrite(file.fileno(), content[at : at + 1], at)
         assert damaged_bundles(open_reader(mapping, 7), expected) == 0
+
+
+def test_a_compacted_file_whose_footer_counts_from_another_number_is_refused_before_a_bundle_is_read() -> None:
+    content = bytearray(SHAPES["compacted"]())
+    content[-TRAILER.size - EXTENSION.size + EXTENSION_TABLE.offsets["first_sequence"]] ^= 1
+    with pytest.raises(ChecksumMismatch, match="its bundles are not numbered as the footer says"):
+        CheckedReader(bytes(content))
 
 
 def test_a_damaged_slot_costs_the_bundle_under_a_projection_too() -> None:
