@@ -79,10 +79,10 @@ def is_in_place(view: memoryview) -> bool:
 
 
 def frozen_start(footer: SegmentFooter, view: memoryview) -> int:
-    """File offset from which on the end of a file is to be frozen before it is decoded."""
+    """File offset from which on the end of a file is to be frozen before it is decoded. A damaged footer may say anything here."""
     if footer.extension is None or not is_in_place(view):
         return footer.directory_offset
-    return min(_entries_end(footer.extension), footer.directory_offset)
+    return max(0, min(_entries_end(footer.extension), footer.directory_offset))
 
 
 def integrity_of(contents: Contents) -> Integrity:

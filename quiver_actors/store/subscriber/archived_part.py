@@ -51,7 +51,7 @@ class Archived:
         self.mean_bytes = segments.mean_bytes
         self._run_count = self._bundle_count = 0
         for segment_seq, entry in entries.items():
-            if not entry.is_complete and segment_seq in segments:
+            if not entry.is_complete and segments.has(segment_seq):
                 self._add(segment_seq, entry.bundle_count)
 
     def begin(self, part: ArchivedPart, awaited: dict[int, SegmentProgress]) -> None:

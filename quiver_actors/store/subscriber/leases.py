@@ -20,10 +20,6 @@ NoteWithdrawn = Callable[[Live, int, int], object]
 """Called with a grant and the range of bundles in which nothing of it is held any more."""
 
 
-def _note_nothing(live: Live, first: int, stop: int) -> None:
-    pass
-
-
 class Leases:
     """The grants of one subscriber of which something is held, with their owners and their leases.
 
@@ -33,7 +29,7 @@ class Leases:
         claimed_count: bundles held by owners now.
     """
 
-    def __init__(self, tokens: TokenSource, note_withdrawn: NoteWithdrawn = _note_nothing) -> None:
+    def __init__(self, tokens: TokenSource, note_withdrawn: NoteWithdrawn) -> None:
         """
         Args:
             note_withdrawn: told of claims that end without their owner having ended them. It must not refer to this object.

@@ -118,9 +118,8 @@ class ArchivedSegments(NamedTuple):
     is_read: bool = False
     """Whether the subscriber's consumers read the archive: segments that leave the disk may follow. True where there are any."""
 
-    def __contains__(self, segment_seq: object) -> bool:
-        if not isinstance(segment_seq, int):
-            return False
+    def has(self, segment_seq: int) -> bool:
+        """Whether a segment lies in one of the runs."""
         place = bisect.bisect(self.runs, segment_seq, key=itemgetter(0)) - 1
         return place >= 0 and segment_seq < sum(self.runs[place])
 

@@ -16,7 +16,7 @@ import pytest
 
 from quiver_actors.errors import ChecksumMismatch, FormatError
 from quiver_actors.store.segment.checked import CheckedReader, open_reader
-from quiver_actors.store.segment.layout import EXTENSION, FOOTER, LOG_HEADER_BYTES, TRAILER
+from quiver_actors.store.segment.layout import EXTENSION, EXTENSION_TABLE, FOOTER, LOG_HEADER_BYTES, TRAILER
 from quiver_actors.store.segment.mapping import SegmentMapping
 from quiver_actors.store.segment.reader import SegmentReader
 from quiver_actors.store.wal import layout as wal_layout
@@ -193,6 +193,29 @@ def test_what_belongs_to_no_bundle_of_a_compacted_file_is_proven_with_all_of_it(
         reader.bundle(1)
 
 
+@pytest.mark.parametrize("shape", ["in place, of one size", "compacted"])
+def test_each_bit_at_the_end_of_the_file_is_found_at_once(shape: str, tmp_path: Path) -> None:
+    """Regression: a high bit of the log position let the reader keep exabytes of a file of 100 KB, one slice after the other."""
+    content = SHAPES[shape]()
+    expected = all_values(content)
+    size_bytes = FOOTER.size + EXTENSION.size + TRAILER.size
+    with mapped(tmp_path / "live", content) as mapping, (tmp_path / "live").open("r+b", buffering=0) as file:
+        for at in range(len(content) - size_bytes, len(content)):
+            for bits in (1, 0x80):
+                os.pwrite(file.fileno(), bytes([content[at] ^ bits]), at)
+                with pytest.raises(FormatError):
+                    _ = open_reader(SegmentMapping(file.fileno(), len(content), 7), 7).incarnation
+                os.pwrite(file.fileno(), content[at : at + 1], at)
+        assert damaged_bundles(open_reader(mapping, 7), expected) == 0
+
+
+def test_a_compacted_file_whose_footer_counts_from_another_number_is_refused_before_a_bundle_is_read() -> None:
+    content = bytearray(SHAPES["compacted"]())
+    content[-TRAILER.size - EXTENSION.size + EXTENSION_TABLE.offsets["first_sequence"]] ^= 1
+    with pytest.raises(ChecksumMismatch, match="its bundles are not numbered as the footer says"):
+        CheckedReader(bytes(content))
+
+
 def test_a_damaged_slot_costs_the_bundle_under_a_projection_too() -> None:
     log = log_of([50] * 3)
     reader = SegmentReader(log.seal())
@@ -241,6 +264,21 @@ def test_who_asked_to_be_told_hears_of_damage(tmp_path: Path) -> None:
         with pytest.raises(FormatError):
             open_reader(mapping, 7, tell_damage=told.append)
         assert len(told) == 2
+
+
+def test_a_bundle_of_another_writer_is_checked_each_time_and_its_damage_costs_no_other() -> None:
+    content = bytearray(GOLDEN.read_bytes())
+    expected = all_values(bytes(content))
+    reader = CheckedReader(memoryview(content).toreadonly())
+    start = pa.py_buffer(content).address
+    for index in range(3):
+        values = reader.batch(index, reader.slot_ids(index)[0]).column(0).buffers()[-1]
+        content[values.address - start] ^= 1
+        with pytest.raises(ChecksumMismatch, match=f"bundle {index} is damaged"):
+            reader.bundle(index)
+        assert damaged_bundles(reader, expected) == 1
+        content[values.address - start] ^= 1
+    assert damaged_bundles(reader, expected) == 0
 
 
 def test_a_reader_that_does_not_verify_shows_what_is_there(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from quiver_actors.errors import Truncated
+from quiver_actors.errors import DiskError, Truncated
 from quiver_actors.store.segment import mapping
 from quiver_actors.store.segment.mapping import SegmentMapping
 
@@ -23,6 +24,13 @@ def test_a_sealed_file_that_is_shorter_than_announced_is_refused(descriptor: int
     with pytest.raises(Truncated, match="segment 7 has 100 bytes: 101 were announced"):
         SegmentMapping(descriptor, 101, 7)
     os.close(descriptor)
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_a_file_that_cannot_be_mapped_is_named(is_log: bool) -> None:
+    with pytest.raises(DiskError, match="segment 7") as caught:
+        SegmentMapping(-1, 100, 7, is_log=is_log)
+    assert caught.value.errno == errno.EBADF
 
 
 def test_a_log_that_was_sealed_since_is_mapped_as_far_as_it_goes(descriptor: int) -> None:

@@ -45,6 +45,7 @@ BOUNDED: list[tuple[pa.DataType, list[Any]]] = [
 UNBOUNDED: list[tuple[pa.DataType, list[Any]]] = [
     (pa.null(), []),
     (pa.float64(), [1.0, math.nan]),
+    (pa.float16(), [1.0, math.nan]),
     (pa.string(), ["a", "b" * (TEXT_BYTES_MAX + 1)]),
     (pa.string(), ["a", "ö" * (TEXT_BYTES_MAX // 2 + 1)]),
     (pa.string_view(), ["a"]),
@@ -83,6 +84,16 @@ def test_where_bounds_cannot_be_told_there_are_none(kind: pa.DataType, values: l
         [*([value] for value in reversed(values)), [None]],
     ):
         assert tuple(found(kind, *pieces)) == (1, None, None)
+
+
+def test_rows_that_point_to_a_null_among_the_values_of_a_dictionary_are_nulls() -> None:
+    words = pa.array(["b", None, "a"])
+    keys = [pa.array([0, 1, None, 1, 2], pa.int8()), pa.array([1], pa.int8()), pa.array([], pa.int8())]
+    columns = [pa.DictionaryArray.from_arrays(each, words) for each in keys]
+    schema = pa.schema([("c", columns[0].type)])
+    sums = ColumnSums(schema)
+    sums.add([pa.RecordBatch.from_arrays([column], schema=schema) for column in columns])
+    assert sums.packed() == [[4, "a", "b"]]
 
 
 @settings(max_examples=200, deadline=None)

@@ -38,3 +38,9 @@ def test_unresolved_runs_cover_exactly_the_clear_bits() -> None:
     assert bitmap.unresolved_runs(b"", 70) == [(0, 70)]
     assert bitmap.unresolved_runs(bitmap.full(70), 70) == []
     assert bitmap.unresolved_runs(b"", 0) == []
+
+
+def test_indexes_are_those_of_the_set_bits() -> None:
+    wanted = [0, 1, 63, 64, 700]
+    assert bitmap.indexes(sum(1 << index for index in wanted)) == wanted
+    assert bitmap.indexes(0) == []

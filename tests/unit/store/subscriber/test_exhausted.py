@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 
 import numpy as np
@@ -14,7 +15,7 @@ from quiver_actors.store.subscriber.claims import SubscriberState
 from quiver_actors.store.subscriber.grants import Grant
 from quiver_actors.store.subscriber.progress import decode_progress, encode_progress
 from quiver_actors.store.subscriber.seek import ack_through
-from quiver_actors.store.subscriber.sizes import BundleSizes
+from quiver_actors.store.subscriber.sizes import BundleSizes, OpenSizes
 from tests.unit.store.subscriber.test_leases import ALICE, BOB, LEASE, finish, indexes, leased
 
 # --- too many deliveries -------------------------------------------------------------------------------------------------------
@@ -35,6 +36,18 @@ def test_exhausted_bundle_waits_for_its_dead_letter_and_is_then_resolved() -> No
     assert not terms.bury(state, 0, 0)
     assert state.progress.changes.version > version
     assert (state.aside.blocked_count, state.counts.dead_lettered, state.progress.unresolved_count) == (0, 1, 1)
+
+
+def test_a_bundle_that_was_resolved_while_it_waited_for_its_dead_letter_gets_none() -> None:
+    state = leased((0, 3), (1, 1), max_deliveries=1)
+    state.claim(ALICE, 4)
+    state.release(ALICE)
+    ack_through(state, 0, 1, {})
+    assert terms.next_exhausted(state) == (0, 2)
+    losses.forget_segment(state, 1)
+    assert terms.next_exhausted(state) is None, "neither of what was lost"
+    assert terms.bury(state, 0, 2)
+    assert (state.counts.dead_lettered, state.counts.acked, state.progress.unresolved_count) == (1, 2, 0)
 
 
 @pytest.mark.parametrize("way", ["defer", "release", "lease"])
@@ -241,10 +254,21 @@ def test_window_in_bytes_stops_a_claim() -> None:
 SIZES = [10, 10, 1000, 30, 500, 5, 5, 200]
 
 
-@pytest.mark.parametrize("order", [OLDEST, NEWEST])
-def test_window_in_bytes_goes_by_the_size_of_each_bundle(order: str) -> None:
+def state_with_sizes(*, is_open: bool = False) -> SubscriberState:
     state = SubscriberState("s", sizes_of=lambda _: BundleSizes(1, np.array(SIZES, dtype=np.int64)))
-    state.add_segment(0, len(SIZES), sum(SIZES))
+    if is_open:
+        sizes = OpenSizes()
+        sizes.ends.extend(itertools.accumulate(SIZES))
+        state.grow_segment(0, len(SIZES), sizes)
+    else:
+        state.add_segment(0, len(SIZES), sum(SIZES))
+    return state
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("order", [OLDEST, NEWEST])
+def test_window_in_bytes_goes_by_the_size_of_each_bundle(order: str, is_open: bool) -> None:
+    state = state_with_sizes(is_open=is_open)
     expected = list(range(len(SIZES))) if order == OLDEST else list(range(len(SIZES)))[::-1]
     for limit in (20, 1000, 1019, 10_000):
         grants = state.claim(ALICE, 99, order=order, size_limit_bytes=limit)
@@ -261,8 +285,7 @@ def test_window_in_bytes_goes_by_the_size_of_each_bundle(order: str) -> None:
 
 
 def test_bytes_held_are_given_back_whole_whoever_ends_the_claims() -> None:
-    state = SubscriberState("s", sizes_of=lambda _: BundleSizes(1, np.array(SIZES, dtype=np.int64)))
-    state.add_segment(0, len(SIZES), sum(SIZES))
+    state = state_with_sizes()
     state.claim(ALICE, 99, size_limit_bytes=10_000)
     losses.drop(state, 0, 0, 3)
     assert 0 < state.leases.held(ALICE)[1] < sum(SIZES)

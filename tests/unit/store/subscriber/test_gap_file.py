@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quiver_actors.errors import ChecksumMismatch, FormatError, InvalidFormat, Truncated, UnsupportedVersion, UsageError
-from quiver_actors.store.subscriber.gaps import REASONS, GapLedger, decode_gaps
+from quiver_actors.store.subscriber.gaps import REASONS, GapLedger, decode_gaps, gaps_file_name, gaps_subscriber_of
 
 HEADER_BYTES, VERSION_AT, SIZE_AT, COUNT_AT, REASON_AT = 32, 8, 10, 12, 32
 
@@ -83,6 +83,24 @@ def test_a_reason_that_no_file_can_hold_is_refused_at_once() -> None:
         ledger().add(9, 0, 1, 1, "because", 1)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "quiver.sub.a",
+        "quiver.gaps.",
+        "quiver.gaps.a.tmp",
+        "quiver.gaps.a/b",
+        "Quiver.gaps.a",
+        "quiver.gaps",
+        "a.quiver.gaps.b",
+    ],
+)
+def test_other_files_are_the_gap_file_of_nobody(name: str) -> None:
+    """A rescue, and the reader of a whole directory, go by the names."""
+    assert gaps_subscriber_of(name) is None
+    assert gaps_subscriber_of(gaps_file_name("a-B_1")) == "a-B_1"
+
+
 # --- who has them ------------------------------------------------------------------------------------------------------------
 
 
@@ -104,6 +122,19 @@ def test_a_notice_is_with_one_owner_until_that_is_silent_for_too_long_or_goes() 
     assert found.release("bob")
     found.give(first, "ann", 0)
     assert found.next_untold() is second
+
+
+def test_an_acknowledgement_is_right_from_who_has_the_notice_and_of_what_is_done_with_from_anybody() -> None:
+    found = ledger()
+    first = found.next_untold()
+    assert first is not None
+    assert not found.is_given(first.notice, "ann"), "nobody has it yet"
+    found.give(first, "ann", 0)
+    assert [found.is_given(first.notice, owner) for owner in ("ann", "bob")] == [True, False]
+    found.ack(first.notice)
+    assert found.is_given(first.notice, "bob"), "told before: saying so again is no error"
+    found.withdraw(2)
+    assert found.is_given(2, "bob"), "there is none any more"
 
 
 def test_the_time_of_a_former_owner_does_not_count_for_the_next() -> None:

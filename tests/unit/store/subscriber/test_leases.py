@@ -157,7 +157,7 @@ def test_tokens_rise_from_one_process_to_the_next() -> None:
 
 
 def test_of_many_tokens_that_ended_the_oldest_is_forgotten() -> None:
-    leases = Leases(TokenSource(0))
+    leases = Leases(TokenSource(0), lambda live, first, stop: None)
     for token in range(1, (1 << 16) + 2):
         leases.note_ended(token, given_up=False)
     assert [leases.has_ended(token) for token in (1, 2, (1 << 16) + 1)] == [False, True, True]

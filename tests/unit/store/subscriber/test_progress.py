@@ -19,9 +19,12 @@ from quiver_actors.errors import (
 )
 from quiver_actors.store.subscriber.bitmap import full
 from quiver_actors.store.subscriber.progress import (
+    ARCHIVED_RUNS_MAX,
+    ARCHIVED_TABLE,
     BITMAP_WORDS_MAX,
     ENTRIES_MAX,
     JOINED_MAX,
+    ArchivedSegments,
     SegmentProgress,
     SubscriberProgress,
     decode_progress,
@@ -132,6 +135,34 @@ def test_users_that_do_not_fit_in_the_header_are_damage() -> None:
         encode_progress(
             msgspec.structs.replace(progress_of(0, {}), ownership=Ownership(1, tuple(range(JOINED_MAX + 1))))
         )
+
+
+def archived_of(run_count: int) -> SubscriberProgress:
+    runs = tuple((3 * number, 2) for number in range(run_count))
+    return msgspec.structs.replace(progress_of(0, {}), archived=ArchivedSegments(runs, 27, is_read=True))
+
+
+def test_as_many_runs_of_archived_segments_as_fit_come_back_beside_an_owner_and_one_more_is_refused() -> None:
+    progress = msgspec.structs.replace(archived_of(ARCHIVED_RUNS_MAX), ownership=Ownership(1001, (7,)))
+    assert decode_progress(encode_progress(progress)) == progress
+    with pytest.raises(UsageError, match=f"{ARCHIVED_RUNS_MAX + 1} runs of archived segments"):
+        encode_progress(archived_of(ARCHIVED_RUNS_MAX + 1))
+
+
+@pytest.mark.parametrize("run_count", [3, 0xFFFFFFFF])
+def test_runs_of_archived_segments_that_do_not_fit_in_the_header_are_damage(run_count: int) -> None:
+    """What stands behind the header are entries: taken for runs, they would turn what is owed from the disk into archived segments."""
+    head = ARCHIVED_TABLE.pack(run_count=run_count, mean_bytes=27)
+    runs = struct.pack("<QIQI", 3, 2, 9, 1)
+    data = file_of(head + runs + entry_of(7, 3, 0b101), header_size=32 + len(head + runs), entry_count=1)
+    with pytest.raises(InvalidFormat, match=f"{run_count} runs of segments do not fit"):
+        decode_progress(data)
+    whole = file_of(
+        ARCHIVED_TABLE.pack(run_count=2, mean_bytes=27) + runs + entry_of(7, 3, 0b101),
+        header_size=32 + len(head + runs),
+        entry_count=1,
+    )
+    assert decode_progress(whole).archived.runs == ((3, 2), (9, 1))
 
 
 def test_crc_is_castagnoli() -> None:

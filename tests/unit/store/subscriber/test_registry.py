@@ -9,6 +9,7 @@ from quiver_actors.base.config import ArchiveSettings
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ONLOOKER_PREFIX
 from quiver_actors.errors import InvalidId, UnknownSubscriber, UsageError
 from quiver_actors.store.subscriber import archiving, terms
+from quiver_actors.store.subscriber.archived_part import ArchivedPart
 from quiver_actors.store.subscriber.bitmap import full
 from quiver_actors.store.subscriber.claim_order import SizesOf
 from quiver_actors.store.subscriber.claims import NOTICE_LEASE_NS_MIN, SubscriberState
@@ -136,6 +137,26 @@ def test_a_notice_that_is_with_a_consumer_is_taken_back_in_time_also_behind_a_se
     assert notice.owner is None
 
 
+@pytest.mark.parametrize("is_seek", [False, True])
+def test_bundles_that_are_lost_on_the_disk_are_not_announced_to_whoever_gets_them_from_the_archive(
+    is_seek: bool,
+) -> None:
+    """The unlink of an archived segment was not durable: after a restart its file is there again, with damage."""
+    registry = registry_with((1, 2), (2, 4))
+    registry.give_up(2, 4, "damaged", lambda first, count: -1, [(1, 2)])
+    archived = ArchivedPart({2: SegmentProgress(4, b"")}, 10)
+    state = registry.register("sub", (2, 0), archived=archived)
+    if is_seek:
+        stored = {1: 2, 2: 4}
+        registry.seek("sub", plan_seek(state, stored, before_position((2, 1), stored), 3))
+    state = registry.get("sub")
+    assert not [gap for gap in state.gaps if gap.reason == "damaged"]
+    assert claimed(state, 99) == [(2, [1, 2, 3] if is_seek else [0, 1, 2, 3])]
+    registry.register("disk", (2, 0))
+    assert claimed(registry.get("disk"), 99) == [(2, [0, 3])]
+    assert [(gap.bundle_index_first, gap.bundle_count) for gap in registry.get("disk").gaps] == [(1, 2)]
+
+
 def test_register_with_an_invalid_id_is_refused() -> None:
     with pytest.raises(InvalidId):
         registry_with().register("../x", (0, 0))
@@ -154,7 +175,9 @@ def test_unknown_subscriber_is_a_typed_error() -> None:
     for call in (registry.get, registry.unregister):
         with pytest.raises(UnknownSubscriber, match="there"):
             call("gone")
-    registry.flushes.mark_flushed("gone", 1)
+    for mark in (registry.flushes.mark_flushed, registry.flushes.mark_journaled, registry.flushes.mark_gaps_flushed):
+        mark("gone", 1)
+    assert registry.flushes.is_dirty, "what was flushed of one that is gone says nothing of the other"
 
 
 def test_unregister_frees_what_only_it_needed() -> None:

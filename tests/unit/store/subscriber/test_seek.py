@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from quiver_actors.store.subscriber import terms
 from quiver_actors.store.subscriber.gaps import GapLedger, decode_gaps
 from quiver_actors.store.subscriber.progress import decode_progress, encode_progress
 from quiver_actors.store.subscriber.registry import SubscriberRegistry
@@ -103,6 +104,21 @@ def test_claims_end_and_late_acknowledgements_are_refused() -> None:
     ((code, indexes),) = state.resolve("me", 3, grant.token, "ack", [0, 1, 2, 3, 4], 0, 0)
     assert (code, indexes) == ("not_claimed", [0, 1, 2, 3, 4])
     assert next(iter(state.claim("other", 1))).indexes[0] == 0
+
+
+def test_an_owner_that_tells_what_its_caller_was_handed_still_does_so_afterwards() -> None:
+    """What nobody was handed does not count as delivered: else a seek would bring bundles near their limit of deliveries."""
+    model = Model()
+    before = model.registry.get("s")
+    before.leases.owner("me").tells_taken = True
+    before.leases.owner("other").tells_taken = False
+    model.seek((3, 2))
+    state = model.registry.get("s")
+    terms.set_terms(state, lease_ns=0, max_deliveries=3, exhausted="drop", now_ns=0)
+    for owner, count in (("me", 0), ("other", 1)):
+        state.claim(owner, 1)
+        state.release(owner)
+        assert state.delivery_count(3, 2) == count, owner
 
 
 def test_what_somebody_was_told_of_is_owed_again_and_not_announced_twice() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quiver_actors.base.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.errors import UsageError
 from quiver_actors.store.subscriber.starts import Start, parse_start, resolved_before
 
@@ -40,6 +41,12 @@ def test_each_kind_is_understood(text: str, start: Start) -> None:
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected latest, earliest"):
         parse_start(text)
+
+
+def test_a_bundle_that_no_segment_can_have_is_refused() -> None:
+    assert parse_start(f"bundle:1/22/{SEGMENT_BUNDLES_MAX}").bundle_index == SEGMENT_BUNDLES_MAX
+    with pytest.raises(UsageError, match=f"a segment has at most {SEGMENT_BUNDLES_MAX} bundles"):
+        parse_start(f"bundle:1/22/{SEGMENT_BUNDLES_MAX + 1}")
 
 
 def test_bundles_from_before_a_moment_are_resolved_and_those_of_unknown_time_are_not() -> None:

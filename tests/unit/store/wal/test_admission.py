@@ -65,7 +65,12 @@ class Sent(NamedTuple):
 
 def sent(*slots: pa.RecordBatch, count: int = 1) -> Sent:
     """Return a push of `count` bundles with these batches in slots 0, 1 ..."""
-    memory, push, schemas = EngineDriver(SimDisk()).layout([dict(enumerate(slots))] * count)
+    return sent_together([dict(enumerate(slots))] * count)
+
+
+def sent_together(bundles: list[dict[int, pa.RecordBatch]]) -> Sent:
+    """Return a push of these bundles."""
+    memory, push, schemas = EngineDriver(SimDisk()).layout(bundles)
     return Sent(bytes(memory), push, schemas)
 
 
@@ -82,6 +87,10 @@ MANY = sent(numbered_batch(1), count=UNIFORM_ENTRIES_MIN)
 """Looked at all at once, as long as they are right."""
 MANY_TWO = sent(numbered_batch(1), pa.record_batch({"x": [1]}), count=UNIFORM_ENTRIES_MIN)
 """Two slots each; checked all at once too, as long as they are right."""
+MANY_MIXED = sent_together(
+    [{0: numbered_batch(1)}] * UNIFORM_ENTRIES_MIN + [{0: numbered_batch(1), 1: pa.record_batch({"x": [1]})}]
+)
+"""One of them has another slot, so that they are looked at one by one."""
 WORDS_BATCH = pa.record_batch({"w": pa.array(["a", "b"]).dictionary_encode()})
 WORDS = sent(WORDS_BATCH)
 LONGER = ONE._replace(span=ONE.span[:-4] + bytes(64) + ONE.span[-4:]).with_entry(SPAN_BYTES, len(ONE.span) + 64)
@@ -94,11 +103,14 @@ def spoil_prefix(span: bytearray) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [ONE, TWO, WORDS, MANY, MANY_TWO], ids=["one", "two slots", "dictionary", "many", "many of two slots"]
+    "case",
+    [ONE, TWO, WORDS, MANY, MANY_TWO, MANY_MIXED],
+    ids=["one", "two slots", "dictionary", "many", "many of two slots", "many of one or two slots"],
 )
 def test_what_is_right_is_let_in(case: Sent) -> None:
     entries, _ = check_push(memoryview(bytearray(case.span)), layout.HEADER_BYTES, case.push, case.schemas)
     assert len(entries) == len(case.push.entries) // ENTRY_ROW.size
+    assert isinstance(entries, UniformEntries) == (case in (MANY, MANY_TWO))
 
 
 def test_a_time_that_the_producer_gave_to_one_of_many_stays() -> None:
@@ -176,6 +188,8 @@ REFUSED = {
         MANY_TWO.with_rows(slots=MANY_TWO.push.slots[: UNIFORM_ENTRIES_MIN * SLOT_ROW.size]),
         "payload at|bytes behind|not what the row|fewer slot rows",
     ),
+    "one of many without its slot row": (MANY.with_rows(slots=MANY.push.slots[: -SLOT_ROW.size]), "fewer slot rows"),
+    "many without slot rows": (MANY.with_rows(slots=b""), "fewer slot rows"),
     "one of many without its second slot": (MANY_TWO.with_entry(SLOTS, 1, row=4), "1 slots against bitmap"),
     "no dictionary in many alike": (without_dictionaries(sent(WORDS_BATCH, count=UNIFORM_ENTRIES_MIN)), "dictionar"),
 }

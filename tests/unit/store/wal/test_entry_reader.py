@@ -21,6 +21,7 @@ from tests.disks.simulated import SimDisk
 from tests.support.arrow_shapes import EXTENSIONS, LEAVES, ArrowShapes
 from tests.support.engine_driver import EngineDriver, numbered_batch, topic_settings
 from tests.support.open_logs import log_and_places
+from tests.unit.store.segment.logfile import LogFile
 from tests.unit.store.wal.logs import flipped
 
 Bundle = Mapping[int, pa.RecordBatch]
@@ -217,6 +218,45 @@ def test_slots_that_end_behind_their_entry_are_told() -> None:
     ):
         with pytest.raises(FormatError):
             reader_of(what, places).bundle(0)
+
+
+# --- the log ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_incarnation_is_that_of_the_segment_that_the_log_becomes() -> None:
+    disk = SimDisk()
+    driver = EngineDriver(disk, topic_settings(segment_max_open_duration_ns=3600 * SECOND_NS))
+    driver.engine.registrations.register("s", "earliest")
+    driver.push({0: numbered_batch(0)})
+    driver.commit()
+    content, places = log_and_places(driver.engine, disk, driver.directory, 0)
+    reader = reader_of(content, places)
+    driver.seal()
+    driver.settle()
+    assert reader.incarnation is not None
+    assert reader.incarnation == driver.read(0).incarnation
+    assert (reader.is_lost(0), reader.runs([0])) == (False, []), "each bundle of a log is read by itself"
+    assert reader.byte_count(0) == places[0].size_bytes == driver.read(0).byte_count(0)
+
+
+def test_a_log_that_does_not_say_its_incarnation_has_none_and_a_damaged_header_is_told() -> None:
+    other = LogFile()
+    assert LogEntries(memoryview(bytes(other.data))).incarnation is None
+    with pytest.raises(FormatError):
+        _ = LogEntries(memoryview(flipped(bytes(other.data), 0))).incarnation
+
+
+def test_schemas_that_are_remembered_do_not_pile_up() -> None:
+    """A log may bring a new schema with each bundle, and a reader of it lives as long as the log."""
+    content, places = logged({0: numbered_batch(0)}, {0: numbered_batch(1)})
+    entries = LogEntries(memoryview(content))
+    reader = EntryReader(entries, places, 7)
+    assert reader.bundle(0)[0].equals(numbered_batch(0))
+    for number in range(3000):
+        schema = pa.schema([(f"column {number}", pa.int8())])
+        assert entries.add_schema(schema.serialize().to_pybytes()) == (schema, False)
+    assert len(entries.schemas) <= 1024
+    assert reader.bundle(1)[0].equals(numbered_batch(1)), "what was forgotten is read again"
 
 
 # --- places --------------------------------------------------------------------------------------------------------------
