@@ -10,7 +10,7 @@ from typing import NamedTuple
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import NotResolved, Refused
 from quiver_actors.client.calls import refusal_error
-from quiver_actors.errors import AlreadyResolved, Fenced, LeaseExpired, NotClaimed, QuiverError
+from quiver_actors.errors import AlreadyResolved, Fenced, LeaseExpired, NotClaimed, QuiverError, StorageUnavailable
 
 REFUSALS_KEPT = 65_536
 """Refused resolutions that a ticket can still ask about, per worker."""
@@ -62,6 +62,15 @@ class Refusals:
         """Refusals that `take` has not returned."""
         self._unreported: set[int] = set()
         """Tags of messages whose refusal is not reported: the claims that they return are not held in either case."""
+
+    def unopened(self, failure: QuiverError | None) -> StorageUnavailable | None:
+        """Return why the worker could not open the topic's directory, also while it is asked again; None: nothing is known of that.
+
+        Args:
+            failure: why the connection was lost last; None: it is being made.
+        """
+        reason = failure or self.registering
+        return reason if isinstance(reason, StorageUnavailable) else None
 
     def ignore(self, tag: int) -> None:
         """Do not report what is refused of the message with this tag."""

@@ -100,16 +100,10 @@ class SubscriberChannel(ClaimChannel):
         """Bundle indexes that were not sent yet, by segment, token, outcome and delay."""
 
     @property
-    def unopened(self) -> StorageUnavailable | None:
-        """Why the worker could not open the topic's directory, also while it is asked again; None: nothing is known of that."""
-        reason = self.failure or self.refusals.registering
-        return reason if isinstance(reason, StorageUnavailable) else None
-
-    @property
     def may_come_later(self) -> bool:
         """Whether the worker has said that the topic's directory cannot be opened now, and nothing is pushed there: the bundles of other
         cores do not wait for it. It is asked again as long as bundles are waited for."""
-        return self.unopened is not None and self.core not in self._directory.push_cores
+        return self.refusals.unopened(self.failure) is not None and self.core not in self._directory.push_cores
 
     def take(self, bundles: int = 1) -> None:
         """Bundles of this channel have left the inbox: let the worker send others, in portions."""
