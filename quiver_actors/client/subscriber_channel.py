@@ -54,7 +54,7 @@ from quiver_actors.client.refused import Refusals
 from quiver_actors.client.segments import MappedLog, MappedSegment
 from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.unconfirmed import Unconfirmed
-from quiver_actors.errors import ProtocolError, QuiverError, StorageUnavailable
+from quiver_actors.errors import ProtocolError, QuiverError
 
 UNCONFIRMED_MAX = 65_536
 """Number of unconfirmed resolutions after which the channel asks the worker whether they are durable, to forget them."""
