@@ -126,6 +126,12 @@ def _examine(disk: Disk, paths: EnginePaths, name: str, readings: Readings) -> F
         file.close()
 
 
+def _turn(plan: LogPlan) -> tuple[bool, int, bool]:
+    """Place of a log among those that are settled: lower ones come first, and equal ones stay in the order of their numbers."""
+    log = plan.log
+    return log.header_state is not Header.OURS, log.position_start, log.behind is not Behind.TAIL
+
+
 class Settlement:
     """Carries out the plan of each log file: seals it, finishes its seal, writes it again, or removes it."""
 
@@ -139,13 +145,14 @@ class Settlement:
         self._readings = readings
 
     def settle(self, plans: list[LogPlan]) -> list[Source]:
-        """Do what was decided about each file, ours first.
+        """Do what was decided about each file: ours first, and of those that begin at one position the finished seals. Nothing of a seal is
+        adopted, so the segment must not come of an older copy of its log.
 
         Returns:
             Logs that are to be adopted.
         """
         to_adopt = []
-        for plan in sorted(plans, key=lambda plan: plan.log.header_state is not Header.OURS):
+        for plan in sorted(plans, key=_turn):
             log, decision = plan.log, plan.decision
             path = f"{self._paths.wal}/{log.name}"
             if decision in (Decision.FINISH, Decision.SEAL) or self._has_own(plan):
