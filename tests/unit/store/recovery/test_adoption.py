@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
+
 import pyarrow as pa
+import pytest
 
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.recovery import Recovery, realign_entry
 from quiver_actors.store.recovery.findings import EffectKind
 from quiver_actors.store.wal.codec import decode_entry_header, decode_slots
 from quiver_actors.store.wal.layout import ALIGNMENT, ENTRY_LENGTH_BYTES, HEADER_BYTES
-from quiver_actors.store.wal.reader import LogReader
+from quiver_actors.store.wal.reader import LogReader, Span
 from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver, numbered_batch, topic_settings
 from tests.support.other_writer import WAL_HEADER, OtherWriter, entries_of
@@ -56,12 +60,29 @@ def test_a_recovery_says_what_it_has_done_with_whose_entries() -> None:
     ]
 
 
-def test_a_bundle_of_ours_that_is_damaged_in_a_log_of_both_keeps_its_id_and_is_told_as_lost() -> None:
+def flip(disk: SimDisk, span: Span) -> None:
+    assert disk.flip_bit(PATHS.active, span.start + 90, 3)
+
+
+def make_unknown(disk: SimDisk, span: Span) -> None:
+    """Give an entry a type that nobody knows, under a checksum that fits."""
+    body = bytearray(disk.contents()[PATHS.active][span.start + ENTRY_LENGTH_BYTES : span.end - 4])
+    body[0] = 9
+    file = disk.open_write(PATHS.active)
+    file.write([bytes(body) + zlib.crc32(body).to_bytes(4, "little")], span.start + ENTRY_LENGTH_BYTES)
+    file.fsync()
+    file.close()
+
+
+@pytest.mark.parametrize("harm", [flip, make_unknown])
+def test_a_bundle_of_ours_that_is_lost_in_a_log_of_both_keeps_its_id_and_is_told_as_lost(
+    harm: Callable[[SimDisk, Span], None],
+) -> None:
     disk = killed(5)
     append(disk, 2)
     log = disk.contents()[PATHS.active]
     spans = LogReader(reader_of(log), len(log)).scan(HEADER_BYTES, ALIGNMENT).entries
-    assert disk.flip_bit(PATHS.active, spans[2].start + 90, 3)
+    harm(disk, spans[2])
     damaged = disk.contents()[PATHS.active][spans[2].start : spans[2].end]
     driver = opened(disk)
     (info,) = driver.engine.segments()

@@ -54,10 +54,13 @@ def delivered(disk: SimDisk) -> list[int]:
     return found
 
 
-def test_what_a_log_has_behind_an_older_copy_of_itself_gets_another_number() -> None:
-    """Somebody has brought a log back from a backup."""
+@pytest.mark.parametrize("has_core", [True, False])
+def test_what_a_log_has_behind_an_older_copy_of_itself_gets_another_number(has_core: bool) -> None:
+    """Somebody has brought a log back from a backup. Nothing comes twice, also where `quiver.core` does not tell whose logs they are."""
     disk, early = killed()
     put(disk, OLD_PATH, early)
+    if not has_core:
+        disk.unlink(PATHS.core)
     assert delivered(disk) == list(range(6))
     assert kept(disk) == []
     assert not disk.exists(OLD_PATH)
@@ -94,12 +97,21 @@ def test_of_two_finished_seals_one_becomes_the_segment() -> None:
     assert kept(disk) == [whole]
 
 
-def test_a_log_of_another_directory_with_the_same_number_is_delivered_too() -> None:
+def test_a_log_of_another_directory_gets_another_number() -> None:
+    """The ids that receipts and progress name are those of our log."""
     disk, _ = killed()
     copied, _ = killed(first=100)
     put(disk, OLD_PATH, copied.contents()[PATHS.active])
-    assert sorted(delivered(disk)) == [*range(6), *range(100, 106)]
+    assert delivered(disk) == [*range(6), *range(100, 106)]
     assert kept(disk) == []
+
+
+def test_a_finished_seal_of_another_directory_does_not_take_the_number_of_our_log() -> None:
+    disk, _ = killed()
+    theirs = segment_of(killed(first=100)[0])
+    put(disk, OLD_PATH, theirs)
+    assert delivered(disk) == list(range(6))
+    assert kept(disk) == [theirs]
 
 
 @pytest.mark.parametrize("has_seal", [True, False])
