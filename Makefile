@@ -58,7 +58,7 @@ test-failed: $(STAMP)
 	$(PYTEST) --last-failed --last-failed-no-failures none tests
 
 test-long: $(STAMP)
-	$(PYTEST) -m long -n $(TESTS_AT_ONCE) --dist load tests
+	$(PYTEST) -m long -n 2 --dist load tests
 
 test-demo: $(STAMP)
 	$(PYTEST) -m demo tests/integration/test_demo.py

@@ -95,15 +95,23 @@ class SubscriberChannel(ClaimChannel):
         self._inbox = inbox
         self._projection = EVERYTHING
         self._register_tag = 0
+        self._refused_for: QuiverError | None = None
+        """Why the worker refused to register the subscriber when it answered last; None: it did not."""
         self._credit = CreditLine(wanted.prefetch)
         self._resolutions: dict[tuple[int, int, str, int], array[int]] = {}
         """Bundle indexes that were not sent yet, by segment, token, outcome and delay."""
 
     @property
+    def unopened(self) -> StorageUnavailable | None:
+        """Why the worker could not open the topic's directory, also while it is asked again; None: nothing is known of that."""
+        reason = self.failure or self._refused_for
+        return reason if isinstance(reason, StorageUnavailable) else None
+
+    @property
     def may_come_later(self) -> bool:
         """Whether the worker has said that the topic's directory cannot be opened now, and nothing is pushed there: the bundles of other
         cores do not wait for it. It is asked again as long as bundles are waited for."""
-        return isinstance(self.failure, StorageUnavailable) and self.core not in self._directory.push_cores
+        return self.unopened is not None and self.core not in self._directory.push_cores
 
     def take(self, bundles: int = 1) -> None:
         """Bundles of this channel have left the inbox: let the worker send others, in portions."""
@@ -262,7 +270,7 @@ class SubscriberChannel(ClaimChannel):
         elif isinstance(message, Gap):
             self._gap(message)
         elif isinstance(message, Done) and message.tag == self._register_tag:
-            self.is_registered = True
+            self.is_registered, self._refused_for = True, None
             self._credit.begin()
             self._give_credit()
         elif isinstance(message, NotResolved):
@@ -345,6 +353,7 @@ class SubscriberChannel(ClaimChannel):
     def _refused(self, message: Refused) -> None:
         error = refusal_error(message)
         if message.tag == self._register_tag:
+            self._refused_for = error.with_traceback(None)
             self._fail_connection(error)
             return
         self.refusals.note_message(error)

@@ -76,10 +76,10 @@ class SubscriberChannels:
         knows have resolved, before this one is registered there.
         """
         for channel in self.opened():
-            if isinstance(channel.failure, StorageUnavailable) and _is_needed(channel) and not channel.is_registered:
+            if channel.unopened is not None and _is_needed(channel) and not channel.is_registered:
                 return StorageUnavailable(
                     f"subscriber {self._wanted.subscriber!r} could not be registered by worker {channel.core} within {timeout_seconds} s: "
-                    f"{channel.failure}. Nothing was delivered; bring the directory back, then subscribe again"
+                    f"{channel.unopened}. Nothing was delivered; bring the directory back, then subscribe again"
                 )
         return error
 

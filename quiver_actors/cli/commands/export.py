@@ -6,7 +6,7 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,10 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         files = held.enter_context(Files(arguments.out, arguments.topic, arguments.format))
         missing = lost = 0
         for each in ranges:
-            try:
-                lost += _export_range(client, arguments.topic, each, slots, files)
-            except NotStored:
-                missing += len(each.segments)  # every subscriber is done with it, and it was deleted meanwhile
+            found = export_range(client, arguments.topic, each, slots, files)
+            lost, missing = lost + found.lost_bundles, missing + found.deleted_segments
             bar.advance(each.size_bytes)
         files.finish()
     _report(arguments, files, missing, lost)
@@ -155,25 +153,53 @@ def _make_directory(path: str) -> None:
         raise UsageError(f"{path} is not a directory, and cannot become one: name another one with --out") from error
 
 
-def _export_range(client: Any, topic: str, wanted: Range, slots: Any, files: Files) -> int:
-    """Write the bundles of some segments; returns how many are damaged or lost."""
+class LeftOut(NamedTuple):
+    """What an export could not write."""
+
+    lost_bundles: int = 0
+    """Damaged or lost ones."""
+    deleted_segments: int = 0
+    """Every subscriber is done with them, or they have expired, and they were deleted meanwhile."""
+
+
+def export_range(client: Any, topic: str, wanted: Range, slots: Any, files: Files) -> LeftOut:
+    """Write the bundles of some segments. One that was deleted meanwhile is passed over."""
+    left, lost, missing = list(wanted.segments), 0, 0
+    while left:
+        try:
+            for bundle in _bundles(client, topic, wanted.core, left, slots):
+                while left[0].segment_seq < bundle.bundle_id.segment_seq:
+                    left.pop(0)
+                lost += not _export_bundle(bundle, wanted.since_unix_ns, files)
+                if bundle.bundle_id.bundle_index + 1 >= left[0].bundle_count:
+                    left.pop(0)
+            left.clear()
+        except NotStored:
+            missing += 1
+            left.pop(0)
+    return LeftOut(lost, missing)
+
+
+def _bundles(client: Any, topic: str, core: int, segments: Sequence[SegmentInfo], slots: Any) -> Iterable[Any]:
     from quiver_actors.base.model import BundleId
 
-    first, last = wanted.segments[0], wanted.segments[-1]
-    start = BundleId(topic, wanted.core, first.segment_seq, 0)
-    end = BundleId(topic, wanted.core, last.segment_seq, last.bundle_count)
-    lost = 0
-    for bundle in client.read(topic, wanted.core, start, end, slots=slots):
-        try:
-            if 0 < (bundle.ingestion_unix_ns or 0) < wanted.since_unix_ns:
-                continue
-            found = bundle.slots
-        except (DataLost, FormatError):
-            lost += 1
-            continue
-        for slot_id, batch in found.items():
-            files.write(bundle.slot_table.name_of(slot_id) or str(slot_id), batch)
-    return lost
+    start = BundleId(topic, core, segments[0].segment_seq, 0)
+    end = BundleId(topic, core, segments[-1].segment_seq, segments[-1].bundle_count)
+    found: Iterable[Any] = client.read(topic, core, start, end, slots=slots)
+    return found
+
+
+def _export_bundle(bundle: Any, since_unix_ns: int, files: Files) -> bool:
+    """Write a bundle, unless it is too old. Returns False if it is damaged or lost."""
+    try:
+        if 0 < (bundle.ingestion_unix_ns or 0) < since_unix_ns:
+            return True
+        found = bundle.slots
+    except (DataLost, FormatError):
+        return False
+    for slot_id, batch in found.items():
+        files.write(bundle.slot_table.name_of(slot_id) or str(slot_id), batch)
+    return True
 
 
 def _report(arguments: argparse.Namespace, files: Files, missing: int, lost: int) -> None:

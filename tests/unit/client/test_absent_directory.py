@@ -27,6 +27,20 @@ def test_who_subscribes_meanwhile_hears_that_it_is_the_directory_and_may_try_aga
     assert not two_cores.of_type(Credit), "no core may deliver before all have registered"
 
 
+def test_it_is_the_directory_also_if_the_time_ends_while_the_worker_is_asked_again(two_cores: Peer) -> None:
+    asked: list[ClientMessage] = []
+
+    def refuse_once(session: PeerSession, message: ClientMessage) -> bool:
+        if session.core == 1:
+            asked.append(message)
+        return session.core == 1 and (len(asked) > 1 or AWAY(session, message))
+
+    two_cores.handlers[Register] = refuse_once
+    with connect(two_cores.run_dir, timeout=0.5) as client, pytest.raises(StorageUnavailable, match="opened now"):
+        client.subscribe("s")
+    assert len(asked) == 2
+
+
 def test_a_core_that_is_back_in_time_is_subscribed_too(two_cores: Peer) -> None:
     two_cores.handlers[Register] = refuse_second
     with connect(two_cores.run_dir, timeout=3600.0) as client:

@@ -7,11 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quiver_actors.cli.commands.export import Files
+import quiver_actors
+from quiver_actors.cli.commands.export import Files, LeftOut, Range, export_range
 from quiver_actors.cli.main import main
 from quiver_actors.errors import UnsupportedType
 from tests.support.archived import ArchiveWriter, hole, sealed_segments
 from tests.unit.cli.examples import run_examples
+from tests.unit.embedded.batches import until
 from tests.unit.store.inspection.stores import ACTIVE, CORE, ENTRY_BYTES, ROTATED, SEGMENT, flip
 from tests.unit.store.segment.logfile import contiguous
 
@@ -128,6 +130,24 @@ def export_archived(directory: Path, *arguments: str) -> int:
     return main(
         ["export", "default", "--archive", f"file://{directory}/archive", "--out", str(directory / "out"), *arguments]
     )
+
+
+def test_segments_that_are_deleted_meanwhile_are_passed_over_and_the_rest_is_exported(tmp_path: Path) -> None:
+    with quiver_actors.open(tmp_path / "data") as store, Files(str(tmp_path), "default", "arrow") as files:
+        for number in range(3):
+            store.push_many([pa.record_batch({"id": [2 * number]}), pa.record_batch({"id": [2 * number + 1]})])
+            store.flush()
+        found = store.readable()[0].infos
+        assert len(found) == 3
+        with store.subscribe("reader", start="earliest") as deliveries:
+            for delivery in deliveries.get_many(2, 30):
+                delivery.ack()
+            deliveries.flush()
+        until(lambda: len(store.readable()[0].infos) == 2, "the first segment is deleted")
+        assert export_range(store, "default", Range(0, found, 0), None, files) == LeftOut(deleted_segments=1)
+        files.finish()
+    (path,) = files.written
+    assert pa.ipc.open_file(path).read_all()["id"].to_pylist() == [2, 3, 4, 5]
 
 
 def test_an_archive_is_exported_without_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
