@@ -106,7 +106,7 @@ def with_a_damaged_segment(disk: SimDisk) -> EngineDriver:
     ],
 )
 def test_in_doubt_the_start_is_refused_and_the_list_stays(start: Callable[[SimDisk], EngineDriver], why: str) -> None:
-    """Without the list the bundles would seem to be lost."""
+    """The bundles would seem to be lost if a start went on without the list."""
     disk = moved()
     damaged = replace(disk, PATHS.cold, flipped)
     with pytest.raises(DiskError, match=why):
