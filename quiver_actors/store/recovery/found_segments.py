@@ -147,7 +147,9 @@ class FoundSegments:
         self.damaged.pop(info.segment_seq, None)
         sequences = log.builder.first_sequence, log.builder.last_sequence + 1
         positions = log.position_start, log.position_end
-        self.extents.append(Extent(info.segment_seq, *positions, *sequences, self._numbers.incarnation, is_log=False))
+        # The log's, which may not be what `quiver.core` says: the log was copied here, or that file was lost.
+        incarnation = log.identity.incarnation
+        self.extents.append(Extent(info.segment_seq, *positions, *sequences, incarnation, is_log=False))
         self._findings.notes.append(f"sealed segment {info.segment_seq} with {info.bundle_count} bundles")
 
     def became(self, identity: Identity, position_start: int) -> Extent | None:

@@ -139,13 +139,13 @@ class Settlement:
         self._readings = readings
 
     def settle(self, plans: list[LogPlan]) -> list[Source]:
-        """Do what was decided about each file, ours first.
+        """Do what was decided about each file, by `_turn`.
 
         Returns:
             Logs that are to be adopted.
         """
         to_adopt = []
-        for plan in sorted(plans, key=lambda plan: plan.log.header_state is not Header.OURS):
+        for plan in sorted(plans, key=self._turn):
             log, decision = plan.log, plan.decision
             path = f"{self._paths.wal}/{log.name}"
             if decision in (Decision.FINISH, Decision.SEAL) or self._has_own(plan):
@@ -167,6 +167,16 @@ class Settlement:
                 is_kept = decision is Decision.ADOPT_AND_KEEP
                 to_adopt.append(Source(log, is_kept=is_kept, covered_end=plan.covered_end, taken=plan.taken))
         return to_adopt
+
+    def _turn(self, plan: LogPlan) -> tuple[bool, bool, int, bool]:
+        """Place of a log among all of them: lower ones are settled first, equal ones in the order of their numbers.
+
+        Two logs have one number if somebody has copied one here. Then those of this directory come first, because receipts and progress
+        name their bundles; and a finished seal comes before an older copy of its log, because nothing of a seal is adopted.
+        """
+        log = plan.log
+        is_copied = log.identity is not None and log.identity.incarnation != self._numbers.incarnation
+        return log.header_state is not Header.OURS, is_copied, log.position_start, log.behind is not Behind.TAIL
 
     def _has_own(self, plan: LogPlan) -> bool:
         """Whether the log is written anew and some of its bundles are ours."""

@@ -149,3 +149,14 @@ def test_a_subscriber_whose_owner_no_file_tells_is_the_topics_owners() -> None:
     driver.drain_and_close()
     replaced(disk, PROGRESS, b"damaged")
     assert core(disk, 0).engine.registrations.ownership_of("s") == Ownership()
+
+
+def test_an_owner_is_taken_from_the_cores_whose_files_can_be_read() -> None:
+    disk = SimDisk()
+    for number in (0, 1):
+        driver = core(disk, number)
+        driver.engine.registrations.register("s", "earliest", Ownership(ANN))
+        driver.drain_and_close()
+    replaced(disk, PROGRESS, b"damaged")
+    assert core(disk, 2).engine.registrations.ownership_of("s") == Ownership(ANN)
+    assert disk.contents()[PROGRESS] == b"damaged", "another core's damage is that core's business"
