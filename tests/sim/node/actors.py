@@ -337,6 +337,11 @@ class SubscriberActor:
             self._newest[item.bundle_id] = item.token
 
     def _note_delivered(self, item: Delivery, batch: Any) -> None:
+        if item.bundle_id in self.model.subscribers[self.subscriber].settled and self.client.has_unread():
+            # Another consumer has resolved it, which shares the subscriber or belongs to an owner of the directory, and this one has not
+            # read yet that its worker has withdrawn it, or is gone.
+            self.world.machine.counts["withdrawn_late"] += 1
+            return
         drops = self.world.machine.room.drops
         self.model.delivered(self.subscriber, item.bundle_id, batch, may_be_dropped=drops)
 

@@ -6,9 +6,6 @@ another consumer has durably resolved is handed over by nobody who has read what
 
 from __future__ import annotations
 
-import pyarrow as pa
-
-from quiver_actors.client.delivery import Delivery
 from tests.sim.node.actors import Place, SubscriberActor, World
 from tests.sim.node.clients import SimSubscriber
 from tests.sim.node.machine import Machine
@@ -27,13 +24,6 @@ class SharingActor(SubscriberActor):
         machine, random = self.world.machine, self.world.random
         options = {"lease": random.choice(_LEASES_SECONDS), "order": random.choice(("oldest", "newest"))}
         return SimSubscriber(machine.run_dir, self.subscriber, self.place.topic, machine.delays, prefetch=8, **options)
-
-    def _note_delivered(self, item: Delivery, batch: pa.RecordBatch) -> None:
-        if item.bundle_id in self.model.subscribers[self.subscriber].settled and self.client.has_unread():
-            # The worker has withdrawn it, and the message is late.
-            self.world.machine.counts["withdrawn_late"] += 1
-            return
-        super()._note_delivered(item, batch)
 
 
 def sharing_actors(seed: int, world: World, place: Place) -> list[SubscriberActor]:
