@@ -38,6 +38,8 @@ def directories() -> Iterator[Directories]:
 @pytest.fixture
 def node(directories: Directories) -> Iterator[NodeProcess]:
     with NodeProcess.small(directories, "serve_with_figures").wait_ready() as started:
+        # The log says so before the page does.
+        assert status(directories, "--wait", "ready").returncode == 0
         yield started
 
 
@@ -231,6 +233,7 @@ def test_run_directory_comes_from_the_environment_or_a_config_file(directories: 
 
 def test_check_holds_for_a_healthy_node(directories: Directories) -> None:
     with NodeProcess.small(directories).wait_ready() as node:
+        assert status(directories, "--wait", "ready").returncode == 0
         for wanted in ("ready", "healthy"):
             done = status(directories, "--check", wanted)
             assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
