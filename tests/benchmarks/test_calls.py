@@ -9,10 +9,11 @@ import pytest
 
 from benchmarks.calls import counts, least_push, listing
 
-MARGIN = 1.05
+MARGIN = 1.1
 """Above the figures that `python -m benchmarks.calls` printed last (docs/performance.md)."""
-CALLS = {"node": 119, "embedded": 54}
-"""Calls without a subscriber. With one the count depends on which thread comes first, by a few calls or a whole turn."""
+CALLS = {"node": 75, "embedded": 37}
+"""Calls without a subscriber; of a node those of a slow disk, whose syncs a thread makes. With one the count depends on which thread comes
+first, by a few calls or a whole turn."""
 
 
 @pytest.mark.parametrize("side", CALLS)
