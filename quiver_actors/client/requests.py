@@ -219,11 +219,22 @@ class Requests:
         return (yield from self.mapped_part(wanted, part, verifies_checksums=verifies_checksums)).reader
 
     def mapped_part(
-        self, wanted: WantedRange, part: SegmentPart, *, verifies_checksums: bool = True
+        self,
+        wanted: WantedRange,
+        part: SegmentPart,
+        *,
+        verifies_checksums: bool = True,
+        patience_ns: int = _PASSING_NS,
     ) -> Flow[MappedSegment]:
-        """Open and map the segment of one part of a range; the caller closes it."""
+        """Open and map the segment of one part of a range; the caller closes it.
+
+        Args:
+            patience_ns: how long to wait for a file that cannot be opened now: a rescue replaces it, or a start has yet to look at it.
+        """
         topic, segment_seq = wanted.slots.topic, part.segment_seq
-        opened, descriptor, places = yield from _passing(lambda: self._opened_part(wanted.core, topic, part))
+        opened, descriptor, places = yield from _passing(
+            lambda: self._opened_part(wanted.core, topic, part), patience_ns
+        )
         map_file = MappedSegment.sealed if opened.is_sealed else MappedLog
         mapped = map_file(
             descriptor,
@@ -350,9 +361,9 @@ class Requests:
         return call
 
 
-def _passing(attempt: Callable[[], Flow[F]]) -> Flow[F]:
-    """Make the attempt again while it meets StorageUnavailable, for `_PASSING_NS` at most: a rescue replaces the file of a segment."""
-    deadline_ns = time.monotonic_ns() + _PASSING_NS
+def _passing(attempt: Callable[[], Flow[F]], patience_ns: int) -> Flow[F]:
+    """Make the attempt again while it meets StorageUnavailable, for so long at most."""
+    deadline_ns = time.monotonic_ns() + patience_ns
     while True:
         try:
             return (yield from attempt())

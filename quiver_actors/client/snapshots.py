@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo, TopicInfo
 from quiver_actors.base.topic_hints import unknown_topic
-from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client.exchange import Flow, side_by_side
 from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.ranges import SegmentPart
@@ -23,7 +22,6 @@ from quiver_actors.query.span import Span
 
 _READABLE_NS = 60 * SECOND_NS
 """How long to wait for a worker that has just started: it looks at what it has before it shows any of it."""
-_LOOK_NS = 50 * MILLISECOND_NS
 _LOOKS_MAX = 5
 """How often to begin again where everything that was listed had been deleted before any of it was mapped."""
 _PINS_AT_ONCE = 32
@@ -162,17 +160,11 @@ def _pinned(
     """Map some bundles of a segment; None: it is not stored any more."""
     part = SegmentPart(info.segment_seq, bundles.start, bundles.stop)
     wanted = WantedRange([part], core, slots, EVERYTHING)
-    deadline_ns = time.monotonic_ns() + _READABLE_NS
-    while True:
-        try:
-            return (yield from requests.mapped_part(wanted, part, verifies_checksums=verifies_checksums))
-        except NotStored:
-            return None
-        except StorageUnavailable:
-            now_ns = time.monotonic_ns()
-            if now_ns > deadline_ns:
-                raise
-            yield now_ns + _LOOK_NS
+    try:
+        mapping = requests.mapped_part(wanted, part, verifies_checksums=verifies_checksums, patience_ns=_READABLE_NS)
+        return (yield from mapping)
+    except NotStored:
+        return None
 
 
 def gathering_material(
