@@ -48,10 +48,10 @@ from benchmarks.ingest import make_batches
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter
-from quiver_actors.archive.object_store import PART_BYTES, ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.uploads import Throttle, upload
 from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.store.objects.object_store import PART_BYTES, ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from tests.support.faulty_objects import FaultyStore
 from tests.support.object_servers import serving
 

@@ -17,8 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-from quiver_actors.archive.object_store import Metadata, ObjectChanged
-from quiver_actors.archive.opening import open_store
+from quiver_actors.store.objects.object_store import Metadata, ObjectChanged
+from quiver_actors.store.objects.opening import open_store
 from tests.support.object_servers import KINDS, serving
 
 KEY = "node/count"

@@ -13,8 +13,6 @@ import sys
 import msgspec
 
 from quiver_actors.archive.archiver import Archiver
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
 from quiver_actors.base.archive_status import ARCHIVE_STATUS_FILE, ArchiveStatus
@@ -28,6 +26,8 @@ from quiver_actors.node.topics.catalogue import read_catalogue
 from quiver_actors.node.worker.listener import Listener
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from quiver_actors.supervisor.log import configure_logging, log_event
 from quiver_actors.supervisor.spawn import die_with
 from quiver_actors.transactions.asking import OWN_LOG_NAME

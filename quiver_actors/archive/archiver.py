@@ -18,11 +18,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.lag import LagWatch
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.merging import Merging
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.ownership import become_owner
 from quiver_actors.archive.state_keeper import StateKeeper
 from quiver_actors.archive.topic_archive import TopicArchive
@@ -37,6 +35,8 @@ from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client
 from quiver_actors.errors import QuiverError, UnknownSubscriber, UnknownTopic
 from quiver_actors.store.disk.protocol import Disk
+from quiver_actors.store.objects.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
+from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.supervisor.log import log_event
 
 POLL_NS = SECOND_NS

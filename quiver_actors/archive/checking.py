@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from quiver_actors.archive.manifest import Segment
-from quiver_actors.archive.object_store import ObjectMissing, ObjectStore
 from quiver_actors.archive.packs import read_packed, read_sums
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import ChecksumMismatch, FormatError
+from quiver_actors.store.objects.object_store import ObjectMissing, ObjectStore
 
 
 def read_segment(store: ObjectStore, key: str, segment: Segment) -> bytes:

@@ -11,9 +11,9 @@ import msgspec
 from quiver_actors.archive.keys import crc_key
 from quiver_actors.archive.manifest import Part, PartRef, Segment, StreamRef, own_key
 from quiver_actors.archive.manifest_store import ManifestWriter, read_part
-from quiver_actors.archive.object_store import Metadata
 from quiver_actors.archive.packs import left_without
 from quiver_actors.base.clock import Clock
+from quiver_actors.store.objects.object_store import Metadata
 
 
 class UnhurriedClock:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from quiver_actors.archive.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
 from quiver_actors.archive.keys import StreamKey, head_key, part_key, state_key
 from quiver_actors.archive.manifest import (
     PACKED_VERSION,
@@ -34,9 +33,10 @@ from quiver_actors.archive.manifest import (
     merged,
     part_ref,
 )
-from quiver_actors.archive.object_store import Metadata, ObjectChanged, ObjectExists, ObjectStore, Version
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat
+from quiver_actors.store.objects.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
+from quiver_actors.store.objects.object_store import Metadata, ObjectChanged, ObjectExists, ObjectStore, Version
 
 logger = logging.getLogger("quiver.archive")
 

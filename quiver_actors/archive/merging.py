@@ -20,15 +20,15 @@ from typing import NamedTuple
 import msgspec
 
 from quiver_actors.archive.checking import read_segment
-from quiver_actors.archive.errors import ArchiveError
 from quiver_actors.archive.keys import StreamKey, crc_key
 from quiver_actors.archive.manifest import PACKED_VERSION, Part, PartRef, Segment, StreamRef, Unswept, key_of, own_key
 from quiver_actors.archive.manifest_store import PART_ROWS_MAX, ManifestWriter, read_part
-from quiver_actors.archive.object_store import ObjectMissing, ObjectStore
 from quiver_actors.archive.packs import Pack, pack
 from quiver_actors.archive.uploads import Throttle, put_whole
 from quiver_actors.base.units import MIB, SECOND_NS
 from quiver_actors.errors import FormatError
+from quiver_actors.store.objects.errors import ArchiveError
+from quiver_actors.store.objects.object_store import ObjectMissing, ObjectStore
 
 logger = logging.getLogger("quiver.archive")
 

@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver_actors.archive.errors import ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.keys import head_key
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import ManifestWriter, read_head
-from quiver_actors.archive.object_store import ObjectChanged, ObjectExists, ObjectStore
 from quiver_actors.errors import DiskError, InvalidFormat
 from quiver_actors.store.disk.protocol import Disk, read_whole, write_atomically
 from quiver_actors.store.files.paths import ARCHIVE_NAME
+from quiver_actors.store.objects.errors import ArchiveRefused, ArchiveUnavailable
+from quiver_actors.store.objects.object_store import ObjectChanged, ObjectExists, ObjectStore
 
 RECORD_FILE = ARCHIVE_NAME
 _RECORD_BYTES_MAX = 1 << 20

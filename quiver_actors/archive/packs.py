@@ -15,8 +15,8 @@ import msgspec
 from quiver_actors.archive.blocks import BlockSums, decode_sums, encode_sums, sums_of
 from quiver_actors.archive.keys import StreamKey, crc_key, pack_key
 from quiver_actors.archive.manifest import Packed, Segment
-from quiver_actors.archive.object_store import PART_BYTES, ObjectMissing, ObjectStore
 from quiver_actors.base.checksum import crc32
+from quiver_actors.store.objects.object_store import PART_BYTES, ObjectMissing, ObjectStore
 
 
 class Pack(NamedTuple):

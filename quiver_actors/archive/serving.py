@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quiver_actors.archive.keys import StreamKey
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.reading.cached_file import CachedFile
 from quiver_actors.archive.reading.columns import columns_in
 from quiver_actors.archive.reading.contents import NodeContents
@@ -51,6 +50,7 @@ from quiver_actors.errors import (
 )
 from quiver_actors.node.worker.listener import Listener
 from quiver_actors.node.worker.peer import peer_of
+from quiver_actors.store.objects.object_store import ObjectStore
 
 logger = logging.getLogger("quiver.archive")
 

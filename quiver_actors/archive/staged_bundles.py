@@ -19,12 +19,12 @@ import msgspec
 
 from quiver_actors.archive.keys import STAGES_NAME, StreamKey, staged_key
 from quiver_actors.archive.node_state import EngineState, NodeState, PreparedStage
-from quiver_actors.archive.object_store import PART_BYTES, ObjectStore
 from quiver_actors.archive.uploads import Throttle, put_whole
 from quiver_actors.base.checksum import crc32_of_range
 from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import Disk, DiskFile
 from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.objects.object_store import PART_BYTES, ObjectStore
 from quiver_actors.store.staged.records import PartRecord, PreparedRecord, decode_prepared, encode_prepared
 from quiver_actors.store.wal import layout
 from quiver_actors.store.wal.codec import Identity, encode_header

@@ -30,7 +30,6 @@ from quiver_actors.archive.node_state import (
     decode_state,
     encode_state,
 )
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.staged_bundles import StagedBundles, described, keys_in, stream_of, without
 from quiver_actors.archive.topic_archive import Behind, TopicArchive, add_to_runs
 from quiver_actors.archive.uploads import Throttle
@@ -51,6 +50,7 @@ from quiver_actors.store.files.paths import (
 )
 from quiver_actors.store.files.topic_list import CATALOGUE_NAME
 from quiver_actors.store.format.framing import DAMAGE
+from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.store.staged.records import decode_prepared
 from quiver_actors.store.subscriber.gaps import gaps_subscriber_of
 from quiver_actors.store.subscriber.progress import subscriber_of

@@ -14,18 +14,18 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from quiver_actors.archive.descriptions import Described, Wanted, describe
-from quiver_actors.archive.errors import ArchiveRefused
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.lag import with_lag
 from quiver_actors.archive.manifest import Hole, Segment
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_part
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.uploads import Throttle, upload
 from quiver_actors.base.archive_status import ArchivedStream
 from quiver_actors.base.config import ArchiveSettings, TopicSettings
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.client.hold import HeldCore, Hold
 from quiver_actors.errors import FormatError, NotStored, StorageUnavailable
+from quiver_actors.store.objects.errors import ArchiveRefused
+from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.store.segment.mapping import SegmentMapping
 
 logger = logging.getLogger("quiver.archive")

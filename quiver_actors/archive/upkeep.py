@@ -13,11 +13,11 @@ from quiver_actors.archive.expiry import UnhurriedClock, expire_stream
 from quiver_actors.archive.manifest import StreamRef
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.merging import Merging
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.base.clock import SystemClock
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import FormatError
+from quiver_actors.store.objects.object_store import ObjectStore
 
 logger = logging.getLogger("quiver.archive")
 UPKEEP_NS = 3600 * SECOND_NS

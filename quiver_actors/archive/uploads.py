@@ -14,15 +14,15 @@ from typing import TypeVar
 import numpy as np
 
 from quiver_actors.archive.blocks import BlockSums, encode_sums, sums_of
-from quiver_actors.archive.errors import ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.keys import GENERATION_MAX, StreamKey, crc_key, segment_key
 from quiver_actors.archive.manifest import INDEX_STRIDE, Segment
 from quiver_actors.archive.manifest_store import create_once
-from quiver_actors.archive.object_store import PART_BYTES, ObjectExists, ObjectStore
 from quiver_actors.base.checksum import crc32
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import FormatError
+from quiver_actors.store.objects.errors import ArchiveRefused, ArchiveUnavailable
+from quiver_actors.store.objects.object_store import PART_BYTES, ObjectExists, ObjectStore
 from quiver_actors.store.segment.layout import CRC
 from quiver_actors.store.segment.outline import read_outline
 from quiver_actors.store.segment.reader import SegmentReader

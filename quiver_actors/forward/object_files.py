@@ -23,14 +23,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quiver_actors.archive.object_store import (
-    PART_BYTES,
-    ObjectChanged,
-    ObjectExists,
-    ObjectMissing,
-    ObjectStore,
-    Version,
-)
 from quiver_actors.errors import InvalidFormat
 from quiver_actors.forward.bundle_files import (
     RUNS_KEY,
@@ -44,6 +36,14 @@ from quiver_actors.forward.bundle_files import (
 )
 from quiver_actors.forward.parts import Part, missing_parts, row_count, verify, write_parquet
 from quiver_actors.forward.slot_files import TEMPORARY_PREFIX
+from quiver_actors.store.objects.object_store import (
+    PART_BYTES,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+    ObjectStore,
+    Version,
+)
 
 PUBLISHING_NAME = ".quiver.publishing"
 ABANDONED_SECONDS = 24 * 3600

@@ -43,7 +43,7 @@ class StoreTarget:
     def __init__(self, url: str) -> None:
         """Open the store; nothing is sent yet. Raises ConfigError."""
         # Only who writes to an object store loads what belongs to it.
-        from quiver_actors.archive.opening import open_store
+        from quiver_actors.store.objects.opening import open_store
 
         self._store = open_store(url)
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quiver_actors.archive.object_store import (
+from quiver_actors.forward import ParquetFiles
+from quiver_actors.store.objects.object_store import (
     MULTIPART_BYTES,
     PART_BYTES,
     Metadata,
@@ -23,9 +24,8 @@ from quiver_actors.archive.object_store import (
     ObjectStore,
     Version,
 )
-from quiver_actors.archive.opening import open_store
-from quiver_actors.archive.single_writer import SingleWriterStore
-from quiver_actors.forward import ParquetFiles
+from quiver_actors.store.objects.opening import open_store
+from quiver_actors.store.objects.single_writer import SingleWriterStore
 from tests.increments import counted_in_processes, counted_in_threads
 from tests.support.faulty_objects import UnconditionalStore
 from tests.support.object_servers import KINDS, serving

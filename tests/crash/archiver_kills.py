@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from quiver_actors.archive.archiver import Archiver
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.base.archive_status import ArchiveStatus
 from quiver_actors.base.config import ArchiveSettings, NodeArchiveSettings, TopicSettings
 from quiver_actors.client import connect
 from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from tests.support.faulty_objects import FaultyStore
 
 BEFORE, HALF, BEHIND = "before", "half", "behind"

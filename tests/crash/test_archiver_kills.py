@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quiver_actors.archive.opening import open_store
+from quiver_actors.store.objects.opening import open_store
 from tests.crash.archiver_kills import MOMENTS
 from tests.integration.client_node import client_node, numbers
 from tests.integration.test_archive import archived_ids, archived_parts

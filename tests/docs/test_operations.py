@@ -7,9 +7,9 @@ from importlib.resources import files
 
 import pytest
 
-import quiver_actors.archive.errors
 import quiver_actors.client.archived
-import quiver_actors.forward  # noqa: F401 - its errors are errors, too
+import quiver_actors.forward
+import quiver_actors.store.objects.errors  # noqa: F401 - their errors are errors, too
 from quiver_actors.cli.documents.status_document import WORST_FIRST
 from quiver_actors.errors import error_classes
 from quiver_actors.supervisor.exitcodes import ExitCode
@@ -24,7 +24,7 @@ ROWS = [
 PUBLIC = (
     "quiver_actors.errors",
     "quiver_actors.forward.errors",
-    "quiver_actors.archive.errors",
+    "quiver_actors.store.objects.errors",
     "quiver_actors.client.archived",
     "quiver_actors.client.archiving",
 )

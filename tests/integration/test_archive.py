@@ -17,13 +17,13 @@ from quiver_actors.archive.blocks import decode_sums
 from quiver_actors.archive.keys import crc_key
 from quiver_actors.archive.manifest import Part, key_of
 from quiver_actors.archive.manifest_store import read_head, read_parts
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.base.archive_status import ArchiveStatus, read_archive_status
 from quiver_actors.base.checksum import crc32
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.cli.main import main
 from quiver_actors.client import Client, NotArchived
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from quiver_actors.store.segment.checked import CheckedReader
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, numbers, take

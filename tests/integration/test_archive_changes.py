@@ -11,7 +11,6 @@ from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.ownership import become_owner, take_over
 from quiver_actors.archive.state_keeper import StateKeeper
 from quiver_actors.archive.topic_archive import TopicArchive
@@ -20,6 +19,7 @@ from quiver_actors.base.config import TopicSettings
 from quiver_actors.cli.main import main
 from quiver_actors.client import NotArchived
 from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.objects.object_store import ObjectStore
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import client_node, numbers
 from tests.integration.test_archive import (

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from quiver_actors.archive.opening import open_store
+from quiver_actors.store.objects.opening import open_store
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import client_node, numbers
 from tests.integration.test_archive import CONFIG, archived_ids, archived_parts, kill_archiver, status_of

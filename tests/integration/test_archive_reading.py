@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 import quiver_actors
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.reading.archive import Archive
 from quiver_actors.archive.reading.contents import NodeContents
 from quiver_actors.errors import ChecksumMismatch, UsageError
+from quiver_actors.store.objects.object_store import ObjectStore
 from tests.integration.capped_node import wait_until
 from tests.integration.test_archive import archiving_node
 from tests.support.archived import NODE, ArchiveWriter, sealed_segments

@@ -13,10 +13,10 @@ import pytest
 
 import quiver_actors
 from quiver_actors import Durability, aio
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.client import StoredNotArchived, connect
 from quiver_actors.errors import ConfigError, PushTimeout, UsageError
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
 from tests.integration.test_archive import archived_ids, archived_parts, kill_archiver
 from tests.security.guest import AS_ROOT, GUEST_UID, as_user

@@ -25,12 +25,12 @@ from rich.console import Console
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload
 from quiver_actors.archive.node_state import NodeState, encode_state
-from quiver_actors.archive.opening import open_store
 from quiver_actors.base.model import ONLOOKER_PREFIX
 from quiver_actors.cli.commands.top import TopView
 from quiver_actors.cli.examples import all_parsers, examples_of
 from quiver_actors.cli.main import build_parser, main
 from quiver_actors.client import Client
+from quiver_actors.store.objects.opening import open_store
 from tests.integration.client_node import ClientNode, client_node, numbers
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, wait_until_dead
 from tests.support.archived import ArchiveWriter, sealed_segments

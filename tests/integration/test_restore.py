@@ -14,12 +14,12 @@ import pytest
 import quiver_actors
 from quiver_actors.archive.manifest_store import read_head, read_state
 from quiver_actors.archive.node_state import NodeState, decode_state
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.base.model import BundleId, Receipt
 from quiver_actors.cli.main import main
 from quiver_actors.client import Client, Delivery, GapNotice
 from quiver_actors.errors import DataLost
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers
 from tests.integration.test_archive import CONFIG, archived_ids, owner_of, status_of

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.archive.manifest_store import read_head
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.client import Client
 from quiver_actors.errors import TransactionAborted, TransactionLost
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from quiver_actors.transactions import Decisions, Token
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode

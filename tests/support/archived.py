@@ -14,8 +14,8 @@ from quiver_actors.archive.descriptions import Wanted, describe
 from quiver_actors.archive.keys import StreamKey, crc_key, segment_key
 from quiver_actors.archive.manifest import Hole, Owner, Segment
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from quiver_actors.store.segment.reader import SegmentReader
 
 NODE = "node-a"

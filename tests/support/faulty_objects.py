@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from quiver_actors.archive.errors import ArchiveUnavailable
-from quiver_actors.archive.object_store import Found, ObjectInfo, ObjectStore, Version
+from quiver_actors.store.objects.errors import ArchiveUnavailable
+from quiver_actors.store.objects.object_store import Found, ObjectInfo, ObjectStore, Version
 
 T = TypeVar("T")
 

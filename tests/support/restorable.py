@@ -10,12 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 import quiver_actors
-from quiver_actors.archive.directory_store import DirectoryStore
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload, read_head, read_state
 from quiver_actors.archive.node_state import NodeState, decode_state, encode_state
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.restoring.directory import Restored, restore
 from quiver_actors.archive.staged_bundles import StagedBundles, described
 from quiver_actors.archive.state_keeper import engine_directories, take_state
@@ -29,6 +26,9 @@ from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk, read_whole
 from quiver_actors.store.files.core_file import decode_core
 from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.objects.directory_store import DirectoryStore
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from tests.disks.simulated import SimDisk
 from tests.support.archived import NODE, ArchiveWriter
 

@@ -12,8 +12,6 @@ from urllib.parse import unquote, urlsplit
 
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import StreamRef
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import TIMEOUT_SECONDS, check_url, open_store
 from quiver_actors.archive.reading.columns import columns_in
 from quiver_actors.archive.reading.contents import NodeContents, StreamContents, nodes_in
 from quiver_actors.archive.reading.pieces import Numbered, Piece, numbered_in, pieces_of
@@ -33,6 +31,8 @@ from quiver_actors.client.segments import MappedSegment, ReadableSegments
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import statistics_in
 from quiver_actors.errors import NotStored, UsageError
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import TIMEOUT_SECONDS, check_url, open_store
 from quiver_actors.store.segment.ranged import RangedReader
 
 if TYPE_CHECKING:

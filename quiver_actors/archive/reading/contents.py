@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from quiver_actors.archive.errors import ArchiveUnavailable
 from quiver_actors.archive.keys import HEAD_NAME, StreamKey, head_key
 from quiver_actors.archive.manifest import Head, Hole, Part, PartRef, Segment, StreamRef, merged
 from quiver_actors.archive.manifest_store import read_head, read_part
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.base.locks import new_lock
 from quiver_actors.errors import InvalidFormat, UsageError
+from quiver_actors.store.objects.errors import ArchiveUnavailable
+from quiver_actors.store.objects.object_store import ObjectStore
 
 _ATTEMPTS = 5
 

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
-from quiver_actors.archive.object_store import ObjectStore
+from quiver_actors.store.objects.object_store import ObjectStore
 
 WINDOW_BYTES = 1 << 20
 WINDOWS_MAX = 16

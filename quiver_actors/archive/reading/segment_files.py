@@ -9,13 +9,13 @@ from typing import NamedTuple
 from quiver_actors.archive.keys import StreamKey, parse_segment_key, segment_key, stream_prefix
 from quiver_actors.archive.manifest import Packed, Segment, key_of
 from quiver_actors.archive.manifest_store import read_head, read_part
-from quiver_actors.archive.object_store import ObjectMissing, ObjectStore
 from quiver_actors.archive.packs import read_sums
 from quiver_actors.archive.reading.block_cache import BlockCache
 from quiver_actors.archive.reading.cached_file import CachedFile
 from quiver_actors.archive.reading.pack_windows import PackWindows
 from quiver_actors.archive.reading.pieces import Numbered
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat, NotStored
+from quiver_actors.store.objects.object_store import ObjectMissing, ObjectStore
 
 
 class Place(NamedTuple):

@@ -20,12 +20,10 @@ from typing import NamedTuple
 import msgspec
 
 from quiver_actors.archive.checking import read_segment
-from quiver_actors.archive.errors import ArchiveFenced
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Owner, Segment, key_of
 from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload
 from quiver_actors.archive.node_state import encode_state
-from quiver_actors.archive.object_store import ObjectMissing, ObjectStore
 from quiver_actors.archive.ownership import OwnRecord, Place, read_record, write_record
 from quiver_actors.archive.restoring.plan import EnginePlan, Loss, Plan, read_plan
 from quiver_actors.archive.restoring.small_files import renumbered, with_keys, with_notices, without_stages
@@ -36,6 +34,8 @@ from quiver_actors.errors import FormatError, StorageFull, UsageError
 from quiver_actors.store.disk.protocol import Disk, write_atomically
 from quiver_actors.store.files.data_version import UNFINISHED_RESTORE, VERSION_FILE, encode_data_version
 from quiver_actors.store.files.paths import TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.store.objects.errors import ArchiveFenced
+from quiver_actors.store.objects.object_store import ObjectMissing, ObjectStore
 from quiver_actors.store.recovery.stored_keys import keys_in_segment
 from quiver_actors.store.staged.keys import KeyRun
 

@@ -17,12 +17,12 @@ from typing import NamedTuple
 from quiver_actors.archive.manifest import Head, Owner, Segment, StreamRef
 from quiver_actors.archive.manifest_store import read_head, read_part, read_state
 from quiver_actors.archive.node_state import EngineState, KnownSegment, NodeState, PreparedStage, decode_state
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.restoring.stages import LostStage, carried_stages, lost_stages, staged_bytes
 from quiver_actors.archive.staged_bundles import stream_of
 from quiver_actors.base.core_dirs import RETIRED_NAME
 from quiver_actors.errors import UsageError
 from quiver_actors.store.files.topic_list import CATALOGUE_NAME, decode_catalogue
+from quiver_actors.store.objects.object_store import ObjectStore
 
 
 class Loss(NamedTuple):

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.node_state import EngineState, PreparedStage
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.archive.staged_bundles import keys_of_stage, record_of, stream_of
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError, QuiverError
 from quiver_actors.store.disk.protocol import Disk, write_atomically
 from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.store.staged.records import PreparedRecord, decode_prepared
 from quiver_actors.store.wal import layout
 from quiver_actors.transactions.asking import OWN_LOG_NAME

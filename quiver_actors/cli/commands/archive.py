@@ -18,8 +18,8 @@ from quiver_actors.supervisor.exitcodes import ExitCode
 
 if TYPE_CHECKING:
     from quiver_actors.archive.manifest import Head, Segment, StreamRef
-    from quiver_actors.archive.object_store import ObjectStore
     from quiver_actors.base.config import NodeSettings
+    from quiver_actors.store.objects.object_store import ObjectStore
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -92,7 +92,7 @@ def _settings(arguments: argparse.Namespace) -> NodeSettings:
 
 def _open(arguments: argparse.Namespace) -> tuple[ObjectStore, str]:
     """The store, and the name of the node."""
-    from quiver_actors.archive.opening import open_store
+    from quiver_actors.store.objects.opening import open_store
 
     settings = _settings(arguments)
     url = arguments.archive or settings.archive.url

@@ -69,11 +69,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises UsageError, AlreadyRunning, StorageFull, DiskError, FormatError, ArchiveError."""
-    from quiver_actors.archive.opening import open_store
     from quiver_actors.archive.restoring.directory import restore
     from quiver_actors.archive.restoring.plan import read_plan
     from quiver_actors.node.node_dirs import NODE_LOCK, hold_data_dir, make_data_dir
     from quiver_actors.store.disk.posix import PosixDisk
+    from quiver_actors.store.objects.opening import open_store
 
     with closing(open_store(arguments.archive)) as store:
         plan = read_plan(store, arguments.node, "")

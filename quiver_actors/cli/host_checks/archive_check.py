@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 
-from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.ownership import prove_conditional_puts
 from quiver_actors.base.config import NodeSettings
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import QuiverError
+from quiver_actors.store.objects.opening import open_store
 
 
 def archive_error(settings: NodeSettings) -> str:

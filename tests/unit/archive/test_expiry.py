@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.archive.errors import ArchiveUnavailable
 from quiver_actors.archive.expiry import UnhurriedClock, expire_stream
 from quiver_actors.archive.keys import crc_key
 from quiver_actors.archive.manifest import key_of
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.cli.main import main
+from quiver_actors.store.objects.errors import ArchiveUnavailable
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from tests.support.engine_driver import ManualClock
 from tests.unit.archive.test_manifest_store import STREAM, a_hole, a_segment, own, rows
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quiver_actors.archive.errors import ArchiveFenced, ArchiveUnavailable
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import (
     Head,
@@ -31,9 +30,10 @@ from quiver_actors.archive.manifest_store import (
     read_part,
     read_parts,
 )
-from quiver_actors.archive.object_store import ObjectExists, ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat, UnsupportedVersion
+from quiver_actors.store.objects.errors import ArchiveFenced, ArchiveUnavailable
+from quiver_actors.store.objects.object_store import ObjectExists, ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from tests.support.faulty_objects import FAULTS, LOST_ANSWER, FaultyStore
 
 STREAM = StreamKey("topic", "17", 0)

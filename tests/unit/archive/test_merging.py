@@ -14,17 +14,17 @@ import pytest
 import quiver_actors
 from quiver_actors.archive import merging
 from quiver_actors.archive.checking import check_segment
-from quiver_actors.archive.errors import ArchiveError, ArchiveFenced
 from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.manifest import PACKED_VERSION, Owner, Segment, key_of, merged
 from quiver_actors.archive.manifest_store import ManifestWriter, read_head, read_part
 from quiver_actors.archive.merging import KEPT_NS, PAUSE_NS, Merging
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.reading.archive import Archive
 from quiver_actors.archive.reading.contents import NodeContents
 from quiver_actors.archive.uploads import Throttle
 from quiver_actors.errors import UnsupportedVersion
+from quiver_actors.store.objects.errors import ArchiveError, ArchiveFenced
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from tests.crash.archiver_kills import BEHIND, MOMENTS, DeadlyStore
 from tests.support.archived import NODE, ArchiveWriter, sealed_segments
 from tests.support.faulty_objects import FAULTS, FaultyStore

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.archive.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
 from quiver_actors.archive.manifest_store import ManifestWriter
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import check_url, open_store
 from quiver_actors.archive.ownership import RECORD_FILE, become_owner, read_record, take_over
-from quiver_actors.archive.single_writer import SingleWriterStore
 from quiver_actors.errors import ConfigError, InvalidFormat
 from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.objects.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import check_url, open_store
+from quiver_actors.store.objects.single_writer import SingleWriterStore
 from tests.support.faulty_objects import FAULTS, FaultyStore, UnconditionalStore
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from quiver_actors.archive.manifest import StreamRef
 from quiver_actors.archive.node_state import EngineState, KnownSegment
-from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.restoring.plan import Loss, plan_engine
+from quiver_actors.store.objects.opening import open_store
 from tests.unit.archive.test_manifest_store import own
 
 STATE = EngineState(

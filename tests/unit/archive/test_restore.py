@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import quiver_actors
-from quiver_actors.archive.errors import ArchiveError
 from quiver_actors.archive.node_state import PreparedStage
 from quiver_actors.archive.restoring.directory import Restored, restore
 from quiver_actors.archive.restoring.plan import Loss
@@ -24,6 +23,7 @@ from quiver_actors.errors import (
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import read_whole
 from quiver_actors.store.files.core_file import decode_core
+from quiver_actors.store.objects.errors import ArchiveError
 from quiver_actors.store.staged.records import decode_journal
 from tests.disks.crashes import CrashMode
 from tests.disks.faulty import FaultyDisk, SimulatedCrash

@@ -9,13 +9,13 @@ import pytest
 
 import quiver_actors
 from quiver_actors.archive.node_state import PreparedStage
-from quiver_actors.archive.object_store import ObjectStore
 from quiver_actors.embedded import Store
 from quiver_actors.errors import (
     TransactionAborted,
     TransactionLost,
 )
 from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.store.staged.records import PreparedRecord, decode_prepared, encode_prepared
 from quiver_actors.transactions import Decisions, Token
 from tests.disks.simulated import SimDisk

@@ -299,7 +299,7 @@ def test_an_archive_that_cannot_be_read_is_unavailable(served: Served, door: Arc
         url = "s3://away"
 
         def get(self, key: str) -> None:
-            from quiver_actors.archive.errors import ArchiveUnavailable
+            from quiver_actors.store.objects.errors import ArchiveUnavailable
 
             raise ArchiveUnavailable("no answer")
 

@@ -14,14 +14,14 @@ from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_state
 from quiver_actors.archive.node_state import KnownSegment, NodeState, decode_state, encode_state
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.state_keeper import StateKeeper, engine_directories, take_state
 from quiver_actors.archive.topic_archive import Behind, TopicArchive
 from quiver_actors.errors import ChecksumMismatch, FormatError
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.files.cold_list import COLD_NAME, ColdEntry, ColdList, encode_cold_list
 from quiver_actors.store.files.core_file import decode_core
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from quiver_actors.store.subscriber.progress import SubscriberProgress, encode_progress
 from quiver_actors.store.subscriber.progress_journal import (
     JOURNAL_NAME,

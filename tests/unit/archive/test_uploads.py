@@ -11,13 +11,13 @@ import pytest
 
 import quiver_actors
 from quiver_actors.archive.blocks import decode_sums
-from quiver_actors.archive.errors import ArchiveUnavailable
 from quiver_actors.archive.keys import StreamKey, crc_key, segment_key
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.archive.uploads import Throttle, sparse_index, upload
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.errors import ChecksumMismatch
+from quiver_actors.store.objects.errors import ArchiveUnavailable
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from tests.support.faulty_objects import FAULTS, FaultyStore
 
 STREAM = StreamKey("topic", "17", 0)

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.opening import open_store
 from quiver_actors.forward.bundle_files import origin_of
 from quiver_actors.forward.object_files import ObjectFiles
 from quiver_actors.forward.parts import Part
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from tests.unit.forward.stored import Stored, as_delivery
 
 WRITES = ("create", "replace", "put", "delete")

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quiver_actors.archive.errors import ArchiveUnavailable
-from quiver_actors.archive.object_store import ObjectStore, Version
-from quiver_actors.archive.opening import open_store
 from quiver_actors.errors import ConfigError
 from quiver_actors.forward import ParquetFiles, TransientFailure
 from quiver_actors.forward.bundle_files import origin_of
 from quiver_actors.forward.object_files import PUBLISHING_NAME, ObjectFiles
 from quiver_actors.forward.parts import Part
 from quiver_actors.forward.slot_files import TEMPORARY_PREFIX
+from quiver_actors.store.objects.errors import ArchiveUnavailable
+from quiver_actors.store.objects.object_store import ObjectStore, Version
+from quiver_actors.store.objects.opening import open_store
 from tests.integration.node_process import ROOT, command_line
 from tests.unit.forward.stored import Stored, as_delivery
 from tests.unit.forward.test_parquet_files import offer

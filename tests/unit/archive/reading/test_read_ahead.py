@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 import quiver_actors
-from quiver_actors.archive.directory_store import DirectoryStore
 from quiver_actors.archive.reading.archive import Archive
 from quiver_actors.client import read_ahead
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.errors import ChecksumMismatch
+from quiver_actors.store.objects.directory_store import DirectoryStore
 from tests.integration.capped_node import wait_until
 from tests.support.archived import ArchiveWriter, sealed_segments
 

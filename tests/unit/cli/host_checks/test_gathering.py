@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.archive.opening import open_store
 from quiver_actors.base.config import NodeArchiveSettings, NodeSettings
 from quiver_actors.cli.host_checks.archive_check import archive_error
 from quiver_actors.cli.host_checks.gathering import gather, mount_of, nearest_existing
+from quiver_actors.store.objects.opening import open_store
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from urllib.parse import unquote, urlsplit
 
-from quiver_actors.archive.directory_store import DirectoryStore
-from quiver_actors.archive.errors import ArchiveRefused
-from quiver_actors.archive.object_store import ObjectStore
-from quiver_actors.archive.remote_store import open_remote
-from quiver_actors.archive.single_writer import SingleWriterStore
 from quiver_actors.errors import ConfigError
 from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.objects.directory_store import DirectoryStore
+from quiver_actors.store.objects.errors import ArchiveRefused
+from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.remote_store import open_remote
+from quiver_actors.store.objects.single_writer import SingleWriterStore
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "memory", "file")
 TIMEOUT_SECONDS = 30.0

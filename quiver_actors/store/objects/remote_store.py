@@ -9,8 +9,9 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quiver_actors.archive.errors import ArchiveError, ArchiveRefused, ArchiveUnavailable
-from quiver_actors.archive.object_store import (
+from quiver_actors.errors import ConfigError
+from quiver_actors.store.objects.errors import ArchiveError, ArchiveRefused, ArchiveUnavailable
+from quiver_actors.store.objects.object_store import (
     MULTIPART_BYTES,
     PART_BYTES,
     Found,
@@ -20,7 +21,6 @@ from quiver_actors.archive.object_store import (
     ObjectMissing,
     Version,
 )
-from quiver_actors.errors import ConfigError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Obstore

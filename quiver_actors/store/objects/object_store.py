@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from quiver_actors.archive.errors import ArchiveError
+from quiver_actors.store.objects.errors import ArchiveError
 
 PART_BYTES = 8 << 20
 """The size of the pieces in which a large object is handed over."""

@@ -9,7 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
-from quiver_actors.archive.object_store import Found, ObjectChanged, ObjectExists, ObjectInfo, ObjectStore, Version
+from quiver_actors.store.objects.object_store import (
+    Found,
+    ObjectChanged,
+    ObjectExists,
+    ObjectInfo,
+    ObjectStore,
+    Version,
+)
 
 
 class SingleWriterStore:

@@ -20,10 +20,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import xxhash
 
-from quiver_actors.archive.errors import ArchiveRefused, ArchiveUnavailable
-from quiver_actors.archive.object_store import Found, ObjectChanged, ObjectExists, ObjectInfo, ObjectMissing, Version
 from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import DirectoryLock, Disk
+from quiver_actors.store.objects.errors import ArchiveRefused, ArchiveUnavailable
+from quiver_actors.store.objects.object_store import (
+    Found,
+    ObjectChanged,
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    Version,
+)
 
 LOCK_SECONDS = 30.0
 _READ_BYTES = 1 << 20
