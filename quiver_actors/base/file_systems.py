@@ -23,10 +23,13 @@ def open_uri(uri: str) -> tuple[pa_fs.FileSystem, str]:
     import pyarrow.fs as pa_fs
 
     scheme, separator, rest = uri.partition("://")
+    plain = f"{_HADOOP_NAMES.get(scheme, scheme)}{separator}{rest}"
     try:
-        files, path = pa_fs.FileSystem.from_uri(f"{_HADOOP_NAMES.get(scheme, scheme)}{separator}{rest}")
+        files, path = pa_fs.FileSystem.from_uri(plain)
     except pa.ArrowException as error:
-        raise OSError(errno.EINVAL, f"{uri} is not a file system that pyarrow.fs knows: {error}") from error
+        # Arrow shows the URI, which may have a password.
+        reason = str(error).replace(plain, shown(plain))
+        raise OSError(errno.EINVAL, f"{shown(uri)} is not a file system that pyarrow.fs knows: {reason}") from error
     return files, path.rstrip("/") or "/"
 
 
@@ -38,3 +41,14 @@ def below(location: str, name: str) -> str:
     path, query = re.split(r"(?=[?#])|$", location, maxsplit=1)
     scheme, _, rest = path.partition("://")
     return f"{scheme}://{rest.rstrip('/')}/{name}{query}"
+
+
+def shown(location: str) -> str:
+    """Return the location as messages may show it: without a password, its user, and the options of a URI, which may be secret."""
+    if "://" not in location:
+        return location
+    scheme, _, rest = location.partition("://")
+    place = re.split(r"[?#]", rest, maxsplit=1)[0]
+    host, slash, path = place.partition("/")
+    user, _, rest = host.rpartition("@")
+    return f"{scheme}://{rest if ':' in user else host}{slash}{path}"

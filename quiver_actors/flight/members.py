@@ -1,22 +1,20 @@
 """The nodes: a directory in which they announce themselves, or a list that the user gives.
 
-A directory holds `<node>.json` for each node, on any file system that Arrow can write (a path, `file:`, `s3:`, `hdfs:` ...). It lists
-members, not who is alive: a node that is down stays listed, since what it holds is not gone, and reading it then fails instead of leaving
-its rows out. `quiver serve --leave`, after `quiver drain`, takes a node out.
+A directory holds `<node>.json` for each node, in an object store (`s3:`, `gs:`, `az:`) or on any file system that Arrow can write (a path,
+`file:`, `hdfs:` ...). It lists members, not who is alive: a node that is down stays listed, since what it holds is not gone, and reading
+it then fails instead of leaving its rows out. `quiver serve --leave`, after `quiver drain`, takes a node out.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import time
 
 import msgspec
-from pyarrow import fs
 
-from quiver_actors.base.file_systems import open_uri
-from quiver_actors.errors import ConfigError, DiskError
+from quiver_actors.base.file_systems import shown
+from quiver_actors.errors import ConfigError
+from quiver_actors.flight.member_entries import Entries, entries_at
 
 NODES_VARIABLE = "QUIVER_NODES"
 _SUFFIX = ".json"
@@ -57,66 +55,45 @@ def parse_static(text: str) -> dict[str, Member] | None:
 class MemberDirectory:
     """The directory at a path or URI. Reads anew each time."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, entries: Entries | None = None) -> None:
         """
+        Args:
+            entries: what is in it, for tests; None: what is there.
+
         Raises:
             ConfigError: no file system that Arrow knows.
         """
         self.uri = uri
-        try:
-            if "://" in uri or uri.startswith("file:"):
-                self._files, self._path = open_uri(uri)
-            else:
-                self._files, self._path = fs.LocalFileSystem(), os.path.abspath(uri)
-        except OSError as error:
-            raise ConfigError(f"node directory {uri!r} cannot be used: {error}") from error
+        self._entries = entries or entries_at(uri)
 
     def announce(self, member: Member) -> None:
-        """Write or replace a node's entry. Raises DiskError."""
-        path = f"{self._path}/{member.node}{_SUFFIX}"
-        temporary = f"{self._path}/.{member.node}.{os.getpid()}.tmp"
+        """Write or replace a node's entry. Raises DiskError, ArchiveError."""
         entry = msgspec.structs.replace(member, announced_unix_ns=time.time_ns())
-        try:
-            self._files.create_dir(self._path, recursive=True)
-            # Written aside and moved, so that nobody reads half of it.
-            with self._files.open_output_stream(temporary) as file:
-                file.write(msgspec.json.encode(entry))
-            self._files.move(temporary, path)
-        except OSError as error:
-            raise DiskError("announce", path, error.errno or 0, str(error)) from error
+        self._entries.write(f"{member.node}{_SUFFIX}", msgspec.json.encode(entry))
 
     def leave(self, node: str) -> None:
-        """Take a node out; one that is not in is out. Raises DiskError, also where there is no such directory: it is another one's name."""
-        path = f"{self._path}/{node}{_SUFFIX}"
-        try:
-            if self._files.get_file_info(path).type is not fs.FileType.NotFound:
-                self._files.delete_file(path)
-            elif self._files.get_file_info(self._path).type is not fs.FileType.Directory:
-                raise FileNotFoundError(errno.ENOENT, "there is no such directory of nodes")
-        except OSError as error:
-            raise DiskError("leave", path, error.errno or 0, str(error)) from error
+        """Take a node out; one that is not in is out.
+
+        Raises:
+            DiskError: the entry cannot be removed, or there is no such directory: it is another one's name.
+            ArchiveError: the object store does not do it.
+        """
+        self._entries.remove(f"{node}{_SUFFIX}")
 
     def members(self) -> dict[str, Member]:
         """All entries by name.
 
         Raises:
-            DiskError: the directory or an entry cannot be read.
+            DiskError, ArchiveError: the directory or an entry cannot be read.
             ConfigError: an entry is not what a node writes.
         """
         found = {}
         try:
-            for info in self._files.get_file_info(fs.FileSelector(self._path, allow_not_found=True)):
-                if info.is_file and info.base_name.endswith(_SUFFIX) and not info.base_name.startswith((".", "_")):
-                    try:
-                        with self._files.open_input_file(info.path) as file:
-                            member = msgspec.json.decode(file.read(), type=Member)
-                    except FileNotFoundError:
-                        continue  # it left since it was listed
-                    found[member.node] = member
-        except OSError as error:
-            raise DiskError("read", self.uri, error.errno or 0, str(error)) from error
+            for content in self._entries.contents(_SUFFIX):
+                member = msgspec.json.decode(content, type=Member)
+                found[member.node] = member
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"node directory {self.uri!r} has an entry that no node wrote: {error}") from error
+            raise ConfigError(f"node directory {shown(self.uri)!r} has an entry that no node wrote: {error}") from error
         return dict(sorted(found.items()))
 
 

@@ -65,10 +65,13 @@ def named_transaction(options: SourceOptions) -> str:
 
 
 def decisions_location(options: SourceOptions) -> str:
-    """Where the decisions of a write go: beside its checkpoint, else into the directory of nodes, else to the only node.
+    """Where the decisions of a write go: where its options say, else beside its checkpoint, else into the directory of nodes, else to the
+    only node.
 
     All processes that take part must reach it: driver, tasks, and workers (which ask after a prepared bundle's time to live).
     """
+    if options.decisions is not None:
+        return _as_location(options.decisions)
     if options.checkpoint is not None:
         return below(_as_location(options.checkpoint), DECISIONS_DIRECTORY)
     nodes = node_set(options)

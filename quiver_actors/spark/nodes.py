@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from quiver_actors.base.file_systems import shown
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client
 from quiver_actors.errors import NotRunning, QuiverError, UsageError
@@ -77,8 +78,9 @@ class NodeSet:
             if name not in found:
                 found[name] = self._remote(name, member.location)
         if not found:
+            where = shown(self._where or "")
             raise NotRunning(
-                f"no node is announced in {self._where!r} and none runs here: start `quiver up` and `quiver serve --nodes` on the nodes"
+                f"no node is announced in {where!r} and none runs here: start `quiver up` and `quiver serve --nodes` on the nodes"
             )
         return dict(sorted(found.items()))
 

@@ -56,6 +56,8 @@ class SourceOptions:
     txn_version: int | None = None
     checkpoint: str | None = None
     """Where Spark keeps the progress of a streaming query; for a batch write, where its decision goes."""
+    decisions: str | None = None
+    """Where decisions go; None: beside the checkpoint, else as `commit.decisions_location` says."""
     max_partition_bytes: int = 64 * MIB
     min_partitions: int = 1
     starting_offsets: str | Offsets | None = None
@@ -175,6 +177,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("txnAppId", "txn_app_id", str, (WRITE,)),
     Option("txnVersion", "txn_version", _version, (WRITE,)),
     Option("checkpointLocation", "checkpoint", str, WRITES),
+    Option("decisions", "decisions", str, WRITES),
     Option("maxPartitionBytes", "max_partition_bytes", _size, READS),
     Option("minPartitions", "min_partitions", _count, READS),
     Option("startingOffsets", "starting_offsets", _offsets, READS),

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from typing import TYPE_CHECKING
 
 from quiver_actors.base.file_systems import open_uri
 from quiver_actors.store.disk.exclusive import temporary_name
 from quiver_actors.transactions.claims import PATIENCE, Patience, agree
 from quiver_actors.transactions.decision_files import DECISION_BYTES_MAX, is_left_over, new_token
+from quiver_actors.transactions.log_record import CLAIMED, CLAIMS, RECORD, how_made
 
 if TYPE_CHECKING:
     import pyarrow.fs as pa_fs
-
-CLAIMS = "_claims"
-"""Directory of the claims to decisions that were made through Arrow."""
 
 
 class ArrowFiles:
@@ -44,9 +43,10 @@ class ArrowFiles:
     def create(self, name: str, content: bytes) -> None:
         """Write a decision file unless it exists; when several processes try, all end with one agreed content."""
         files, root = self._open()
-        if self.read(name) is not None:
+        if self._found(name) is not None:
             return
-        agreed = agree(files, f"{root}/{CLAIMS}/{name}", content, lambda: self.read(name), self._patience)
+        # Looked for again behind the own claim: only then does it keep others from settling the log otherwise.
+        agreed = agree(files, f"{root}/{CLAIMS}/{name}", content, lambda: self._found(name), self._patience)
         if self.read(name) is not None:
             return
         self._sweep(files, root)
@@ -55,6 +55,18 @@ class ArrowFiles:
         with files.open_output_stream(temporary) as stream:
             stream.write(agreed)
         files.move(temporary, f"{root}/{name}")
+
+    def _found(self, name: str) -> bytes | None:
+        """The decision, if it is made. Raises OSError: it is not, and claims must not make it."""
+        found = self.read(name)
+        record = self.read(RECORD) if found is None else None
+        if record is not None and how_made(record) != CLAIMED:
+            raise OSError(
+                errno.ENOTSUP,
+                "its decisions are made by conditional puts, which Arrow does not have: give the plain URL, without a user and options, "
+                "and install 'quiver-actors[archive]'",
+            )
+        return found
 
     def _sweep(self, files: pa_fs.FileSystem, root: str) -> None:
         if self._has_swept:

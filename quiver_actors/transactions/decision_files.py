@@ -1,7 +1,8 @@
-"""The common part of decision files on a disk of this machine (`local_files`) and on any file system that Arrow knows (`arrow_files`).
+"""The common part of decision files on a disk of this machine (`local_files`), in an object store (`store_files`), and on any file
+system that Arrow knows (`arrow_files`).
 
-A file is made under a temporary name that tells when. What a killed process leaves of it means nothing, and is deleted before the first
-decision that somebody else makes an hour later.
+Where there are files, one is made under a temporary name that tells when. What a killed process leaves of it means nothing, and is
+deleted before the first decision that somebody else makes an hour later.
 
 Owner: any process; nothing is kept open between two calls, but the connection of an Arrow file system.
 """
@@ -31,7 +32,7 @@ def is_left_over(name: str) -> bool:
 
 
 class DecisionFiles(Protocol):
-    """Files of one directory. Raises OSError or DiskError."""
+    """Files of one directory. Raises OSError, DiskError or ArchiveError."""
 
     def read(self, name: str) -> bytes | None:
         """Return the content of the file, which is durable from then on; None if there is no file."""

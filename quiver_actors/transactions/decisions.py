@@ -1,8 +1,8 @@
 """The decision log of transactions: a directory with one small JSON file per decided epoch, `<txn_id>.<epoch>.json`, made once.
 
 Whoever makes the file first decides: the driver that commits, or a worker whose prepared bundles have waited past their time and which
-aborts. On a local path the file is made by link(2), so that exactly one of them succeeds. Other file systems offer no exclusive create
-through Arrow: there they agree first (`claims`).
+aborts. On a local path the file is made by link(2), and in an object store by a conditional put, so that exactly one of them succeeds.
+Other file systems offer no exclusive create through Arrow: there they agree first (`claims`).
 
 Owner: any process. Values of this class may be pickled; nothing is kept open.
 """
@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from quiver_actors.base.file_systems import shown
 from quiver_actors.errors import (
     DecisionUnavailable,
     DiskError,
@@ -25,6 +26,7 @@ from quiver_actors.errors import (
     TransactionDecided,
     UsageError,
 )
+from quiver_actors.store.objects.errors import ArchiveError
 from quiver_actors.transactions.decision_files import DecisionFiles
 from quiver_actors.transactions.locations import files_at
 from quiver_actors.transactions.model import ABORT, COMMIT, Decision, Token, check_txn_id
@@ -38,7 +40,8 @@ class Decisions:
     def __init__(self, location: str, *, by: str = "", files: DecisionFiles | None = None) -> None:
         """
         Args:
-            location: path of a directory, or a URI that pyarrow.fs understands. Made when the first decision is.
+            location: path of a directory, URL of a prefix in an object store, or a URI that pyarrow.fs understands. Made when the first
+                decision is.
             by: who decides, for people who look at the files.
             files: where they are, for simulations; None: at the location.
         """
@@ -50,7 +53,7 @@ class Decisions:
         return Decisions, (self.location,)
 
     def __repr__(self) -> str:
-        return f"Decisions({self.location!r})"
+        return f"Decisions({shown(self.location)!r})"
 
     def find(self, txn_id: str) -> Decision | None:
         """The commit of the transaction, None if none of its epochs was committed.
@@ -161,12 +164,12 @@ class Decisions:
             found = Decision.decode(content)
         except InvalidFormat as error:
             raise DecisionUnavailable(
-                f"{self.location}/{_name(txn_id, epoch)} is not a decision: {error}; "
+                f"{shown(self.location)}/{_name(txn_id, epoch)} is not a decision: {error}; "
                 "repair or restore the file; until then nothing is decided"
             ) from error
         if (found.txn_id, found.epoch) != (txn_id, epoch) or found.outcome not in (COMMIT, ABORT):
             raise DecisionUnavailable(
-                f"{self.location}/{_name(txn_id, epoch)} holds the decision of another transaction or epoch: restore the file"
+                f"{shown(self.location)}/{_name(txn_id, epoch)} holds the decision of another transaction or epoch: restore the file"
             )
         return found
 
@@ -176,16 +179,16 @@ class Decisions:
         decided = self._read(decision.txn_id, decision.epoch)
         if decided is None:
             raise DecisionUnavailable(
-                f"{self.location}/{name} was created and has been deleted since: restore it; decisions must not be deleted"
+                f"{shown(self.location)}/{name} was created and has been deleted since: restore it; decisions must not be deleted"
             )
         return decided
 
     def _guarded(self, action: Callable[[], T]) -> T:
         try:
             return action()
-        except (OSError, DiskError) as error:
+        except (OSError, DiskError, ArchiveError, InvalidFormat) as error:
             raise DecisionUnavailable(
-                f"decision log {self.location} cannot be used: {error}; prepared stages are kept; try again"
+                f"decision log {shown(self.location)} cannot be used: {error}; prepared stages are kept; try again"
             ) from error
 
 

@@ -6,6 +6,7 @@ import os
 from urllib.parse import unquote, urlsplit
 
 from quiver_actors.errors import UsageError
+from quiver_actors.store.objects.locations import has_client, is_shared_store
 from quiver_actors.transactions.decision_files import DecisionFiles
 
 
@@ -17,7 +18,12 @@ def files_at(location: str) -> DecisionFiles:
     """
     parts = urlsplit(location)
     path = unquote(parts.path) if parts.scheme == "file" else location
+    if is_shared_store(location) and has_client():
+        from quiver_actors.transactions.store_files import StoreFiles
+
+        return StoreFiles(location)
     if parts.scheme and parts.scheme != "file":
+        # Safe beside processes that have the client: the record of the log tells both how its decisions are made.
         from quiver_actors.transactions.arrow_files import ArrowFiles
 
         return ArrowFiles(location)

@@ -66,6 +66,9 @@ class FaultyStore:
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         return self._call("objects", lambda: self.inner.objects(prefix))
 
+    def children(self, prefix: str) -> list[ObjectInfo]:
+        return self._call("children", lambda: self.inner.children(prefix))
+
     def directories(self, prefix: str) -> list[str]:
         return self._call("directories", lambda: self.inner.directories(prefix))
 

@@ -1,11 +1,14 @@
-"""An object store of this process that speaks S3, as far as Arrow's client does: for what only happens without a real file system.
+"""An object store of this process that speaks S3, as far as Arrow's client and `obstore` do: for what only happens without a real file system.
 
-Strongly consistent, as S3 is; a PUT replaces what is there, as Arrow sends it. Credentials are not looked at.
+Strongly consistent, as S3 is; a PUT replaces what is there unless it has conditions, which hold for one request at a time. Credentials are
+not looked at.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import re
 import threading
 import time
@@ -17,6 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
+from tests.support.object_servers import s3_environment
+
 _BUCKET = "bucket"
 _NAMES = re.compile(rb"<Key>([^<]+)</Key>")
 
@@ -24,6 +29,10 @@ _NAMES = re.compile(rb"<Key>([^<]+)</Key>")
 class _Object(NamedTuple):
     content: bytes
     written_at: float
+
+    @property
+    def etag(self) -> str:
+        return f'"{hashlib.md5(self.content, usedforsecurity=False).hexdigest()}"'
 
 
 class ObjectStore:
@@ -33,6 +42,8 @@ class ObjectStore:
         self.objects: dict[str, _Object] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.lock = threading.Lock()
+        self.keeps_conditions = True
+        """Whether conditions of puts hold; otherwise they are not looked at, as some stores do."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._server.store = self  # type: ignore[attr-defined]
@@ -42,6 +53,14 @@ class ObjectStore:
     def uri(self, path: str, scheme: str = "s3") -> str:
         query = f"scheme=http&endpoint_override=127.0.0.1:{self._server.server_port}&region=here"
         return f"{scheme}://key:secret@{_BUCKET}/{path}?{query}"
+
+    def url(self, path: str, scheme: str = "s3") -> str:
+        """The plain URL of a place, for clients with `environment`."""
+        return f"{scheme}://{_BUCKET}/{path}"
+
+    def environment(self) -> dict[str, str]:
+        """What clients of plain URLs find in their environment."""
+        return s3_environment(self._server.server_port)
 
     def names(self) -> list[str]:
         """Return the names of the objects, without those that stand for directories."""
@@ -56,10 +75,18 @@ class ObjectStore:
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
+    """A store that clients of this process find, through URIs and plain URLs."""
     store = ObjectStore()
+    before = {name: os.environ.get(name) for name in store.environment()}
+    os.environ.update(store.environment())
     try:
         yield store
     finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
         store.close()
 
 
@@ -106,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif found is None:
             self._missing()
         else:
-            self._answer(200, Content_Length=str(len(found.content)), Last_Modified=_http_date(found), ETag='"0"')
+            self._answer(200, Content_Length=str(len(found.content)), Last_Modified=_http_date(found), ETag=found.etag)
 
     def do_GET(self) -> None:
         store, name, query, _ = self._begin()
@@ -119,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if asked is None:
-            self._answer(200, found.content, Last_Modified=_http_date(found))
+            self._answer(200, found.content, Last_Modified=_http_date(found), ETag=found.etag)
             return
         first, last = int(asked[1]), int(asked[2] or len(found.content) - 1)
         part = found.content[first : last + 1]
@@ -128,7 +155,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         store, name, query, body = self._begin()
         source = self.headers.get("x-amz-copy-source")
+        etag = '"0"'
         with store.lock:
+            if store.keeps_conditions and not self._conditions_hold(store.objects.get(name)):
+                self._answer(412, "<Error><Code>PreconditionFailed</Code><Message>it does not hold</Message></Error>")
+                return
             if "uploadId" in query:
                 store.uploads[query["uploadId"]][int(query["partNumber"])] = body
             elif source is not None:
@@ -136,15 +167,24 @@ class _Handler(BaseHTTPRequestHandler):
                 store.objects[name] = _Object(copied.content, time.time())
             else:
                 store.objects[name] = _Object(body, time.time())
-        self._answer(200, "<CopyObjectResult/>" if source is not None else "", ETag='"0"')
+                etag = store.objects[name].etag
+        self._answer(200, "<CopyObjectResult/>" if source is not None else "", ETag=etag)
+
+    def _conditions_hold(self, found: _Object | None) -> bool:
+        wanted = self.headers.get("If-Match")
+        if wanted is not None and (found is None or found.etag != wanted):
+            return False
+        return self.headers.get("If-None-Match") != "*" or found is None
 
     def do_POST(self) -> None:
         store, name, query, body = self._begin()
         with store.lock:
             if "delete" in query:
-                for key in _NAMES.findall(body):
-                    store.objects.pop(key.decode(), None)
-                answer = "<DeleteResult/>"
+                keys = [key.decode() for key in _NAMES.findall(body)]
+                for key in keys:
+                    store.objects.pop(key, None)
+                deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
+                answer = f"<DeleteResult>{deleted}</DeleteResult>"
             elif "uploads" in query:
                 upload = str(len(store.uploads))
                 store.uploads[upload] = {}
@@ -190,7 +230,7 @@ def _listing(store: ObjectStore, query: dict[str, str]) -> str:
             folders[prefix + rest.partition(delimiter)[0] + delimiter] = None
             continue
         count += 1
-        found += f"<Contents><Key>{escape(name)}</Key><LastModified>{_iso(each)}</LastModified><ETag>0</ETag>"
+        found += f"<Contents><Key>{escape(name)}</Key><LastModified>{_iso(each)}</LastModified><ETag>{escape(each.etag)}</ETag>"
         found += f"<Size>{len(each.content)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
     found += "".join(f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders)
     head = f"<Name>{_BUCKET}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{count + len(folders)}</KeyCount>"

@@ -130,6 +130,17 @@ class DirectoryStore:
                 with contextlib.suppress(DiskError):  # deleted since it was listed
                     yield self._info(key)
 
+    def children(self, prefix: str) -> list[ObjectInfo]:
+        """The files in a directory."""
+        found = []
+        with _explained(prefix):
+            for name in self._names(prefix.strip("/")):
+                path = _joined(prefix, name)
+                if not self._is_directory(path):
+                    with contextlib.suppress(DiskError):  # deleted since it was listed
+                        found.append(self._info(path))
+        return found
+
     def directories(self, prefix: str) -> list[str]:
         """The names of the directories in a directory."""
         with _explained(prefix):

@@ -104,6 +104,9 @@ class ObjectStore(Metadata, Protocol):
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield all objects whose keys begin with the parts of `prefix`; all of the store for an empty one. In no order."""
 
+    def children(self, prefix: str) -> list[ObjectInfo]:
+        """The objects directly below `prefix`, without those that have a further `/` in their keys. In no order."""
+
     def directories(self, prefix: str) -> list[str]:
         """The names directly below `prefix` that further keys lie below, sorted."""
 

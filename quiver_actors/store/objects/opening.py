@@ -9,46 +9,50 @@ from quiver_actors.errors import ConfigError
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.objects.directory_store import DirectoryStore
 from quiver_actors.store.objects.errors import ArchiveRefused
+from quiver_actors.store.objects.locations import REMOTE_SCHEMES
 from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.store.objects.remote_store import open_remote
 from quiver_actors.store.objects.single_writer import SingleWriterStore
 
-SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "memory", "file")
+SCHEMES = (*REMOTE_SCHEMES, "http", "https", "memory", "file")
 TIMEOUT_SECONDS = 30.0
 
 
-def check_url(url: str) -> None:
-    """Raise ConfigError where the URL cannot name an archive."""
+def check_url(url: str, name: str = "archive.url") -> None:
+    """Raise ConfigError where the URL cannot name a store; the error calls it `name`."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         expected = (
             "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, https://host/path or file:///directory"
         )
-        raise ConfigError(f"archive.url {url!r} has the scheme {parts.scheme!r}: expected {expected}")
+        raise ConfigError(f"{name} {url!r} has the scheme {parts.scheme!r}: expected {expected}")
     if parts.username or parts.password:
-        raise ConfigError("archive.url holds credentials: they belong into the environment or the provider's own files")
+        raise ConfigError(f"{name} holds credentials: they belong into the environment or the provider's own files")
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
-        raise ConfigError(f"archive.url {url!r} names no directory of this host: expected file:///an/absolute/path")
+        raise ConfigError(f"{name} {url!r} names no directory of this host: expected file:///an/absolute/path")
 
 
-def open_store(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS, is_single_writer: bool = False) -> ObjectStore:
+def open_store(
+    url: str, *, timeout_seconds: float = TIMEOUT_SECONDS, is_single_writer: bool = False, name: str = "archive.url"
+) -> ObjectStore:
     """Open a store. A missing local directory is made; nothing is sent to a remote store yet.
 
     Args:
         is_single_writer: use no conditional puts, as `archive.single_writer`.
+        name: what the URL is to whoever gave it, for errors.
 
     Raises:
         ConfigError: the URL names no store, or a package is missing.
         ArchiveRefused: the local directory cannot be made or opened.
     """
-    check_url(url)
+    check_url(url, name)
     if is_single_writer:
-        return SingleWriterStore(open_store(url, timeout_seconds=timeout_seconds))
+        return SingleWriterStore(open_store(url, timeout_seconds=timeout_seconds, name=name))
     if not url.startswith("file:"):
-        return open_remote(url, timeout_seconds=timeout_seconds)
+        return open_remote(url, timeout_seconds=timeout_seconds, name=name)
     path = unquote(urlsplit(url).path)
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise ArchiveRefused(f"archive.url {url!r}: the directory cannot be made: {error.strerror}") from error
+        raise ArchiveRefused(f"{name} {url!r}: the directory cannot be made: {error.strerror}") from error
     return DirectoryStore(PosixDisk(path), url)

@@ -1,4 +1,5 @@
-"""Object stores behind HTTP, and the one in memory, through the `obstore` package. No fork may come after its first use in a process.
+"""Object stores behind HTTP, and the one in memory, through the `obstore` package. No fork may come after its first use in a process:
+the threads of `obstore` are not in the child, where its calls would wait for ever. There they are refused.
 
 Credentials are found where the provider's own tools look: environment, profile, metadata service (docs/archive.md).
 """
@@ -6,6 +7,8 @@ Credentials are found where the provider's own tools look: environment, profile,
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +33,17 @@ _READ_BYTES = 1 << 20
 """The size of the pieces of a range that is read as it comes. Memory of this size is used again and again; a range as a whole gets new
 memory from the kernel, which takes more time than the bytes do (docs/performance.md)."""
 _REASON_CHARS = 400
+_QUERY = re.compile(r"(?<=[^\s(])\?[^\s),]+")
 _memory_stores: dict[str, Obstore] = {}
+_used_in: list[int] = []
+"""The process that has first sent a request, or the one that this process was forked from."""
 
 
-def open_remote(url: str, *, timeout_seconds: float) -> RemoteStore:
+def open_remote(url: str, *, timeout_seconds: float, name: str = "archive.url") -> RemoteStore:
     """Open the store of a URL; nothing is sent yet.
+
+    Args:
+        name: what the URL is to whoever gave it, for errors.
 
     Raises:
         ConfigError: the extra `archive` is not installed, or the URL is not one of a store.
@@ -43,7 +52,7 @@ def open_remote(url: str, *, timeout_seconds: float) -> RemoteStore:
         from obstore.exceptions import BaseError
         from obstore.store import MemoryStore, from_url
     except ImportError as error:
-        raise ConfigError("archive.url needs the package obstore: pip install 'quiver-actors[archive]'") from error
+        raise ConfigError(f"{name} needs the package obstore: pip install 'quiver-actors[archive]'") from error
     if url.startswith("memory://"):
         return RemoteStore(_memory_stores.setdefault(url, MemoryStore()), url)
     options: dict[str, Any] = {
@@ -58,13 +67,11 @@ def open_remote(url: str, *, timeout_seconds: float) -> RemoteStore:
             settings["checksum_algorithm"] = "SHA256"  # the server compares it with what it got
         return RemoteStore(from_url(url, **settings), url)
     except (BaseError, ValueError) as error:
-        raise ConfigError(f"archive.url {url!r} cannot be used: {_first_line(error)}") from error
+        raise ConfigError(f"{name} {url!r} cannot be used: {_first_line(error)}") from error
 
 
 def _may_be_plain() -> bool:
     """Whether the operator has named an endpoint without TLS, as for a server of the same host."""
-    import os
-
     names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
     return any(os.environ.get(name, "").startswith("http:") for name in names)
 
@@ -134,6 +141,11 @@ class RemoteStore:
             for page in self._store.list(prefix.strip("/") or None):
                 yield from map(_info, page)
 
+    def children(self, prefix: str) -> list[ObjectInfo]:
+        """The objects of a prefix without a further one."""
+        with self._explained(prefix):
+            return [_info(each) for each in self._store.list_with_delimiter(prefix.strip("/") or None)["objects"]]
+
     def directories(self, prefix: str) -> list[str]:
         """The common prefixes below a prefix."""
         with self._explained(prefix):
@@ -155,6 +167,7 @@ class RemoteStore:
     def _explained(self, key: str, *, is_write: bool = False) -> Iterator[None]:
         from obstore import exceptions
 
+        self._check_process()
         try:
             yield
         except exceptions.AlreadyExistsError as error:
@@ -176,6 +189,15 @@ class RemoteStore:
         except (exceptions.BaseError, OSError, TimeoutError) as error:
             raise _failure(error)(self._text(key, error)) from error
 
+    def _check_process(self) -> None:
+        if not _used_in:
+            _used_in.append(os.getpid())
+        if _used_in[0] != os.getpid() and not self.url.startswith("memory:"):
+            raise ArchiveRefused(
+                f"{self.url} cannot be used in this process, which was forked from one that had used an object store: start it by spawn, "
+                "or as a program of its own"
+            )
+
     def _text(self, key: str, error: Exception) -> str:
         return f"{self.url}, object {key}: {_first_line(error)}"
 
@@ -188,7 +210,8 @@ def _failure(error: Exception) -> type[ArchiveError]:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:_REASON_CHARS]
+    """What happened, without the queries of URLs: some providers have signatures and tokens there."""
+    return _QUERY.sub("?...", str(error).partition("\n")[0])[:_REASON_CHARS]
 
 
 def _version(found: Any) -> Version:

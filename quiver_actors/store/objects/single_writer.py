@@ -69,6 +69,10 @@ class SingleWriterStore:
         """Yield the objects of a prefix."""
         return self._behind.objects(prefix)
 
+    def children(self, prefix: str) -> list[ObjectInfo]:
+        """The objects directly below a prefix."""
+        return self._behind.children(prefix)
+
     def directories(self, prefix: str) -> list[str]:
         """The names directly below a prefix."""
         return self._behind.directories(prefix)
