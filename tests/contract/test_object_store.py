@@ -13,6 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from quiver_actors.errors import DiskError, TransactionAborted
+from quiver_actors.flight.member_entries import StoreEntries
+from quiver_actors.flight.members import Member, MemberDirectory
 from quiver_actors.forward import ParquetFiles
 from quiver_actors.store.objects.object_store import (
     MULTIPART_BYTES,
@@ -26,6 +29,8 @@ from quiver_actors.store.objects.object_store import (
 )
 from quiver_actors.store.objects.opening import open_store
 from quiver_actors.store.objects.single_writer import SingleWriterStore
+from quiver_actors.transactions import Decision, Decisions
+from quiver_actors.transactions.store_files import StoreFiles
 from tests.increments import counted_in_processes, counted_in_threads
 from tests.support.faulty_objects import UnconditionalStore
 from tests.support.object_servers import KINDS, serving
@@ -171,6 +176,60 @@ def test_listings_show_what_lies_below_a_prefix(store: ObjectStore) -> None:
     assert store.directories("") == ["a", "ab"]
     assert store.directories("a") == ["x", "y"]
     assert {info.size_bytes for info in store.objects("a")} == {7}
+    store.create("a/0", b"content")
+    store.create("top", b"content")
+    assert [info.key for info in store.children("")] == ["top"]
+    assert [info.key for info in store.children("a")] == ["a/0"]
+    assert sorted(info.key for info in store.children("a/x")) == ["a/x/1", "a/x/2"]
+    assert store.children("nothing") == []
+
+
+def test_keys_of_one_part_are_keys_as_others_are(store: ObjectStore) -> None:
+    version = store.create("top", b"one")
+    with pytest.raises(ObjectExists):
+        store.create("top", b"two")
+    store.replace("top", b"three", version)
+    with pytest.raises(ObjectChanged):
+        store.replace("top", b"four", version)
+    store.delete("top")
+    assert list(store.objects("")) == []
+
+
+def test_of_several_who_decide_one_is_heard_by_all(store: ObjectStore, server: tuple[str, str]) -> None:
+    # moto compares and puts in two steps, and its threads come in between: one after the other, then.
+    deciders = 1 if server[0] == "moto" else 4
+
+    def decide(number: int) -> Decision:
+        log = Decisions("log", by=str(number), files=StoreFiles("log", store=store))
+        try:
+            return log.abort("t", 0) if number % 2 else log.commit("t", 0, [])
+        except TransactionAborted:
+            found = log.newest("t")
+            assert found is not None
+            return found
+
+    with ThreadPoolExecutor(deciders) as threads:
+        heard = list(threads.map(decide, range(4)))
+    assert {decision.by for decision in heard} == {heard[0].by}
+    log = Decisions("log", files=StoreFiles("log", store=store))
+    assert log.newest("t") == heard[0]
+    log.remove("t")
+    assert log.newest("t") is None
+    assert [info.key for info in store.objects("")] == ["_log.json"]
+
+
+def test_nodes_announce_themselves_and_leave(store: ObjectStore) -> None:
+    directory = MemberDirectory("nodes", entries=StoreEntries(store))
+    with pytest.raises(DiskError, match="there is no such directory of nodes"):
+        directory.leave("node-a")
+    for member in (Member("node-b", "grpc://b:1"), Member("node-a", "grpc://a:1"), Member("node-b", "grpc://b:2")):
+        directory.announce(member)
+    store.create("_quiver_decisions/u.0.json", b"no entry of a node")
+    found = directory.members().values()
+    assert [(member.node, member.location) for member in found] == [("node-a", "grpc://a:1"), ("node-b", "grpc://b:2")]
+    for node in ("node-a", "node-b", "node-b"):
+        directory.leave(node)
+    assert directory.members() == {}
 
 
 def test_deleted_objects_are_gone_and_may_be_deleted_again(store: ObjectStore) -> None:

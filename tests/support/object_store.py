@@ -1,4 +1,4 @@
-"""An object store of this process that speaks S3, as far as Arrow's client and `obstore` do: for what only happens without a real file system.
+"""An object store of this process that speaks S3, as far as Arrow's client and `obstore` do: for what only happens without real files.
 
 Strongly consistent, as S3 is; a PUT replaces what is there unless it has conditions, which hold for one request at a time. Credentials are
 not looked at.

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import argparse
 import enum
+import errno
 import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from quiver_actors.base.file_systems import shown
 from quiver_actors.base.units import SECOND_NS, format_duration
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.documents.json_document import print_json
 from quiver_actors.cli.durations import duration_ns
 from quiver_actors.cli.progress_bar import StatusLine
-from quiver_actors.errors import ConfigError, NotRunning
+from quiver_actors.errors import ConfigError, DiskError, NotRunning
 from quiver_actors.supervisor.exitcodes import ChildExit, describe_wait_status
 
 if TYPE_CHECKING:
@@ -107,7 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
     stays = arguments.keep_behind and not backlog.is_empty
     is_missed = directory is not None and not (backlog.is_empty and not stages)
     if is_missed:
-        print(f"quiver: the node stays in the directory of nodes {nodes}, for what is left on it", file=sys.stderr)
+        print(
+            f"quiver: the node stays in the directory of nodes {shown(nodes)}, for what is left on it", file=sys.stderr
+        )
     elif directory is not None:
         _leave(where, directory)
     bad_exits = [] if stays else _stop(where)
@@ -181,11 +185,15 @@ def _directory(nodes: str) -> MemberDirectory:
 
 
 def _leave(where: str, directory: MemberDirectory) -> None:
-    """Remove the node from the list before it ends, so that a client that misses it finds that it has left."""
+    """Remove the node from the list before it ends, so that a client that misses it finds that it has left. Raises DiskError."""
     from quiver_actors.client import connect
+    from quiver_actors.store.objects.errors import ArchiveError
 
     with connect(where) as client:
-        directory.leave(client.node)
+        try:
+            directory.leave(client.node)
+        except ArchiveError as error:
+            raise DiskError("leave", shown(directory.uri), errno.EIO, str(error)) from error
 
 
 def _stop(where: str) -> list[str]:

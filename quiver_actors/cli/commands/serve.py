@@ -62,7 +62,11 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         help="what others reach this host by (default: that of --listen, else the host's name)",
     )
-    parser.add_argument("--nodes", metavar="URI", help="directory to announce the node in (default: $QUIVER_NODES)")
+    parser.add_argument(
+        "--nodes",
+        metavar="URI",
+        help="directory or prefix of an object store to announce the node in (default: $QUIVER_NODES)",
+    )
     parser.add_argument(
         "--leave",
         action="store_true",

@@ -5,6 +5,8 @@
     <root>/<first part>/.lock        held while an object is replaced
     <root>/<first part>/.turn        held by who has that lock next
 
+A key of one part has the three in the root itself.
+
 A create links a synced file to its name, which only one caller can; a replacement compares and renames under the lock. The file system
 must keep both promises among all who use the directory: local ones do, NFS from version 4 on. The lock goes to the next one in turn: who
 has just had it queues behind those who wait. The kernel takes both from a process that dies.
@@ -155,7 +157,7 @@ class DirectoryStore:
 
     def clear_unfinished(self, prefix: str) -> None:
         """Unlink what killed writers of that prefix have left."""
-        directory = _temporary_directory(prefix)
+        directory = f"{prefix.partition('/')[0]}/{_TEMPORARY}"
         with _explained(prefix):
             for name in self._disk.list_directory(directory):
                 self._disk.unlink(f"{directory}/{name}")
@@ -171,8 +173,8 @@ class DirectoryStore:
     def _write(self, key: str, parts: Iterable[bytes | memoryview]) -> str:
         """Write and sync a file without its final name, and make the directory of that name. Returns the path."""
         temporary = f"{_temporary_directory(key)}/{os.urandom(12).hex()}"
-        self._disk.make_directory(_temporary_directory(key))
-        self._disk.make_directory(_parent(key))
+        for directory in {_temporary_directory(key), _parent(key)} - {"."}:
+            self._disk.make_directory(directory)
         file = self._disk.create(temporary)
         try:
             offset = 0
@@ -204,10 +206,10 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        directory, deadline = key.partition("/")[0], time.monotonic() + LOCK_SECONDS
-        turn = self._lock(f"{directory}/{_TURN}", deadline)
+        deadline = time.monotonic() + LOCK_SECONDS
+        turn = self._lock(_beside(key, _TURN), deadline)
         try:
-            lock = self._lock(f"{directory}/{_LOCK}", deadline)
+            lock = self._lock(_beside(key, _LOCK), deadline)
         finally:
             turn.release()
         try:
@@ -254,7 +256,7 @@ def _etag(content: bytes) -> str:
 
 
 def _parent(key: str) -> str:
-    return key.rpartition("/")[0]
+    return key.rpartition("/")[0] or "."
 
 
 def _joined(directory: str, name: str) -> str:
@@ -263,7 +265,13 @@ def _joined(directory: str, name: str) -> str:
 
 
 def _temporary_directory(key: str) -> str:
-    return f"{key.partition('/')[0]}/{_TEMPORARY}"
+    return _beside(key, _TEMPORARY)
+
+
+def _beside(key: str, name: str) -> str:
+    """The path of what belongs to all keys with the same first part."""
+    first, slash, _ = key.partition("/")
+    return f"{first}/{name}" if slash else name
 
 
 @contextlib.contextmanager

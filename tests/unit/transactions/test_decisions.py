@@ -32,14 +32,18 @@ def token(number: int, *, txn_id: str = "t", epoch: int = 0, lives_seconds: floa
     return Token(txn_id, epoch, number, 0, "node-a", "default", 0, "ab" * 16, number, 3, 30, 4096, expires_unix_ns)
 
 
-@pytest.fixture(params=["local", "object store"])
+FILES = ("local", "Arrow")
+KINDS = (*FILES, "object store")
+
+
+@pytest.fixture(params=KINDS)
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Decisions]:
-    """A decision log on a local path, and one where files cannot be made exclusively."""
+    """A decision log on a local path, one where files cannot be made exclusively, and one with conditional puts."""
     if request.param == "local":
         yield Decisions(str(tmp_path / "deep" / "decisions"))
         return
     with object_store() as store:
-        yield Decisions(store.uri("deep/decisions"))
+        yield Decisions((store.uri if request.param == "Arrow" else store.url)("deep/decisions"))
 
 
 def test_a_commit_stands(log: Decisions) -> None:
@@ -77,6 +81,7 @@ def test_undecided_is_none(log: Decisions) -> None:
     assert log.find("t") is None
 
 
+@pytest.mark.parametrize("log", FILES, indirect=True)
 def test_what_killed_processes_have_left_is_swept(log: Decisions) -> None:
     log.commit("t", 0, [])
     files, hour = log._files, LEFT_OVER_AFTER_SECONDS
@@ -106,19 +111,20 @@ def test_tokens_of_another_transaction_are_refused(log: Decisions) -> None:
         log.commit("../t", 0, [])
 
 
-def test_an_object_store_hears_one_decision_of_several_at_once() -> None:
+@pytest.mark.parametrize(("kind", "left"), [("uri", []), ("url", ["log/_log.json"])])
+def test_an_object_store_hears_one_decision_of_several_at_once(kind: str, left: list[str]) -> None:
     """Two drivers and a worker that aborts. Arrow's client of S3 replaces what is there: the last to write must not be who decides."""
     with object_store() as store, ThreadPoolExecutor(3) as threads:
         for txn in range(3):
             # Of Spark, who has another name for it.
-            logs = [Decisions(store.uri("log", scheme)) for scheme in ("s3", "s3a", "s3")]
+            logs = [Decisions(getattr(store, kind)("log", scheme)) for scheme in ("s3", "s3a", "s3")]
             together = threading.Barrier(3)
             heard = [
                 threads.submit(_decide_at_once, log, f"t{txn}", number, together) for number, log in enumerate(logs)
             ]
             assert len({each.result(60) for each in heard}) == 1
             logs[0].remove(f"t{txn}")
-        assert store.names() == []
+        assert store.names() == left
 
 
 def _decide_at_once(log: Decisions, txn_id: str, number: int, together: threading.Barrier) -> Decision:
