@@ -41,6 +41,7 @@ TOPICS = (
         "halves",
         "traced",
         "forked",
+        "bucket",
     ),
 )
 SPARK_CONFIG = (

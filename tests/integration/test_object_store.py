@@ -1,4 +1,4 @@
-"""Nodes and decisions in an object store: announced there, decided there, asked there by workers. Through Arrow's client of S3."""
+"""Nodes and decisions in an object store: announced there, decided there, asked there by workers. By conditional puts, and through Arrow."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 TOPIC = "objects"
+LATE = {"url": "late", "uri": "late-through-arrow"}
+BOTH = pytest.mark.parametrize("kind", ["url", "uri"])
+"""A plain URL is for conditional puts, a URI with options for Arrow's client."""
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    node = Node(f"node = 'node-a'\n[topics.{TOPIC}]\n[topics.late]\n")
-    yield node
-    node.remove()
-
-
-@pytest.fixture
 def store() -> Iterator[ObjectStore]:
     with object_store() as store:
         yield store
+
+
+@pytest.fixture(scope="module")
+def node(store: ObjectStore) -> Iterator[Node]:
+    """A node that finds the store in its environment."""
+    node = Node(f"node = 'node-a'\n[topics.{TOPIC}]\n" + "".join(f"[topics.{topic}]\n" for topic in LATE.values()))
+    yield node
+    node.remove()
 
 
 def numbers(node: Node, topic: str) -> list[int]:
@@ -61,15 +65,15 @@ def rows(*ids: int) -> Iterator[pa.RecordBatch]:
 
 
 def test_nodes_announce_themselves_in_a_bucket_and_leave_it(node: Node, store: ObjectStore) -> None:
-    nodes = store.uri("cluster/nodes")
+    nodes = store.url("cluster/nodes")
     serve = command_line("quiver_actors.cli.main", "serve", "--run-dir", str(node.run_dir), "--nodes", nodes)
     with subprocess.Popen([*serve, "--listen", "127.0.0.1:0"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert store.names() == ["cluster/nodes/node-a.json"]
-            (member,) = members_of(store.uri("cluster/nodes", "s3a")).values()
+            (member,) = members_of(store.url("cluster/nodes", "s3a")).values()
             assert f"location={member.location} " in line
+            assert members_of(store.uri("cluster/nodes")) == {"node-a": member}
             # As a driver without a node of its own. Decisions go into the directory of nodes.
             job = writer(node, topic=TOPIC, nodes=nodes, txnAppId="job", txnVersion="1")
             job.commit([job.write(rows(1, 2, 3))])
@@ -83,39 +87,37 @@ def test_nodes_announce_themselves_in_a_bucket_and_leave_it(node: Node, store: O
     assert members_of(nodes) == {}
 
 
-def test_of_two_drivers_of_one_write_one_has_decided(node: Node, store: ObjectStore) -> None:
+@BOTH
+def test_of_two_drivers_of_one_write_one_has_decided(node: Node, store: ObjectStore, kind: str) -> None:
     """Both have staged everything, on whatever node; one of them is thought to be dead."""
-    name = {"topic": TOPIC, "checkpointLocation": store.uri("ck"), "txnAppId": "twice", "txnVersion": "1"}
+    place, ids = getattr(store, kind)(f"ck-{kind}"), {"url": (10, 11), "uri": (20, 21)}[kind]
+    name = {"topic": TOPIC, "checkpointLocation": place, "txnAppId": "twice", "txnVersion": "1"}
     first, second = writer(node, **name), writer(node, **name)
-    messages: list[Any] = [first.write(rows(10, 11)), second.write(rows(10, 11))]
+    messages: list[Any] = [first.write(rows(*ids)), second.write(rows(*ids))]
     first.commit(messages[:1])
     second.commit(messages[1:])
     third = writer(node, **name)
-    third.commit([third.write(rows(10, 11))])
-    assert [n for n in numbers(node, TOPIC) if n >= 10] == [10, 11]
+    third.commit([third.write(rows(*ids))])
+    assert [n for n in numbers(node, TOPIC) if n >= ids[0]] == list(ids)
 
 
-def test_a_worker_asks_the_bucket_and_a_late_commit_is_told(node: Node, store: ObjectStore) -> None:
-    name = {
-        "topic": "late",
-        "checkpointLocation": store.uri("ck"),
-        "txnAppId": "late",
-        "txnVersion": "1",
-        "stageTtl": "1s",
-    }
+@BOTH
+def test_a_worker_asks_the_bucket_and_a_late_commit_is_told(node: Node, store: ObjectStore, kind: str) -> None:
+    topic, place = LATE[kind], getattr(store, kind)(f"late-{kind}")
+    name = {"topic": topic, "checkpointLocation": place, "txnAppId": "late", "txnVersion": "1", "stageTtl": "1s"}
     late = writer(node, **name)
     written = late.write(rows(1))
 
     def staged() -> int:
         with node.client() as client:
-            return sum(map(len, client.staged("late").values()))
+            return sum(map(len, client.staged(topic).values()))
 
     wait_until(lambda: not staged(), "the worker's own decision")
-    decision = Decisions(below(store.uri("ck"), commit.DECISIONS_DIRECTORY)).newest("late.late-1")
+    decision = Decisions(below(place, commit.DECISIONS_DIRECTORY)).newest(f"{topic}.late-1")
     assert decision is not None
     assert not decision.is_commit
     with pytest.raises(TransactionAborted, match="run it again"):
         late.commit([written])
     again = writer(node, **{**name, "stageTtl": "1h"})
     again.commit([again.write(rows(1))])
-    assert numbers(node, "late") == [1]
+    assert numbers(node, topic) == [1]

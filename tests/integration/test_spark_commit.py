@@ -13,9 +13,11 @@ import pytest
 
 from quiver_actors import spark as qs
 from quiver_actors.spark import commit
+from quiver_actors.spark.source import QuiverSource
 from quiver_actors.spark.writer import tokens_of
 from quiver_actors.transactions.asking import OWN_LOG_NAME
 from tests.integration.spark_node import Node, ResumedQuery, wait_until
+from tests.support.object_store import object_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,6 +77,30 @@ def test_a_job_that_fails_leaves_nothing(spark: SparkSession, node: Node) -> Non
         save(spark.range(0, 8000, 1, 2).mapInArrow(failing(9), "id long"), "failing", bundleBytes="8KiB")
     assert numbers(node, "failing") == []
     wait_until(lambda: staged(node, "failing") == 0, "the end of what was staged")
+
+
+def test_a_write_is_decided_once_in_an_object_store(spark: SparkSession, node: Node) -> None:
+    class InBucket(QuiverSource):
+        """Data source whose Python processes find the store in their environment."""
+
+        @classmethod
+        def name(cls) -> str:
+            return "quiver_in_bucket"
+
+    with object_store() as store:
+        environment = spark.sparkContext.environment
+        before = dict(environment)
+        environment.update(store.environment())
+        spark.dataSource.register(InBucket)
+        environment.clear()
+        environment.update(before)
+        options = {"topic": "bucket", "decisions": store.url("log"), "txnAppId": "job", "txnVersion": "1"}
+        for _ in range(2):
+            frame = spark.range(0, 1000, 1, 2)
+            frame.write.format("quiver_in_bucket").options(**options).mode("append").save()
+        assert sorted(numbers(node, "bucket")) == list(range(1000))
+        assert staged(node, "bucket") == 0
+        assert store.names() == ["log/_log.json", "log/bucket.job-1.0.json"]
 
 
 def test_a_write_with_a_name_is_stored_once(spark: SparkSession, node: Node) -> None:

@@ -126,6 +126,12 @@ def test_decisions_are_below_the_checkpoint_however_it_is_spelled(checkpoint: st
     assert decisions_location(options) == decisions
 
 
+@pytest.mark.parametrize(("given", "decisions"), [("s3://bucket/log", "s3://bucket/log"), ("file:/log/", "/log")])
+def test_decisions_go_where_the_options_say(given: str, decisions: str) -> None:
+    options = parse_options({"topic": "t", "checkpointLocation": "/ck", "decisions": given}, WRITE_STREAM)
+    assert decisions_location(options) == decisions
+
+
 def test_what_spark_adds_by_itself_is_no_error() -> None:
     assert parse_options({"checkpointlocation": "/x", "queryname": "q"}, WRITE_STREAM).checkpoint == "/x"
     assert parse_options({"queryName": "q"}, READ_STREAM) == SourceOptions()
