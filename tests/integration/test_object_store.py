@@ -1,4 +1,4 @@
-"""Nodes and decisions in an object store: announced there, decided there, asked there by workers. By conditional puts, and through Arrow."""
+"""Nodes and decisions in an object store: announced there, decided there, asked there by workers. Conditional puts, and Arrow."""
 
 from __future__ import annotations
 
