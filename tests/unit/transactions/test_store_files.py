@@ -28,7 +28,7 @@ from quiver_actors.transactions import Decision, Decisions
 from quiver_actors.transactions.arrow_files import ArrowFiles
 from quiver_actors.transactions.claims import Patience as ClaimPatience
 from quiver_actors.transactions.decision_files import DecisionFiles
-from quiver_actors.transactions.log_record import CLAIMED, CREATED, RECORD, how_made
+from quiver_actors.transactions.log_record import CLAIMED, CREATED, PREPARING, RECORD, how_made
 from quiver_actors.transactions.store_files import StoreFiles
 from tests.support.faulty_objects import FAULTS, FaultyStore
 from tests.support.object_store import object_store
@@ -151,6 +151,24 @@ def test_kills_among_both_kinds_leave_one_answer() -> None:
         heard, files = decide(seed, (BY_ARROW, BY_STORE, BY_ARROW), kills=0.03)
         assert len(set(heard)) <= 1
         assert set(heard) <= {files.get(f"log/{NAME}", b"")}
+
+
+@pytest.mark.parametrize("made", [CREATED, PREPARING])
+def test_a_claim_that_comes_behind_the_record_decides_nothing(made: str) -> None:
+    class SettledMeanwhile(SteppedStore):
+        """Files among which the record appears just before the first claim."""
+
+        def put(self, path: str, content: bytes) -> None:
+            if path.endswith(".claim"):
+                self.files[f"log/{RECORD}"] = b'{"made": "%s"}' % made.encode()
+            super().put(path, content)
+
+    files = dict[str, bytes]()
+    handler = SettledMeanwhile(files, Turns(0, 0.0, alive=1))
+    log = ArrowFiles("", opened=(fs.PyFileSystem(handler), "log"), patience=ClaimPatience(60, 60, 0))
+    with pytest.raises(OSError, match="conditional puts"):
+        log.create(NAME, b"mine")
+    assert f"log/{NAME}" not in files
 
 
 def memory() -> ObjectStore:
