@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.node_process import Directories
 from tests.integration.spark_node import Node, spark_session
+from tests.support.object_store import ObjectStore, in_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +43,6 @@ TOPICS = (
         "halves",
         "traced",
         "forked",
-        "bucket",
     ),
 )
 SPARK_CONFIG = (
@@ -59,16 +60,27 @@ def directories() -> Iterator[Directories]:
 
 
 @pytest.fixture(scope="session")
-def node() -> Iterator[Node]:
-    node = Node(SPARK_CONFIG)
+def bucket() -> Iterator[ObjectStore]:
+    """An object store that node and session have been started with."""
+    store = ObjectStore()
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="session")
+def node(bucket: ObjectStore) -> Iterator[Node]:
+    with in_environment(bucket):
+        node = Node(SPARK_CONFIG)
     yield node
     node.remove()
 
 
 @pytest.fixture(scope="session")
-def spark(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(node: Node, bucket: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["QUIVER_RUN_DIR"] = str(node.run_dir)
     conf = {"spark.sql.session.timeZone": "America/New_York"}
-    with spark_session(tmp_path_factory.mktemp("spark"), **conf) as session:
+    with ExitStack() as stack:
+        with in_environment(bucket):
+            session = stack.enter_context(spark_session(tmp_path_factory.mktemp("spark"), **conf))
         yield session
     del os.environ["QUIVER_RUN_DIR"]

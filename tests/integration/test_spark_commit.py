@@ -13,11 +13,10 @@ import pytest
 
 from quiver_actors import spark as qs
 from quiver_actors.spark import commit
-from quiver_actors.spark.source import QuiverSource
 from quiver_actors.spark.writer import tokens_of
 from quiver_actors.transactions.asking import OWN_LOG_NAME
 from tests.integration.spark_node import Node, ResumedQuery, wait_until
-from tests.support.object_store import object_store
+from tests.support.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,37 +78,16 @@ def test_a_job_that_fails_leaves_nothing(spark: SparkSession, node: Node) -> Non
     wait_until(lambda: staged(node, "failing") == 0, "the end of what was staged")
 
 
-def test_a_write_is_decided_once_in_an_object_store(spark: SparkSession, node: Node) -> None:
-    class InBucket(QuiverSource):
-        """Data source whose Python processes find the store in their environment."""
-
-        @classmethod
-        def name(cls) -> str:
-            return "quiver_in_bucket"
-
-    with object_store() as store:
-        environment = spark.sparkContext.environment
-        before = dict(environment)
-        environment.update(store.environment())
-        spark.dataSource.register(InBucket)
-        environment.clear()
-        environment.update(before)
-        options = {"topic": "bucket", "decisions": store.url("log"), "txnAppId": "job", "txnVersion": "1"}
-        for _ in range(2):
-            frame = spark.range(0, 1000, 1, 2)
-            frame.write.format("quiver_in_bucket").options(**options).mode("append").save()
-        assert sorted(numbers(node, "bucket")) == list(range(1000))
-        assert staged(node, "bucket") == 0
-        assert store.names() == ["log/_log.json", "log/bucket.job-1.0.json"]
-
-
-def test_a_write_with_a_name_is_stored_once(spark: SparkSession, node: Node) -> None:
+def test_a_write_with_a_name_is_stored_once(spark: SparkSession, node: Node, bucket: ObjectStore) -> None:
+    """Its decision is made in the node's own log, or in an object store."""
     frame = spark.range(1000)
     for _ in range(2):
         save(frame, "again", txnAppId="loader/7", txnVersion="1")
     assert sorted(numbers(node, "again")) == list(range(1000))
-    save(frame, "again", txnAppId="loader/7", txnVersion="2")
-    assert len(numbers(node, "again")) == 2000
+    for _ in range(2):
+        save(frame, "again", txnAppId="loader-7", txnVersion="2", decisions=bucket.url("log"))
+    assert sorted(numbers(node, "again")) == sorted([*range(1000)] * 2)
+    assert bucket.names() == ["log/_log.json", "log/again.loader-7-2.0.json"]
     with pytest.raises(Exception, match="'txnAppId' and 'txnVersion'"):
         save(frame, "again", txnAppId="loader/7")
 

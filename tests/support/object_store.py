@@ -79,17 +79,26 @@ class ObjectStore:
 def object_store() -> Iterator[ObjectStore]:
     """A store that clients of this process find, through URIs and plain URLs."""
     store = ObjectStore()
+    try:
+        with in_environment(store):
+            yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def in_environment(store: ObjectStore) -> Iterator[None]:
+    """Let clients of this process, and processes that are started meanwhile, find the store of plain URLs."""
     before = {name: os.environ.get(name) for name in store.environment()}
     os.environ.update(store.environment())
     try:
-        yield store
+        yield
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        store.close()
 
 
 class _Handler(BaseHTTPRequestHandler):
