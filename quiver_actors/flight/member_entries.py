@@ -15,7 +15,7 @@ from pyarrow import fs
 
 from quiver_actors.base.file_systems import open_uri, shown
 from quiver_actors.errors import ConfigError, DiskError
-from quiver_actors.store.objects.locations import has_client, is_shared_store
+from quiver_actors.store.objects.locations import goes_by_store
 from quiver_actors.store.objects.object_store import ObjectChanged, ObjectExists, ObjectStore
 from quiver_actors.store.objects.patience import PATIENCE, Patience, patiently
 
@@ -40,7 +40,7 @@ class Entries(Protocol):
 
 def entries_at(uri: str) -> Entries:
     """The entries at a path or URI; an object store is not asked yet. Raises ConfigError: no file system that Arrow knows."""
-    if is_shared_store(uri) and has_client():
+    if goes_by_store(uri):
         from quiver_actors.store.objects.opening import open_store
 
         return StoreEntries(open_store(uri, name="the directory of nodes"))

@@ -6,7 +6,7 @@ import os
 from urllib.parse import unquote, urlsplit
 
 from quiver_actors.errors import UsageError
-from quiver_actors.store.objects.locations import has_client, is_shared_store
+from quiver_actors.store.objects.locations import goes_by_store
 from quiver_actors.transactions.decision_files import DecisionFiles
 
 
@@ -18,7 +18,7 @@ def files_at(location: str) -> DecisionFiles:
     """
     parts = urlsplit(location)
     path = unquote(parts.path) if parts.scheme == "file" else location
-    if is_shared_store(location) and has_client():
+    if goes_by_store(location):
         from quiver_actors.transactions.store_files import StoreFiles
 
         return StoreFiles(location)
