@@ -10,8 +10,8 @@ import pytest
 import quiver_actors.archive.errors
 import quiver_actors.client.archived
 import quiver_actors.forward  # noqa: F401 - its errors are errors, too
-from quiver_actors.cli.documents.status_document import WORST_FIRST
 from quiver_actors.errors import error_classes
+from quiver_actors.store.status.status_document import WORST_FIRST
 from quiver_actors.supervisor.exitcodes import ExitCode
 from tests.docs.pages import ROOT
 
