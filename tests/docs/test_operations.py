@@ -11,7 +11,7 @@ import quiver_actors.archive.errors
 import quiver_actors.client.archived
 import quiver_actors.forward  # noqa: F401 - its errors are errors, too
 from quiver_actors.base.error_codes import error_classes
-from quiver_actors.cli.documents.status_document import WORST_FIRST
+from quiver_actors.store.status.status_document import WORST_FIRST
 from quiver_actors.supervisor.exitcodes import ExitCode
 from tests.docs.pages import ROOT
 

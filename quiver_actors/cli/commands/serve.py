@@ -13,13 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from quiver_actors.base.config.tree import ServeSettings
 from quiver_actors.cli import run_dir
-from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.errors import ConfigError, DiskError, UsageError
 from quiver_actors.flight.arrow_memory import bound_arrow_memory, default_bytes
+from quiver_actors.store.status.node_status import node_status
 
 if TYPE_CHECKING:
     from quiver_actors.base.rights import TokenHolder
@@ -126,8 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _status(where: str) -> dict[str, Any]:
     """How the node is. Raises NotRunning."""
-    found: dict[str, Any] = msgspec.to_builtins(take_status(where))
-    return found
+    return node_status(where)
 
 
 def _leave(arguments: argparse.Namespace, directory: MemberDirectory | None) -> int:
