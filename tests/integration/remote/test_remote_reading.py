@@ -277,7 +277,7 @@ def test_the_status_is_that_of_the_node(served: Served, local: Client) -> None:
     assert found["node"]["run_dir"] == str(local.run_dir)
 
     async def look() -> NodeStatus:
-        async with await quiver_actors.aio.connect(local.run_dir) as client:
+        async with quiver_actors.aio.connect(local.run_dir) as client:
             return await client.status()
 
     for here in (local.status(), asyncio.run(look())):
